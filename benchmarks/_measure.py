@@ -1,0 +1,86 @@
+"""What runs in a measured process: loaders with equal arguments, epochs under a clock, and the check of what came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
+
+import fastload
+from fastload.harness.figures import BenchError
+
+Kind = Literal["fastload", "torch"]
+
+
+class NotMeasuredError(Exception):
+    """A configuration that this machine cannot carry, with the reason."""
+
+
+@contextmanager
+def open_loader(
+    kind: Kind, dataset: Dataset[Any], *, workers: int, **arguments: Any
+) -> Iterator[TorchDataLoader[Any]]:
+    """A loader of either kind with the same arguments, torch's defaults for all others.
+
+    Workers persist from one epoch to the next, so that later epochs show the steady state.
+    """
+    cls = fastload.DataLoader if kind == "fastload" else TorchDataLoader
+    loader = cls(dataset, num_workers=workers, persistent_workers=workers > 0, **arguments)
+    try:
+        yield loader
+    finally:
+        if isinstance(loader, fastload.DataLoader):
+            loader.close()
+
+
+class Epoch(NamedTuple):
+    """One pass over a loader; both times count from `iter()`."""
+
+    samples: int
+    first_batch_s: float
+    seconds: float
+    """Until the last batch was in hand; what ending the epoch costs is not in it."""
+
+
+def run_epochs(
+    batches: Iterable[Any], *, count: int, indices: Sequence[int] | torch.Tensor
+) -> list[Epoch]:
+    """Pass over `batches` `count` times, one pass after the other without a pause.
+
+    A batch, or its last element, is the int64[B] of its samples' indices, which the dataset put there.
+
+    Raises BenchError unless every pass delivered every one of `indices` exactly once.
+    """
+    passes = [_run_epoch(batches) for _ in range(count)]
+    expected = torch.as_tensor(indices).sort().values
+    for number, (_, seen) in enumerate(passes):
+        # Looked at only now: no loader can work ahead while its samples are checked.
+        delivered = torch.cat(seen) if seen else torch.empty(0, dtype=torch.int64)
+        if not torch.equal(delivered.sort().values, expected):
+            raise BenchError(
+                f"pass {number} delivered {len(delivered)} samples, {len(delivered.unique())} different ones, and "
+                f"should have delivered each of {len(expected)} exactly once"
+            )
+    return [epoch for epoch, _ in passes]
+
+
+def _run_epoch(batches: Iterable[Any]) -> tuple[Epoch, list[torch.Tensor]]:
+    seen: list[torch.Tensor] = []
+    arrived = first = 0.0
+    began = perf_counter()
+    for batch in batches:
+        arrived = perf_counter()
+        first = first or arrived
+        # A copy: a kept tensor would keep a loader from using its memory again.
+        seen.append((batch if isinstance(batch, torch.Tensor) else batch[-1]).clone())
+    return Epoch(sum(map(len, seen)), first - began, arrived - began), seen
+
+
+def rate(epochs: Sequence[Epoch]) -> float:
+    """Samples per second over the epochs together."""
+    return sum(epoch.samples for epoch in epochs) / sum(epoch.seconds for epoch in epochs)

@@ -1,0 +1,153 @@
+"""Repeats to rows, rows to a table: medians with their spread, ratios within a repeat, aims met or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from fastload.harness.report import Spread
+
+Figures = dict[str, float]
+
+Results = Mapping[str, Sequence[Figures | None]]
+"""What each case measured, by repeat; None where it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a row is to reach: of its ratio, or of the figure itself, the median."""
+
+    sense: Literal[">=", "<="]
+    bound: float
+    of: Literal["ratio", "figure"] = "ratio"
+
+    def met(self, figure: Spread | None, ratio: Spread | None) -> bool | None:
+        """Whether it is reached; None where there is nothing to judge by."""
+        value = ratio if self.of == "ratio" else figure
+        if value is None:
+            return None
+        return value.median >= self.bound if self.sense == ">=" else value.median <= self.bound
+
+    def __str__(self) -> str:
+        return f"{self.sense} {self.bound:g}" + (" x" if self.of == "ratio" else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure of one configuration, and what it is compared with."""
+
+    name: str
+    unit: str
+    figure: Spread | None
+    """Over the repeats that succeeded; None if none did."""
+    reference: str | None
+    ratio: Spread | None
+    """Figure over the reference's figure of the same repeat, then the spread of these over the repeats."""
+    aim: Aim | None
+    met: bool | None
+
+
+def row(
+    results: Results,
+    case: str,
+    key: str,
+    *,
+    unit: str,
+    name: str | None = None,
+    against: tuple[str, str] | None = None,
+    reference: str | None = None,
+    aim: Aim | None = None,
+) -> Row:
+    """Compare a figure with another of the same repeat.
+
+    Args:
+        case, key: which figure of which case.
+        name: what the row is called; None for the name of the case.
+        against: case and key of the figure that it is divided by; None for no ratio.
+        reference: what that one is called; None for the name of its case.
+    """
+    values = [figures and figures[key] for figures in results[case]]
+    figure, ratio = Spread.of(values), None
+    if against is not None:
+        reference = reference or against[0]
+        bases = [figures and figures[against[1]] for figures in results[against[0]]]
+        pairs = zip(values, bases, strict=True)
+        ratio = Spread.of(value / base for value, base in pairs if value is not None and base)
+    return Row(
+        name=name or case,
+        unit=unit,
+        figure=figure,
+        reference=reference,
+        ratio=ratio,
+        aim=aim,
+        met=None if aim is None else aim.met(figure, ratio),
+    )
+
+
+def best(results: Results, cases: Iterable[str], key: str) -> str:
+    """The case with the largest median of figure `key`: one for all repeats, or luck would choose it in each.
+
+    The first of them where none has figures.
+    """
+
+    def median(case: str) -> float:
+        spread = Spread.of(figures and figures[key] for figures in results[case])
+        return spread.median if spread else float("-inf")
+
+    return max(cases, key=median)
+
+
+_HEADER = ("", "median", "min-max", "unit", "x", "min-max", "of", "aim", "")
+
+
+def table(sections: Mapping[str, Sequence[Row]], *, judged: bool) -> str:
+    """All rows in one table, a heading for each benchmark. `judged=False` leaves the verdicts out."""
+    cells = {title: [_cells(row, judged) for row in rows] for title, rows in sections.items()}
+    everything = [_HEADER, *(line for lines in cells.values() for line in lines)]
+    widths = [max(map(len, column)) for column in zip(*everything, strict=True)]
+    text = [_line(_HEADER, widths), "  ".join("-" * width for width in widths).rstrip()]
+    for title, lines in cells.items():
+        text += ["", title, *(_line(line, widths) for line in lines)]
+    return "\n".join(text)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    left = (0, 3, 6, 7, 8)
+    return "  ".join(
+        cell.ljust(width) if column in left else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ).rstrip()
+
+
+def _cells(row: Row, judged: bool) -> tuple[str, ...]:
+    if row.aim is None:
+        verdict = ""
+    elif not judged:
+        verdict = "not judged"
+    else:
+        verdict = {True: "met", False: "NOT MET", None: "no figure"}[row.met]
+    return (
+        f"  {row.name}",
+        *_figures(row.figure),
+        row.unit,
+        *_figures(row.ratio, ".2f"),
+        row.reference or "",
+        str(row.aim or ""),
+        verdict,
+    )
+
+
+def _figures(spread: Spread | None, form: str | None = None) -> tuple[str, str]:
+    if spread is None:
+        return "-", ""
+
+    def text(value: float) -> str:
+        return format(value, form or (",.0f" if abs(value) >= 100 else ".3g"))
+
+    return text(spread.median), f"{text(spread.low)}-{text(spread.high)}"
+
+
+def as_json(row: Row) -> dict[str, object]:
+    """A row as JSON values."""
+    return asdict(row)

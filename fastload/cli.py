@@ -1,0 +1,309 @@
+"""The `fastload` command. Each command imports what it needs, and only when it is called."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from tqdm import tqdm
+
+import fastload
+from fastload.errors import FastloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastload.harness.figures import Outcome
+    from fastload.harness.plan import LoaderKind, Run
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it.
+
+
+class _Commands(click.Group):
+    """A group whose commands end in one line on a user's error, and with exit code 130 on Ctrl-C."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(_INTERRUPTED)
+        except FastloadError as error:
+            raise click.ClickException(str(error)) from error
+        except BrokenPipeError:  # Whoever read our output stopped reading; click ends quietly.
+            raise
+        except OSError as error:
+            named = error.filename is not None and error.strerror is not None
+            text = f"{error.filename}: {error.strerror}" if named else str(error)
+            raise click.ClickException(text) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(fastload.__version__, prog_name="fastload")
+def main() -> None:
+    """A data loader for PyTorch that loads with threads.
+
+    In your own training loop change one import and keep every argument:
+
+    \b
+        from fastload import DataLoader
+
+    To see what it does on this machine, make sample images and race serial loading, fastload's threads and torch's
+    processes on them:
+
+    \b
+        fastload images sample
+        fastload bench --file-list sample/filelist.txt --plot bench.png
+    """
+
+
+@main.command()
+@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--count",
+    default=2048,
+    show_default=True,
+    type=click.IntRange(1, 2**30),
+    help="Images to make.",
+)
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Same seed, same images.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(0, 1024),
+    help="Threads that make them; by default one for each core.",
+)
+def images(out: Path, count: int, seed: int, workers: int | None) -> None:
+    """Make sample images to measure with, in the folder OUT.
+
+    Photo-like JPEGs in ImageNet's layout, 80 to 110 KB on average, and a list of them. They are synthetic. A run that
+    was stopped is completed by running it again.
+    """
+    _require("images", PIL="Pillow")
+    from fastload.datasets.synthetic import generate_images
+
+    file_list = generate_images(out, count=count, seed=seed, workers=workers, progress=True)
+    click.echo(f"{count} images, listed in {file_list}")
+    click.echo(f"Next: fastload bench --file-list {file_list}")
+
+
+def _worker_counts(_: click.Context, __: click.Parameter, text: str) -> list[int]:
+    """Turn "1,2,4" into [1, 2, 4]: each once, in the order given."""
+    counts: dict[int, None] = {}
+    for word in text.split(","):
+        if not word.strip().isdecimal() or int(word) < 1:
+            hint = ": no workers is the serial loader, see --loaders" if word.strip() == "0" else ""
+            raise click.BadParameter(
+                f"{word.strip()!r} is not a number of workers{hint}; give counts of 1 or more, such as 1,2,4"
+            )
+        counts[int(word)] = None
+    return list(counts)
+
+
+def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[LoaderKind]:
+    """Turn "serial,thread" into ["serial", "thread"]: each once, in the order given."""
+    from fastload.harness.plan import LOADERS
+
+    by_name = {str(kind): kind for kind in LOADERS}
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in by_name:
+            raise click.BadParameter(f"{word!r} is not a loader; choose from {', '.join(LOADERS)}")
+    return [by_name[word] for word in dict.fromkeys(words)]
+
+
+@main.command()
+@click.option(
+    "--file-list",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="Text file with the path of one image a line; an image's class is the name of its folder.",
+)
+@click.option(
+    "--base-dir",
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder that relative paths in the list start from; by default the list's own folder.",
+)
+@click.option(
+    "--workers",
+    default="1,2,4",
+    show_default=True,
+    callback=_worker_counts,
+    metavar="N,N,...",
+    help="Numbers of workers to measure, for each parallel loader.",
+)
+@click.option(
+    "--loaders",
+    default="serial,thread,torch",
+    show_default=True,
+    callback=_loader_kinds,
+    metavar="NAME,NAME,...",
+    help="serial: no workers. thread: fastload's threads. torch: torch's DataLoader with processes.",
+)
+@click.option(
+    "-b",
+    "--nbatch",
+    default=64,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Samples in a batch.",
+)
+@click.option(
+    "-s",
+    "--nsteps",
+    default=20,
+    show_default=True,
+    type=click.IntRange(min=6),
+    help="Batches that each run takes. The first 5 are warm-up and counted in no rate.",
+)
+@click.option(
+    "--status-print-interval",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Steps between two lines of a run's rate.",
+)
+@click.option(
+    "--step-ms",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0, max=3_600_000),
+    help="Simulated training step: milliseconds that the loop waits after each batch, as for an accelerator.",
+)
+@click.option(
+    "--transform",
+    default="resize",
+    show_default=True,
+    type=click.Choice(["resize", "rrc"]),
+    help="resize: Resize((256, 256)) + ToTensor. rrc: RandomResizedCrop(224) + flip + ToTensor + Normalize.",
+)
+@click.option(
+    "--cache",
+    default="warm",
+    show_default=True,
+    type=click.Choice(["warm", "cold"]),
+    help="The page cache before each run. warm: read the files. cold: have the kernel drop them.",
+)
+@click.option(
+    "--repeats",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Runs of each configuration, interleaved; the table shows medians.",
+)
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Seed of the samples' order.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write all figures here.",
+)
+@click.option(
+    "--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw a PNG here."
+)
+def bench(
+    loaders: list[LoaderKind],
+    workers: list[int],
+    repeats: int,
+    json_path: Path | None,
+    plot_path: Path | None,
+    nbatch: int,
+    nsteps: int,
+    **options: Any,
+) -> None:
+    """Race serial loading, threads and processes on images.
+
+    serial and thread are fastload's DataLoader, torch is torch's own with worker processes. Every run takes the same
+    samples in the same order, and differs from the others in the loader alone. Each is a fresh process; they run one
+    after another, so leave the machine to them.
+
+    \b
+    Examples:
+        fastload bench --file-list sample/filelist.txt --workers 1,2,4 --json bench.json --plot bench.png
+        fastload bench --file-list train.txt --base-dir /data/imagenet --cache cold --transform rrc
+        fastload bench --file-list train.txt --loaders thread,torch --workers 8 --step-ms 150
+    """
+    _require("images", PIL="Pillow", torchvision="torchvision")
+    if plot_path is not None:
+        _require("bench", matplotlib="matplotlib")
+    from fastload.harness import report
+    from fastload.harness.bench import files_of
+    from fastload.harness.plan import Workload, plan_runs
+
+    origin = report.provenance(["fastload", *sys.argv[1:]])
+    workload = Workload(batch_size=nbatch, steps=nsteps, **options)
+    runs = plan_runs(workload, loaders=loaders, workers=workers, repeats=repeats)
+    listed, files = files_of(runs)
+    for line in report.preamble(workload, origin, runs=len(runs), listed=listed):
+        click.echo(line)
+
+    outcomes = _race(runs, files)
+    rows = report.summarise(outcomes)
+    if rows:
+        click.echo("\n" + report.table(rows, workload))
+        if best := report.verdict(rows):
+            click.echo("\n" + best)
+    if json_path is not None:
+        report.write_json(json_path, report.document(outcomes, rows, origin))
+        click.echo(f"Figures: {json_path}")
+    if plot_path is not None and rows:
+        from fastload.harness.plot import save_plot
+
+        save_plot(plot_path, rows, workload, caption=report.caption(origin))
+        click.echo(f"Plot: {plot_path}")
+    failed = sum(outcome.error is not None for outcome in outcomes)
+    if failed:
+        raise click.ClickException(
+            f"{failed} of {len(runs)} runs failed; the table has only the others."
+        )
+
+
+def _race(runs: Sequence[Run], files: Sequence[str]) -> list[Outcome]:
+    """Execute the runs one after another: their lines on standard output, a bar of all steps on a terminal."""
+    from fastload.harness.bench import execute
+
+    work = runs[0].workload
+    outcomes: list[Outcome] = []
+    steps = len(runs) * work.steps
+    with tqdm(total=steps, unit="step", leave=False, file=sys.stderr, disable=None) as bar:
+
+        def say(line: str) -> None:
+            bar.write(line, file=sys.stdout)
+            sys.stdout.flush()
+            if line.startswith("step_img_rate"):
+                bar.update(work.status_print_interval)
+
+        for number, run in enumerate(runs, start=1):
+            bar.set_description(run.name)
+            say(f"\n[{number}/{len(runs)}] {run.name}")
+            outcome = execute(run, files=files, say=say)
+            if outcome.messages not in {"", *(earlier.messages for earlier in outcomes)}:
+                bar.write(outcome.messages, file=sys.stderr)
+            if outcome.error:
+                bar.write(f"Error: {run.name}: {outcome.error}", file=sys.stderr)
+            outcomes.append(outcome)
+            bar.update(number * work.steps - bar.n)
+    return outcomes
+
+
+def _require(extra: str, **modules: str) -> None:
+    """Say which extra to install where a module is missing. `modules`: import name -> name for people."""
+    missing = [name for module, name in modules.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise click.ClickException(
+            f"this needs {' and '.join(missing)}, which is not installed: pip install 'fastload[{extra}]'"
+        )

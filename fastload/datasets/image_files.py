@@ -1,0 +1,349 @@
+"""Pictures in files of their own: a list of them, or a tree with one directory per class."""
+
+from __future__ import annotations
+
+import operator
+import os
+from abc import abstractmethod
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, overload
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from fastload.errors import FileListError
+from fastload.image.decode import decode_rgb
+
+Path = str | os.PathLike[str]
+T = TypeVar("T", covariant=True)
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
+
+
+class ImageFiles(Dataset[tuple[Any, Any]]):
+    """What both readers are: a map-style dataset of `(transform(picture), class number)`.
+
+    The picture is an RGB `PIL.Image.Image`, the class number an int below `len(classes)`, handed
+    through `target_transform` where there is one. Both callables run on the loader's threads.
+    Memory: 20 bytes a sample and its file name (see `PathTable`); a million samples are a
+    handful of objects, so a fork copies nothing and the garbage collector finds nothing to walk.
+
+    Attributes:
+        classes, class_to_idx: the class names in order, and the number of each; those of the whole
+            set, so every rank has the same. `id_to_index` is another name of the latter.
+        image_paths: the sequence of paths.
+        targets: the class numbers, int64[len(self)].
+        samples: the sequence of `(path, class number)`.
+        rank, world_size: which part of the set this is, `files[rank::world_size]`. Parts differ by
+            up to one sample. Where every rank must take equally many steps (DDP), read the whole
+            set on each rank and give the loader a `fastload.RankSampler`, which pads or drops.
+        partitioned_by_rank: `world_size > 1`; the loader refuses to partition such a set again.
+    """
+
+    def __init__(
+        self,
+        paths: PathTable,
+        class_names: Iterable[str],
+        classes: Sequence[str],
+        *,
+        transform: Callable[[Any], Any] | None,
+        target_transform: Callable[[Any], Any] | None,
+    ) -> None:
+        """`class_names` are those of `paths.directories`, one by one."""
+        self.classes = list(classes)
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        numbers = np.array([self.class_to_idx[name] for name in class_names], dtype=np.int64)
+        self.image_paths = paths
+        self.targets = numbers[paths.directory_of]
+        self.rank, self.world_size = paths.rank, paths.world_size
+        self.partitioned_by_rank = paths.world_size > 1
+        self.transform = transform
+        self.target_transform = target_transform
+
+    @property
+    def id_to_index(self) -> dict[str, int]:
+        """The number of each class name."""
+        return self.class_to_idx
+
+    @property
+    def samples(self) -> Sequence[tuple[str, int]]:
+        """The sequence of `(path, class number)`."""
+        return _Samples(self)
+
+    def load_image(self, index: int) -> tuple[Any, Any]:
+        """Read, decode and transform sample `index`.
+
+        Raises OSError with its `filename` where the file is missing or cannot be read, `DecodeError`
+        with its `path` where it is no picture, IndexError outside 0..len(self)-1.
+        """
+        picture: Any = decode_rgb(self.locate(index))
+        target: Any = int(self.targets[index])
+        if self.transform is not None:
+            picture = self.transform(picture)
+        if self.target_transform is not None:
+            target = self.target_transform(target)
+        return picture, target
+
+    def locate(self, index: int) -> str:
+        """Return the path of sample `index`, 0..len(self)-1."""
+        if not 0 <= index < len(self.image_paths):
+            raise IndexError(f"sample {index} of {self!r}: expected 0 to {len(self) - 1}")
+        return self.image_paths[index]
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.load_image(index)
+
+    def __len__(self) -> int:
+        return len(self.image_paths)
+
+    def _described(self, source: str) -> str:
+        part = f", rank {self.rank} of {self.world_size}" if self.partitioned_by_rank else ""
+        size = f"{len(self)} samples, {len(self.classes)} classes"
+        return f"{type(self).__name__}({source!r}: {size}{part})"
+
+
+class ImageFileList(ImageFiles):
+    """The pictures that a text file lists, one path a line; the class is the parent directory's name.
+
+    Blank lines are skipped, and so is white space around a path. A line may occur more than once.
+
+    Args:
+        file_list: the list, in UTF-8 (or whatever bytes the file names are made of).
+        base_dir: what relative paths in the list are relative to; by default the directory that the
+            list lies in. Absolute paths stay as they are.
+        transform, target_transform: see `ImageFiles`.
+        classes: the class names in the order of their numbers, or a file with one name a line. By
+            default the sorted names found in the whole list, whatever the rank. A list that lacks a
+            class (for validation, say) would be numbered otherwise: give it the `classes` of the
+            training set.
+        rank, world_size: take only every `world_size`-th path, beginning with that of number `rank`.
+
+    Raises `FileListError`, which names file and line, for a list that is missing, empty or no text,
+    has fewer paths than there are ranks, or holds a path without a parent directory or of a class
+    not among `classes`. Whether the listed files exist is not looked up: that would cost a system
+    call for each; a missing one raises FileNotFoundError when it is read.
+    """
+
+    def __init__(
+        self,
+        file_list: Path,
+        *,
+        base_dir: Path | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        classes: Sequence[str] | Path | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.file_list = os.fspath(file_list)
+        base = os.path.dirname(self.file_list) if base_dir is None else os.fspath(base_dir)
+        self.base_dir = base
+        given = None if classes is None else _read_classes(classes)
+        files = _read_list(self.file_list, os.fsencode(base), given)
+        paths = PathTable(files, rank=rank, world_size=world_size)
+        if paths.total < world_size:
+            found = f"{paths.total} paths for {world_size} ranks" if paths.total else "no path"
+            raise FileListError(f"{self.file_list}: the file list has {found}")
+        names = [os.path.basename(directory.rstrip("/")) for directory in paths.directories]
+        super().__init__(
+            paths,
+            names,
+            sorted(set(names)) if given is None else given,
+            transform=transform,
+            target_transform=target_transform,
+        )
+
+    def __repr__(self) -> str:
+        return self._described(self.file_list)
+
+
+class ImageFolder(ImageFiles):
+    """The pictures below `root`, one directory per class: a drop-in for torchvision's ImageFolder.
+
+    Classes are the sorted names of the directories in `root`. Files are found in them at any depth
+    (links followed) by their `extensions`, whatever the case, and ordered by class, directory, name:
+    the same samples in the same order as torchvision's.
+
+    Raises FileNotFoundError where `root` does not exist or has no directory, or a class has no
+    picture, `FileListError` where there are fewer pictures than ranks.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        extensions: Sequence[str] = EXTENSIONS,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.root = os.path.expanduser(os.fspath(root))
+        with os.scandir(self.root) as entries:
+            classes = sorted(entry.name for entry in entries if entry.is_dir())
+        files = _walk(self.root, classes, tuple(os.fsencode(e.lower()) for e in extensions))
+        paths = PathTable(files, rank=rank, world_size=world_size)
+        below = len(os.path.join(self.root, ""))
+        names = [directory[below:].partition("/")[0] for directory in paths.directories]
+        if not classes or (empty := sorted(set(classes) - set(names))):
+            lacking = f"no picture of class {', '.join(empty)}" if classes else "no class directory"
+            raise FileNotFoundError(
+                f"{self.root}: there is {lacking}; expected {self.root}/<class>/<picture>, "
+                f"the picture ending in {', '.join(extensions)}"
+            )
+        if paths.total < world_size:
+            raise FileListError(f"{self.root}: {paths.total} pictures for {world_size} ranks")
+        super().__init__(
+            paths, names, classes, transform=transform, target_transform=target_transform
+        )
+
+    def __repr__(self) -> str:
+        return self._described(self.root)
+
+
+class _Lazy(Sequence[T]):
+    """A sequence that makes its elements when asked; a slice of it is a list."""
+
+    @abstractmethod
+    def _at(self, position: int) -> T:
+        """Return the element at `position`, which is in range."""
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self._at(position) for position in range(*index.indices(len(self)))]
+        return self._at(range(len(self))[operator.index(index)])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.lstrip('_')} of {len(self)}>"
+
+
+class PathTable(_Lazy[str]):
+    """Paths, packed: a directory is held once, file names lie end to end in one buffer.
+
+    A path costs 12 bytes and its file name (36 for ImageNet's), however long its directory; as a str
+    it costs 57 bytes and its whole length. `total` counts the paths of all ranks, and `directories`
+    are those of all ranks, each with its trailing slash, in order of appearance; `directory_of`,
+    int32[len(self)], says which of them a path is in.
+    """
+
+    def __init__(self, files: Iterable[tuple[bytes, bytes]], *, rank: int, world_size: int) -> None:
+        """`files` are all the (directory with trailing slash, file name); the rank's are kept."""
+        if not 0 <= rank < world_size:
+            raise ValueError(f"expected 0 <= rank < world_size, got {rank=} and {world_size=}")
+        numbers: dict[bytes, int] = {}
+        names, ends, directory_of = bytearray(), array("q", [0]), array("i")
+        self.total = 0
+        for directory, name in files:
+            number = numbers.setdefault(directory, len(numbers))
+            if self.total % world_size == rank:
+                names += name
+                ends.append(len(names))
+                directory_of.append(number)
+            self.total += 1
+        self.rank, self.world_size = rank, world_size
+        self.directories = [os.fsdecode(directory) for directory in numbers]
+        self.directory_of = np.array(directory_of, dtype=np.int32)
+        self._names, self._ends = bytes(names), np.array(ends, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.directory_of)
+
+    def _at(self, position: int) -> str:
+        name = self._names[self._ends[position] : self._ends[position + 1]]
+        directory: str = self.directories[self.directory_of[position]]
+        return directory + os.fsdecode(name)
+
+
+class _Samples(_Lazy[tuple[str, int]]):
+    def __init__(self, files: ImageFiles) -> None:
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def _at(self, position: int) -> tuple[str, int]:
+        return self._files.image_paths[position], int(self._files.targets[position])
+
+
+def _read_list(
+    file_list: str, base: bytes, classes: Sequence[str] | None
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield (directory, file name) for every line; each new directory is checked for its class."""
+    known = None if classes is None else set(classes)
+    joined: dict[bytes, bytes] = {}
+    for line, path in _read_lines(file_list, "file list"):
+        cut = path.rfind(b"/") + 1
+        directory = path[:cut]
+        if directory not in joined:
+            joined[directory] = os.path.join(base, directory)
+            name = os.fsdecode(os.path.basename(directory.rstrip(b"/")))
+            if name in ("", ".", ".."):
+                raise FileListError(
+                    f"{file_list}, line {line}: {os.fsdecode(path)!r} has no parent directory, "
+                    "and the name of that is the class; expected .../<class>/<picture>"
+                )
+            if known is not None and name not in known:
+                raise FileListError(
+                    f"{file_list}, line {line}: the class {name!r} of {os.fsdecode(path)!r} "
+                    f"is not among the {len(known)} given classes"
+                )
+        yield joined[directory], path[cut:]
+
+
+def _read_classes(classes: Sequence[str] | Path) -> list[str]:
+    """Return the class names of a sequence, or of a file with one a line; no two may be equal."""
+    if isinstance(classes, str | os.PathLike):
+        source = f"the class list {os.fspath(classes)}"
+        names = [os.fsdecode(name) for _, name in _read_lines(os.fspath(classes), "class list")]
+    else:
+        source, names = "classes", list(classes)
+    if not names:
+        raise FileListError(f"{source}: expected at least one class name")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FileListError(f"{source}: {twice!r} occurs more than once")
+    return names
+
+
+def _read_lines(path: str, kind: str) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number from 1, text without white space around) of every line that is not blank."""
+    try:
+        with open(path, "rb") as file:
+            beginning = file.peek()
+            if b"\0" in beginning:
+                raise FileListError(f"{path}: the {kind} is not a text file")
+            if beginning.startswith(b"\xef\xbb\xbf"):  # a byte order mark
+                file.seek(3)
+            for number, line in enumerate(file, 1):
+                if text := line.strip():
+                    yield number, text
+    except OSError as error:
+        raise FileListError(f"{path}: the {kind} cannot be read: {error.strerror}") from error
+
+
+def _walk(
+    root: str, classes: Iterable[str], extensions: tuple[bytes, ...]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield (directory, file name) of every picture, by class, directory and name."""
+    for name in classes:
+        top = os.fsencode(os.path.join(root, name))
+        for directory, _, found in sorted(os.walk(top, onerror=_raise, followlinks=True)):
+            for file in sorted(found):
+                if file.lower().endswith(extensions):
+                    yield os.path.join(directory, b""), file
+
+
+def _raise(error: OSError) -> None:
+    raise error

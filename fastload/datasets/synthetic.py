@@ -1,0 +1,301 @@
+"""Sample pictures: JPEG files that cost what photographs cost to read and decode, made from a seed.
+
+A picture is laid out as photographs are: surfaces in front of each other, each with its own colour,
+brightness and texture, and borders from sharp to out of focus. Textures have an amplitude spectrum
+of about 1/f (Field, "Relations between the statistics of natural images and the response properties
+of cortical cells", J. Opt. Soc. Am. A, 1987), stretched in a random direction; brightness varies
+more than colour does. A strip at the bottom carries the picture's number in black and white.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+from tqdm import tqdm
+
+from fastload.image.encode import encode_jpeg
+from fastload.loader import DataLoader
+
+Plane = NDArray[np.float32]
+
+SIDES = (300, 640)  # pixels, both inclusive
+QUALITY = 92  # of the JPEGs; with _CONTRAST it sets their size, 80 to 110 KB on average
+
+_FORMAT = 1  # to be raised when the same seed gives other pictures: a set is never a mixture
+_FIELDS, _FIELD_SIDE = 12, 1024
+_ASPECTS = (4 / 3, 4 / 3, 3 / 2, 5 / 4, 1.0, 16 / 9)
+_CONTRAST = 34.0
+
+_STRIP = 1 / 12  # of the height is the strip of the number
+_ROWS, _COLUMNS = 2, 20  # of blocks in it, one a bit
+_BITS = _ROWS * _COLUMNS  # one black, one white, 30 of the number, 8 of its checksum
+
+
+def generate_images(
+    out: str | os.PathLike[str],
+    *,
+    count: int = 2048,
+    seed: int = 0,
+    classes: int = 16,
+    workers: int | None = None,
+    progress: bool | Callable[[int, int], None] = False,
+) -> Path:
+    """Make `count` JPEG files below `out`, and return the path of the list of them.
+
+    The layout is ImageNet's: `train/n00000011/n00000011_42.JPEG` is picture number 42, of class
+    `42 % classes` (ids count from n00000001). Line k (from 0) of `filelist.txt` is the relative path
+    of number k. Sides are 300 to 640 pixels, files 80 to 110 KB on average. `read_number` reads the
+    number back from the pixels.
+
+    A picture is a function of (seed, classes, number) and the versions of NumPy and Pillow, not of
+    `count` or `workers`. Files come into being whole, the list last: after a killed run, the same
+    call makes what is missing, and a larger `count` adds to what is there. Of two runs at once, the
+    second waits for the first.
+
+    Args:
+        workers: threads that paint; None for one per CPU that this process may use, 0 for none but
+            the calling one.
+        progress: True for a bar on standard error where that is a terminal, or a callable that gets
+            (pictures done, `count`).
+
+    Raises ValueError for arguments out of range, FileExistsError where `out` holds pictures of
+    another seed or number of classes, or pictures that were not made here.
+    """
+    _check("count", count, 1, 2**30)
+    _check("seed", seed, 0, 2**63 - 1)
+    _check("classes", classes, 1, 99_999_999)
+    workers = len(os.sched_getaffinity(0)) if workers is None else workers
+    _check("workers", workers, 0, 1024)
+    out = Path(out)
+    file_list = out / "filelist.txt"
+    with _claim(out, {"format": _FORMAT, "seed": seed, "classes": classes}) as scratch:
+        names = [_name(number, classes) for number in range(count)]
+        missing = [number for number, name in enumerate(names) if not (out / name).exists()]
+        for directory in {os.path.dirname(name) for name in names}:
+            (out / directory).mkdir(parents=True, exist_ok=True)
+        if missing:
+            easel = _Easel(out, scratch, missing, seed=seed, classes=classes)
+            with DataLoader(easel, batch_size=None, num_workers=workers, seed=0) as loader:
+                _report(iter(loader), count - len(missing), count, progress)
+        _write(file_list, scratch, "".join(f"{name}\n" for name in names).encode())
+    return file_list
+
+
+def read_number(image: Any) -> int:
+    """Read the number of a picture made here back from its pixels.
+
+    `image` is a PIL picture, or an array or CPU tensor [H, W], [H, W, C] or [C, H, W] of any scale;
+    the whole picture, also resized to 256 x 256 or normalised, but neither cropped nor flipped.
+    Raises ValueError where there is no number to be read.
+    """
+    pixels = np.asarray(image)
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
+        pixels = np.moveaxis(pixels, 0, -1)
+    if pixels.ndim not in (2, 3):
+        raise ValueError(f"expected one picture, got an array of shape {pixels.shape}")
+    height, width = pixels.shape[:2]
+    # Only the inner half of a block is read: compression and resizing blur the border.
+    blocks = [pixels[_block(height, width, position, inset=0.25)] for position in range(_BITS)]
+    if not all(block.size for block in blocks):
+        raise ValueError(f"a picture of {width}x{height} pixels is too small to hold a number")
+    means = np.array([block.mean() for block in blocks])
+    black, white = means[:2]
+    bits = means > (black + white) / 2
+    clear = np.abs(means - np.where(bits, white, black)) < (white - black) / 4
+    number = sum(1 << position for position, bit in enumerate(bits[2:32]) if bit)
+    if not (clear.all() and np.array_equal(bits, _code(number))):
+        raise ValueError("the picture holds no number: cropped, flipped, or not made by fastload")
+    return number
+
+
+class _Easel(Dataset[int]):
+    """Sample k paints number `missing[k]`, writes its file and is that number."""
+
+    def __init__(
+        self, out: Path, scratch: Path, missing: list[int], *, seed: int, classes: int
+    ) -> None:
+        self.out, self.scratch, self.missing = out, scratch, missing
+        self.seed, self.classes = seed, classes
+        self.fields = [_field(np.random.default_rng([seed, 0, k])) for k in range(_FIELDS)]
+
+    def __len__(self) -> int:
+        return len(self.missing)
+
+    def __getitem__(self, index: int) -> int:
+        number = self.missing[index]
+        planes = _paint(
+            np.random.default_rng([self.seed, 1, number]),
+            self.fields,
+            number,
+            hue=2 * np.pi * (number % self.classes) / self.classes,
+        )
+        path = self.out / _name(number, self.classes)
+        _write(path, self.scratch, encode_jpeg(planes, quality=QUALITY))
+        return number
+
+
+def _paint(
+    rng: np.random.Generator, fields: list[Plane], number: int, *, hue: float
+) -> NDArray[np.uint8]:
+    """Return a picture as uint8[3, H, W], luma and two chroma planes; `hue`, in radians, tints it."""
+    long = int(rng.integers(400, SIDES[1], endpoint=True))
+    short = max(SIDES[0], round(long / rng.choice(_ASPECTS)))
+    height, width = (short, long) if rng.random() < 0.7 else (long, short)
+    canvas = _surface(rng, fields, height, width, hue=hue)
+    for _ in range(rng.integers(3, 7)):
+        rows, columns, cover = _shape(rng, height, width)
+        behind = canvas[:, rows, columns]
+        behind += cover * (_surface(rng, fields, *behind.shape[1:], hue=hue) - behind)
+    planes = np.clip(canvas, 0, 255).astype(np.uint8)
+    for position, bit in enumerate(_code(number)):
+        rows, columns = _block(height, width, position)
+        planes[:, rows, columns] = np.array([255 if bit else 0, 128, 128])[:, None, None]
+    return planes
+
+
+def _surface(
+    rng: np.random.Generator, fields: list[Plane], height: int, width: int, *, hue: float
+) -> Plane:
+    """Return float32[3, height, width] of one texture in one colour, unclipped."""
+    contrast = _CONTRAST * rng.uniform(0.5, 1.5)
+    hue += rng.normal(0, 0.8)
+    saturation = rng.uniform(0, 30)
+    mixes = (
+        (rng.uniform(70, 180), (0.8 * contrast, 0.6 * contrast)),
+        (128 + saturation * np.cos(hue), (0.2 * contrast,)),
+        (128 + saturation * np.sin(hue), (0.2 * contrast,)),
+    )
+    surface = np.empty((3, height, width), dtype=np.float32)
+    for plane, (mean, weights) in zip(surface, mixes, strict=True):
+        plane[:] = mean
+        for weight in weights:
+            field = fields[rng.integers(len(fields))]
+            top, left = rng.integers(_FIELD_SIDE - height), rng.integers(_FIELD_SIDE - width)
+            plane += np.float32(weight) * field[top : top + height, left : left + width]
+    return surface
+
+
+def _shape(rng: np.random.Generator, height: int, width: int) -> tuple[slice, slice, Plane]:
+    """Return where a tilted ellipse or rectangle lies, and how much of each pixel it covers, 0 to 1."""
+    size = np.hypot(height, width)
+    a, b = size * rng.uniform(0.06, 0.3, 2)
+    reach = int(np.hypot(a, b)) + 1
+    y, x = int(rng.integers(height)), int(rng.integers(width))
+    rows = slice(max(0, y - reach), min(height, y + reach))
+    columns = slice(max(0, x - reach), min(width, x + reach))
+    tilt = rng.uniform(0, np.pi)
+    dy = np.arange(rows.start - y, rows.stop - y, dtype=np.float32)[:, None]
+    dx = np.arange(columns.start - x, columns.stop - x, dtype=np.float32)
+    u = np.abs(np.float32(np.cos(tilt)) * dx + np.float32(np.sin(tilt)) * dy)
+    v = np.abs(np.float32(np.cos(tilt)) * dy - np.float32(np.sin(tilt)) * dx)
+    if rng.random() < 0.5:
+        inside = np.minimum(np.float32(a) - u, np.float32(b) - v)
+    else:
+        inside = np.float32(min(a, b)) * (1 - np.hypot(u / np.float32(a), v / np.float32(b)))
+    blur = np.float32(rng.choice([1, 1, 3, 12]))
+    return rows, columns, np.clip(inside / blur + np.float32(0.5), 0, 1)
+
+
+def _field(rng: np.random.Generator) -> Plane:
+    """Return float32[side, side] of periodic noise with an amplitude spectrum of about 1/f."""
+    y = np.fft.fftfreq(_FIELD_SIDE)[:, None]
+    x = np.fft.rfftfreq(_FIELD_SIDE)
+    direction, stretch = rng.uniform(0, np.pi), rng.uniform(1, 2)
+    frequency = np.hypot(
+        x * np.cos(direction) + y * np.sin(direction),
+        stretch * (y * np.cos(direction) - x * np.sin(direction)),
+    )
+    frequency[0, 0] = np.inf
+    spectrum = rng.standard_normal((2, *frequency.shape)) * frequency ** -rng.uniform(0.95, 1.25)
+    field = np.fft.irfft2(spectrum[0] + 1j * spectrum[1], s=(_FIELD_SIDE, _FIELD_SIDE))
+    unit: Plane = (field / field.std()).astype(np.float32)
+    return unit
+
+
+def _code(number: int) -> NDArray[np.bool_]:
+    """Return the bits of the strip: black, white, the number and its checksum, low bits first."""
+    word = number | (zlib.crc32(number.to_bytes(4)) & 0xFF) << 30
+    return np.array([False, True] + [bool(word >> position & 1) for position in range(38)])
+
+
+def _block(height: int, width: int, position: int, *, inset: float = 0.0) -> tuple[slice, slice]:
+    """Return where bit `position` lies in a picture, less `inset` of the block on each side."""
+    row, column = divmod(position, _COLUMNS)
+    top, row_height = height * (1 - _STRIP), height * _STRIP / _ROWS
+    rows = (round(top + row_height * (row + part)) for part in (inset, 1 - inset))
+    columns = (round(width / _COLUMNS * (column + part)) for part in (inset, 1 - inset))
+    return slice(*rows), slice(*columns)
+
+
+def _name(number: int, classes: int) -> str:
+    wnid = f"n{number % classes + 1:08d}"
+    return f"train/{wnid}/{wnid}_{number}.JPEG"
+
+
+@contextmanager
+def _claim(out: Path, made: dict[str, int]) -> Iterator[Path]:
+    """Hold `out` against other runs and yield a directory in it for files not yet whole.
+
+    The lock is on the file that says how the pictures are `made`, and goes with the process: what a
+    killed run left in the directory is therefore nobody's.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    marker, wanted = out / "synthetic.json", json.dumps(made)
+    with open(marker, "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        found = file.read()
+        if not found:
+            if (out / "train").exists() or (out / "filelist.txt").exists():
+                marker.unlink()
+                raise FileExistsError(
+                    f"{out} holds pictures that were not made by fastload; choose another directory"
+                )
+            file.write(wanted)
+            file.flush()
+        elif found != wanted:
+            raise FileExistsError(
+                f"{out} holds pictures made with {found}, and {wanted} was asked for; "
+                "choose another directory"
+            )
+        scratch = out / ".partial"
+        scratch.mkdir(exist_ok=True)
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch)
+
+
+def _write(path: Path, scratch: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all."""
+    partial = scratch / path.name
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def _report(
+    numbers: Iterator[int], done: int, count: int, progress: bool | Callable[[int, int], None]
+) -> None:
+    """Take all `numbers`, the pictures as they are done, and tell the caller."""
+    hidden = None if progress is True else True  # None: hidden unless standard error is a terminal
+    with tqdm(total=count, initial=done, unit="picture", disable=hidden) as bar:
+        for now_done, _ in enumerate(numbers, done + 1):
+            bar.update()
+            if callable(progress):
+                progress(now_done, count)
+
+
+def _check(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be in {low}..{high}, got {value}")

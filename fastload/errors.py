@@ -1,0 +1,46 @@
+"""One exception per fact. Every one of them is a `FastloadError`, and the built-in type that a caller would expect."""
+
+from __future__ import annotations
+
+
+class FastloadError(Exception):
+    """Base of every exception that fastload raises on its own account."""
+
+
+class LoaderClosedError(FastloadError, RuntimeError):
+    """A batch was asked of an iterator whose loader was closed, or that lives in another process."""
+
+
+class LoaderTimeoutError(FastloadError, RuntimeError):
+    """No batch came within `timeout` seconds. Nothing is lost: `next()` may be called again."""
+
+
+class WorkerCrashError(FastloadError, RuntimeError):
+    """A loader thread ended by a fault of fastload itself, not of user code; `__cause__` is the fault."""
+
+
+class TooManyErrorsError(FastloadError, RuntimeError):
+    """More samples failed in one epoch than `max_errors` allows; `__cause__` is the last failure."""
+
+
+class EmptyBatchError(FastloadError, RuntimeError):
+    """Every sample of a batch was skipped by `on_error`; `__cause__` is the last failure."""
+
+
+class DecodeError(FastloadError, ValueError):
+    """A file is there but is not a picture that can be decoded.
+
+    `path` is the file, `reason` one clause that says what is wrong with it.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class FileListError(FastloadError, ValueError):
+    """A file list, a class list or a line of one cannot be used; the message names file and line."""

@@ -1,0 +1,347 @@
+"""What a worker does with the units of a ticket: read samples, put them into the batch, finish it.
+
+What user code raises becomes part of the batch, at its place in the order; only a real Ctrl-C
+passes through.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from fastload.collate import Box, SampleBox, SlotPool, collate_box
+from fastload.errors import EmptyBatchError
+from fastload.torch_private import collate_handler, collate_tensors
+from fastload.window import Ticket
+
+
+class _Skip:
+    """The type of `SKIP`."""
+
+    def __repr__(self) -> str:
+        return "fastload.SKIP"
+
+    def __reduce__(self) -> str:
+        return "SKIP"  # one object, also after pickling
+
+
+SKIP = _Skip()
+"""What an `on_error` callable returns to leave a sample out of its batch."""
+
+LIGHT_BYTES = 1024 * 1024
+"""Gathering a batch of this size costs about what two changes of threads cost: some 100 us."""
+
+OnError = Literal["raise", "skip"] | Callable[[Any, Exception], Any]
+
+
+class Batch(Ticket):
+    """A batch on its way through the pipeline: the indices of its samples, then its data or its
+    error.
+
+    `epoch` and `position` (of its first sample, in this loader's order) with the index of a sample
+    are all that the sample may depend on. `ordinal` counts the batches of the epoch.
+    """
+
+    __slots__ = (
+        "box",
+        "data",
+        "epoch",
+        "error",
+        "failed",
+        "first_failed",
+        "handled",
+        "indices",
+        "left_out",
+        "ordinal",
+        "position",
+        "skipped",
+        "where",
+    )
+
+    def __init__(
+        self, units: int, indices: Any, *, epoch: int, ordinal: int, position: int
+    ) -> None:
+        super().__init__(units)
+        self.indices = indices
+        self.epoch = epoch
+        self.ordinal = ordinal
+        self.position = position
+        self.box: Box | None = None
+        self.failed: dict[
+            int, tuple[Exception, str]
+        ] = {}  # by position; the batch raises the first
+        self.first_failed = (
+            units  # some key of `failed`, if not always the least; see `_read_samples`
+        )
+        self.handled: dict[int, Exception] = {}  # by position; what on_error skipped or replaced
+        self.skipped: set[int] = set()  # of those, the positions left out
+        self.data: Any = None
+        self.error: Exception | None = None
+        self.where = str(self)  # of the error
+        self.left_out = (
+            False  # a single sample, without batching, that was skipped: the loop shall not see it
+        )
+
+    def __str__(self) -> str:
+        return f"batch {self.ordinal} of epoch {self.epoch}"
+
+    @property
+    def size(self) -> int:
+        """Samples in the batch as the sampler gave it."""
+        return len(self.indices) if isinstance(self.indices, Sized) else 1
+
+
+class Fetcher:
+    """Reads and finishes batches of one data set. Shared by all workers; holds no state of its own.
+
+    Args:
+        batched: indices come as one sequence a batch (torch's automatic batching); else one index
+        is one "batch". collate_fn: applied to the list of samples, or to the one sample; torch's
+        `default_collate` is done in slots. on_error: see `fastload.DataLoader`. pool: where the
+        slots come from.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batched: bool,
+        collate_fn: Callable[[Any], Any],
+        on_error: OnError,
+        pool: SlotPool,
+    ) -> None:
+        self._dataset = dataset
+        self._batched = batched
+        self._collate_fn = collate_fn
+        self._on_error = on_error
+        self._pool = pool
+        self._slots = batched and collate_fn is default_collate
+        self._gathers = self._slots and _can_gather(dataset)
+        self._getitems = batched and bool(getattr(dataset, "__getitems__", None))
+
+    @property
+    def whole(self) -> bool:
+        """Whether a batch is one unit of work: read in one call."""
+        return self._gathers or self._getitems or not self._batched
+
+    @property
+    def batches_in_parallel(self) -> bool:
+        """Whether workers are busy with a batch each, rather than all with one."""
+        return self.whole or not self._slots
+
+    def is_light(self, batch_size: int | None) -> bool:
+        """Whether a batch runs no code of the user's and is made sooner than handed to a thread and back."""
+        row_bytes = sum(t[:1].nbytes for t in self._dataset.tensors) if self._gathers else 0
+        return self._gathers and (batch_size or 1) * row_bytes <= LIGHT_BYTES
+
+    def batch(self, indices: Any, *, epoch: int, ordinal: int, position: int) -> Batch:
+        """A new batch, to be issued."""
+        if self._batched and not self._getitems and not isinstance(indices, list | tuple):
+            indices = list(indices)
+        units = 1 if self.whole else max(1, len(indices))
+        batch = Batch(units, indices, epoch=epoch, ordinal=ordinal, position=position)
+        if not self.whole:
+            batch.box = self._box(batch)
+        return batch
+
+    def _box(self, batch: Batch) -> Box:
+        n = len(batch.indices)
+        return collate_box(n, self._pool) if self._slots else SampleBox(n, self._collate_fn)
+
+    def read(self, batch: Batch, start: int, stop: int, dataset: Any) -> None:
+        """Read units `start` to `stop` of `batch`; give up between samples once the batch is dropped."""
+        if self.whole:
+            self._read_whole(batch, dataset)
+        else:
+            self._read_samples(batch, start, min(stop, len(batch.indices)), dataset)
+
+    def _read_samples(self, batch: Batch, start: int, stop: int, dataset: Any) -> None:
+        assert batch.box is not None
+        indices, put = batch.indices, batch.box.put
+        k = start
+        while k < stop:
+            try:
+                # After a failure only samples before it can change what the batch raises.
+                # `first_failed` is the place of some failure, if not of the first, so a sample too
+                # many may be read and never one too few.
+                while k < stop and k <= batch.first_failed and not batch.dropped:
+                    put(k, dataset[indices[k]])
+                    k += 1
+                return
+            except BaseException as exc:
+                pass_signals(exc)
+                self._sample_failed(batch, k, dataset, exc)
+                k += 1
+
+    def _sample_failed(self, batch: Batch, k: int, dataset: Any, exc: BaseException) -> None:
+        index = batch.indices[k]
+        error, stage = contained(exc), f"sample{_file(dataset, index, exc)}"
+        where = f"sample index {index!r}, position {k} of {batch}; stage: "
+        sample: Any = SKIP
+        try:
+            if self._on_error == "raise" or not isinstance(exc, Exception):
+                raise error
+            if self._on_error != "skip":
+                annotate(error, where + stage)
+                sample = self._on_error(index, error)
+        except BaseException as raised:
+            pass_signals(raised)
+            if raised is not error:
+                error, stage = contained(raised), "on_error"
+            batch.failed[k] = error, where + stage
+            batch.first_failed = min(batch.first_failed, k)
+            return
+        batch.handled[k] = error
+        if sample is SKIP:
+            batch.skipped.add(k)
+        else:
+            assert batch.box is not None
+            batch.box.put(k, sample)
+
+    def _read_whole(self, batch: Batch, dataset: Any) -> None:
+        try:
+            if not self._batched:
+                batch.box = SampleBox(1, _only(self._collate_fn))
+                batch.box.put(0, dataset[batch.indices])
+            elif self._gathers:
+                rows = torch.tensor(batch.indices)
+                batch.data = [tensor.index_select(0, rows) for tensor in dataset.tensors]
+            else:
+                samples = dataset.__getitems__(batch.indices)
+                batch.box = SampleBox(0, lambda _: self._collate_fn(samples))
+        except BaseException as exc:
+            pass_signals(exc)
+            self._whole_failed(batch, dataset, exc)
+
+    def _whole_failed(self, batch: Batch, dataset: Any, exc: BaseException) -> None:
+        if not self._batched:
+            batch.indices = [batch.indices]  # as a batch of one, which this is for error handling
+            self._sample_failed(batch, 0, dataset, exc)
+        elif self._gathers or (self._on_error != "raise" and isinstance(exc, Exception)):
+            # Sample by sample, which either works, or raises what torch raises, or shows which
+            # sample is bad.
+            batch.box = self._box(batch)
+            batch.first_failed = len(batch.indices)
+            self._read_samples(batch, 0, len(batch.indices), dataset)
+        else:
+            where = f"__getitems__({_short(batch.indices)}), {batch}; stage: sample"
+            batch.failed[0] = contained(exc), where
+
+    def finish(self, batch: Batch) -> None:
+        """Make the batch of its samples, or its error of theirs. Called once, by the worker that delivered the last."""
+        box, batch.box = batch.box, None
+        try:
+            if batch.failed:
+                batch.error, batch.where = batch.failed[min(batch.failed)]
+                batch.failed.clear()  # the errors refer to the batch by their tracebacks
+            elif box is not None:
+                skipped = batch.skipped
+                if skipped and not self._batched:
+                    batch.left_out = True
+                    return
+                if skipped and len(skipped) == batch.size:
+                    raise EmptyBatchError(
+                        f"all {batch.size} samples of {batch} were skipped by on_error"
+                    ) from batch.handled[max(skipped)]
+                batch.data = box.make(skipped)
+        except EmptyBatchError as exc:
+            batch.error = exc
+        except BaseException as exc:
+            pass_signals(exc)
+            where = f"{batch}; stage: collate; sample indices {_short(batch.indices)}"
+            batch.error, batch.where = contained(exc), where
+
+
+def _can_gather(dataset: Any) -> bool:
+    """Whether indexing the tensors of `dataset` gives what collating its samples gives."""
+    return (
+        type(dataset) is TensorDataset
+        and collate_handler(torch.Tensor) is collate_tensors
+        and collate_handler(tuple) is None
+        and all(
+            type(t) is torch.Tensor
+            and t.is_cpu
+            and t.layout is torch.strided
+            and not t.requires_grad
+            and t.dim() <= 4
+            for t in dataset.tensors
+        )
+    )
+
+
+def pass_signals(exc: BaseException) -> None:
+    """Raise `exc` on if it is no fault of a sample but comes out of a signal handler: Ctrl-C, or a SIGTERM that exits.
+
+    Python runs the handlers of signals in the main thread alone, which reads only without workers.
+    """
+    if isinstance(exc, Exception) or threading.current_thread() is not threading.main_thread():
+        return
+    handlers = {getattr(signal.getsignal(s), "__code__", None) for s in signal.valid_signals()}
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(exc.__traceback__))
+    if isinstance(exc, KeyboardInterrupt) or any(code in handlers for code in frames):
+        raise exc
+
+
+def _only(collate_fn: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
+    return lambda samples: collate_fn(samples[0])
+
+
+def contained(exc: BaseException) -> Exception:
+    """`exc`, or a RuntimeError caused by it where raising it in the loop would end more than a batch.
+
+    That is so of StopIteration, SystemExit and whatever else is no error.
+    """
+    if isinstance(exc, Exception) and not isinstance(exc, StopIteration):
+        return exc
+    error = RuntimeError(f"user code raised {type(exc).__name__}: {exc}")
+    error.__cause__ = exc
+    return error
+
+
+def annotate(error: BaseException, where: str) -> None:
+    """Add a note that says where `error` happened, in place of the one before: some code raises one object again."""
+    others = [n for n in getattr(error, "__notes__", ()) if not n.startswith("fastload: ")]
+    error.__notes__ = [*others, f"fastload: {where}"]
+
+
+def _file(dataset: Any, index: Any, exc: BaseException) -> str:
+    """`; file: ...` where it is known: from the error, from the data set's `locate`, from torchvision's `samples`."""
+    name = getattr(exc, "filename", None) or getattr(exc, "path", None)
+    try:
+        while type(dataset) is Subset:
+            dataset, index = dataset.dataset, dataset.indices[index]
+        if name is None and hasattr(dataset, "locate"):
+            name = dataset.locate(index)
+        elif name is None:
+            name = dataset.samples[index][0]
+    except Exception:
+        name = None  # a data set without files, or an index that it does not have: the note does without
+    return f"; file: {name}" if isinstance(name, str) else ""
+
+
+def _short(indices: Any) -> str:
+    if not isinstance(indices, Sequence) or len(indices) <= 8:
+        return repr(indices)
+    return f"[{', '.join(map(repr, indices[:8]))}, ... {len(indices)} in all]"
+
+
+@contextmanager
+def neutral_modes() -> Iterator[None]:
+    """Grad mode on, no inference mode, no autocast: the state of a fresh thread, for user code in the loop's thread."""
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(mode=False))
+        if not torch.is_grad_enabled():
+            stack.enter_context(torch.enable_grad())
+        accelerator = torch.accelerator.current_accelerator()
+        for device in {"cpu"} | ({accelerator.type} if accelerator else set()):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

@@ -1,0 +1,82 @@
+"""What a run yields, as pure values."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastload.errors import FastloadError
+from fastload.harness.plan import Run
+
+
+class BenchError(FastloadError):
+    """A benchmark cannot be run as asked, or a run did not do what it was asked to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one run measured. "Steady" is the time from the end of the warm-up steps to the end of the last step."""
+
+    rate: float
+    """Samples per second, steady."""
+    window_rates: list[float]
+    """Samples per second of each status window that ended after the warm-up: what the printed average is over."""
+    first_batch_s: float
+    """Seconds from `iter()` to the first batch in hand: starting threads or processes is in it, imports are not."""
+    steady_s: float
+    """Seconds of steady running."""
+    wait_share: float
+    """Share (0 to 1) of the steady seconds that the loop waited for the loader; near 1 the loader bounds the run."""
+    cpu_s_per_1000: float | None
+    """CPU seconds (user + system, children included) per 1,000 samples, steady; None where it cannot be known."""
+    total_s: float
+    """Seconds from `iter()` to the end of the last step."""
+    close_s: float
+    """Seconds that stopping the loader took, with work in flight."""
+    samples: int
+    """Samples delivered, in exactly the order that was asked for (anything else is an error)."""
+    unique_samples: int
+    """Different samples among them, by the index that the dataset itself returned."""
+    intraop_threads: int
+    """torch's intra-op threads in the loop's process; torch's worker processes have one each."""
+    start_method: str | None
+    """How worker processes were started; None for loaders that have none."""
+    loader_stats: dict[str, Any] | None
+    """`fastload.DataLoader.stats()` at the last step; None for torch's loader, which has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMemory:
+    """The largest memory seen of a run's process and its children; bytes of PSS, each maximum on its own."""
+
+    allocated: int
+    total: int
+    readings: int
+    reader_cpu_s: float
+    """CPU seconds that the readings cost, in the reading process; at most 2 % of one core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A run and what came of it: figures, or an error in one line."""
+
+    run: Run
+    figures: Figures | None
+    error: str | None
+    memory: PeakMemory | None
+    cached_share: float | None
+    """Share (0 to 1) of the run's bytes that were in the page cache when it started; None where that is not known."""
+    messages: str
+    """What the run wrote on standard error: warnings, tracebacks."""
+
+
+def average_line(rates: Sequence[float], *, warmup_steps: int) -> str:
+    """The line that sums up a run: mean and population standard deviation of its windows, or what is missing."""
+    if not rates:
+        return (
+            f"Average image rate: nothing to average: no status window ended after step {warmup_steps}; take more "
+            "steps (--nsteps) or shorter windows (--status-print-interval)"
+        )
+    return f"Average image rate: mean: {statistics.fmean(rates):.2f}, stddev: {statistics.pstdev(rates):.2f}"

@@ -1,0 +1,110 @@
+"""What a benchmark is to run, as pure values: nothing here opens a file or starts a process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+
+LoaderKind = Literal["serial", "thread", "torch"]
+"""serial: fastload's loader without workers, inline. thread: fastload's threads. torch: torch's worker processes."""
+TransformName = Literal["resize", "rrc"]
+"""resize: Resize((256, 256)) + ToTensor. rrc: RandomResizedCrop(224) + flip + ToTensor + Normalize. torchvision v1."""
+CacheState = Literal["warm", "cold"]
+"""The page cache before a run. warm: its files were read. cold: its files were dropped (posix_fadvise)."""
+
+LOADERS: tuple[LoaderKind, ...] = get_args(LoaderKind)
+WARMUP_STEPS = 5
+"""Steps at the start of a run that no rate counts: threads, processes, caches and allocators come up in them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What every run of a benchmark has in common: the samples, their order, and the loop that takes them."""
+
+    file_list: str
+    base_dir: str | None = None
+    transform: TransformName = "resize"
+    batch_size: int = 64
+    steps: int = 20
+    status_print_interval: int = 5
+    step_ms: float = 0.0
+    """Milliseconds that a step waits for a simulated accelerator; 0 means that the loop does nothing but load."""
+    seed: int = 0
+    cache: CacheState = "warm"
+
+    @property
+    def samples(self) -> int:
+        """Samples that a run delivers: `steps` full batches, however short the list is."""
+        return self.steps * self.batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measurement: a loader over a workload. Runs over one workload differ in the loader and in nothing else."""
+
+    workload: Workload
+    loader: LoaderKind
+    workers: int
+    repeat: int = 0
+
+    @property
+    def name(self) -> str:
+        """The loader and its workers, in words."""
+        if self.loader == "serial":
+            return "serial"
+        kind = "thread" if self.loader == "thread" else "torch process"
+        plural = "" if self.workers == 1 else "es" if self.loader == "torch" else "s"
+        return f"{self.workers} {kind}{plural}"
+
+    @property
+    def ordered_samples(self) -> int:
+        """Samples that the loader is given: more than the loop takes.
+
+        A loader that reaches the end of its order stops reading ahead, and what it had read ahead before the measured
+        steps then looks like speed. The order is longer than any loader here looks ahead (torch: 2 batches a worker;
+        fastload: 2 + workers at most), so the work in flight is the same at the first measured step as at the last.
+        """
+        ahead_batches = 2 * self.workers + 2 if self.workers else 0
+        return self.workload.samples + ahead_batches * self.workload.batch_size
+
+    def to_json(self) -> dict[str, Any]:
+        """This run as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """The run that `to_json` wrote down."""
+        return cls(**{**document, "workload": Workload(**document["workload"])})
+
+
+def plan_runs(
+    workload: Workload, *, loaders: Sequence[LoaderKind], workers: Sequence[int], repeats: int
+) -> list[Run]:
+    """Every loader with every number of workers (the serial one once), `repeats` times, interleaved.
+
+    Every second repeat goes backwards, so that a machine that slowly gets faster or slower favours no loader.
+    """
+    once = [
+        (loader, count) for loader in loaders for count in ((0,) if loader == "serial" else workers)
+    ]
+    return [
+        Run(workload=workload, loader=loader, workers=count, repeat=repeat)
+        for repeat in range(repeats)
+        for loader, count in (once if repeat % 2 == 0 else reversed(once))
+    ]
+
+
+def sample_order(length: int, count: int, *, seed: int) -> list[int]:
+    """The first `count` indices of an endless sequence of epochs over `length` samples, each shuffled by `seed`.
+
+    A pure function, and a prefix of every longer order with the same seed: all runs deliver the same samples in the
+    same order, and a list that is shorter than the run is begun again only after every sample of it was delivered.
+    """
+    generator = np.random.default_rng(seed)
+    epochs = [generator.permutation(length) for _ in range(math.ceil(count / length))]
+    order: list[int] = np.concatenate(epochs)[:count].tolist()
+    return order

@@ -1,0 +1,320 @@
+"""Outcomes to rows, rows to a table, and all of it to JSON with its provenance."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import fastload
+from fastload.harness.figures import Figures, Outcome
+from fastload.harness.plan import WARMUP_STEPS, LoaderKind, Run, Workload
+
+FORMAT = "fastload-bench/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of repeated runs, with the smallest and the largest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """The spread of the values that are known; None if none is."""
+        known = [value for value in values if value is not None]
+        return cls(statistics.median(known), min(known), max(known)) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One loader with one number of workers, over all its repeats that succeeded (at least one)."""
+
+    loader: LoaderKind
+    workers: int
+    name: str
+    runs: int
+    rate: Spread
+    """Samples per second, steady."""
+    ratio: Spread | None
+    """Rate over the serial loader's rate, within each repeat; None without a serial run in any repeat."""
+    first_batch_s: Spread
+    cpu_s_per_1000: Spread | None
+    peak_bytes: Spread | None
+    wait_share: Spread
+    samples: int
+    unique_samples: int
+    cached_share: Spread | None
+    intraop_threads: int
+
+
+def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
+    """One row for each loader and number of workers that has figures, in the order in which they first ran."""
+    serial_rates = {
+        outcome.run.repeat: outcome.figures.rate
+        for outcome in outcomes
+        if outcome.run.loader == "serial" and outcome.figures is not None
+    }
+    groups: dict[str, list[tuple[Outcome, Figures]]] = {}
+    for outcome in outcomes:
+        if outcome.figures is not None:
+            groups.setdefault(outcome.run.name, []).append((outcome, outcome.figures))
+    return [_row(measured, serial_rates) for measured in groups.values()]
+
+
+def _row(measured: Sequence[tuple[Outcome, Figures]], serial_rates: dict[int, float]) -> Row:
+    def known(value: Callable[[Figures], float]) -> Spread:
+        values = [value(figures) for _, figures in measured]
+        return Spread(statistics.median(values), min(values), max(values))
+
+    run, figures = measured[0][0].run, measured[0][1]
+    return Row(
+        loader=run.loader,
+        workers=run.workers,
+        name=run.name,
+        runs=len(measured),
+        rate=known(lambda f: f.rate),
+        ratio=Spread.of(
+            f.rate / serial_rates[o.run.repeat] for o, f in measured if o.run.repeat in serial_rates
+        ),
+        first_batch_s=known(lambda f: f.first_batch_s),
+        cpu_s_per_1000=Spread.of(f.cpu_s_per_1000 for _, f in measured),
+        peak_bytes=Spread.of(o.memory.allocated if o.memory else None for o, _ in measured),
+        wait_share=known(lambda f: f.wait_share),
+        samples=figures.samples,
+        unique_samples=figures.unique_samples,
+        cached_share=Spread.of(o.cached_share for o, _ in measured),
+        intraop_threads=figures.intraop_threads,
+    )
+
+
+def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: int) -> list[str]:
+    """What is about to be measured, and what will make it less than it seems."""
+    machine = origin["machine"]
+    cores, load = machine["cores_usable"] or machine["cores"], machine["load_average_1min"]
+    lines = [
+        caption(origin),
+        f"{runs} runs of {workload.steps} steps of {workload.batch_size} samples, out of {listed} files.",
+    ]
+    if listed < workload.samples:
+        lines.append(
+            f"The list is shorter than a run: it is begun again after {listed} samples, and from then on the files "
+            "come from the page cache."
+        )
+    if load > cores / 2:
+        lines.append(
+            f"The machine is busy (load {load:.2f} on {cores} cores): the figures will be noisy."
+        )
+    return lines
+
+
+def table(rows: Sequence[Row], workload: Workload) -> str:
+    """The rows as a table to read, and under it what its columns mean. Unknown figures are a dash."""
+    header = (
+        "loader",
+        "img/s",
+        "min-max",
+        "x serial",
+        "1st batch s",
+        "CPU s/1000",
+        "peak MiB",
+        "waited",
+        "unique",
+        "cache",
+    )
+    cells = [header, *(_cells(row, workload) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(
+            text.ljust(width) if column == 0 else text.rjust(width)
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join([*lines, "", *_notes(rows, workload)])
+
+
+def _cells(row: Row, workload: Workload) -> tuple[str, ...]:
+    def figure(spread: Spread | None, form: str, *, scale: float = 1.0) -> str:
+        return "-" if spread is None else format(spread.median * scale, form)
+
+    cached = "" if row.cached_share is None else f" {row.cached_share.median:.0%}"
+    return (
+        row.name,
+        figure(row.rate, ".1f"),
+        f"{row.rate.low:.1f}-{row.rate.high:.1f}",
+        figure(row.ratio, ".2f"),
+        figure(row.first_batch_s, ".3f"),
+        figure(row.cpu_s_per_1000, ".2f"),
+        figure(row.peak_bytes, ".0f", scale=2**-20),
+        figure(row.wait_share, ".0%"),
+        f"{row.unique_samples}/{row.samples}",
+        workload.cache + cached,
+    )
+
+
+def _notes(rows: Sequence[Row], workload: Workload) -> list[str]:
+    counts = " or ".join(str(count) for count in sorted({row.runs for row in rows}))
+    cache = "read before" if workload.cache == "warm" else "dropped from the page cache before"
+    columns = {
+        "img/s": "samples per second after the warm-up; CPU and waited are of the same time",
+        "1st batch": "seconds from iter(), starting threads or processes included",
+        "CPU": "user + system, children included",
+        "peak": "PSS of anonymous and shared memory, children included, mapped libraries left out",
+        "waited": "share of the time in which the loop waited for the loader",
+        "unique": "different samples among those delivered",
+        "cache": f"the files were {cache} each run; in %, how much was in the page cache as it began",
+    }
+    if workload.step_ms > 0:
+        columns["step"] = (
+            f"simulated: a wait of {workload.step_ms:g} ms, with no accelerator behind it"
+        )
+    for row in rows:
+        if row.loader == "serial" and row.intraop_threads > 1:
+            columns["serial"] = (
+                f"in the loop's own process, where torch runs {row.intraop_threads} threads within an operation"
+            )
+    return [
+        f"{workload.steps} steps of {workload.batch_size} samples, the first {WARMUP_STEPS} of them warm-up; "
+        f"{counts} run(s) of each, interleaved, in fresh processes; medians.",
+        *(f"{name:<9}  {meaning}" for name, meaning in columns.items()),
+    ]
+
+
+def verdict(rows: Sequence[Row]) -> str | None:
+    """The fastest of fastload's rows against the fastest of torch's, in a sentence; None if either is missing."""
+    ours = max((r for r in rows if r.loader == "thread"), key=lambda r: r.rate.median, default=None)
+    theirs = max(
+        (r for r in rows if r.loader == "torch"), key=lambda r: r.rate.median, default=None
+    )
+    if ours is None or theirs is None:
+        return None
+    return (
+        f"Best of each: {ours.name} {ours.rate.median:.1f} img/s, {theirs.name} {theirs.rate.median:.1f} img/s: "
+        f"threads are at {ours.rate.median / theirs.rate.median:.2f} x torch's processes."
+    )
+
+
+def provenance(command: Sequence[str]) -> dict[str, Any]:
+    """Where and with what the figures were measured. No host name, no user name, no path that the user did not give."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "machine": {
+            "cpu": _cpu_model(),
+            "cores": os.cpu_count(),
+            "cores_usable": len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else None,
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "load_average_1min": os.getloadavg()[0],
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        },
+        "versions": {
+            "fastload": fastload.__version__,
+            "python": platform.python_version(),
+            **{name: _version(name) for name in ("torch", "torchvision", "pillow", "numpy")},
+        },
+        "git_commit": _git_commit(),
+    }
+
+
+def caption(origin: dict[str, Any]) -> str:
+    """The machine and the versions that figures come from, in one line."""
+    machine, versions = origin["machine"], origin["versions"]
+    names = ("fastload", "python", "torch", "torchvision", "pillow")
+    software = ", ".join(f"{name} {versions[name]}" for name in names if versions[name])
+    cores = machine["cores_usable"] or machine["cores"]
+    memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
+    return f"{machine['cpu']}, {cores} cores, {memory}; {software}; {origin['date'][:10]}"
+
+
+def _cpu_model() -> str:
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = [
+        line.partition(":")[2].strip()
+        for line in info.splitlines()
+        if line.startswith("model name")
+    ]
+    return models[0] if models else platform.machine()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that fastload runs from, "+changes" added if it differs; None if there is none."""
+    package = Path(fastload.__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", *arguments], cwd=package, capture_output=True, text=True, check=False
+            )
+        except OSError:  # There is no git.
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # A package installed inside some other project's checkout is not tracked by it.
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = git("rev-parse", "HEAD")
+    return f"{commit}+changes" if commit and git("status", "--porcelain", "--", ".") else commit
+
+
+def document(
+    outcomes: Sequence[Outcome], rows: Sequence[Row], origin: dict[str, Any]
+) -> dict[str, Any]:
+    """Everything as JSON values: provenance, the workload, the rows, and each run's raw figures."""
+    return {
+        "format": FORMAT,
+        "provenance": origin,
+        "workload": asdict(outcomes[0].run.workload) if outcomes else None,
+        "warmup_steps": WARMUP_STEPS,
+        "step": _step_label(outcomes[0].run) if outcomes else None,
+        "rows": [asdict(row) for row in rows],
+        "runs": [_raw(outcome) for outcome in outcomes],
+    }
+
+
+def _step_label(run: Run) -> str:
+    step_ms = run.workload.step_ms
+    return f"simulated: waits {step_ms:g} ms" if step_ms > 0 else "none: the loop only loads"
+
+
+def _raw(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "loader": outcome.run.loader,
+        "workers": outcome.run.workers,
+        "repeat": outcome.run.repeat,
+        "error": outcome.error,
+        "figures": outcome.figures and asdict(outcome.figures),
+        "memory": outcome.memory and asdict(outcome.memory),
+        "cached_share": outcome.cached_share,
+    }
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write the document whole or not at all; folders on the way are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.replace(path)

@@ -1,0 +1,86 @@
+"""The private names of torch that fastload depends on, each with its reason. No other file may use
+one.
+
+`tests/test_torch_private.py` checks that each still means what is thought here, on the oldest and
+the newest torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import pin_memory as torch_pin_memory
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.worker import WorkerInfo
+
+_local = threading.local()
+
+
+def current_worker_info() -> WorkerInfo | None:
+    """The worker info of this thread, None outside of user code that a worker runs."""
+    info: WorkerInfo | None = getattr(_local, "info", None)
+    return info
+
+
+def set_worker_info(info: WorkerInfo | None) -> None:
+    """Set what `torch.utils.data.get_worker_info()` returns in this thread."""
+    _local.info = info
+
+
+def _get_worker_info() -> Any:
+    # Runs with the globals of torch's worker module; see `show_worker_info_in_threads`.
+    info = _fastload_worker_info()  # type: ignore[name-defined]  # noqa: F821
+    return _worker_info if info is None else info  # type: ignore[name-defined]  # noqa: F821
+
+
+def show_worker_info_in_threads() -> None:
+    """Make `get_worker_info()` answer per thread, for whoever imported it, at any time.
+
+    Torch keeps the info in a module global and user code holds the function object, so neither the
+    global nor the name can be made to differ between threads: the function's code is exchanged. In
+    a thread without an info of ours it returns what it always did.
+    """
+    if torch_worker.get_worker_info.__code__ is not _get_worker_info.__code__:
+        torch_worker._fastload_worker_info = current_worker_info  # type: ignore[attr-defined]
+        torch_worker.get_worker_info.__code__ = _get_worker_info.__code__
+
+
+def make_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any) -> WorkerInfo:
+    """A WorkerInfo for a thread, with the `worker_method` that torch >= 2.13 has in it."""
+    fields: dict[str, Any] = {
+        "id": worker_id,
+        "num_workers": num_workers,
+        "seed": seed,
+        "dataset": dataset,
+    }
+    if dataclasses.is_dataclass(WorkerInfo):
+        fields["worker_method"] = "thread"
+    return WorkerInfo(**fields)
+
+
+def pin(data: Any) -> Any:
+    """Copy every tensor of a batch into pinned memory, as torch's own loader does, containers included."""
+    return torch_pin_memory.pin_memory(data)  # type: ignore[no-untyped-call]
+
+
+def collate_handler(kind: type) -> Callable[..., Any] | None:
+    """The function that torch's `default_collate` applies to samples of type `kind`, those of users
+    included.
+
+    None where it looks into the sample as a container, or refuses it.
+    """
+    table = torch_collate.default_collate_fn_map
+    if kind in table:
+        return table[kind]
+    return next((handler for key, handler in table.items() if issubclass(kind, key)), None)
+
+
+collate_tensors: Callable[..., Any] = torch_collate.collate_tensor_fn
+"""Torch's own handler of tensors: where a user registered another, the user's is called."""
+
+collate_arrays: Callable[..., Any] = torch_collate.collate_numpy_array_fn
+"""Torch's own handler of NumPy arrays."""

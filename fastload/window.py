@@ -1,0 +1,360 @@
+"""The bounded, ordered hand-off between threads: every lock of the pipeline is here.
+
+    loop             workers                      collector               loop
+    issue(t)   ->    claim(), deliver(t)    ->    collect(), publish(t)   ->   take()
+                     complete(t)
+
+A *ticket* is a place in the order, one for each batch; its *units* (samples, or 1 where the batch
+is read in one call) are shared out among the workers. The one bound is on places, not on lengths of
+queues:
+
+    issued - oldest ticket not yet taken <= depth
+
+so nothing can fill up with late tickets while an early one is missing, and nothing needs to be
+reordered without bound. With tickets taken in order this is `0 <= issued - taken <= depth`. The end
+of the data is a count (nothing in flight and nothing more issued); there are no sentinels and no
+time-outs as control flow. Closing wakes every waiter.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
+from time import perf_counter
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerCrashError
+from fastload.telemetry import WaitClock
+
+RUN_SECONDS = 250e-6
+"""A claimed run should last about this long: 50 times what claiming and delivering it cost, and
+short enough that a run that turns out slow holds back no more than a few cheap samples."""
+
+_OPEN, _COMPLETE, _READY = range(3)
+
+
+class Ticket:
+    """A place in the order. All fields belong to the lock of the window that issued it."""
+
+    __slots__ = ("claimed", "delivered", "dropped", "number", "stage", "units")
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+        self.number = -1
+        self.claimed = 0
+        self.delivered = 0
+        self.stage = _OPEN
+        self.dropped = False
+
+
+T = TypeVar("T", bound=Ticket)
+
+
+class Claim(NamedTuple, Generic[T]):
+    """Units `start` to `stop` of a ticket, which the claiming worker alone now owns."""
+
+    ticket: T
+    start: int
+    stop: int
+
+
+class WindowCounts(NamedTuple):
+    """What the window counted since the last `begin()`; seconds include waits that still go on."""
+
+    consumer_wait_s: float
+    worker_wait_s: float
+    occupancy: float
+
+
+class Window(Generic[T]):
+    """A bounded window on an ordered stream of tickets, `depth` places wide.
+
+    `collected=True` puts a collector between the workers and the loop. With `in_order=False`,
+    `take()` gives whichever ticket is ready, and the bound counts from the oldest one not yet
+    taken. Only one thread at a time may take and issue, only one may collect; any number may claim
+    and deliver.
+    """
+
+    def __init__(self, depth: int, *, in_order: bool = True, collected: bool = False) -> None:
+        self.depth = depth
+        self.in_order = in_order
+        self.collected = collected
+        # Owns every field below and those of the tickets. Re-entrant, because a garbage collection
+        # can start in any thread at any allocation, also one made under this lock, and run the
+        # finalizer that closes this very window. `close()` only sets flags and wakes, so a
+        # section that it interrupts finds its own state unchanged.
+        self._make_locks()
+        _windows.add(self)
+        self._issued = 0
+        self._flight: deque[T] = deque()  # issued, not taken; in order
+        self._open: deque[T] = deque()  # those of them with units to claim; in order
+        self._ready_tickets: deque[T] = deque()  # those that can be taken; as they became ready
+        self._unit_seconds = 0.0  # estimated cost of a unit; 0 = unknown
+        self._closed = False
+        self._fault: BaseException | None = None
+        self._idle = WaitClock()
+        self._consumer_wait_s = 0.0
+        self._occupancy_sum = 0.0
+        self._takes = 0
+
+    def _make_locks(self) -> None:
+        self._lock = threading.RLock()
+        # Who waits, each thread at a lock of its own, to be woken when ...
+        self._workers: deque[threading.Lock] = deque()  # a ticket has units to claim
+        self._collector: deque[threading.Lock] = deque()  # a ticket is complete
+        self._loop: deque[threading.Lock] = deque()  # a ticket can be taken
+
+    def __repr__(self) -> str:
+        with self._lock:
+            return (
+                f"Window(depth={self.depth}, issued={self._issued}, flight={len(self._flight)}, "
+                f"open={len(self._open)}, ready={len(self._ready_tickets)}, closed={self._closed})"
+            )
+
+    # ---- the loop ----
+
+    def begin(self) -> None:
+        """Discard what is in flight and start to count anew."""
+        with self._lock:
+            self.discard()
+            self._idle.restart()
+            self._consumer_wait_s = self._occupancy_sum = 0.0
+            self._takes = 0
+
+    def discard(self) -> None:
+        """Forget every ticket in flight. Runs in progress deliver into nothing."""
+        with self._lock:
+            for ticket in self._flight:
+                ticket.dropped = True
+            self._flight.clear()
+            self._open.clear()
+            self._ready_tickets.clear()
+
+    def has_room(self) -> bool:
+        """Whether one more ticket may be issued."""
+        with self._lock:
+            oldest = self._flight[0].number if self._flight else self._issued
+            return self._issued - oldest < self.depth
+
+    def issue(self, ticket: T) -> None:
+        """Put `ticket` in the next place. The caller has seen `has_room()`; only its own thread
+        could change that.
+
+        A ticket of no units (one that failed before it could be read) is to be completed by the
+        caller.
+        """
+        with self._lock:
+            ticket.number = self._issued
+            self._issued += 1
+            self._flight.append(ticket)
+            if ticket.units:
+                self._open.append(ticket)
+                self._wake(self._workers, -(-ticket.units // self._run(ticket)))
+
+    def has_work(self) -> bool:
+        """Whether `claim()` would return at once."""
+        with self._lock:
+            return self._closed or bool(self._open)
+
+    def take(self, timeout: float | None = None) -> T | None:
+        """Wait for the next ticket and take it out of the window; None at the end: nothing is in
+        flight.
+
+        Raises `LoaderTimeoutError` after `timeout` seconds (nothing is lost), `LoaderClosedError`,
+        and `WorkerCrashError` where a thread of the pipeline itself failed.
+        """
+        with self._lock:
+            if not self._flight:
+                return None
+            self._occupancy_sum += len(self._ready_tickets) / len(self._flight)
+            self._takes += 1
+            if not self._takeable():
+                started = perf_counter()
+                try:
+                    while not self._takeable():
+                        left = None if timeout is None else started + timeout - perf_counter()
+                        if left is not None and left <= 0:
+                            raise LoaderTimeoutError(
+                                f"DataLoader timed out after {timeout:g} seconds"
+                            )
+                        self._wait(self._loop, left)
+                finally:
+                    self._consumer_wait_s += perf_counter() - started
+            if self._fault is not None:
+                raise WorkerCrashError("a loader thread ended unexpectedly") from self._fault
+            if self._closed:
+                raise LoaderClosedError("the loader was closed while a batch was awaited")
+            if not self._flight:
+                return None  # another thread began an epoch meanwhile
+            if self.in_order:
+                ticket = self._flight.popleft()
+                self._ready_tickets.remove(ticket)
+            else:
+                ticket = self._ready_tickets.popleft()
+                self._flight.remove(ticket)
+            return ticket
+
+    def _takeable(self) -> bool:
+        if self._closed or self._fault is not None or not self._flight:
+            return True
+        return self._flight[0].stage == _READY if self.in_order else bool(self._ready_tickets)
+
+    # ---- the workers ----
+
+    def claim(self) -> Claim[T] | None:
+        """Wait for units to work on; None when the window is closed."""
+        with self._lock:
+            while not self._closed:
+                if self._open:
+                    ticket = self._open[0]
+                    start = ticket.claimed
+                    ticket.claimed = min(start + self._run(ticket), ticket.units)
+                    if ticket.claimed == ticket.units:
+                        self._open.popleft()
+                    if self._open:
+                        # `issue` woke as many as it foresaw runs; whoever leaves work wakes one
+                        # more, so that no worker sleeps beside open units, whatever was foreseen.
+                        self._wake(self._workers, 1)
+                    return Claim(ticket, start, ticket.claimed)
+                self._idle.start()
+                self._wait(self._workers)
+                self._idle.stop()
+            return None
+
+    def deliver(self, ticket: T, units: int, seconds: float) -> bool:
+        """Report `units` claimed units done in `seconds`. True for the one call that brings the
+        last of a ticket.
+
+        The worker that gets True finishes the batch and calls `complete()`.
+        """
+        with self._lock:
+            cost = seconds / units
+            # Falls at once and rises slowly: a thread that loses its core for milliseconds in the
+            # middle of a run of microseconds must not shorten the runs, a lasting rise must.
+            known = self._unit_seconds
+            self._unit_seconds = min(cost, known * 1.25) if known else cost
+            ticket.delivered += units
+            return ticket.delivered == ticket.units and not ticket.dropped
+
+    def complete(self, ticket: T) -> None:
+        """The batch of `ticket` is made; hand it to the collector, or to the loop."""
+        with self._lock:
+            if ticket.dropped:
+                return
+            if self.collected:
+                ticket.stage = _COMPLETE
+                self._wake(self._collector)
+            else:
+                self.publish(ticket)
+
+    def _run(self, ticket: T) -> int:
+        if not self._unit_seconds:
+            return 1
+        return max(1, min(ticket.units, int(RUN_SECONDS / self._unit_seconds)))
+
+    # ---- the collector ----
+
+    def collect(self) -> T | None:
+        """Wait for the next complete ticket, in order if the window is; None when the window is closed."""
+        with self._lock:
+            while not self._closed:
+                for ticket in self._flight:
+                    if ticket.stage == _COMPLETE:
+                        return ticket
+                    if self.in_order and ticket.stage == _OPEN:
+                        break
+                self._wait(self._collector)
+            return None
+
+    def publish(self, ticket: T) -> None:
+        """The batch of `ticket` is what the loop shall see."""
+        with self._lock:
+            if ticket.dropped:
+                return
+            ticket.stage = _READY
+            self._ready_tickets.append(ticket)
+            if not self.in_order or ticket is self._flight[0]:
+                self._wake(self._loop)
+
+    # ---- anyone ----
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` was called. Read without the lock: one flag that is set once and never cleared."""
+        return self._closed
+
+    def close(self) -> None:
+        """Wake every waiter and let nobody wait again. May be called from anywhere, any number of times."""
+        with self._lock:
+            self._closed = True
+            for ticket in tuple(self._flight):
+                ticket.dropped = True
+            for line in (self._workers, self._collector, self._loop):
+                self._wake(line)
+
+    def break_down(self, fault: BaseException) -> None:
+        """A thread of the pipeline ends by `fault`: let the loop know, who might wait for it for ever."""
+        with self._lock:
+            self._fault = fault
+        self.close()
+
+    def _wait(self, line: deque[threading.Lock], timeout: float | None = None) -> None:
+        """Wait in `line` to be woken, for `timeout` seconds at most; may return early.
+
+        Not `threading.Condition`: a `close()` out of a garbage collection in this very thread, after
+        its caller looked at the state and before it is in line, would wake nobody, and the thread
+        would sleep for ever. Here it is in line first and looks then. The lock is held once.
+        """
+        turn = threading.Lock()
+        turn.acquire()
+        line.append(turn)
+        if not self._closed:
+            self._lock.release()
+            try:
+                turn.acquire(timeout=-1 if timeout is None else timeout)
+            finally:
+                self._lock.acquire()
+        with suppress(ValueError):
+            line.remove(turn)  # not woken: closed, or out of time
+
+    def _wake(self, line: deque[threading.Lock], n: int | None = None) -> None:
+        """Wake the first `n` in line, or all. A turn is released by whoever popped it, so just once.
+
+        All of the loop and of the collector, although there is one of each: what an interrupted
+        wait may have left in line (Ctrl-C strikes anywhere) must not take its place.
+        """
+        for _ in range(len(line) if n is None else n):
+            try:
+                turn = line.popleft()
+            except IndexError:
+                return
+            turn.release()
+
+    def counts(self) -> WindowCounts:
+        """A snapshot of the waits since `begin()`."""
+        with self._lock:
+            occupancy = self._occupancy_sum / self._takes if self._takes else 0.0
+            return WindowCounts(self._consumer_wait_s, self._idle.seconds(), occupancy)
+
+
+_windows: weakref.WeakSet[Window[Any]] = weakref.WeakSet()
+
+
+def close_all_windows() -> None:
+    """Close every window of the process; called at its end."""
+    for window in list(_windows):
+        window.close()
+
+
+def _after_fork_in_child() -> None:
+    # The threads that might hold these locks do not exist here, so nobody will release them; and
+    # the one thread that does exist was not inside a section, none of which can fork.
+    for window in list(_windows):
+        window._make_locks()
+        window._closed = True
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,257 @@
+"""The threads of a loader: started, prepared, served with work, joined. The only file that creates
+a thread.
+
+A thread holds the window and the fetcher, never the iterator that the user holds: so an abandoned
+iterator is collected, its finalizer closes the window, and the threads end by themselves. They are
+daemons, and every crew alive is closed at interpreter exit: a thread that still ran in C++ while
+the interpreter is taken down would abort the process, and one that hangs in a dead file system must
+not keep it from ending.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import random
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastload.fetch import Batch, Fetcher, annotate, contained
+from fastload.torch_private import (
+    make_worker_info,
+    pin,
+    set_worker_info,
+    show_worker_info_in_threads,
+)
+from fastload.window import Window, close_all_windows
+
+JOIN_SECONDS = 5.0
+"""How long `close()` waits for calls in progress before it names the threads that hang and returns."""
+
+_alive: set[threading.Thread] = set()  # every loader thread of this process that may still run
+
+
+def start(
+    window: Window[Batch],
+    fetcher: Fetcher,
+    dataset: Any,
+    *,
+    num_workers: int,
+    copy_dataset: bool,
+    init_fn: Callable[[int], None] | None,
+    base_seed: int,
+) -> list[threading.Thread]:
+    """Start the worker threads of a window, and its collector if it has one; return when all of them are set up.
+
+    Args:
+        window: where the work comes from and goes to.
+        fetcher: how it is done.
+        dataset: read by all workers; with `copy_dataset`, each has a deep copy of its own.
+        num_workers: threads; 0 starts none.
+        init_fn: torch's `worker_init_fn`: called with the worker's id in its thread, one worker after
+            another, while the caller waits; Python's, NumPy's and torch's global random states are
+            restored afterwards.
+        base_seed: `get_worker_info().seed` of worker i is `base_seed + i`.
+
+    Raises what `init_fn` or the copying of the dataset raised; no thread is left then.
+    """
+    show_worker_info_in_threads()
+    device = _current_device()
+    # Setting the number of torch's threads in any thread sets it for threads to come, and for the
+    # main thread unless that has looked at its own before: look, let the workers set theirs, set it
+    # back.
+    torch_threads = torch.get_num_threads()
+    threads: list[threading.Thread] = []
+    settled: list[Future[None]] = []
+
+    def launch(name: str, target: Callable[..., None], *args: Any) -> Future[None]:
+        future: Future[None] = Future()
+        thread = threading.Thread(target=target, args=(*args, future), name=name, daemon=True)
+        _alive.add(thread)
+        try:
+            thread.start()
+        except BaseException:
+            _alive.discard(thread)
+            raise
+        threads.append(thread)
+        settled.append(future)
+        return future
+
+    try:
+        with _random_states_kept() if init_fn else nullcontext():
+            for i in range(num_workers):
+                mine = copy.deepcopy(dataset) if copy_dataset else dataset
+                info = make_worker_info(i, num_workers, base_seed + i, mine)
+                name = f"fastload-worker-{i}"
+                future = launch(name, _work, window, fetcher, info, init_fn, device)
+                if init_fn:
+                    future.result()
+            if window.collected:
+                launch("fastload-collector", _collect, window, device)
+            for future in settled:
+                future.result()
+    except BaseException:
+        window.close()
+        join(threads)
+        raise
+    finally:
+        torch.set_num_threads(torch_threads)
+    return threads
+
+
+def join(threads: Iterable[threading.Thread], *, wait_s: float = JOIN_SECONDS) -> None:
+    """Wait for threads whose window is closed to return from the calls they are in, `wait_s` seconds at most.
+
+    Threads that hang are named in a warning, with their stacks, and left behind; nobody waits again.
+    """
+    deadline = perf_counter() + wait_s
+    others = [thread for thread in threads if thread is not threading.current_thread()]
+    for thread in others:
+        thread.join(max(0.0, deadline - perf_counter()))
+    stuck = [thread for thread in others if thread.is_alive()]
+    _alive.difference_update(stuck)
+    if stuck:
+        names = ", ".join(thread.name for thread in stuck)
+        warnings.warn(
+            f"after {wait_s:.1f} s, {names} had not returned from a call; left behind:\n"
+            f"{whereabouts(stuck)}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def whereabouts(threads: Iterable[threading.Thread]) -> str:
+    """What each thread is doing: its stack, innermost call last."""
+    frames = sys._current_frames()
+    stacks = []
+    for thread in threads:
+        frame = frames.get(thread.ident or -1)
+        stack = "".join(traceback.format_stack(frame)) if frame else "  (ended)\n"
+        stacks.append(f"{thread.name}:\n{stack}")
+    return "".join(stacks)
+
+
+@atexit.register
+def _end_all() -> None:
+    close_all_windows()
+    join(list(_alive))
+
+
+# ---- what the threads run ----
+
+
+def _work(
+    window: Window[Batch],
+    fetcher: Fetcher,
+    info: Any,
+    init_fn: Callable[[int], None] | None,
+    device: int | None,
+    ready: Future[None],
+) -> None:
+    try:
+        _settle(device)
+        if init_fn:
+            set_worker_info(info)
+            init_fn(info.id)
+            set_worker_info(None)
+    except BaseException as exc:
+        _alive.discard(threading.current_thread())
+        error = contained(exc)
+        annotate(error, f"worker {info.id}; stage: worker_init_fn")
+        ready.set_exception(error)
+        return
+    ready.set_result(None)
+    del ready
+    with _reporting_to(window):
+        while serve(window, fetcher, info.dataset, info):
+            pass
+
+
+def serve(window: Window[Batch], fetcher: Fetcher, dataset: Any, info: Any) -> bool:
+    """Claim one run of units, read them, and finish the batch if they were its last. False when the
+    window is closed.
+
+    `info` is what `get_worker_info()` returns in the data set; None where the loop itself serves,
+    as in torch.
+    """
+    claim = window.claim()
+    if claim is None:
+        return False
+    batch, start, stop = claim
+    started = perf_counter()
+    set_worker_info(info)
+    try:
+        fetcher.read(batch, start, stop, dataset)
+    finally:
+        # Not while collating: torch's collate allocates shared memory wherever it finds a worker
+        # info.
+        set_worker_info(None)
+    if window.deliver(batch, stop - start, perf_counter() - started):
+        fetcher.finish(batch)
+        window.complete(batch)
+    return True
+
+
+def _collect(window: Window[Batch], device: int | None, ready: Future[None]) -> None:
+    _settle(device)
+    ready.set_result(None)
+    del ready
+    with _reporting_to(window):
+        while (batch := window.collect()) is not None:
+            pin_batch(batch)
+            window.publish(batch)
+            del batch  # not kept while waiting
+
+
+@contextmanager
+def _reporting_to(window: Window[Batch]) -> Iterator[None]:
+    """Let the loop know when a thread ends by a fault, and the process when it ends."""
+    try:
+        yield
+    except BaseException as exc:
+        window.break_down(exc)
+    finally:
+        _alive.discard(threading.current_thread())
+
+
+def pin_batch(batch: Batch) -> None:
+    """Replace the data of `batch` by a pinned copy, or by the error that pinning raised."""
+    try:
+        batch.data = pin(batch.data)
+    except Exception as exc:
+        batch.data, batch.error, batch.where = None, exc, f"{batch}; stage: pin"
+
+
+def _settle(device: int | None) -> None:
+    """Make this thread one that torch's workers would be: one torch thread, the consumer's device."""
+    torch.set_num_threads(1)
+    if device is not None:
+        torch.accelerator.set_device_index(device)
+
+
+def _current_device() -> int | None:
+    """The consumer's accelerator, if it uses one: asking must not initialise CUDA. New threads start on device 0."""
+    if torch.cuda.is_available() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
+
+
+@contextmanager
+def _random_states_kept() -> Iterator[None]:
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)

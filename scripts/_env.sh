@@ -1,0 +1,124 @@
+# shellcheck shell=bash
+# Sourced by the scripts beside it: names the repository ROOT and offers `use_environment EXTRA...`,
+# after which PYTHON runs this checkout of fastload from any directory.
+#
+#   FASTLOAD_VENV    the environment to use or to make (default: .venv in the repository)
+#   FASTLOAD_PYTHON  the Python that makes it (default: the first of python3, python3.13, ... that is 3.11 or newer)
+
+set -euo pipefail
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+VENV="${FASTLOAD_VENV:-$ROOT/.venv}"
+case "$VENV" in /*) ;; *) VENV="$PWD/$VENV" ;; esac
+PYTHON="$VENV/bin/python"
+STAMP="$VENV/.fastload"  # a line for what was installed from, then the extras that are in
+
+die() {
+    echo "fastload: $*" >&2
+    exit 1
+}
+
+is_recent() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+find_python() {
+    local candidate
+    local -a candidates=(python3 python3.13 python3.12 python3.11 python3.14)
+    if [[ -n "${FASTLOAD_PYTHON:-}" ]]; then
+        candidates=("$FASTLOAD_PYTHON")
+    fi
+    for candidate in "${candidates[@]}"; do
+        if is_recent "$candidate"; then
+            echo "$candidate"
+            return
+        fi
+    done
+    die "Python 3.11 or newer is needed, and ${FASTLOAD_PYTHON:-python3} is not one." \
+        "Install one, or name one with FASTLOAD_PYTHON=/path/to/python3."
+}
+
+# Whether a Python has a torch of its own (a centre's module, a container) that a new environment can see. The torch of a
+# virtual environment cannot be seen from another one.
+lends_torch() {
+    "$1" -c 'import importlib.metadata as m, sys
+m.version("torch"); sys.exit(sys.prefix != sys.base_prefix)' 2>/dev/null
+}
+
+make_environment() {
+    local base
+    local -a options=()
+    base="$(find_python)"
+    if lends_torch "$base"; then
+        options=(--system-site-packages)
+    fi
+    echo "Making the environment $VENV"
+    "$base" -m venv ${options[@]+"${options[@]}"} "$VENV" ||
+        die "$base could not make an environment in $VENV. On Debian and Ubuntu: apt-get install python3-venv."
+}
+
+# The lines `torch==VERSION` of what is there, so that no extra can pull in another torch.
+installed_torch() {
+    "$PYTHON" - <<'PYTHON'
+import importlib.metadata
+
+for name in ("torch", "torchvision"):
+    try:
+        print(f"{name}=={importlib.metadata.version(name)}")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+PYTHON
+}
+
+install() {
+    local constraints status=0
+    local -a quiet=()
+    [[ -t 1 ]] || quiet=(--quiet)
+    constraints="$(mktemp)"
+    installed_torch >"$constraints"
+    "$PYTHON" -m pip install --disable-pip-version-check ${quiet[@]+"${quiet[@]}"} \
+        --constraint "$constraints" --editable "${ROOT}[$1]" || status=$?
+    if ((status)) && [[ -s "$constraints" ]]; then
+        echo "fastload: fastload[$1] was to be installed beside $(paste -sd ' ' "$constraints"), which is never replaced." >&2
+    fi
+    rm -f "$constraints"
+    return "$status"
+}
+
+# Makes or reuses the environment and installs fastload there with the named extras, unless it matches already.
+# `mpi` may fail: its package is no use where there is no MPI library.
+use_environment() {
+    local extra source
+    local -a missing=() required=()
+    if [[ ! -x "$PYTHON" ]]; then
+        make_environment
+    fi
+    is_recent "$PYTHON" || die "$PYTHON does not run or is older than Python 3.11. Remove $VENV to have it made anew."
+    source="$ROOT $("$PYTHON" -c 'import hashlib, platform, sys
+print(platform.python_version(), hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' "$ROOT/pyproject.toml")"
+    if [[ ! -f "$STAMP" || "$(head -n 1 "$STAMP")" != "$source" ]]; then
+        rm -f "$STAMP"
+    fi
+    for extra in "$@"; do
+        if ! grep -qsx -- "$extra" "$STAMP"; then
+            missing+=("$extra")
+            if [[ "$extra" != mpi ]]; then
+                required+=("$extra")
+            fi
+        fi
+    done
+    if ((${#missing[@]} == 0)); then
+        return
+    fi
+    "$PYTHON" -m pip --version >/dev/null 2>&1 || "$PYTHON" -m ensurepip >/dev/null ||
+        die "$VENV has no pip. Remove it to have it made anew."
+    echo "Installing fastload[$(IFS=,; echo "${missing[*]}")] in $VENV (once; torch may be several GB)"
+    install "$(IFS=,; echo "${required[*]-}")" ||
+        die "The installation failed; pip's message is above. Run the same command again to go on."
+    if [[ " ${missing[*]} " == *" mpi "* ]] && ! install mpi; then
+        echo "fastload: going on without mpi4py: what needs MPI is skipped." >&2
+    fi
+    if [[ ! -f "$STAMP" ]]; then
+        echo "$source" >"$STAMP"
+    fi
+    printf '%s\n' "${missing[@]}" >>"$STAMP"
+}

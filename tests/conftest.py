@@ -1,0 +1,129 @@
+"""What holds for every test: fixed seeds, no fastload thread and no file descriptor left behind.
+
+A hang is ended by the settings `timeout` and `faulthandler_timeout` of pyproject.toml, which dump
+all stacks.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing.resource_sharer
+import multiprocessing.resource_tracker
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+GRACE_S = 5.0  # threads of a collected iterator end by themselves, after the call in progress
+DESCRIPTORS = Path("/proc/self/fd")
+T = TypeVar("T")
+
+hypothesis.settings.register_profile(
+    "fastload",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    print_blob=True,
+    derandomize="CI" in os.environ,
+    database=None,
+)
+hypothesis.settings.load_profile("fastload")
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Note on the test whether it failed: then its traceback keeps its loaders alive, no leak."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_time_descriptors() -> None:
+    """Open what multiprocessing opens once per process, so that no test is blamed for it."""
+    multiprocessing.resource_tracker.ensure_running()
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a thread of fastload or an open file, pipe or socket behind."""
+    threads, descriptors = fastload_threads(), open_descriptors()
+    yield
+    if request.node.stash.get(FAILED, False):
+        return
+    left_threads = settle(lambda: fastload_threads() - threads)
+    assert not left_threads, "threads left behind:\n" + "\n".join(map(stack_of, left_threads))
+    left = settle(lambda: new_descriptors(descriptors))
+    assert not left, f"file descriptors left open: {left}"
+
+
+def settle(leftovers: Callable[[], T]) -> T:
+    """Return `leftovers()` once it is empty, or what it still is after the grace.
+
+    Costs one call where nothing is left. Otherwise what is unreachable is collected, and what ends
+    by itself is given `GRACE_S` seconds: polled, as a thread that is late has nobody to tell.
+    """
+    left = leftovers()
+    deadline = time.monotonic() + GRACE_S
+    if left:
+        gc.collect()
+        multiprocessing.resource_sharer.stop()  # the socket that hands tensors to other processes
+    while (left := leftovers()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+def fastload_threads() -> set[threading.Thread]:
+    """Return the threads of fastload that are alive."""
+    return {t for t in threading.enumerate() if t.name.startswith("fastload-")}
+
+
+def stack_of(thread: threading.Thread) -> str:
+    """Return a thread's name and where it stands."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return f"{thread.name}\n" + "".join(traceback.format_stack(frame) if frame else ["(ended)"])
+
+
+def open_descriptors() -> dict[int, str]:
+    """Return what each file descriptor of this process refers to; empty without a /proc."""
+    found: dict[int, str] = {}
+    for name in os.listdir(DESCRIPTORS) if DESCRIPTORS.is_dir() else []:
+        try:
+            found[int(name)] = os.readlink(DESCRIPTORS / name)
+        except FileNotFoundError:
+            continue  # the descriptor of the listing itself
+    return found
+
+
+def new_descriptors(before: dict[int, str]) -> dict[int, str]:
+    """Return the descriptors not there `before`, less those that others open once and keep.
+
+    These are devices, and files of installed packages (matplotlib keeps its fonts open).
+    """
+    new = {fd: name for fd, name in open_descriptors().items() if before.get(fd) != name}
+    if any(name.startswith("/dev/nvidia") for name in new.values()):
+        return {}  # CUDA came up in this test, with devices, pipes and event descriptors of its own
+    return {
+        fd: name
+        for fd, name in new.items()
+        if (name.startswith("/dev/shm/") or not name.startswith("/dev/"))
+        and not {"site-packages", "dist-packages"} & set(Path(name).parts)
+    }

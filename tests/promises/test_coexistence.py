@@ -1,0 +1,648 @@
+"""A loader leaves everything around it alone, and nothing around it disturbs a loader.
+
+Pickling and deep copies, two loaders at once and nested, torch's process loader beside it, forks after the threads
+started, loops in other threads; torch's number of threads, the global random states, `get_worker_info()`, shared memory,
+and the modes (no_grad, inference, autocast) of the training loop.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader as TorchLoader
+
+from fastload import DataLoader
+from fastload.errors import LoaderClosedError
+from tests.promises.children import Ended, Nursery, run_fresh
+
+
+class Squares(Dataset[int]):
+    def __init__(self, length: int = 40) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+def add_one(samples: list[int]) -> list[int]:
+    return [sample + 1 for sample in samples]
+
+
+def plain(batches: Any) -> list[Any]:
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
+
+
+# ---- pickle and deep copy ----
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda loader: pickle.loads(pickle.dumps(loader)),
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_copy_in_mid_epoch_is_a_loader_of_its_own(
+    how: str, workers: int, persistent: bool
+) -> None:
+    if persistent and not workers:
+        pytest.skip("torch refuses persistent workers without workers")
+    options: dict[str, Any] = {"collate_fn": add_one, "seed": 3, "shuffle": True}
+    options |= {"num_workers": workers, "persistent_workers": persistent, "drop_last": True}
+    original = DataLoader(Squares(), 7, prefetch_batches=3, on_error="skip", **options)
+    original.set_epoch(5)
+    iterator = iter(original)
+    begun = [next(iterator), next(iterator)]
+
+    other = COPIES[how](original)
+    assert type(other) is DataLoader
+    for name in ("batch_size", "drop_last", "num_workers", "persistent_workers", "seed"):
+        assert getattr(other, name) == getattr(original, name), name
+    assert (other.prefetch_batches, other.on_error, other.collate_fn) == (3, "skip", add_one)
+
+    other.set_epoch(5)
+    ours = list(other)
+    other.close()
+    assert begun + list(iterator) == ours, "the original goes on, and the copy has the same epoch"
+    assert len(ours) == 5
+    original.close()
+
+
+def test_a_pickled_loader_does_not_carry_threads_iterators_or_samples() -> None:
+    loader = DataLoader(Squares(), 4, num_workers=3)
+    fresh = len(pickle.dumps(loader))
+    iterator = iter(loader)
+    next(iterator)
+    assert abs(len(pickle.dumps(loader)) - fresh) < 100
+    loader.close()
+
+
+# ---- more than one ----
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_two_loaders_in_step(workers: int) -> None:
+    first = DataLoader(Squares(20), 3, num_workers=workers)
+    second = DataLoader(Squares(20), 3, num_workers=2, collate_fn=add_one)
+    pairs = list(zip(first, second, strict=True))
+    assert [index for batch, _ in pairs for index in batch.tolist()] == [k * k for k in range(20)]
+    assert [index for _, batch in pairs for index in batch] == [k * k + 1 for k in range(20)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loop_inside_a_loop(persistent: bool) -> None:
+    """Training with a validation epoch after every step."""
+    train = DataLoader(Squares(12), 4, num_workers=2, persistent_workers=persistent)
+    validation = DataLoader(Squares(9), 3, num_workers=2, persistent_workers=persistent)
+    for batch, start in zip(train, (0, 4, 8), strict=True):
+        assert batch.tolist() == [k * k for k in range(start, start + 4)]
+        assert plain(validation) == [[0, 1, 4], [9, 16, 25], [36, 49, 64]]
+    train.close()
+    validation.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_iterators_of_one_loader(workers: int) -> None:
+    loader = DataLoader(Squares(12), 4, num_workers=workers)
+    first, second = iter(loader), iter(loader)
+    assert [(a.tolist(), b.tolist()) for a, b in zip(first, second, strict=True)] == [
+        (block, block) for block in plain(loader)
+    ]
+
+
+def test_num_workers_changes_between_epochs_by_rebuilding() -> None:
+    dataset = Squares()
+    wanted = plain(DataLoader(dataset, 7, shuffle=True, seed=1))
+    for workers in (1, 4, 0, 2):
+        loader = DataLoader(dataset, 7, shuffle=True, seed=1, num_workers=workers)
+        assert plain(loader) == wanted
+        assert loader.stats().workers == workers
+
+
+def test_a_loop_in_another_thread() -> None:
+    loader = DataLoader(Squares(), 7, num_workers=2)
+    got: list[list[Any]] = [[] for _ in range(3)]
+
+    def loop(into: list[Any]) -> None:
+        into.extend(plain(loader))
+
+    loops = [threading.Thread(target=loop, args=(into,)) for into in got]
+    for thread in loops:
+        thread.start()
+    for thread in loops:
+        thread.join(30)
+    assert got == [plain(loader)] * 3
+
+
+def test_an_iterator_handed_to_another_thread() -> None:
+    iterator = iter(DataLoader(Squares(12), 4, num_workers=2))
+    got = [next(iterator).tolist()]
+    thread = threading.Thread(target=lambda: got.extend(plain(iterator)))
+    thread.start()
+    thread.join(30)
+    assert got == plain(DataLoader(Squares(12), 4))
+
+
+def test_torch_process_loader_beside_it() -> None:
+    """Torch forks its workers in the middle of our epoch, and both go on; also with ours inside a worker of torch's."""
+    ours = DataLoader(Squares(24), 4, num_workers=2)
+    theirs = TorchLoader(Squares(24), 4, num_workers=1)
+    iterator = iter(ours)
+    first = next(iterator)
+    assert plain(theirs) == [first.tolist(), *plain(iterator)]
+
+
+class Nested(Dataset[int]):
+    """Reads each sample with a loader of its own."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return int(sum(batch.sum() for batch in DataLoader(Squares(6), 2, num_workers=2))) + index
+
+
+@pytest.mark.parametrize("loader", [TorchLoader, DataLoader])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_inside_a_worker(loader: type[TorchLoader[int]], workers: int) -> None:
+    assert plain(loader(Nested(), 3, num_workers=workers)) == [[55, 56, 57]]
+
+
+# ---- forks ----
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as nursery:
+        yield nursery
+
+
+def fine(ended: Ended) -> str:
+    assert ended.code == 0, ended
+    assert ended.err == "", ended
+    return ended.out
+
+
+FORK = """
+loader = fastload.DataLoader(Reads(40), 4, num_workers={workers}, persistent_workers={persistent})
+iterator = iter(loader)
+assert next(iterator).tolist() == [0, 1, 2, 3]
+{ready}
+pid = os.fork()
+if pid == 0:
+    {child}
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == {code}
+assert [b.tolist()[0] for b in iterator] == list(range(4, 40, 4)), "the parent goes on"
+print("PARENT")
+"""
+FORK_CHILD = {
+    "exits": ("sys.exit(6)", 6),
+    "exits at once": ("os._exit(6)", 6),
+    "goes on alone": (
+        """
+    del iterator
+    loader.close()
+    again = fastload.DataLoader(Reads(12), 4, num_workers=2)
+    assert [b.tolist() for b in again] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert len(list(loader)) == 10, "the loader itself begins a new epoch with new threads"
+    assert threads() == ([] if not loader.persistent_workers else threads())
+    print("CHILD", flush=True)
+    sys.exit(6)
+""",
+        6,
+    ),
+    "uses the parent's iterator": (
+        """
+    for _ in range(2):
+        try:
+            next(iterator)
+        except fastload.errors.LoaderClosedError as error:
+            assert "process" in str(error) or "fork" in str(error), error
+            print("CHILD", flush=True)
+    sys.exit(6)
+""",
+        6,
+    ),
+}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("what", FORK_CHILD)
+def test_fork_in_mid_epoch(nursery: Nursery, what: str, persistent: bool) -> None:
+    child, code = FORK_CHILD[what]
+    script = FORK.format(
+        workers=3, persistent=persistent, child=child, code=code, ready="until_full(loader)"
+    )
+    out = fine(nursery.run(script))
+    assert "PARENT" in out
+    assert out.count("CHILD") == {"goes on alone": 1, "uses the parent's iterator": 2}.get(what, 0)
+
+
+def test_forks_while_the_threads_are_at_work(nursery: Nursery) -> None:
+    """Whichever lock a thread holds at the moment of the fork, the child can exit and load for itself."""
+    out = fine(
+        nursery.run(
+            """
+loader = fastload.DataLoader(Reads(10**9), 2, num_workers=4)
+iterator = iter(loader)
+for _ in range(25):
+    for _ in range(20):
+        next(iterator)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        again = fastload.DataLoader(Reads(8), 4, num_workers=2)
+        assert len(list(again)) == 2
+        os._exit(6)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 6
+print("PARENT")
+"""
+        )
+    )
+    assert "PARENT" in out
+
+
+def test_a_multiprocessing_child_gets_a_loader_that_works(nursery: Nursery) -> None:
+    out = fine(
+        nursery.run(
+            """
+import multiprocessing
+def child(loader, queue):
+    queue.put([b.tolist() for b in loader])
+
+loader = fastload.DataLoader(Reads(8), 4, num_workers=2, persistent_workers=True)
+wanted = [b.tolist() for b in loader]
+context = multiprocessing.get_context("fork")
+queue = context.SimpleQueue()
+process = context.Process(target=child, args=(loader, queue))
+process.start()
+assert queue.get() == wanted
+process.join()
+print(process.exitcode)
+"""
+        )
+    )
+    assert out.startswith("0\n")
+
+
+# ---- torch's threads ----
+
+NUM_THREADS = """
+import threading
+def report(into):
+    into.append(torch.get_num_threads())
+loader = fastload.DataLoader(torch.utils.data.TensorDataset(torch.arange(40)), 4, num_workers=3)
+{first}
+for custom in (None, lambda samples: torch.stack([s[0] for s in samples]).sum()):
+    loader = fastload.DataLoader(
+        torch.utils.data.TensorDataset(torch.arange(40)), 4, num_workers=3, collate_fn=custom
+    )
+    assert len(list(loader)) == 10
+later = []
+thread = threading.Thread(target=report, args=(later,))
+thread.start()
+thread.join()
+print(torch.get_num_threads(), later[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "wanted"),
+    [
+        ("", "3 3"),
+        ("torch.get_num_threads()", "3 3"),
+        ("torch.ones(300, 300) @ torch.ones(300, 300)", "3 3"),
+        ("torch.set_num_threads(2)", "2 2"),
+    ],
+    ids=["nothing before", "asked before", "pool up before", "set before"],
+)
+def test_torch_num_threads_is_left_alone(first: str, wanted: str) -> None:
+    """Of the main thread and of threads started later, whatever torch did before."""
+    with Nursery(env={"OMP_NUM_THREADS": "3"}) as nursery:
+        out = fine(nursery.run(NUM_THREADS.format(first=first)))
+    assert out.splitlines()[0] == wanted
+
+
+# ---- random states ----
+
+
+def states() -> tuple[Any, ...]:
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), (kind, tuple(keys.tolist()), *rest), torch.get_rng_state().tolist()
+
+
+def reseed(worker: int) -> None:
+    random.seed(worker)
+    np.random.seed(worker)
+    torch.manual_seed(worker)
+
+
+@pytest.mark.parametrize("init", [None, reseed])
+@pytest.mark.parametrize("workers", [0, 4])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_global_random_states_are_left_alone(
+    init: Callable[[int], None] | None, workers: int, persistent: bool
+) -> None:
+    """A seeded loader touches none; one without seed draws from torch's exactly what torch's loader draws."""
+    options: dict[str, Any] = {"num_workers": workers, "shuffle": True, "worker_init_fn": init}
+    options["persistent_workers"] = persistent and workers > 0
+    seeded = DataLoader(Squares(), 4, seed=0, **options)
+    before = states()
+    for _ in range(2):
+        assert len(plain(seeded)) == 10
+        assert states() == before
+    seeded.close()
+
+    torch.manual_seed(11)
+    theirs = TorchLoader(Squares(), 4, **options)
+    wanted = [(plain(theirs), states()) for _ in range(2)]
+    del theirs
+    torch.manual_seed(11)
+    ours = DataLoader(Squares(), 4, **options)
+    for epoch in wanted:
+        assert (plain(ours), states()) == epoch
+    ours.close()
+
+
+def test_worker_init_fn_runs_once_per_worker_one_after_another_on_the_workers() -> None:
+    inside: list[int] = []
+    seen: list[tuple[int, str, Any]] = []
+
+    def init(worker: int) -> None:
+        inside.append(worker)
+        assert len(inside) == 1, "two at once"
+        seen.append((worker, threading.current_thread().name, get_worker_info()))
+        inside.remove(worker)
+
+    dataset = Squares()
+    loader = DataLoader(
+        dataset, 4, num_workers=4, worker_init_fn=init, persistent_workers=True, seed=0
+    )
+    for _ in range(2):
+        list(loader)
+    loader.close()
+    assert [(worker, name) for worker, name, _ in sorted(seen, key=lambda s: s[0])] == [
+        (worker, f"fastload-worker-{worker}") for worker in range(4)
+    ]
+    for worker, _, info in seen:
+        assert info is not None
+        assert (info.id, info.num_workers, info.dataset) == (worker, 4, dataset)
+
+
+# ---- get_worker_info ----
+
+
+class Informed(Dataset[tuple[int, int, int, str]]):
+    """What `get_worker_info()` says in a sample: id, number of workers, seed, thread."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[int, int, int, str]:
+        self.meet.wait(10)  # all workers are in a sample at once, so each of them is heard
+        info = get_worker_info()
+        other = torch.utils.data.get_worker_info()
+        if info is None:
+            assert other is None
+            return (-1, 0, 0, threading.current_thread().name)
+        assert info is other or vars(info) == vars(other)
+        assert info.dataset is self
+        return (info.id, info.num_workers, info.seed, threading.current_thread().name)
+
+    def with_workers(self, n: int) -> Informed:
+        self.meet = threading.Barrier(max(1, n))
+        return self
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    assert get_worker_info() is None, "torch's collate would allocate shared memory"
+    assert torch.utils.data.get_worker_info() is None
+    return samples
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_get_worker_info(workers: int) -> None:
+    dataset = Informed().with_workers(workers)
+    loader = DataLoader(dataset, 4, num_workers=workers, collate_fn=as_list)
+    samples = []
+    for batch in loader:
+        assert get_worker_info() is None, "the loop is not a worker"
+        samples += batch
+    assert get_worker_info() is None
+    assert len(samples) == 64
+    if not workers:
+        assert {sample[0] for sample in samples} == {-1}
+        return
+    assert {worker for worker, *_ in samples} == set(range(workers))
+    assert {n for _, n, _, _ in samples} == {workers}
+    assert len({seed - worker for worker, _, seed, _ in samples}) == 1
+    assert all(name == f"fastload-worker-{worker}" for worker, *_, name in samples)
+
+
+def test_get_worker_info_for_every_importer() -> None:
+    """A name bound before fastload was imported, in torch's own modules too; torch's processes still see their own."""
+    ended = run_fresh(
+        """
+from torch.utils.data import get_worker_info as early
+from torch.utils.data._utils.worker import get_worker_info as earliest
+import torch, torch.utils.data as data
+kept = [early, earliest, data.get_worker_info]
+import fastload
+
+class Asks(data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index):
+        infos = [ask() for ask in kept]
+        assert all(info is not None for info in infos), infos
+        assert {info.num_workers for info in infos} == {2}
+        assert {info.id for info in infos} <= {0, 1} and len({info.id for info in infos}) == 1
+        return index
+
+assert all(ask() is None for ask in kept)
+assert len(list(fastload.DataLoader(Asks(), 2, num_workers=2))) == 4
+assert all(ask() is None for ask in kept)
+assert len(list(data.DataLoader(Asks(), 2, num_workers=2))) == 4
+assert len(list(fastload.DataLoader(Asks(), 2, num_workers=2, worker_method="process"))) == 4
+print("fine")
+"""
+    )
+    assert (ended.code, ended.out, ended.err) == (0, "fine\n", ""), ended
+
+
+# ---- no shared memory ----
+
+
+class Pair(NamedTuple):
+    image: torch.Tensor
+    label: int
+
+
+class Zoo(Dataset[Any]):
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        image = torch.full((3, 64, 128), index, dtype=torch.float32)
+        if self.kind == "pair":
+            return Pair(image, index)
+        if self.kind == "dict":
+            return {"a": image.numpy(), "b": [index, float(index)]}
+        return image if self.kind == "big" else index
+
+
+def tensors(batch: Any) -> list[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    return [
+        t for part in (batch.values() if isinstance(batch, dict) else batch) for t in tensors(part)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["pair", "dict", "big", "small"])
+@pytest.mark.parametrize("collate", [None, lambda samples: default_collate(samples)])
+def test_batches_are_never_in_shared_memory(
+    kind: str, collate: Callable[[list[Any]], Any] | None
+) -> None:
+    for batch in DataLoader(Zoo(kind), 4, num_workers=2, collate_fn=collate):
+        found = tensors(batch)
+        assert found
+        assert not any(tensor.is_shared() for tensor in found)
+    whole = TensorDataset(torch.arange(12), torch.ones(12, 3))
+    for batch in DataLoader(whole, 4, num_workers=2, collate_fn=collate):
+        assert not any(tensor.is_shared() for tensor in tensors(batch))
+
+
+# ---- the modes of the loop ----
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "none": nullcontext,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
+
+
+def modes() -> tuple[bool, bool, bool]:
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+    )
+
+
+NEUTRAL = (True, False, False)
+
+
+class Moded(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        assert modes() == NEUTRAL
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+        assert product.dtype == torch.float32
+        assert not product.is_inference()
+        return product * index
+
+
+class ModedBatches(Moded):
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        assert modes() == NEUTRAL
+        return [self[index] for index in indices]
+
+
+def collate_in_modes(samples: list[torch.Tensor]) -> torch.Tensor:
+    assert modes() == NEUTRAL
+    return torch.stack(samples) @ torch.ones(2, 2)
+
+
+def keep(worker: int) -> None:
+    assert modes() == NEUTRAL
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("collate", [None, collate_in_modes])
+@pytest.mark.parametrize("dataset", [Moded, ModedBatches])
+def test_samples_and_collate_run_in_neutral_modes(
+    workers: int, mode: str, collate: Any, dataset: type[Moded]
+) -> None:
+    """And the mode of the loop is what it was, after every batch, after an error and after the end."""
+    loader = DataLoader(
+        dataset(),
+        4,
+        num_workers=workers,
+        collate_fn=collate,
+        worker_init_fn=keep if workers else None,
+    )
+    with MODES[mode]():
+        inside = modes()
+        for batch in loader:
+            assert modes() == inside
+            assert batch.dtype == torch.float32
+            assert not batch.is_inference()
+        assert modes() == inside
+        failing = DataLoader(dataset(), 4, sampler=[0, "x"], num_workers=workers)  # type: ignore[list-item]
+        with pytest.raises(TypeError):
+            list(failing)
+        assert modes() == inside
+    assert modes() == NEUTRAL
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_sampler_runs_on_the_thread_of_the_loop(workers: int) -> None:
+    """It is user code that torch runs there too, so it races with nothing."""
+    names = set()
+
+    class Order:
+        def __iter__(self) -> Iterator[int]:
+            for index in range(20):
+                names.add(threading.current_thread().name)
+                yield index
+
+    def loop() -> None:
+        assert len(list(DataLoader(Squares(), 4, sampler=Order(), num_workers=workers))) == 5
+
+    thread = threading.Thread(target=loop, name="the loop")
+    thread.start()
+    thread.join(30)
+    assert names == {"the loop"}
+
+
+def test_an_iterator_cannot_be_pickled_and_says_so() -> None:
+    """Torch's cannot either; a loader can."""
+    iterator = iter(DataLoader(Squares(), 4, num_workers=2))
+    with pytest.raises((NotImplementedError, TypeError, pickle.PicklingError)):
+        pickle.dumps(iterator)
+    next(iterator)
+    del iterator
+
+
+def test_a_closed_loader_of_another_name_is_not_touched() -> None:
+    """Closing one of two loaders on one dataset leaves the other running."""
+    dataset = Squares(12)
+    first, second = (DataLoader(dataset, 4, num_workers=2) for _ in range(2))
+    one, two = iter(first), iter(second)
+    next(one), next(two)
+    first.close()
+    with pytest.raises(LoaderClosedError):
+        next(one)
+    assert plain(two) == plain(DataLoader(dataset, 4))[1:]

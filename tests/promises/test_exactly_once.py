@@ -1,0 +1,420 @@
+"""Promise: every sample of the epoch arrives exactly once, in the sampler's order.
+
+So for any number of workers, any batch size, over several epochs, and batch for batch as torch's
+DataLoader gives them: under the same `torch.manual_seed`, or, with `seed=s`, as a pure function of
+(s, epoch).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import fastload
+
+WORKERS = [0, 1, 2, 4, 8, 32]
+
+
+@pytest.fixture(autouse=True)
+def _threads_switch_often() -> Iterator[None]:
+    """Let threads interleave about every bytecode, so that a lost or doubled sample shows."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+class Counted(Dataset[int]):
+    """`length` samples, each its own index; `reads` holds the indices in the order of reading."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.reads: list[int] = []  # list.append is atomic
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        self.reads.append(index)
+        return index
+
+
+class Shuffled(Sampler[int]):
+    """A new order each epoch; `epochs` holds those it gave."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.epochs: list[list[int]] = []
+        self.threads: set[int] = set()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(len(self.epochs))
+        order = torch.randperm(self.length, generator=generator).tolist()
+        self.epochs.append(order)
+        for index in order:
+            self.threads.add(threading.get_ident())
+            yield index
+
+
+def batches_of(order: list[int], batch_size: int, drop_last: bool) -> list[list[int]]:
+    cut = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+    return [batch for batch in cut if len(batch) == batch_size or not drop_last]
+
+
+def plain(batch: Any) -> Any:
+    """Return a batch as Python lists, which compare by value."""
+    if isinstance(batch, torch.Tensor):
+        return batch.tolist()
+    return [plain(part) for part in batch] if isinstance(batch, list | tuple) else batch
+
+
+@pytest.mark.parametrize("drop_last", [False, True], ids=["keep_last", "drop_last"])
+@pytest.mark.parametrize("batch_size", [7, 64])
+@pytest.mark.parametrize(
+    ("workers", "persistent"),
+    [(workers, False) for workers in WORKERS] + [(workers, True) for workers in WORKERS[1:]],
+)
+def test_a_thousand_samples_in_the_samplers_order(
+    workers: int, batch_size: int, drop_last: bool, persistent: bool
+) -> None:
+    dataset, sampler = Counted(1000), Shuffled(1000)
+    loader = fastload.DataLoader(
+        dataset,
+        batch_size,
+        sampler=sampler,
+        num_workers=workers,
+        drop_last=drop_last,
+        persistent_workers=persistent,
+    )
+    with loader:
+        for epoch in range(3):
+            dataset.reads.clear()
+            got = [batch.tolist() for batch in loader]
+            expected = batches_of(sampler.epochs[epoch], batch_size, drop_last)
+            assert got == expected
+            assert len(got) == len(loader)
+            delivered = Counter(index for batch in expected for index in batch)
+            assert Counter(dataset.reads) == delivered, "read is what is delivered, once each"
+            stats = loader.stats()
+            assert (stats.batches, stats.samples) == (len(got), delivered.total())
+            assert (stats.errors, stats.workers) == (0, workers)
+    assert len(sampler.epochs) == 3
+    assert sampler.threads == {threading.get_ident()}, "the sampler runs on the loop's thread only"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_any_order_of_arrival_loses_and_doubles_nothing(workers: int) -> None:
+    loader = fastload.DataLoader(Counted(1000), 7, num_workers=workers, in_order=False)
+    for _ in range(3):
+        got = [batch.tolist() for batch in loader]
+        assert sorted(got) == batches_of(list(range(1000)), 7, drop_last=False)
+
+
+class Pairs(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """S2's samples, one at a time: x = 1..10 beside y = 10..1."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor(index + 1.0), torch.tensor(10.0 - index)
+
+
+@pytest.mark.parametrize("workers", [0, 2, 4])
+@pytest.mark.parametrize(("batch_size", "sizes"), [(5, [5, 5]), (7, [7, 3])])
+@pytest.mark.parametrize("kind", ["tensors", "samples"])
+def test_the_users_example_keeps_pairs_together(
+    kind: str, batch_size: int, sizes: list[int], workers: int
+) -> None:
+    tensors = TensorDataset(torch.linspace(1, 10, 10), torch.linspace(10, 1, 10))
+    dataset: Dataset[Any] = tensors if kind == "tensors" else Pairs()
+    loader = fastload.DataLoader(
+        dataset=dataset, batch_size=batch_size, shuffle=True, num_workers=workers
+    )
+    orders = []
+    for _ in range(3):
+        steps = list(loader)
+        assert [type(step) for step in steps] == [list, list]
+        assert [(len(x), len(y)) for x, y in steps] == [(size, size) for size in sizes]
+        assert all((x + y == 11).all() for x, y in steps)
+        seen = torch.cat([x for x, _ in steps]).tolist()
+        assert sorted(seen) == list(range(1, 11))
+        orders.append(seen)
+    assert orders[0] != orders[1], "a new order every epoch"
+
+
+Arguments = Callable[[], dict[str, Any]]
+
+TORCH_ARGUMENTS: dict[str, Arguments] = {
+    "as it comes": lambda: {"batch_size": 7},
+    "one by one": lambda: {},
+    "shuffle": lambda: {"batch_size": 7, "shuffle": True},
+    "shuffle, drop_last": lambda: {"batch_size": 7, "shuffle": True, "drop_last": True},
+    "batch larger than the set": lambda: {"batch_size": 500, "shuffle": True},
+    "all dropped": lambda: {"batch_size": 500, "drop_last": True},
+    "generator": lambda: {
+        "batch_size": 7,
+        "shuffle": True,
+        "generator": torch.Generator().manual_seed(3),
+    },
+    "generator, sampler of its own": lambda: {
+        "batch_size": 7,
+        "sampler": RandomSampler(range(100), generator=torch.Generator().manual_seed(4)),
+        "generator": torch.Generator().manual_seed(3),
+    },
+    "with replacement": lambda: {
+        "batch_size": 7,
+        "sampler": RandomSampler(range(100), replacement=True, num_samples=250),
+    },
+    "with replacement, generator": lambda: {
+        "batch_size": 7,
+        "sampler": RandomSampler(
+            range(100),
+            replacement=True,
+            num_samples=250,
+            generator=torch.Generator().manual_seed(9),
+        ),
+    },
+    "more samples than the set": lambda: {
+        "batch_size": 7,
+        "sampler": RandomSampler(range(100), num_samples=150),
+    },
+    "weighted": lambda: {
+        "batch_size": 7,
+        "sampler": WeightedRandomSampler([1.0 + i % 5 for i in range(100)], 80),
+    },
+    "subset": lambda: {"batch_size": 7, "sampler": SubsetRandomSampler(range(20, 90))},
+    "sampler that is a list": lambda: {"batch_size": 7, "sampler": [5, 5, 3, 99, 0, 1, 2, 3, 4]},
+    "distributed": lambda: {
+        "batch_size": 7,
+        "sampler": DistributedSampler(range(100), num_replicas=3, rank=1, seed=5),
+    },
+    "distributed, as it comes": lambda: {
+        "batch_size": 7,
+        "sampler": DistributedSampler(
+            range(100), num_replicas=3, rank=2, shuffle=False, drop_last=True
+        ),
+    },
+    "batch sampler": lambda: {
+        "batch_sampler": BatchSampler(RandomSampler(range(100)), 9, drop_last=True)
+    },
+    "batches of any size": lambda: {
+        "batch_sampler": [[3], [1, 4, 1, 5, 9, 2, 6], [5, 3], list(range(50)), [8, 9, 7], [9, 3]]
+    },
+    "no batches": lambda: {"batch_size": None},
+    "no batches, shuffled": lambda: {"batch_size": None, "shuffle": True},
+    "no batches, sampler of lists": lambda: {
+        "batch_size": None,
+        "sampler": BatchSampler(SequentialSampler(range(100)), 6, drop_last=False),
+    },
+}
+
+
+class Rows(Dataset[Any]):
+    """100 samples of an index and a row; a list of indices (`batch_size=None`) gives a stack."""
+
+    table = torch.arange(300.0).reshape(100, 3)
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int | list[int]) -> Any:
+        return index, self.table[index]
+
+
+def three_epochs(loader: torch.utils.data.DataLoader[Any]) -> list[Any]:
+    """Return each epoch's batches, its length, and where it leaves the global generator."""
+    epochs: list[Any] = []
+    for epoch in range(3):
+        if isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(epoch)
+        epochs.append([plain(batch) for batch in loader])
+        epochs.append(len(loader))
+        epochs.append(torch.random.get_rng_state().tolist())
+    return epochs
+
+
+@pytest.mark.parametrize(
+    "workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str
+)
+@pytest.mark.parametrize("name", TORCH_ARGUMENTS)
+def test_the_batches_and_the_draws_are_torchs_own(name: str, workers: dict[str, Any]) -> None:
+    make = TORCH_ARGUMENTS[name]
+    torch.manual_seed(11)
+    expected = three_epochs(torch.utils.data.DataLoader(Rows(), **make(), **workers))
+    torch.manual_seed(11)
+    loader = fastload.DataLoader(Rows(), **make(), **workers)
+    with loader:
+        got = three_epochs(loader)
+    assert got[0] == expected[0], "the first epoch"
+    assert got == expected
+
+
+def test_the_global_seed_matters() -> None:
+    """Or the comparison with torch would show nothing about `torch.manual_seed`."""
+    loader = fastload.DataLoader(Rows(), 7, shuffle=True, num_workers=2)
+    torch.manual_seed(11)
+    one, again = plain(list(loader)), plain(list(loader))
+    torch.manual_seed(11)
+    same = plain(list(loader))
+    torch.manual_seed(12)
+    assert one == same != again
+    assert plain(list(loader)) != one
+
+
+@hypothesis.given(
+    length=st.integers(1, 60),
+    batch_size=st.integers(1, 20),
+    drop_last=st.booleans(),
+    shuffle=st.booleans(),
+    workers=st.integers(0, 6),
+    prefetch=st.one_of(st.none(), st.integers(1, 4)),
+    seed=st.integers(0, 2**31),
+)
+@hypothesis.settings(max_examples=60)
+def test_any_arguments_give_torchs_batches(
+    length: int,
+    batch_size: int,
+    drop_last: bool,
+    shuffle: bool,
+    workers: int,
+    prefetch: int | None,
+    seed: int,
+) -> None:
+    def two_epochs(kind: type[Any], **options: Any) -> list[Any]:
+        torch.manual_seed(seed)
+        loader = kind(Counted(length), batch_size, shuffle, drop_last=drop_last, **options)
+        return [plain(list(loader)), plain(list(loader)), len(loader)]
+
+    expected = two_epochs(torch.utils.data.DataLoader)
+    got = two_epochs(fastload.DataLoader, num_workers=workers, prefetch_batches=prefetch)
+    assert got == expected
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_an_empty_dataset_is_an_empty_epoch(workers: int) -> None:
+    loader = fastload.DataLoader(Counted(0), 4, num_workers=workers)
+    assert len(loader) == 0
+    assert [list(loader), list(loader)] == [[], []]
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_the_end_stays_the_end(workers: int) -> None:
+    iterator = iter(fastload.DataLoader(Counted(10), 4, num_workers=workers))
+    assert len(list(iterator)) == 3
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_an_epoch_left_in_the_middle_takes_nothing_from_the_next(
+    workers: int, persistent: bool
+) -> None:
+    loader = fastload.DataLoader(Counted(100), 7, num_workers=workers, persistent_workers=persistent)
+    with loader:
+        for taken in (0, 1, 5, 14):
+            iterator = iter(loader)
+            got = [next(iterator).tolist() for _ in range(taken)]
+            assert got == batches_of(list(range(100)), 7, drop_last=False)[:taken]
+        assert [b.tolist() for b in loader] == batches_of(list(range(100)), 7, drop_last=False)
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_an_endless_sampler_is_never_drained(workers: int) -> None:
+    drawn = []
+
+    class Endless(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            for number in count():
+                drawn.append(number)
+                yield number % 10
+
+    loader = fastload.DataLoader(Counted(10), 5, sampler=Endless(), num_workers=workers)
+    iterator = iter(loader)
+    for number, batch in enumerate(islice(iterator, 50)):
+        assert batch.tolist() == [(number * 5 + i) % 10 for i in range(5)]
+        assert len(drawn) <= (number + 1 + loader.stats().depth) * 5
+    loader.close()
+
+
+# seed=s: a pure function of (s, epoch).
+
+
+def seeded(seed: int, **options: Any) -> fastload.DataLoader[Any]:
+    return fastload.DataLoader(Counted(100), 7, shuffle=True, seed=seed, **options)
+
+
+def test_a_seed_makes_the_order_a_function_of_seed_and_epoch() -> None:
+    torch.manual_seed(1)
+    epochs = [plain(list(loader)) for loader in [seeded(5)] * 3]
+    assert all(sorted(sum(epoch, [])) == list(range(100)) for epoch in epochs)
+    assert len({str(epoch) for epoch in epochs}) == 3, "each epoch has an order of its own"
+    torch.manual_seed(2)
+    for workers in (0, 1, 4):
+        loader = seeded(5, num_workers=workers)
+        assert [plain(list(loader)) for _ in range(3)] == epochs, "on nothing but (seed, epoch)"
+    assert plain(list(seeded(6))) != epochs[0]
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_set_epoch_fixes_the_next_epoch(workers: int, persistent: bool) -> None:
+    reference = seeded(5)
+    epochs = [plain(list(reference)) for _ in range(5)]
+    with seeded(5, num_workers=workers, persistent_workers=persistent) as loader:
+        numbers = []
+        for epoch in (3, 0, 4, 2):
+            loader.set_epoch(epoch)
+            assert plain(list(loader)) == epochs[epoch]
+            numbers.append(loader.stats().epoch)
+        assert plain(list(loader)) == epochs[3], "after epoch 2 comes epoch 3"
+        assert [*numbers, loader.stats().epoch] == [3, 0, 4, 2, 3]
+
+
+def test_an_epoch_left_in_the_middle_counts_as_an_epoch() -> None:
+    reference = seeded(5)
+    epochs = [plain(list(reference)) for _ in range(3)]
+    loader = seeded(5, num_workers=2)
+    assert plain(list(islice(loader, 3))) == epochs[0][:3]
+    assert plain(list(islice(loader, 1))) == epochs[1][:1]
+    assert plain(list(loader)) == epochs[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_seed_draws_nothing_from_the_global_generator(workers: int) -> None:
+    state = torch.random.get_rng_state()
+    assert len(list(seeded(5, num_workers=workers))) == 15
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_subset_of_a_dataset_is_a_dataset() -> None:
+    chosen = [90, 3, 3, 17, 50, 4, 88]
+    loader = fastload.DataLoader(Subset(Counted(100), chosen), 3, num_workers=2)
+    assert plain(list(loader)) == batches_of(chosen, 3, drop_last=False)

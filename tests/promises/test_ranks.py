@@ -1,0 +1,421 @@
+"""Promise: the ranks share an epoch among them, and how many they are changes nothing else.
+
+The union over the ranks is the epoch, every rank takes as many steps as the others, and the same
+global batch size gives the same global batches for any world size.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any, Literal
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+import torch.distributed
+from torch.utils.data import BatchSampler, Dataset, DistributedSampler
+
+import fastload
+
+WORLDS = [1, 2, 3, 4]
+LENGTHS = [0, 1, 2, 3, 4, 5, 11, 12, 97, 100]
+Ends = Literal["pad", "drop", "uneven"]
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def parts(length: int, world: int, **options: Any) -> list[list[int]]:
+    """Return every rank's part of the epoch."""
+    return [
+        list(fastload.RankSampler(length, rank=rank, world_size=world, **options))
+        for rank in range(world)
+    ]
+
+
+def interleaved(lists: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the global order: position k * world + r is position k of rank r."""
+    missing = object()
+    turns = zip_longest(*lists, fillvalue=missing)
+    return [entry for turn in turns for entry in turn if entry is not missing]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("world", WORLDS)
+def test_uneven_parts_are_the_epoch_once(world: int, length: int, shuffle: bool) -> None:
+    ranks = parts(length, world, shuffle=shuffle, ends="uneven")
+    assert sorted(interleaved(ranks)) == list(range(length))
+    sizes = [len(part) for part in ranks]
+    assert sizes == sorted(sizes, reverse=True)
+    assert max(sizes) - min(sizes) <= 1
+    assert interleaved(ranks) == parts(length, 1, shuffle=shuffle, ends="uneven")[0]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("world", WORLDS)
+def test_dropping_leaves_out_less_than_one_each(world: int, length: int, shuffle: bool) -> None:
+    ranks = parts(length, world, shuffle=shuffle, ends="drop")
+    assert [len(part) for part in ranks] == [length // world] * world
+    whole = parts(length, 1, shuffle=shuffle)[0]
+    assert interleaved(ranks) == whole[: length // world * world]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("world", WORLDS)
+def test_padding_repeats_less_than_one_each(world: int, length: int, shuffle: bool) -> None:
+    ranks = parts(length, world, shuffle=shuffle, ends="pad")
+    assert [len(part) for part in ranks] == [-(-length // world)] * world
+    order = interleaved(ranks)
+    assert order[:length] == parts(length, 1, shuffle=shuffle)[0]
+    assert sorted(order[:length]) == list(range(length))
+    assert set(order[length:]) <= set(range(length))
+
+
+@pytest.mark.parametrize("ends", ["pad", "drop", "uneven"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_length_is_what_is_given(length: int, ends: Ends) -> None:
+    for rank in range(3):
+        sampler = fastload.RankSampler(length, rank=rank, world_size=3, ends=ends)
+        assert len(sampler) == len(list(sampler))
+
+
+def test_padding_is_the_default() -> None:
+    for length in LENGTHS:
+        assert parts(length, 3) == parts(length, 3, shuffle=True, seed=0, ends="pad")
+
+
+def test_as_it_comes_is_strided() -> None:
+    assert parts(7, 3, shuffle=False, ends="uneven") == [[0, 3, 6], [1, 4], [2, 5]]
+    assert parts(7, 3, shuffle=False, ends="drop") == [[0, 3], [1, 4], [2, 5]]
+    assert [part[:2] for part in parts(7, 3, shuffle=False)] == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_fewer_samples_than_ranks(length: int) -> None:
+    padded = parts(length, 4, ends="pad")
+    assert [len(part) for part in padded] == [1, 1, 1, 1]
+    assert set(interleaved(padded)) == set(range(length))
+    assert parts(length, 4, ends="drop") == [[], [], [], []]
+    assert [len(part) for part in parts(length, 4, ends="uneven")] == [1] * length + [0] * (
+        4 - length
+    )
+
+
+@hypothesis.given(
+    length=st.integers(0, 300),
+    world=st.integers(1, 20),
+    seed=st.integers(0, 2**63 - 1),
+    epoch=st.integers(0, 10_000),
+)
+def test_any_world_shares_the_one_order(length: int, world: int, seed: int, epoch: int) -> None:
+    def part(rank: int, size: int, ends: Ends) -> list[int]:
+        sampler = fastload.RankSampler(length, rank=rank, world_size=size, seed=seed, ends=ends)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    whole = part(0, 1, "pad")
+    assert sorted(whole) == list(range(length))
+    assert interleaved([part(rank, world, "uneven") for rank in range(world)]) == whole
+    padded = interleaved([part(rank, world, "pad") for rank in range(world)])
+    assert padded[:length] == whole
+    assert len(padded) == -(-length // world) * world
+
+
+# Through the loader.
+
+
+def rank_batches(
+    length: int, world: int, local_batch: int, *, workers: int = 2, **options: Any
+) -> list[list[list[int]]]:
+    """Return, for each rank, the batches of its loader."""
+    ranks = []
+    for rank in range(world):
+        sampler = fastload.RankSampler(length, rank=rank, world_size=world, **options)
+        with fastload.DataLoader(
+            Numbers(length), local_batch, sampler=sampler, num_workers=workers
+        ) as loader:
+            assert len(loader) == -(-len(sampler) // local_batch)
+            ranks.append([batch.tolist() for batch in loader])
+    return ranks
+
+
+def global_batches(ranks: list[list[list[int]]]) -> list[list[int]]:
+    """Return the batches of all ranks together, step for step, in the global order."""
+    return [interleaved(step) for step in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("ends", ["pad", "drop", "uneven"])
+@pytest.mark.parametrize("length", [96, 1200])
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_same_global_batches_for_any_world(world: int, length: int, ends: Ends) -> None:
+    one = global_batches(rank_batches(length, 1, 12, seed=7, ends=ends))
+    assert sorted(sum(one, [])) == list(range(length))
+    assert global_batches(rank_batches(length, world, 12 // world, seed=7, ends=ends)) == one
+
+
+@pytest.mark.parametrize("ends", ["pad", "drop", "uneven"])
+@pytest.mark.parametrize("length", [85, 91, 95, 97])
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_full_global_batches_of_any_length(world: int, length: int, ends: Ends) -> None:
+    one = rank_batches(length, 1, 12, seed=7)[0]
+    ranks = rank_batches(length, world, 12 // world, seed=7, ends=ends)
+    full = length // 12
+    together = [interleaved(step) for step in zip_longest(*ranks, fillvalue=[])]
+    assert together[:full] == one[:full]
+    rest = Counter(sum(together[full:], []))
+    last = Counter(one[full])
+    if ends == "uneven":
+        assert rest == last
+    elif ends == "drop":
+        assert rest <= last
+        assert (last - rest).total() < world
+    else:
+        assert last <= rest
+        assert (rest - last).total() < world
+
+
+@pytest.mark.parametrize("ends", ["pad", "drop"])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_rank_takes_the_same_number_of_steps(world: int, length: int, ends: Ends) -> None:
+    ranks = rank_batches(length, world, 4, workers=0, ends=ends)
+    shapes = {tuple(len(batch) for batch in batches) for batches in ranks}
+    assert len(shapes) == 1
+
+
+@pytest.mark.parametrize("told", [(), (2, 0, 5)], ids=["never_told", "told"])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world", WORLDS)
+def test_torchs_own_rank_sampler_gives_torchs_batches(
+    world: int, drop_last: bool, told: tuple[int, ...]
+) -> None:
+    """`told` are the epochs that the loop tells the sampler; torch stays at 0 if it never does."""
+
+    def epochs(kind: type[Any], rank: int) -> list[list[list[int]]]:
+        sampler = DistributedSampler(range(101), world, rank, seed=3, drop_last=drop_last)
+        loader = kind(Numbers(101), batch_size=4, sampler=sampler)
+        got = []
+        for epoch in told or (None, None):
+            if epoch is not None:
+                sampler.set_epoch(epoch)
+            got.append([batch.tolist() for batch in loader])
+        return got
+
+    for rank in range(world):
+        assert epochs(fastload.DataLoader, rank) == epochs(torch.utils.data.DataLoader, rank)
+
+
+# Epochs and seeds.
+
+
+def test_set_epoch_gives_each_epoch_an_order_of_its_own() -> None:
+    sampler = fastload.RankSampler(100, rank=1, world_size=2, seed=3)
+    assert sampler.epoch == 0
+    first = list(sampler)
+    assert list(sampler) == first, "until set_epoch is called the epoch stays"
+    orders = []
+    for epoch in range(5):
+        sampler.set_epoch(epoch)
+        assert sampler.epoch == epoch
+        orders.append(list(sampler))
+    assert orders[0] == first
+    assert len({tuple(order) for order in orders}) == 5
+    sampler.set_epoch(2)
+    assert list(sampler) == orders[2]
+
+
+def test_without_shuffling_every_epoch_is_the_same() -> None:
+    sampler = fastload.RankSampler(10, rank=1, world_size=2, shuffle=False)
+    sampler.set_epoch(4)
+    assert list(sampler) == [1, 3, 5, 7, 9]
+
+
+def test_the_seed_decides_and_the_global_generator_does_not() -> None:
+    torch.manual_seed(1)
+    one = parts(100, 2, seed=3)
+    torch.manual_seed(2)
+    state = torch.random.get_rng_state()
+    assert parts(100, 2, seed=3) == one
+    assert parts(100, 2, seed=4) != one
+    assert torch.equal(torch.random.get_rng_state(), state), "a sampler draws nothing from it"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_samplers_epoch_is_the_loaders(workers: int) -> None:
+    sampler = fastload.RankSampler(60, rank=1, world_size=3, seed=3)
+    orders = []
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        orders.append(list(sampler))
+    sampler.set_epoch(0)
+    with fastload.DataLoader(Numbers(60), 5, sampler=sampler, num_workers=workers) as loader:
+        for epoch in (2, 3, 1):
+            sampler.set_epoch(epoch)
+            assert torch.cat(list(loader)).tolist() == orders[epoch]
+            assert loader.stats().epoch == epoch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_goes_on_to_the_next_epoch_by_itself(workers: int) -> None:
+    orders = []
+    for epoch in range(5):
+        reference = fastload.RankSampler(60, rank=1, world_size=3, seed=3)
+        reference.set_epoch(epoch)
+        orders.append(list(reference))
+    sampler = fastload.RankSampler(60, rank=1, world_size=3, seed=3)
+    loader = fastload.DataLoader(Numbers(60), 5, sampler=sampler, num_workers=workers)
+    assert torch.cat(list(loader)).tolist() == orders[0]
+    assert torch.cat(list(loader)).tolist() == orders[1]
+    loader.set_epoch(3)
+    assert torch.cat(list(loader)).tolist() == orders[3]
+    assert torch.cat(list(loader)).tolist() == orders[4]
+    sampler.set_epoch(1)
+    assert torch.cat(list(loader)).tolist() == orders[1]
+    assert torch.cat(list(loader)).tolist() == orders[2]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_persistent_workers_see_the_epoch_that_is_set(persistent: bool) -> None:
+    """The next epoch may be under way before it is asked for: not with a stale order."""
+    sampler = fastload.RankSampler(60, rank=0, world_size=2, seed=3)
+    reference = fastload.RankSampler(60, rank=0, world_size=2, seed=3)
+    with fastload.DataLoader(
+        Numbers(60), 5, sampler=sampler, num_workers=2, persistent_workers=persistent
+    ) as loader:
+        for epoch in range(6):
+            sampler.set_epoch(epoch)
+            reference.set_epoch(epoch)
+            assert torch.cat(list(loader)).tolist() == list(reference)
+
+
+def test_a_dataset_may_stand_for_its_length() -> None:
+    for length in LENGTHS:
+        by_dataset = fastload.RankSampler(Numbers(length), rank=1, world_size=3)
+        by_length = fastload.RankSampler(length, rank=1, world_size=3)
+        assert list(by_dataset) == list(by_length)
+
+
+# Which rank this is, if nobody says.
+
+
+def test_without_a_process_group_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    sampler = fastload.RankSampler(10, shuffle=False)
+    assert list(sampler) == list(range(10))
+
+
+def test_the_process_group_says_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 2)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 3)
+    assert list(fastload.RankSampler(9, shuffle=False)) == [2, 5, 8]
+    explicit = fastload.RankSampler(9, rank=1, world_size=4, shuffle=False, ends="drop")
+    assert list(explicit) == [1, 5], "what is said goes before what is found"
+
+
+# Refusals.
+
+
+class Partitioned(Numbers):
+    partitioned_by_rank = True
+
+
+RANK_SAMPLERS = {
+    "fastload's": lambda length: fastload.RankSampler(length, rank=0, world_size=2),
+    "torch's": lambda length: DistributedSampler(range(length), num_replicas=2, rank=0),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", RANK_SAMPLERS)
+def test_a_rank_part_is_not_partitioned_again(kind: str, workers: int) -> None:
+    sampler = RANK_SAMPLERS[kind](10)
+    with pytest.raises(ValueError, match="rank"):
+        fastload.DataLoader(Partitioned(10), 2, sampler=sampler, num_workers=workers)
+    with pytest.raises(ValueError, match="rank"):
+        fastload.DataLoader(
+            Partitioned(10),
+            batch_sampler=BatchSampler(sampler, 2, drop_last=False),
+            num_workers=workers,
+        )
+
+
+@pytest.mark.parametrize("kind", RANK_SAMPLERS)
+def test_a_whole_dataset_takes_a_rank_sampler(kind: str) -> None:
+    dataset = Partitioned(10)
+    dataset.partitioned_by_rank = False
+    loader = fastload.DataLoader(dataset, 2, sampler=RANK_SAMPLERS[kind](10))
+    assert sum(len(batch) for batch in loader) == 5
+
+
+def test_a_rank_part_is_shuffled_like_any_dataset() -> None:
+    loader = fastload.DataLoader(Partitioned(10), 2, shuffle=True, num_workers=2)
+    assert sorted(torch.cat(list(loader)).tolist()) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rank": 2, "world_size": 2}, r"rank.*2"),
+        ({"rank": -1, "world_size": 2}, r"rank.*-1"),
+        ({"rank": 0, "world_size": 0}, r"world_size.*0"),
+        ({"rank": 0, "world_size": -3}, r"world_size.*-3"),
+        ({"rank": 0, "world_size": 2, "ends": "wrap"}, r"wrap"),
+        ({"rank": 0, "world_size": 2, "ends": "wrap"}, r"pad.*drop.*uneven"),
+        ({"rank": 0, "world_size": 2, "ends": None}, r"pad.*drop.*uneven"),
+        ({"rank": 0}, r"world_size"),
+        ({"world_size": 2}, r"rank"),
+    ],
+    ids=str,
+)
+def test_a_bad_argument_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=rf"(?s){said}"):
+        fastload.RankSampler(10, **options)
+
+
+def test_a_negative_length_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"length.*-1"):
+        fastload.RankSampler(-1, rank=0, world_size=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rank": 0.5, "world_size": 2}, {"rank": 0, "world_size": "2"}, {"seed": "abc"}],
+    ids=str,
+)
+def test_an_argument_of_the_wrong_type_is_named(options: dict[str, Any]) -> None:
+    wrong = next(name for name, value in options.items() if not isinstance(value, int))
+    with pytest.raises((TypeError, ValueError), match=wrong):
+        fastload.RankSampler(10, **{"rank": 0, "world_size": 2, **options})
+
+
+def test_a_dataset_without_a_length_is_refused() -> None:
+    class Endless(Dataset[int]):
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    with pytest.raises(TypeError, match="Endless|length|len"):
+        fastload.RankSampler(Endless(), rank=0, world_size=1)
+
+
+@pytest.mark.parametrize("epoch", [1.5, "2"])
+def test_a_bad_epoch_is_named(epoch: Any) -> None:
+    sampler = fastload.RankSampler(10, rank=0, world_size=2)
+    with pytest.raises((TypeError, ValueError), match="epoch"):
+        sampler.set_epoch(epoch)

@@ -1,0 +1,390 @@
+"""Promise: a stall loses nothing and doubles nothing, and memory is bounded by a formula.
+
+A reader may stall, and the loop may pause, for as long as they like. At most `depth` batches are in
+flight: `prefetch_batches`, or `prefetch_factor * num_workers`, or by default
+`2 + ceil(num_workers / batch_size)`, or `2 + num_workers` where a batch is one unit of work.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from math import ceil
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, Sampler, TensorDataset
+
+import fastload
+
+DEADLINE_S = 30.0  # only a deadlock waits that long
+GRACE_S = 0.03  # what a loader that reads too much is given to do so
+
+
+class Gate(Dataset[int]):
+    """Samples that count themselves; those in `stalled` wait until `release()`.
+
+    `bound(position)` says whether that sample may be read yet; `broken` holds those that may not.
+    """
+
+    def __init__(self, length: int, stalled: tuple[int, ...] = ()) -> None:
+        self.length = length
+        self.stalled = frozenset(stalled)
+        self.bound: Callable[[int], bool] = lambda _: True
+        self.broken: list[int] = []
+        self.reads: list[int] = []
+        self._turn = threading.Condition()  # owns reads, broken, _open
+        self._open = False
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        with self._turn:
+            self.reads.append(index)
+            if not self.bound(index):
+                self.broken.append(index)
+            self._turn.notify_all()
+            if index in self.stalled and not self._turn.wait_for(lambda: self._open, DEADLINE_S):
+                raise TimeoutError(index)
+        return index
+
+    def release(self) -> None:
+        with self._turn:
+            self._open = True
+            self._turn.notify_all()
+
+    def wait_until_read(self, indices: set[int]) -> None:
+        """Wait until all of `indices` have begun; raise if they do not."""
+        with self._turn:
+            if not self._turn.wait_for(lambda: indices <= set(self.reads), DEADLINE_S):
+                raise TimeoutError(f"never read: {sorted(indices - set(self.reads))}")
+
+
+class Gathered(Gate):
+    """A batch in one call."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+def batches(length: int, batch_size: int) -> list[list[int]]:
+    return [list(range(i, min(i + batch_size, length))) for i in range(0, length, batch_size)]
+
+
+def in_background(function: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+# A reader that stalls.
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("batch_size", [4, 16])
+@pytest.mark.parametrize("workers", [2, 3, 8])
+@pytest.mark.parametrize("stalled", [0, 1, 57, 199])
+def test_while_one_reader_stalls_the_others_fill_the_window(
+    stalled: int, workers: int, batch_size: int, in_order: bool
+) -> None:
+    """The stall ends only when all other batches that may be in flight have been read."""
+    dataset = Gate(200, (stalled,))
+    loader = fastload.DataLoader(
+        dataset, batch_size, num_workers=workers, prefetch_batches=4, in_order=in_order
+    )
+    whole = batches(200, batch_size)
+    place = stalled // batch_size
+    others = {index for batch in whole[place + 1 : place + 4] for index in batch}
+
+    def end_the_stall() -> None:
+        dataset.wait_until_read(others | {stalled})
+        dataset.release()
+
+    thread = in_background(end_the_stall)
+    got = [batch.tolist() for batch in loader]
+    thread.join()
+    assert (got if in_order else sorted(got)) == whole
+    assert Counter(dataset.reads) == Counter(range(200)), "nothing is read twice"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_stall_of_every_reader_loses_nothing(workers: int) -> None:
+    dataset = Gate(100, tuple(range(workers)))
+    iterator = iter(fastload.DataLoader(dataset, 10, num_workers=workers))
+    dataset.wait_until_read(set(range(workers)))
+    dataset.release()
+    assert [batch.tolist() for batch in iterator] == batches(100, 10)
+    assert Counter(dataset.reads) == Counter(range(100))
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_all_workers_build_the_first_batch_together(workers: int) -> None:
+    """Each sample waits for the others: no thread may have been given two of them."""
+    together = threading.Barrier(workers)
+
+    class Together(Dataset[int]):
+        def __len__(self) -> int:
+            return workers
+
+        def __getitem__(self, index: int) -> int:
+            together.wait(DEADLINE_S)
+            return index
+
+    (batch,) = fastload.DataLoader(Together(), workers, num_workers=workers)
+    assert batch.tolist() == list(range(workers))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_without_order_a_stall_holds_back_its_own_batch_only(in_order: bool) -> None:
+    dataset = Gate(100, (3,))
+    loader = fastload.DataLoader(
+        dataset, 10, num_workers=2, prefetch_batches=5, in_order=in_order
+    )
+    iterator = iter(loader)
+    if in_order:
+        dataset.wait_until_read(set(range(10, 50)))
+        dataset.release()
+        got = [batch.tolist() for batch in iterator]
+        assert got == batches(100, 10)
+    else:
+        early = [next(iterator).tolist() for _ in range(4)]
+        assert sorted(early) == batches(100, 10)[1:5], "all that the window has room for"
+        dataset.release()
+        late = [batch.tolist() for batch in iterator]
+        assert sorted(early + late) == batches(100, 10)
+
+
+@pytest.mark.slow
+def test_neither_a_reader_nor_a_loop_that_stalls_12_s_loses_anything() -> None:
+    """Both at once, for real: one loader's reader sleeps while the loop leaves another one alone."""
+
+    class Sleeping(Gate):
+        def __getitem__(self, index: int) -> int:
+            if index == 137:
+                time.sleep(12)
+            return super().__getitem__(index)
+
+    stalling, paused = Sleeping(1000), Gate(1000)
+    first = iter(fastload.DataLoader(stalling, 7, num_workers=4))
+    second = iter(fastload.DataLoader(paused, 7, num_workers=4))
+    got_paused = [next(second).tolist() for _ in range(5)]
+    got_stalling = [batch.tolist() for batch in first]
+    got_paused += [batch.tolist() for batch in second]
+    for dataset, got in ((stalling, got_stalling), (paused, got_paused)):
+        assert got == batches(1000, 7)
+        assert Counter(dataset.reads) == Counter(range(1000))
+
+
+# A loop that pauses.
+
+
+def check_pauses(
+    loader: fastload.DataLoader[Any], dataset: Gate, batch_size: int, depth: int
+) -> None:
+    """Pause after some batches: exactly `depth` batches more are read, and not a sample beyond."""
+    whole = batches(dataset.length, batch_size)
+    asked = 0
+    dataset.bound = lambda index: index // batch_size < asked + depth
+    iterator = iter(loader)
+    for taken in range(len(whole)):
+        if taken in (0, 1, 2, 3, 7, len(whole) - 2):
+            limit = min((taken + depth) * batch_size, dataset.length)
+            dataset.wait_until_read(set(range(limit)))
+            time.sleep(GRACE_S)
+            assert len(dataset.reads) == limit
+        asked = taken + 1
+        assert torch.as_tensor(next(iterator)).reshape(-1).tolist() == whole[taken]
+    assert next(iterator, None) is None
+    assert not dataset.broken, "read ahead of the bound"
+    assert Counter(dataset.reads) == Counter(range(dataset.length))
+
+
+WINDOWS: dict[str, tuple[dict[str, Any], Callable[[int, int], int]]] = {
+    "by default": ({}, lambda workers, batch_size: 2 + ceil(workers / batch_size)),
+    "prefetch_batches=1": ({"prefetch_batches": 1}, lambda workers, batch_size: 1),
+    "prefetch_batches=5": ({"prefetch_batches": 5}, lambda workers, batch_size: 5),
+    "prefetch_factor=1": ({"prefetch_factor": 1}, lambda workers, batch_size: workers),
+    "prefetch_factor=3": ({"prefetch_factor": 3}, lambda workers, batch_size: 3 * workers),
+    "both": (
+        {"prefetch_factor": 3, "prefetch_batches": 2},
+        lambda workers, batch_size: 2,
+    ),
+    "collate_fn": ({"collate_fn": list}, lambda workers, batch_size: 2 + workers),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_pause_holds_what_the_formula_says(name: str, batch_size: int, workers: int) -> None:
+    options, formula = WINDOWS[name]
+    dataset = Gate(16 * batch_size + batch_size // 2)
+    loader = fastload.DataLoader(dataset, batch_size, num_workers=workers, **options)
+    depth = formula(workers, batch_size)
+    check_pauses(loader, dataset, batch_size, depth)
+    assert loader.stats().depth == depth
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_pause_where_a_batch_is_one_call(in_order: bool, workers: int) -> None:
+    dataset = Gathered(100)
+    loader = fastload.DataLoader(dataset, 5, num_workers=workers, in_order=in_order)
+    if in_order:
+        check_pauses(loader, dataset, 5, 2 + workers)
+    else:
+        iterator = iter(loader)
+        dataset.wait_until_read(set(range((2 + workers) * 5)))
+        time.sleep(GRACE_S)
+        assert len(dataset.reads) == (2 + workers) * 5
+        assert sorted(batch.tolist() for batch in iterator) == batches(100, 5)
+    assert loader.stats().depth == 2 + workers
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_pause_where_there_are_no_batches(workers: int) -> None:
+    dataset = Gate(40)
+    loader = fastload.DataLoader(dataset, None, num_workers=workers)
+    check_pauses(loader, dataset, 1, 2 + workers)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_tensor_dataset_is_gathered_batch_by_batch(workers: int) -> None:
+    dataset = TensorDataset(torch.zeros(40, 100_000))  # batches above 1 MiB, below which the loop gathers
+    loader = fastload.DataLoader(dataset, 4, num_workers=workers)
+    next(iter(loader))
+    assert loader.stats().depth == 2 + workers
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_every_epoch_is_bounded(persistent: bool) -> None:
+    with fastload.DataLoader(
+        dataset := Gate(60), 5, num_workers=3, persistent_workers=persistent
+    ) as loader:
+        for _ in range(3):
+            check_pauses(loader, dataset, 5, 3)
+            dataset.reads.clear()
+
+
+def test_without_workers_nothing_is_read_ahead() -> None:
+    dataset = Gate(100)
+    iterator = iter(fastload.DataLoader(dataset, 5))
+    assert dataset.reads == []
+    for taken, batch in enumerate(iterator, start=1):
+        assert len(dataset.reads) == len(batch) * taken
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_without_order_the_bound_counts_from_the_oldest_batch(workers: int) -> None:
+    dataset = Gate(200, (23,))  # of batch 2
+    loader = fastload.DataLoader(
+        dataset, 10, num_workers=workers, in_order=False, prefetch_batches=6
+    )
+    iterator = iter(loader)
+    early = sorted(next(iterator).tolist() for _ in range(7))
+    assert early == [b for place, b in enumerate(batches(200, 10)[:8]) if place != 2]
+    time.sleep(GRACE_S)
+    assert set(dataset.reads) <= set(range(80)), "batch 2 holds back batch 8"
+    dataset.release()
+    assert sorted(early + [batch.tolist() for batch in iterator]) == batches(200, 10)
+
+
+class Weighed(Dataset[Any]):
+    """Samples that a `collate_fn` keeps as they are; counts how many are alive at most."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.alive = 0
+        self.most = 0
+        self._lock = threading.Lock()  # owns alive and most
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        sample = torch.tensor(index)
+        with self._lock:
+            self.alive += 1
+            self.most = max(self.most, self.alive)
+        weakref.finalize(sample, self._gone)
+        return sample
+
+    def _gone(self) -> None:
+        with self._lock:
+            self.alive -= 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_samples_alive_stay_within_the_formula(workers: int, batch_size: int) -> None:
+    """Those in flight, and those of the batch in the loop's hands: the rest are gone."""
+    dataset = Weighed(40 * batch_size)
+    loader = fastload.DataLoader(dataset, batch_size, num_workers=workers, collate_fn=list)
+    number = 0
+    for batch in loader:
+        number += len(batch)
+        del batch
+    assert number == 40 * batch_size
+    assert dataset.most <= (loader.stats().depth + 1) * batch_size
+
+
+# The sampler is drawn from as far as the window reaches, on the loop's thread.
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("batch_size", [None, 1, 5])
+def test_the_sampler_is_drawn_from_as_far_as_the_window_reaches(
+    batch_size: int | None, workers: int
+) -> None:
+    drawn: list[int] = []
+    threads = set()
+
+    class Drawn(Sampler[int]):
+        def __len__(self) -> int:
+            return 100
+
+        def __iter__(self) -> Iterator[int]:
+            for index in range(100):
+                drawn.append(index)
+                threads.add(threading.get_ident())
+                yield index
+
+    loader = fastload.DataLoader(
+        list(range(100)), batch_size, sampler=Drawn(), num_workers=workers, prefetch_batches=3
+    )
+    iterator = iter(loader)
+    for taken, _ in enumerate(islice(iterator, 10)):
+        assert len(drawn) <= (taken + 1 + 3) * (batch_size or 1)
+    assert threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_no_more_reads_at_once_than_workers(workers: int) -> None:
+    active = 0
+    most = 0
+    lock = threading.Lock()
+    full = threading.Barrier(workers)
+
+    class Active(Dataset[int]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> int:
+            nonlocal active, most
+            with lock:
+                active += 1
+                most = max(most, active)
+            if index < workers:
+                full.wait(DEADLINE_S)
+            with lock:
+                active -= 1
+            return index
+
+    list(fastload.DataLoader(Active(), workers, num_workers=workers))
+    assert most == workers

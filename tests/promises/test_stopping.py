@@ -1,0 +1,755 @@
+"""Stopping is prompt: every way out ends the threads within 0.5 s plus the call in progress, and leaves nothing behind.
+
+`close()`, the `with` block, `break`, an exception, garbage collection, Ctrl-C, SIGTERM, `sys.exit`, `os._exit` and the end
+of the interpreter: with full queues, in the middle of calls, with persistent workers. A call that does not return is waited
+for only so long, is named, and does not keep the process from ending. A timeout says what each worker was doing.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import Dataset
+
+from fastload import DataLoader
+from fastload.errors import LoaderClosedError, LoaderTimeoutError
+from tests.promises.children import Ended, Nursery, run_fresh
+
+PROMPT_SECONDS = 0.5
+CALL_SECONDS = 0.3
+
+
+class Reads(Dataset[int]):
+    """Its own indices; counts the calls, each of which takes `seconds`."""
+
+    def __init__(self, length: int = 1000, seconds: float = 0.0) -> None:
+        self.length, self.seconds, self.calls = length, seconds, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        self.calls += 1
+        if self.seconds:
+            time.sleep(self.seconds)
+        return index
+
+
+class Gated(Reads):
+    """From index `first` on, a call waits until the gate is open; `waiting` counts the calls that came to it."""
+
+    def __init__(self, length: int = 1000, first: int = 8) -> None:
+        super().__init__(length)
+        self.first, self.gate, self.waiting = first, threading.Event(), threading.Semaphore(0)
+
+    def __getitem__(self, index: int) -> int:
+        if index >= self.first:
+            self.waiting.release()
+            self.wait_at_the_gate()
+        return super().__getitem__(index)
+
+    def wait_at_the_gate(self) -> None:
+        assert self.gate.wait(30)
+
+
+def threads() -> list[str]:
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith("fastload-"))
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> float:
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() < started + seconds, f"{what}: not within {seconds} s; {threads()}"
+        time.sleep(0.001)
+    return time.monotonic() - started
+
+
+def fill(loader: DataLoader[Any]) -> None:
+    """Wait until the workers can do no more: the window is full."""
+    dataset, stats = loader.dataset, loader.stats()
+    assert isinstance(dataset, Reads)
+    wait_until(
+        lambda: dataset.calls >= stats.depth * (loader.batch_size or 1), "the window is full"
+    )
+
+
+def threads_end(call_seconds: float = 0.0) -> None:
+    wait_until(lambda: not threads(), "no thread is left", PROMPT_SECONDS + call_seconds)
+
+
+# ---- inside a process that goes on ----
+
+
+def by_close(loader: DataLoader[Any], full: bool) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    if full:
+        fill(loader)
+    loader.close()
+    assert not threads(), "close() returned before its threads had ended"
+    with pytest.raises(LoaderClosedError):
+        next(iterator)
+
+
+def by_with(loader: DataLoader[Any], full: bool) -> None:
+    with loader:
+        iterator = iter(loader)
+        next(iterator)
+        if full:
+            fill(loader)
+        assert threads()
+    assert not threads(), "the block was left before its threads had ended"
+
+
+def by_exception_in_with(loader: DataLoader[Any], full: bool) -> None:
+    with pytest.raises(ZeroDivisionError), loader:
+        for _ in loader:
+            if full:
+                fill(loader)
+            raise ZeroDivisionError
+    assert not threads()
+
+
+def by_break_in_with(loader: DataLoader[Any], full: bool) -> None:
+    with loader:
+        for _ in loader:
+            if full:
+                fill(loader)
+            break
+    assert not threads(), "the block was left before its threads had ended"
+
+
+def by_break(loader: DataLoader[Any], full: bool) -> None:
+    for _ in loader:
+        if full:
+            fill(loader)
+        break
+
+
+def by_exception(loader: DataLoader[Any], full: bool) -> None:
+    """The exception, with its traceback and the frames in it, is still held when the threads must end."""
+    with pytest.raises(ZeroDivisionError) as caught:
+        for _ in loader:
+            if full:
+                fill(loader)
+            raise ZeroDivisionError
+    if not loader.persistent_workers:
+        threads_end(CALL_SECONDS)
+    assert caught.value.__traceback__ is not None
+
+
+def by_generator(loader: DataLoader[Any], full: bool) -> None:
+    def batches() -> Iterator[Any]:
+        yield from loader
+
+    generator = batches()
+    next(generator)
+    if full:
+        fill(loader)
+    generator.close()
+
+
+def by_forgetting(loader: DataLoader[Any], full: bool) -> None:
+    iterator = iter(loader)
+    next(iterator)
+    if full:
+        fill(loader)
+    del iterator
+
+
+def by_not_beginning(loader: DataLoader[Any], full: bool) -> None:
+    iterator = iter(loader)
+    if full:
+        fill(loader)
+    del iterator
+
+
+def by_end_of_epoch(loader: DataLoader[Any], full: bool) -> None:
+    del full
+    assert len(list(loader)) == len(loader)
+
+
+def by_cycle(loader: DataLoader[Any], full: bool) -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.me, self.iterator = self, iter(loader)
+
+    gc.disable()
+    try:
+        node: Node | None = Node()
+        assert node is not None
+        next(node.iterator)
+        if full:
+            fill(loader)
+        node = None
+        assert threads(), "a cycle is not freed before it is collected"
+    finally:
+        gc.enable()
+    gc.collect()
+
+
+WAYS = [
+    by_close,
+    by_with,
+    by_exception_in_with,
+    by_break_in_with,
+    by_break,
+    by_exception,
+    by_generator,
+    by_forgetting,
+    by_not_beginning,
+    by_end_of_epoch,
+    by_cycle,
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("full", [False, True], ids=["in a call", "full queues"])
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+def test_no_thread_outlives_the_way_out(
+    way: Callable[[DataLoader[Any], bool], None], full: bool, workers: int, persistent: bool
+) -> None:
+    """Of the persistent workers too: they end with the loader, at the latest."""
+    dataset = Reads(8 if way is by_end_of_epoch else 1000, seconds=0 if full else CALL_SECONDS / 2)
+    loader = DataLoader(dataset, 2, num_workers=workers, persistent_workers=persistent)
+    way(loader, full)
+    if persistent:
+        del loader
+        gc.collect()
+    threads_end(CALL_SECONDS)
+    calls = dataset.calls
+    time.sleep(0.01)
+    assert dataset.calls == calls, "a sample was read after the threads had ended"
+
+
+def test_the_threads_are_daemons_with_names() -> None:
+    loader = DataLoader(Reads(), 2, num_workers=3)
+    iterator = iter(loader)
+    next(iterator)
+    ours = [t for t in threading.enumerate() if t.name.startswith("fastload-")]
+    assert {f"fastload-worker-{i}" for i in range(3)} <= {t.name for t in ours}
+    assert all(t.daemon for t in ours)
+    loader.close()
+
+
+def test_a_call_in_progress_is_waited_for_and_no_other_is_begun() -> None:
+    dataset = Reads(seconds=CALL_SECONDS)
+    loader = DataLoader(dataset, 8, num_workers=2)
+    iterator = iter(loader)
+    wait_until(lambda: dataset.calls == 2, "both workers are in a call")
+    started = time.monotonic()
+    loader.close()
+    assert time.monotonic() - started < CALL_SECONDS + PROMPT_SECONDS
+    assert dataset.calls == 2
+    del iterator
+
+
+def test_a_waiting_loop_is_woken_by_close_from_another_thread() -> None:
+    dataset = Gated()
+    loader = DataLoader(dataset, 4, num_workers=2)
+    iterator = iter(loader)
+    assert [next(iterator).tolist(), next(iterator).tolist()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    outcome: list[object] = []
+
+    def loop() -> None:
+        try:
+            outcome.append(next(iterator))
+        except BaseException as error:
+            outcome.append(error)
+
+    waiter = threading.Thread(target=loop)
+    waiter.start()
+    assert dataset.waiting.acquire(timeout=30)
+    closer = threading.Thread(target=loader.close)
+    closer.start()
+    waiter.join(30)
+    assert isinstance(outcome[0], LoaderClosedError)
+    dataset.gate.set()
+    closer.join(30)
+    assert not threads()
+
+
+def test_close_twice_and_before_and_after() -> None:
+    loader = DataLoader(Reads(10), 4, num_workers=2)
+    loader.close()
+    assert len(list(loader)) == 3
+    first = iter(loader)
+    next(first)
+    loader.close()
+    loader.close()
+    with pytest.raises(LoaderClosedError):
+        next(first)
+    with pytest.raises(LoaderClosedError):
+        next(first)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    loader.close()
+    assert not threads()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_close_ends_every_iterator_of_the_loader(workers: int) -> None:
+    loader = DataLoader(Reads(10), 4, num_workers=workers)
+    iterators = [iter(loader) for _ in range(3)]
+    for iterator in iterators:
+        next(iterator)
+    loader.close()
+    assert not threads()
+    for iterator in iterators:
+        with pytest.raises(LoaderClosedError):
+            next(iterator)
+
+
+def test_persistent_workers_live_until_close() -> None:
+    loader = DataLoader(Reads(10), 4, num_workers=2, persistent_workers=True)
+    list(loader)
+    first = {t.ident for t in threading.enumerate() if t.name.startswith("fastload-worker")}
+    assert len(first) == 2
+    list(loader)
+    assert first == {t.ident for t in threading.enumerate() if t.name.startswith("fastload-worker")}
+    loader.close()
+    assert not threads()
+    assert len(list(loader)) == 3
+    loader.close()
+
+
+@pytest.mark.parametrize("cyclic", [False, True])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_200_abandoned_iterators_leave_no_thread(cyclic: bool, workers: int) -> None:
+    loader = DataLoader(Reads(), 4, num_workers=workers)
+    for _ in range(200):
+        holder: list[Any] = [iter(loader)]
+        next(holder[0])
+        if cyclic:
+            holder.append(holder)
+    del holder
+    gc.collect()
+    threads_end()
+
+
+def test_loader_and_dataset_are_collected_while_threads_wait() -> None:
+    """The threads hold no strong reference to what the user has dropped."""
+    dataset = Reads()
+    loader = DataLoader(dataset, 4, num_workers=4, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    fill(loader)
+    gone = [weakref.ref(loader), weakref.ref(dataset), weakref.ref(iterator)]
+    del loader, dataset, iterator
+    gc.collect()
+    wait_until(lambda: not any(ref() for ref in gone), "all is collected", PROMPT_SECONDS)
+    threads_end()
+
+
+def test_an_iterator_outlives_its_loader() -> None:
+    iterator = iter(DataLoader(Reads(10), 4, num_workers=2))
+    gc.collect()
+    assert [batch.tolist() for batch in iterator] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    del iterator
+
+
+def test_a_collection_on_a_worker_of_the_iterator_itself() -> None:
+    """An abandoned cycle may be found by the collector in any thread: here in one that the finalizer has to end."""
+
+    class Collects(Gated):
+        def wait_at_the_gate(self) -> None:
+            super().wait_at_the_gate()
+            gc.collect()
+
+    dataset = Collects()
+    loader = DataLoader(dataset, 4, num_workers=2)
+    gc.collect()
+    gc.disable()
+    try:
+        holder: list[Any] = [iter(loader)]
+        holder.append(holder)
+        gone = weakref.ref(holder[0])
+        assert dataset.waiting.acquire(timeout=30)
+        del holder
+        assert gone() is not None
+        dataset.gate.set()
+        wait_until(lambda: gone() is None, "the worker collected the iterator", 10)
+    finally:
+        gc.enable()
+    threads_end()
+
+
+def test_no_descriptor_is_opened_and_none_left() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    loader = DataLoader(Reads(), 4, num_workers=8, persistent_workers=True)
+    for _ in range(3):
+        iterator = iter(loader)
+        next(iterator)
+    loader.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# ---- timeout= ----
+
+
+def test_a_timeout_says_what_each_worker_was_doing_and_loses_nothing() -> None:
+    dataset = Gated(16)
+    loader = DataLoader(dataset, 4, num_workers=2, timeout=0.2)
+    iterator = iter(loader)
+    batches = [next(iterator).tolist(), next(iterator).tolist()]
+    for _ in range(2):
+        started = time.monotonic()
+        with pytest.raises(LoaderTimeoutError, match=r"timed out after 0\.2 seconds") as caught:
+            next(iterator)
+        assert 0.2 <= time.monotonic() - started < 0.2 + PROMPT_SECONDS
+        said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+        assert isinstance(caught.value, RuntimeError)
+        for worker in ("fastload-worker-0", "fastload-worker-1"):
+            assert worker in said
+        assert said.count("in wait_at_the_gate") == 2, said
+    dataset.gate.set()
+    batches += [batch.tolist() for batch in iterator]
+    assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+
+
+def test_a_timeout_counts_the_wait_for_one_batch_and_not_the_epoch() -> None:
+    """Twelve batches of two calls each take longer than the timeout; none of them does."""
+    dataset = Reads(24, seconds=0.03)
+    started = time.monotonic()
+    assert len(list(DataLoader(dataset, 2, num_workers=1, timeout=0.6))) == 12
+    assert time.monotonic() - started > 0.6
+
+
+# ---- child processes ----
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as nursery:
+        yield nursery
+
+
+def ends(
+    nursery: Nursery, script: str, code: int, call_seconds: float, traceback: str | None = None
+) -> Ended:
+    """Run `script`, which must end promptly with `code` and, if any, a traceback that ends in `traceback`.
+
+    The code and the output must be right every time. The seconds have three attempts: on a machine that other work keeps
+    busy a process may lose its core for longer than it is allowed to take, but not every time.
+    """
+    for _ in range(3):
+        ended = nursery.run(script)
+        assert ended.code == code, ended
+        for sign in ("Fatal Python error", "Exception ignored", "terminate called", "Warning"):
+            assert sign not in ended.err, ended
+        last = ended.err.strip().rpartition("\n")[2]
+        assert traceback in last if traceback else "Traceback" not in ended.err, ended
+        if ended.seconds < PROMPT_SECONDS + call_seconds:
+            return ended
+    pytest.fail(f"not within {PROMPT_SECONDS + call_seconds} s, three times: {ended}")
+
+
+BEGIN = """
+loader = fastload.DataLoader(Reads(seconds={seconds}), 4, num_workers={workers}, persistent_workers={persistent})
+iterator = iter(loader)
+next(iterator)
+"""
+STATES = {
+    "in a call": BEGIN.format(seconds=CALL_SECONDS, workers=4, persistent=False),
+    "full queues": BEGIN.format(seconds=0, workers=4, persistent=False) + "until_full(loader)\n",
+    "persistent": BEGIN.format(seconds=0, workers=4, persistent=True) + "until_full(loader)\n",
+    "between epochs": BEGIN.format(seconds=0, workers=2, persistent=True)
+    + "list(iterator)\nassert len(threads()) >= 2\n",
+}
+EXITS = {
+    "end of the script": ("stamp()", 0, None),
+    "sys.exit": ("stamp(); sys.exit(3)", 3, None),
+    "exception": ("stamp(); raise ZeroDivisionError('x')", 1, "ZeroDivisionError"),
+    "os._exit": ("stamp(); os._exit(7)", 7, None),
+    "SIGINT": (
+        "stamp(); os.kill(os.getpid(), 2); time.sleep(9)",
+        -signal.SIGINT,
+        "KeyboardInterrupt",
+    ),
+    "SIGTERM": ("stamp(); os.kill(os.getpid(), 15); time.sleep(9)", -signal.SIGTERM, None),
+    "SIGTERM that exits": (
+        "signal.signal(15, lambda *_: sys.exit(143)); stamp(); os.kill(os.getpid(), 15); time.sleep(9)",
+        143,
+        None,
+    ),
+    "SIGTERM that closes": (
+        "signal.signal(15, lambda *_: (loader.close(), sys.exit(143)))\n"
+        "stamp(); os.kill(os.getpid(), 15); time.sleep(9)",
+        143,
+        None,
+    ),
+}
+
+
+CASES = [
+    *[("end of the script", state) for state in STATES],
+    *[("sys.exit", state) for state in ("in a call", "full queues", "persistent")],
+    *[("SIGINT", state) for state in ("in a call", "full queues", "persistent")],
+    *[("SIGTERM that closes", state) for state in ("in a call", "full queues")],
+    ("SIGTERM that exits", "in a call"),
+    ("SIGTERM", "full queues"),
+    ("exception", "full queues"),
+    ("os._exit", "full queues"),
+]
+
+
+@pytest.mark.parametrize(("way", "state"), CASES)
+def test_the_process_ends(nursery: Nursery, way: str, state: str) -> None:
+    script, code, traceback = EXITS[way]
+    ends(nursery, STATES[state] + script, code, CALL_SECONDS, traceback)
+
+
+SIGNAL_IN_NEXT = """
+class Interrupts(Reads):
+    def __getitem__(self, index):
+        if index == 9:
+            time.sleep(0.05)  # the loop has long had what came before, and waits
+            stamp()
+            os.kill(os.getpid(), signal.{name})
+        if index > 7:
+            time.sleep({seconds})
+        return super().__getitem__(index)
+
+loader = fastload.DataLoader(Interrupts(), 4, num_workers={workers})
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+@pytest.mark.parametrize("caught", [False, True])
+def test_ctrl_c_while_the_loop_waits_for_a_batch(
+    nursery: Nursery, workers: int, caught: bool
+) -> None:
+    script = SIGNAL_IN_NEXT.format(name="SIGINT", seconds=CALL_SECONDS, workers=workers)
+    script += "seen = []\n"
+    if caught:
+        script += (
+            "try:\n    for batch in loader: seen.append(len(batch))\n"
+            "except KeyboardInterrupt: print('caught', time.monotonic(), flush=True)\n"
+            "wait_until(lambda: not threads(), 'the threads ended'); print('done'); assert len(seen) == 2\n"
+        )
+        assert "done" in ends(nursery, script, 0, CALL_SECONDS).out
+    else:
+        script += "for batch in loader: pass\n"
+        ends(nursery, script, -signal.SIGINT, CALL_SECONDS, "KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("workers", [0, 4])
+def test_sigterm_handler_that_exits_while_the_loop_waits(
+    nursery: Nursery, workers: int, closes: bool
+) -> None:
+    script = SIGNAL_IN_NEXT.format(name="SIGTERM", seconds=CALL_SECONDS, workers=workers)
+    script += f"""
+def leave(*_):
+    if {closes}:
+        loader.close()
+    sys.exit(143)
+
+signal.signal(signal.SIGTERM, leave)
+for batch in loader: pass
+"""
+    ends(nursery, script, 143, CALL_SECONDS)
+
+
+def test_ctrl_c_leaves_a_loader_that_can_be_used(nursery: Nursery) -> None:
+    """The batch that was waited for is not lost: `next()` on the same iterator goes on, and so does a new epoch."""
+    script = SIGNAL_IN_NEXT.format(name="SIGINT", seconds=0.1, workers=4)
+    script += """
+iterator, seen = iter(loader), []
+while len(seen) < 6:
+    try:
+        seen.append(next(iterator).tolist())
+    except KeyboardInterrupt:
+        print("interrupted")
+assert seen == [list(range(k, k + 4)) for k in range(0, 24, 4)], seen
+del iterator
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print("first again", next(iter(loader)).tolist())
+"""
+    ended = ends(nursery, script, 0, 5.0)
+    assert ended.out.count("interrupted") == 1
+    assert "first again [0, 1, 2, 3]" in ended.out
+
+
+PRODUCTS = """
+class Products(Reads):
+    def __getitem__(self, index):
+        super().__getitem__(index)
+        for _ in range(60):  # each comes back from C++ and asks for the interpreter
+            matrix @ matrix
+        return index
+
+matrix = torch.ones(500, 500)
+dataset = Products()
+loader = fastload.DataLoader(dataset, 4, num_workers=4)
+"""
+IN_CALLS = 'wait_until(lambda: dataset.calls >= 4, "the workers are in torch")\n'
+LEAVE = {
+    "alive": (f"iterator = iter(loader)\n{IN_CALLS}", 0, None),
+    "dropped": (f"iterator = iter(loader)\n{IN_CALLS}del iterator\n", 0, None),
+    "cycle": (
+        f"holder = [iter(loader)]\nholder.append(holder)\n{IN_CALLS}del holder\ngc.collect()\n",
+        0,
+        None,
+    ),
+    "break": ("for batch in loader: break\n", 0, None),
+    "exception": ("for batch in loader: raise ZeroDivisionError\n", 1, "ZeroDivisionError"),
+    "daemon loop": (
+        "from contextlib import suppress\n"
+        "def loop():\n"
+        "    with suppress(fastload.errors.LoaderClosedError):\n"
+        "        for batch in loader: pass\n"
+        f"threading.Thread(target=loop, daemon=True).start()\n{IN_CALLS}",
+        0,
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("way", LEAVE)
+def test_exit_while_the_workers_are_inside_torch(nursery: Nursery, way: str) -> None:
+    """A daemon thread that comes back from C++ while the interpreter is taken down aborts the process.
+
+    So the threads have to be waited for at the end of the process, whether or not their iterator still lives.
+    """
+    script, code, traceback = LEAVE[way]
+    ends(nursery, PRODUCTS + script + "stamp()", code, 5.0, traceback)
+
+
+def test_the_interpreter_waits_for_a_loop_in_an_ordinary_thread(nursery: Nursery) -> None:
+    """The main thread ends first; Python then waits for the others, and so they still get their batches."""
+    script = """
+def loop():
+    threading.main_thread().join()
+    stamp()
+    print("samples", sum(len(batch) for batch in iterator))
+
+loader = fastload.DataLoader(Reads(40, seconds=0.005), 4, num_workers=2)
+iterator = iter(loader)
+threading.Thread(target=loop).start()
+"""
+    assert "samples 40" in ends(nursery, script, 0, 0.1).out
+
+
+def test_exit_in_a_fresh_interpreter() -> None:
+    """The same as above without the nursery, once: an unfinished epoch at the end of a script is no event."""
+    ended = run_fresh(
+        """
+import fastload, torch
+loader = fastload.DataLoader(torch.arange(1000), 4, num_workers=4)
+iterator = iter(loader)
+print(next(iterator).tolist())
+"""
+    )
+    assert (ended.code, ended.out, ended.err) == (0, "[0, 1, 2, 3]\n", ""), ended
+
+
+# ---- calls that do not return ----
+
+STUCK_LIMIT_SECONDS = 6.0  # five seconds, which the docstring of `close()` says, and the rest
+STUCK = """
+loader = fastload.DataLoader(Stuck(), 4, num_workers=2, persistent_workers={persistent}, timeout={timeout})
+iterator = iter(loader)
+next(iterator), next(iterator)
+loader.dataset.stuck.acquire()
+"""
+STUCK_ENDS = {
+    "exit": ("stamp()", 0),
+    "sys.exit": ("stamp(); sys.exit(4)", 4),
+    "close, then exit": (
+        """
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    stamp()
+    loader.close()
+assert any("fastload-worker-" in str(w.message) for w in said), said
+assert any("read_for_ever" in str(w.message) for w in said), said
+print("CLOSED", flush=True)
+stamp()
+""",
+        0,
+    ),
+    "forget, then exit": ("del iterator; gc.collect(); stamp()", 0),
+    "timeout": (
+        """
+try:
+    next(iterator)
+except fastload.errors.LoaderTimeoutError as error:
+    said = str(error) + "".join(getattr(error, "__notes__", []))
+    assert "read_for_ever" in said, said
+    print("TIMED OUT", flush=True)
+stamp()
+""",
+        0,
+    ),
+    "Ctrl-C": (
+        """
+interrupter = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+interrupter.start()
+started = time.monotonic()
+try:
+    next(iterator)
+except KeyboardInterrupt:
+    assert time.monotonic() - started < 0.6
+    print("INTERRUPTED", flush=True)
+stamp()
+""",
+        0,
+    ),
+    "os._exit": ("stamp(); os._exit(5)", 5),
+    "SIGTERM": ("stamp(); os.kill(os.getpid(), 15); time.sleep(9)", -15),
+}
+
+
+def test_a_call_that_does_not_return_is_named_and_keeps_nobody(nursery: Nursery) -> None:
+    """All at once, as each waits a few seconds for nothing."""
+    cases = [(way, False) for way in STUCK_ENDS] + [("exit", True), ("close, then exit", True)]
+    children = {}
+    for way, persistent in cases:
+        begin = STUCK.format(persistent=persistent, timeout=0.2 if way == "timeout" else 0)
+        children[way, persistent] = nursery.start(begin + STUCK_ENDS[way][0])
+    for (way, persistent), child in children.items():
+        ended, code = child.wait(), STUCK_ENDS[way][1]
+        case = f"{way}, persistent={persistent}: {ended}"
+        assert ended.code == code, case
+        assert ended.seconds < STUCK_LIMIT_SECONDS, case
+        assert "Fatal Python error" not in ended.err, case
+        assert "AssertionError" not in ended.err, case
+        if code in (0, 4) and way != "close, then exit":
+            assert "fastload-worker-" in ended.err, f"no thread was named: {case}"
+        if way == "close, then exit":
+            limit = STUCK_LIMIT_SECONDS / 2
+            assert ended.seconds < limit, f"waited again for what was given up: {case}"
+
+
+def test_close_in_a_process_that_goes_on_gives_up_and_names_the_thread() -> None:
+    """Here the call does return, after `close()` has: its thread then ends by itself."""
+    dataset = Gated()
+    loader = DataLoader(dataset, 4, num_workers=2)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    assert dataset.waiting.acquire(timeout=30)
+    assert dataset.waiting.acquire(timeout=30)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        started = time.monotonic()
+        loader.close()
+        assert time.monotonic() - started < STUCK_LIMIT_SECONDS
+    text = "\n".join(str(w.message) for w in said)
+    assert "fastload-worker-0" in text
+    assert "fastload-worker-1" in text
+    assert text.count("in wait_at_the_gate") == 2
+    calls = dataset.calls
+    dataset.gate.set()
+    threads_end()
+    assert dataset.calls <= calls + 2
+    del iterator

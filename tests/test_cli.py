@@ -1,0 +1,314 @@
+"""Promise: the command line teaches, runs the main job end to end, and answers a user's error with one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import fastload
+from fastload.cli import main
+from fastload.errors import FastloadError
+from fastload.harness.figures import Outcome
+from fastload.harness.plan import Run
+
+ROOT = Path(__file__).parents[1]
+SUBCOMMANDS = sorted(main.commands)
+
+
+def call(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="session")
+def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve JPEGs, made by the command itself."""
+    pytest.importorskip("PIL")
+    folder = tmp_path_factory.mktemp("sample")
+    result = call("images", folder, "--count", "12", "--workers", "2")
+    assert result.exit_code == 0, result.output
+    return folder / "filelist.txt"
+
+
+# ---- what it teaches ----
+
+
+def test_help_shows_the_one_line_change_and_the_two_commands() -> None:
+    result = call("--help")
+    assert result.exit_code == 0
+    for taught in ("from fastload import DataLoader", "fastload images", "fastload bench"):
+        assert taught in result.output
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_command_and_every_option_has_its_help(name: str) -> None:
+    command = main.commands[name]
+    assert command.help
+    undocumented = [p.name for p in command.params if isinstance(p, click.Option) and not p.help]
+    assert undocumented == []
+    assert call(name, "-h").exit_code == 0
+
+
+def test_version() -> None:
+    assert call("--version").output.split()[-1] == fastload.__version__
+
+
+def test_module_and_command_are_the_same_and_load_no_folder_before_they_need_it() -> None:
+    code = (
+        "import sys, fastload.cli; "
+        "print([name for name in sys.modules if name.startswith(('fastload.', 'PIL', 'matplotlib'))])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert "fastload.cli" in loaded
+    assert not re.search(r"datasets|image|harness|PIL|matplotlib", loaded)
+    version = subprocess.run(
+        [sys.executable, "-m", "fastload", "--version"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert version == f"fastload, version {fastload.__version__}\n"
+
+
+# ---- images ----
+
+
+def test_images_writes_pictures_and_says_where_and_what_next(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    result = call("images", tmp_path / "out", "--count", "3", "--workers", "1")
+    assert result.exit_code == 0, result.output
+    listing = tmp_path / "out" / "filelist.txt"
+    names = listing.read_text().split()
+    assert len(names) == 3
+    assert all((listing.parent / name).stat().st_size > 10_000 for name in names)
+    assert f"fastload bench --file-list {listing}" in result.output
+
+
+# ---- the main job ----
+
+
+@pytest.fixture(scope="session")
+def raced(file_list: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The output of one small race of all loaders, and the folder with its JSON and its plot."""
+    pytest.importorskip("torchvision")
+    pytest.importorskip("matplotlib")
+    out = tmp_path_factory.mktemp("race")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "fastload", "bench", "--file-list", file_list),
+            *("--workers", "2", "-b", "4", "-s", "8", "--status-print-interval", "2"),
+            *("--repeats", "1", "--step-ms", "5"),
+            *("--json", out / "race.json", "--plot", out / "race.png"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout, out
+
+
+def test_every_loader_runs_and_prints_the_seed_s_lines(raced: tuple[str, Path]) -> None:
+    output, _ = raced
+    assert output.count("Batch size: 4\n") == 3
+    assert re.findall(r"^num workers: (\d+)$", output, re.MULTILINE) == ["0", "2", "2"]
+    assert len(re.findall(r"^step_img_rate: \d+\.\d\d$", output, re.MULTILINE)) == 3 * 4
+    averages = r"^Average image rate: mean: \d+\.\d\d, stddev: \d+\.\d\d$"
+    assert len(re.findall(averages, output, re.MULTILINE)) == 3
+    assert len(re.findall(r"^All Done: \d+\.\d\d$", output, re.MULTILINE)) == 3
+
+
+def test_the_table_has_every_loader_and_calls_the_step_simulated(raced: tuple[str, Path]) -> None:
+    output, _ = raced
+    for name in ("serial", "2 threads", "2 torch processes"):
+        assert re.search(rf"^{name} +\d+\.\d ", output, re.MULTILINE)
+    assert "simulated: a wait of 5 ms" in output
+    assert "Best of each: 2 threads" in output
+
+
+def test_the_json_has_provenance_and_the_raw_figures_of_every_run(raced: tuple[str, Path]) -> None:
+    _, out = raced
+    document = json.loads((out / "race.json").read_text())
+    origin = document["provenance"]
+    assert origin["command"][:2] == ["fastload", "bench"]
+    assert origin["versions"]["fastload"] == fastload.__version__
+    assert [(run["loader"], run["workers"]) for run in document["runs"]] == [
+        ("serial", 0),
+        ("thread", 2),
+        ("torch", 2),
+    ]
+    for run in document["runs"]:
+        figures = run["figures"]
+        assert figures["samples"] == 32
+        assert figures["unique_samples"] == 12
+        assert figures["rate"] > 0
+        assert 0 < figures["first_batch_s"] < figures["total_s"]
+        assert 0 <= figures["wait_share"] <= 1
+        assert len(figures["window_rates"]) == 2, "of the windows ending at 2, 4, 6 and 8"
+        if sys.platform == "linux":
+            assert figures["cpu_s_per_1000"] > 0
+            assert run["memory"]["allocated"] > 50 * 2**20, "torch alone is more"
+            assert run["cached_share"] == 1.0
+    assert document["runs"][1]["figures"]["loader_stats"]["workers"] == 2
+
+
+def test_the_plot_is_a_picture(raced: tuple[str, Path]) -> None:
+    _, out = raced
+    assert (out / "race.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_a_run_that_fails_is_said_the_others_go_on_and_the_command_fails(
+    file_list: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torchvision")
+    from fastload.harness import bench, measure
+
+    def in_this_process(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Outcome:
+        """Stand in for a process of its own; the run of torch's loader breaks."""
+        broken = run.loader == "torch"
+        return Outcome(
+            run=run,
+            figures=None if broken else measure.measure(run, say),
+            error="OSError: the disk is gone" if broken else None,
+            memory=None,
+            cached_share=None,
+            messages="some warning",
+        )
+
+    monkeypatch.setattr(bench, "execute", in_this_process)
+    options = ("--workers", "1", "-b", "2", "-s", "6", "--repeats", "2")
+    result = call("bench", "--file-list", file_list, *options, "--json", tmp_path / "race.json")
+    assert result.exit_code == 1
+    assert result.output.count("1 torch process: OSError: the disk is gone") == 2
+    assert result.output.count("some warning") == 1, "what every run says is said once"
+    assert "Error: 2 of 6 runs failed" in result.output
+    assert re.search(r"^serial +\d", result.output, re.MULTILINE)
+    assert re.search(r"^1 thread +\d", result.output, re.MULTILINE)
+    runs = json.loads((tmp_path / "race.json").read_text())["runs"]
+    assert [run["loader"] for run in runs] == [
+        "serial",
+        "thread",
+        "torch",
+        "torch",
+        "thread",
+        "serial",
+    ]
+    assert [run["error"] is None for run in runs] == [True, True, False, False, True, True]
+
+
+# ---- errors in one line ----
+
+
+def refuse(result: Any, *expected: str) -> None:
+    """The command failed with a sentence that has all of `expected`, and with no traceback."""
+    assert result.exit_code != 0
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    for text in expected:
+        assert text in result.output
+
+
+@pytest.mark.parametrize("text", ["two", "", "1,,2", "-1", "1.5", "1;2"])
+def test_a_bad_number_of_workers_is_quoted(text: str, file_list: Path) -> None:
+    refuse(
+        call("bench", "--file-list", file_list, f"--workers={text}"),
+        "not a number of workers",
+        "1,2,4",
+    )
+
+
+def test_no_workers_is_the_serial_loader(file_list: Path) -> None:
+    refuse(call("bench", "--file-list", file_list, "--workers", "0"), "serial", "--loaders")
+
+
+def test_an_unknown_loader_is_told_the_known_ones(file_list: Path) -> None:
+    refuse(
+        call("bench", "--file-list", file_list, "--loaders", "serial,dali"),
+        "'dali'",
+        "serial, thread, torch",
+    )
+
+
+def test_too_few_steps_are_refused_before_anything_runs(file_list: Path) -> None:
+    refuse(call("bench", "--file-list", file_list, "-s", "5"), "--nsteps", "6")
+
+
+def test_a_missing_file_list_is_named(tmp_path: Path) -> None:
+    refuse(call("bench", "--file-list", tmp_path / "none.txt"), "none.txt")
+
+
+def test_an_empty_file_list_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    (tmp_path / "empty.txt").touch()
+    refuse(call("bench", "--file-list", tmp_path / "empty.txt"), "Error: ", "empty.txt")
+
+
+def test_a_missing_image_is_named_before_anything_runs(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    (tmp_path / "list.txt").write_text("class/gone.jpg\n")
+    refuse(call("bench", "--file-list", tmp_path / "list.txt"), "gone.jpg: No such file")
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra"), [("PIL", "images"), ("torchvision", "images"), ("matplotlib", "bench")]
+)
+def test_a_missing_package_names_the_extra(
+    missing: str, extra: str, file_list: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == missing else find(name, *rest),
+    )
+    refuse(
+        call("bench", "--file-list", file_list, "--plot", "out.png"),
+        f"pip install 'fastload[{extra}]'",
+    )
+
+
+class Stopping(click.Command):
+    """A command that raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__("stopping")
+        self.error = error
+
+    def invoke(self, ctx: click.Context) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (KeyboardInterrupt(), 130, "Interrupted.\n"),
+        (FastloadError("what is wrong"), 1, "Error: what is wrong\n"),
+        (FileNotFoundError(2, "No such file", "here.jpg"), 1, "Error: here.jpg: No such file\n"),
+        (FileExistsError("other pictures are there"), 1, "Error: other pictures are there\n"),
+    ],
+)
+def test_how_a_command_ends(
+    error: BaseException, code: int, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(main.commands, "stopping", Stopping(error))
+    result = call("stopping")
+    assert (result.exit_code, result.output) == (code, sentence)
+
+
+def test_a_fault_of_our_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(main.commands, "stopping", Stopping(ZeroDivisionError("ours")))
+    assert isinstance(call("stopping").exception, ZeroDivisionError)

@@ -1,0 +1,87 @@
+"""Promise: `import fastload` loads torch and numpy only and changes nothing in the process."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fastload
+
+ROOT = Path(__file__).parent.parent
+
+CHILD = """
+import json, random, sys, threading
+import numpy, torch, torch.utils.data
+
+def state():
+    return [
+        repr(random.getstate()), repr(numpy.random.get_state()), torch.get_rng_state().tolist(),
+        torch.get_num_threads(), torch.cuda.is_initialized(), threading.active_count(),
+        sys.getswitchinterval(), torch.is_grad_enabled(),
+    ]
+
+def loaded():
+    return sorted({name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names))
+
+state_before, before = state(), loaded()
+import fastload
+after, unchanged = loaded(), state() == state_before
+import fastload.cli
+with_cli = [name for name in sys.modules if name.startswith("fastload.")]
+print(json.dumps({"before": before, "after": after, "unchanged": unchanged,
+                  "cli": loaded(), "fastload": with_cli}))
+"""
+
+
+@cache
+def child() -> dict[str, Any]:
+    """Import fastload in a fresh process and return what that loaded and changed."""
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", CHILD],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == ""
+    return json.loads(run.stdout)  # type: ignore[no-any-return]
+
+
+def test_nothing_beside_torch_and_numpy_is_loaded() -> None:
+    assert set(child()["after"]) - set(child()["before"]) == {"fastload"}
+
+
+def test_none_of_the_optional_packages_is_loaded() -> None:
+    optional = {"PIL", "click", "dask", "matplotlib", "mpi4py", "pyarrow", "simplejpeg"}
+    optional |= {"tensorboard", "torchvision"}
+    assert not optional & set(child()["after"])
+
+
+def test_threads_seeds_and_modes_stay_as_they_were() -> None:
+    assert child()["unchanged"]
+
+
+def test_the_command_line_loads_no_plug_in_before_it_knows_the_command() -> None:
+    folders = {path.parent.name for path in (ROOT / "fastload").glob("*/*.py")}
+    assert folders
+    assert not {name.split(".")[1] for name in child()["fastload"]} & folders
+    assert not {"PIL", "matplotlib", "pyarrow", "torchvision"} & set(child()["cli"])
+
+
+def test_every_public_name_is_there_and_the_package_is_typed() -> None:
+    assert all(hasattr(fastload, name) for name in fastload.__all__)
+    assert {"DataLoader", "RankSampler", "SKIP", "Stats", "errors"} <= set(fastload.__all__)
+    assert (ROOT / "fastload" / "py.typed").is_file()
+
+
+def test_the_version_is_a_literal_that_the_build_can_read() -> None:
+    tree = ast.parse((ROOT / "fastload" / "__init__.py").read_text())
+    values = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__"
+    ]
+    assert values == [fastload.__version__]

@@ -1,0 +1,278 @@
+"""Promise: imports point one way, and threads and locks are made in one place each.
+
+Every module of the package is parsed, so that imports inside functions count too.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "fastload"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+ENTRANCES = {"cli.py", "__main__.py"}
+CORE = [path for path in MODULES if path.parent == PACKAGE and path.name not in ENTRANCES]
+FAKES = PACKAGE / "testing.py"
+
+THREADS = {
+    "_thread.start_new_thread",
+    "concurrent.futures.ThreadPoolExecutor",
+    "multiprocessing.dummy.Pool",
+    "multiprocessing.pool.ThreadPool",
+    "threading.Thread",
+    "threading.Timer",
+}
+LOCKS = {
+    "_thread.allocate_lock",
+    "queue.LifoQueue",
+    "queue.PriorityQueue",
+    "queue.Queue",
+    "queue.SimpleQueue",
+    "threading.Barrier",
+    "threading.BoundedSemaphore",
+    "threading.Condition",
+    "threading.Event",
+    "threading.Lock",
+    "threading.RLock",
+    "threading.Semaphore",
+}
+SLEEP = {"time.sleep"}
+
+
+def imported(source: str, package: str = "fastload") -> Iterator[tuple[str, bool]]:
+    """Yield every dotted name that `source` imports, and whether loading the module does that.
+
+    `from a import b` yields both `a` and `a.b`, as `b` may be a module. Relative imports are
+    resolved against `package`.
+    """
+    tree = ast.parse(source)
+    deferred = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        at_load = id(node) not in deferred
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, at_load) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")[: len(package.split(".")) + 1 - node.level]
+            base = ".".join(
+                [*(parts if node.level else []), *([node.module] if node.module else [])]
+            )
+            yield base, at_load
+            yield from ((f"{base}.{alias.name}", at_load) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {
+            "__import__",
+            "import_module",
+        }:
+            argument = node.args[0]
+            assert isinstance(argument, ast.Constant), (
+                "an import by a computed name cannot be checked"
+            )
+            yield str(argument.value), at_load
+
+
+class WithoutAnnotations(ast.NodeTransformer):
+    """Drops what is there for the type checker."""
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.annotation = None
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        node.annotation = ast.Constant(None)
+        return self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+
+def used(source: str, names: set[str]) -> set[str]:
+    """Return those of the dotted `names` that `source` refers to, under whatever local name.
+
+    Annotations do not count: a type says what is handed over, and makes nothing.
+    """
+    tree = WithoutAnnotations().visit(ast.parse(source))
+    origin: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                local = alias.asname or alias.name.partition(".")[0]
+                origin[local] = alias.name if alias.asname else local
+        elif isinstance(node, ast.ImportFrom):
+            origin |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute):
+            head, dot, rest = ast.unparse(node).partition(".")
+            found.add(origin.get(head, head) + dot + rest)
+    return found & names
+
+
+def package_of(path: Path) -> str:
+    return ".".join(path.parent.relative_to(PACKAGE.parent).parts)
+
+
+def folder_of(name: str) -> str | None:
+    """Return the folder of fastload that a dotted name lies in, if any."""
+    head, *rest = name.split(".")
+    return rest[0] if head == "fastload" and rest and rest[0] in FOLDERS else None
+
+
+def by_name(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", CORE, ids=by_name)
+def test_a_file_never_imports_a_folder(path: Path) -> None:
+    folders = {name for name, _ in imported(path.read_text()) if folder_of(name)}
+    assert not folders, f"{path.name} is a stage of the pipeline and imports the plug-in {folders}"
+
+
+@pytest.mark.parametrize("path", CORE, ids=by_name)
+def test_a_file_needs_torch_and_numpy_only(path: Path) -> None:
+    allowed = {*sys.stdlib_module_names, "fastload", "numpy", "torch"}
+    others = {name for name, _ in imported(path.read_text())} - {""}
+    others = {name for name in others if name.partition(".")[0] not in allowed}
+    assert not others, (
+        f"{path.name} imports {others}; what needs more than torch and numpy is a folder"
+    )
+
+
+@pytest.mark.parametrize("path", [PACKAGE / name for name in ENTRANCES], ids=by_name)
+def test_the_command_line_imports_folders_only_inside_the_command_that_needs_them(
+    path: Path,
+) -> None:
+    early = {name for name, at_load in imported(path.read_text()) if at_load and folder_of(name)}
+    assert not early, f"{path.name} imports {early} before it knows the command"
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.name not in ENTRANCES], ids=by_name)
+def test_nothing_imports_the_command_line(path: Path) -> None:
+    names = {name for name, _ in imported(path.read_text(), package_of(path))}
+    assert not names & {"fastload.cli", "fastload.__main__"}
+
+
+def test_imports_among_the_files_have_no_cycle_and_none_needs_the_loader() -> None:
+    stems = {path.stem for path in CORE} - {"__init__"}
+    graph = {
+        path.stem: {
+            name.split(".")[1]
+            for name, _ in imported(path.read_text())
+            if name.startswith("fastload.") and name.split(".")[1] in stems
+        }
+        for path in CORE
+    }
+    downstream = {stem for stem, needs in graph.items() if "loader" in needs}
+    assert downstream == {"__init__"}, "the loader wires the stages; no stage knows it"
+    del graph["__init__"]
+    while ready := [stem for stem, needs in graph.items() if not needs & graph.keys()]:
+        for stem in ready:
+            del graph[stem]
+    assert not graph, f"these files import each other in a circle: {sorted(graph)}"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p not in {PACKAGE / "workers.py", FAKES}], ids=by_name
+)
+def test_threads_are_started_in_workers_only(path: Path) -> None:
+    assert not used(path.read_text(), THREADS)
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p not in {PACKAGE / "window.py", FAKES}], ids=by_name
+)
+def test_locks_are_made_in_window_only(path: Path) -> None:
+    assert not used(path.read_text(), LOCKS)
+
+
+@pytest.mark.parametrize("path", [p for p in CORE if p != FAKES], ids=by_name)
+def test_the_core_never_sleeps(path: Path) -> None:
+    assert not used(path.read_text(), SLEEP)
+
+
+def test_the_core_is_all_there() -> None:
+    """The checks above would pass on an empty package."""
+    names = {path.name for path in CORE}
+    assert names >= {
+        "__init__.py",
+        "collate.py",
+        "loader.py",
+        "sampler.py",
+        "window.py",
+        "workers.py",
+    }
+    assert {"datasets", "image", "harness"} <= FOLDERS
+    assert used((PACKAGE / "workers.py").read_text(), THREADS)
+    assert used((PACKAGE / "window.py").read_text(), LOCKS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import fastload.datasets.image_files",
+        "from fastload.datasets import ImageFolder",
+        "from fastload import datasets",
+        "from . import datasets",
+        "from .datasets.image_files import ImageFileList",
+        "def f():\n    from fastload import datasets",
+        "def f():\n    importlib.import_module('fastload.datasets')",
+        "if TYPE_CHECKING:\n    import fastload.datasets",
+    ],
+)
+def test_an_import_of_a_folder_is_seen(source: str) -> None:
+    assert any(folder_of(name) == "datasets" for name, _ in imported(source))
+
+
+@pytest.mark.parametrize(
+    ("source", "at_load"),
+    [
+        ("import fastload.image", True),
+        ("try:\n    import fastload.image\nexcept ImportError: ...", True),
+        ("class A:\n    import fastload.image", True),
+        ("def f():\n    if x:\n        import fastload.image", False),
+        ("if typing.TYPE_CHECKING:\n    import fastload.image", False),
+    ],
+)
+def test_when_an_import_happens_is_seen(source: str, at_load: bool) -> None:
+    assert ("fastload.image", at_load) in set(imported(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import threading\nthreading.Thread(target=f)",
+        "import threading as t\nt.Thread(target=f)",
+        "from threading import Thread\nThread(target=f)",
+        "from threading import Thread as T\nclass Worker(T): ...",
+        "import threading\nmaker: object = threading.Thread",
+        "import threading\ndef f(maker: object = threading.Thread) -> None: ...",
+        "def f():\n    import threading\n    return threading.Thread",
+        "import concurrent.futures\nconcurrent.futures.ThreadPoolExecutor(2)",
+        "from concurrent import futures\nfutures.ThreadPoolExecutor(2)",
+    ],
+)
+def test_a_thread_is_seen_under_any_name(source: str) -> None:
+    assert used(source, THREADS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class Thread: ...\nThread()\nself.threading.Thread()",
+        "import threading\nthreading.current_thread()",
+        "import threading\ndef f(t: threading.Thread) -> list[threading.Thread]: ...",
+        "from threading import Thread\nclass A:\n    threads: list[Thread] = []",
+    ],
+)
+def test_what_starts_no_thread_is_none(source: str) -> None:
+    assert not used(source, THREADS)

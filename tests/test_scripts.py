@@ -1,0 +1,209 @@
+"""Promise: one command installs and runs; it reuses what is there, and never replaces a torch.
+
+The scripts run for real, in a copy of the checkout, against an environment whose `python` writes
+down what it is asked to do instead of installing or running it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = [ROOT / "scripts" / name for name in ("test", "demo", "bench")]
+
+FAKE_PYTHON = """#!/usr/bin/env bash
+case "$*" in
+-c*base_prefix*) exit "${{LENDS_TORCH:-1}}" ;;
+-c* | -) exec {python} "$@" ;;
+"-m pip --version") exit 0 ;;
+esac
+echo "$*" >>{log}
+for argument in "$@"; do
+    if [[ "$previous" == --constraint ]]; then cat "$argument" >>{constraints}; fi
+    previous="$argument"
+done
+if [[ "$*" == "-m venv "* ]]; then
+    mkdir -p "$previous/bin"
+    cp "$0" "$previous/bin/python"
+fi
+[[ -z "${{FAIL_ON:-}}" || "$*" != *"$FAIL_ON"* ]]
+"""
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A copy of the project's scripts beside an environment that only takes notes."""
+
+    root: Path
+
+    def run(self, name: str, *arguments: str, **environment: str) -> tuple[int, str, list[str]]:
+        """Run a script from another directory: exit status, its output, what Python was asked."""
+        log = self.root / "log"
+        log.write_text("")
+        run = subprocess.run(
+            ["bash", self.root / name, *arguments],
+            cwd=self.root.parent,
+            env=os.environ | {"FASTLOAD_VENV": str(self.root / "venv")} | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        asked = log.read_text().replace(str(self.root), "ROOT").splitlines()
+        return run.returncode, run.stdout, asked
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    root = tmp_path / "a checkout"
+    shutil.copytree(ROOT / "scripts", root / "scripts")
+    shutil.copytree(ROOT / ".ci", root / ".ci")
+    shutil.copy(ROOT / "pyproject.toml", root)
+    python = root / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    quoted = {"log": root / "log", "constraints": root / "constraints", "python": sys.executable}
+    python.write_text(FAKE_PYTHON.format(**{k: f"'{v}'" for k, v in quoted.items()}))
+    python.chmod(0o755)
+    return Checkout(root)
+
+
+def installations(asked: list[str]) -> list[str]:
+    """Return what pip was asked to install."""
+    return [line.partition("--editable ")[2] for line in asked if line.startswith("-m pip install")]
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, ROOT / ".ci" / "run"], ids=lambda p: p.name)
+def test_a_script_can_be_started(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", script], check=True, timeout=10)
+
+
+@pytest.mark.parametrize("script", SCRIPTS[:2], ids=lambda p: p.name)
+def test_help_says_how_to_call_it_and_installs_nothing(checkout: Checkout, script: Path) -> None:
+    status, output, asked = checkout.run(f"scripts/{script.name}", "--help")
+    assert status == 0
+    assert f"scripts/{script.name} [" in output
+    assert asked == []
+
+
+def test_test_runs_everything_that_must_hold(checkout: Checkout) -> None:
+    status, _, asked = checkout.run("scripts/test", "tests/promises", "-x")
+    assert status == 0
+    assert asked[-4:] == [
+        "-m ruff check",
+        "-m ruff format --check",
+        "-m mypy",
+        "-m pytest tests/promises -x",
+    ]
+
+
+@pytest.mark.parametrize("step", ["-m ruff check", "-m ruff format", "-m mypy", "-m pytest"])
+def test_test_fails_with_each_of_its_steps(checkout: Checkout, step: str) -> None:
+    status, _, asked = checkout.run("scripts/test", FAIL_ON=step)
+    assert status != 0
+    assert step in asked[-1]
+
+
+def test_what_is_installed_is_reused_until_the_project_changes(checkout: Checkout) -> None:
+    everything = "ROOT[images,arrow,bench,tensorboard,dev]"
+    assert installations(checkout.run("scripts/test")[2]) == [everything, "ROOT[mpi]"]
+    assert installations(checkout.run("scripts/test")[2]) == []
+    assert installations(checkout.run("scripts/demo")[2]) == []
+    with (checkout.root / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    assert installations(checkout.run("scripts/demo")[2]) == ["ROOT[images,bench]"]
+    rest = "ROOT[arrow,tensorboard,dev]"
+    assert installations(checkout.run("scripts/test")[2]) == [rest, "ROOT[mpi]"]
+
+
+@pytest.mark.parametrize(
+    ("status", "options"), [("0", " --system-site-packages"), ("1", "")], ids=["lent", "none"]
+)
+def test_a_new_environment_sees_the_torch_of_its_python(
+    checkout: Checkout, status: str, options: str
+) -> None:
+    new = {"FASTLOAD_VENV": str(checkout.root / "new"), "LENDS_TORCH": status}
+    python = str(checkout.root / "venv" / "bin" / "python")
+    code, _, asked = checkout.run("scripts/demo", FASTLOAD_PYTHON=python, **new)
+    assert code == 0
+    assert asked[0] == f"-m venv{options} ROOT/new"
+    assert installations(asked) == ["ROOT[images,bench]"]
+
+
+def test_the_torch_that_is_there_is_kept(checkout: Checkout) -> None:
+    checkout.run("scripts/demo")
+    kept = (checkout.root / "constraints").read_text().split()
+    assert kept == [f"torch=={version('torch')}", f"torchvision=={version('torchvision')}"]
+
+
+def test_a_failed_installation_is_told_and_tried_again(checkout: Checkout) -> None:
+    status, output, asked = checkout.run("scripts/demo", FAIL_ON="pip install")
+    assert status == 1
+    assert f"torch=={version('torch')}" in output
+    assert "Run the same command again" in output
+    assert len(asked) == 1
+    status, _, asked = checkout.run("scripts/demo")
+    assert status == 0
+    assert installations(asked) == ["ROOT[images,bench]"]
+
+
+def test_tests_run_where_mpi_cannot_be_installed(checkout: Checkout) -> None:
+    status, output, asked = checkout.run("scripts/test", FAIL_ON="[mpi]")
+    assert status == 0
+    assert "going on without mpi4py" in output
+    assert asked[-1] == "-m pytest"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("python", ["/nowhere/python3", "false"], ids=["missing", "too old"])
+def test_a_missing_python_is_told_in_a_sentence(
+    checkout: Checkout, script: Path, python: str
+) -> None:
+    status, output, asked = checkout.run(
+        f"scripts/{script.name}",
+        FASTLOAD_PYTHON=python,
+        FASTLOAD_VENV=str(checkout.root / "new"),
+    )
+    assert status == 1
+    assert output.startswith("fastload: Python 3.11 or newer is needed")
+    assert output.count("\n") == 1
+    assert asked == []
+
+
+def test_the_demo_generates_images_unless_a_file_list_is_given(checkout: Checkout) -> None:
+    asked = checkout.run("scripts/demo", "-s", "5")[2]
+    assert asked[-2].startswith("-m fastload images ROOT/samples")
+    assert asked[-1].startswith("-m fastload bench --file-list ROOT/samples/filelist.txt ")
+    assert asked[-1].endswith(" -s 5")
+    for given in (["--file-list", "mine.txt"], ["--file-list=mine.txt"]):
+        asked = checkout.run("scripts/demo", *given, "--base-dir", "/somewhere")[2]
+        assert [line for line in asked if " images " in line] == []
+        assert asked[-1].startswith(
+            "-m fastload bench --workers 1,2,4 --loaders serial,thread,torch"
+        )
+        assert asked[-1].endswith(" ".join([*given, "--base-dir /somewhere"]))
+
+
+@pytest.mark.parametrize(
+    ("script", "holds"),
+    [
+        ("echo '===== 12 passed in 0.10s ====='", True),
+        ("echo '2 passed, 1 skipped in 0.10s'", True),
+        ("echo '===== no tests ran in 0.10s ====='", False),
+        ("echo '===== 3 skipped in 0.10s ====='", False),
+        ("echo '=== 1 failed, 2 passed in 0.10s ==='; exit 1", False),
+        ("exit 5", False),
+    ],
+)
+def test_ci_holds_only_if_tests_passed(checkout: Checkout, script: str, holds: bool) -> None:
+    (checkout.root / "scripts" / "test").write_text(f"#!/usr/bin/env bash\n{script}\n")
+    assert (checkout.run(".ci/run")[0] == 0) == holds
