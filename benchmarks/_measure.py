@@ -60,10 +60,11 @@ def run_epochs(
     expected = torch.as_tensor(indices).sort().values
     for number, (_, seen) in enumerate(passes):
         # Looked at only now: no loader can work ahead while its samples are checked.
-        delivered = torch.cat(seen) if seen else torch.empty(0, dtype=torch.int64)
-        if not torch.equal(delivered.sort().values, expected):
+        delivered = torch.cat(seen).sort().values if seen else expected[:0]
+        if not torch.equal(delivered, expected):
+            different = len(set(delivered.tolist()))
             raise BenchError(
-                f"pass {number} delivered {len(delivered)} samples, {len(delivered.unique())} different ones, and "
+                f"pass {number} delivered {len(delivered)} samples, {different} different ones, and "
                 f"should have delivered each of {len(expected)} exactly once"
             )
     return [epoch for epoch, _ in passes]

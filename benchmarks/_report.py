@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from fastload.harness.report import Spread
@@ -67,12 +67,11 @@ def row(
         against: case and key of the figure that it is divided by; None for no ratio.
         reference: what that one is called; None for the name of its case.
     """
-    values = [figures and figures[key] for figures in results[case]]
+    values = _by_repeat(results, case, key)
     figure, ratio = Spread.of(values), None
     if against is not None:
         reference = reference or against[0]
-        bases = [figures and figures[against[1]] for figures in results[against[0]]]
-        pairs = zip(values, bases, strict=True)
+        pairs = zip(values, _by_repeat(results, *against), strict=True)
         ratio = Spread.of(value / base for value, base in pairs if value is not None and base)
     return Row(
         name=name or case,
@@ -85,6 +84,10 @@ def row(
     )
 
 
+def _by_repeat(results: Results, case: str, key: str) -> list[float | None]:
+    return [None if figures is None else figures[key] for figures in results[case]]
+
+
 def best(results: Results, cases: Iterable[str], key: str) -> str:
     """The case with the largest median of figure `key`: one for all repeats, or luck would choose it in each.
 
@@ -92,10 +95,17 @@ def best(results: Results, cases: Iterable[str], key: str) -> str:
     """
 
     def median(case: str) -> float:
-        spread = Spread.of(figures and figures[key] for figures in results[case])
+        spread = Spread.of(_by_repeat(results, case, key))
         return spread.median if spread else float("-inf")
 
     return max(cases, key=median)
+
+
+def label(kind: str, workers: int) -> str:
+    """What a loader with so many workers is called."""
+    noun = "thread" if kind == "fastload" else "process"
+    plural = "s" if noun == "thread" else "es"
+    return f"{kind}, " + (f"{workers} {noun}{plural * (workers != 1)}" if workers else "serial")
 
 
 _HEADER = ("", "median", "min-max", "unit", "x", "min-max", "of", "aim", "")
@@ -145,9 +155,5 @@ def _figures(spread: Spread | None, form: str | None = None) -> tuple[str, str]:
     def text(value: float) -> str:
         return format(value, form or (",.0f" if abs(value) >= 100 else ".3g"))
 
-    return text(spread.median), f"{text(spread.low)}-{text(spread.high)}"
-
-
-def as_json(row: Row) -> dict[str, object]:
-    """A row as JSON values."""
-    return asdict(row)
+    single = spread.low == spread.high
+    return text(spread.median), "" if single else f"{text(spread.low)}-{text(spread.high)}"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from benchmarks._measure import NotMeasuredError
 from benchmarks._report import Figures, Results, Row
@@ -65,8 +65,7 @@ class Outcome:
 
 def load(name: str) -> Benchmark:
     """The benchmark of that name. Raises ImportError where it needs a package that is not installed."""
-    benchmark: Any = importlib.import_module(f"benchmarks.{name}")
-    return benchmark
+    return cast(Benchmark, importlib.import_module(f"benchmarks.{name}"))
 
 
 def execute(name: str, case: Case) -> Outcome:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from benchmarks._measure import Kind, open_loader, run_epochs
-from benchmarks._report import Aim, Figures, Results, Row, row
+from benchmarks._report import Aim, Figures, Results, Row, label, row
 from benchmarks._run import Case
 from fastload.testing import SlowDataset
 
-TITLE = "collate: simulated reads of 5 ms, a collate_fn that waits as long as its batch's reads; 4 workers, batches of 16"
+TITLE = "collate: simulated reads of 5 ms, a collate_fn that waits as long as the batch's; 4 workers, batches of 16"
 REPEATS = 3
 
 BATCH = 16
@@ -34,7 +34,7 @@ class SlowCollate:
 
 def cases(*, smoke: bool) -> list[Case]:
     options = {"batches": 8, "read_s": 0.0005} if smoke else {"batches": 64, "read_s": READ_S}
-    return [Case(_name(kind), {"kind": kind, **options}) for kind in KINDS]
+    return [Case(label(kind, WORKERS), {"kind": kind, **options}) for kind in KINDS]
 
 
 def measure(*, kind: Kind, batches: int, read_s: float) -> Figures:
@@ -54,16 +54,12 @@ def rows(results: Results) -> list[Row]:
     return [
         row(
             results,
-            _name(kind),
+            label(kind, WORKERS),
             "rate",
             unit="samples/s",
-            against=(_name(kind), "ideal_rate"),
+            against=(label(kind, WORKERS), "ideal_rate"),
             reference="workers / (read + collate)",
             aim=Aim(">=", 0.9) if kind == "fastload" else None,
         )
         for kind in KINDS
     ]
-
-
-def _name(kind: str) -> str:
-    return f"{kind}, {WORKERS} workers"

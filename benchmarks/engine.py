@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import Dataset
 
 from benchmarks._measure import Kind, open_loader, run_epochs
-from benchmarks._report import Aim, Figures, Results, Row, row
+from benchmarks._report import Aim, Figures, Results, Row, label, row
 from benchmarks._run import Case
 
-TITLE = "engine: cost of a sample in the loader, less that of plain indexing; float32[16] ready in memory, batches of 64"
+TITLE = "engine: seconds per sample in the loader, less those of plain indexing; float32[16] in memory, batches of 64"
 REPEATS = 5
 
 BATCH = 64
@@ -37,7 +37,7 @@ class Ready(Dataset[Any]):
 def cases(*, smoke: bool) -> list[Case]:
     return [
         Case(
-            _name(kind, workers),
+            label(kind, workers),
             {"kind": kind, "workers": workers, "length": 640 if smoke else 64_000},
         )
         for workers in WORKERS
@@ -71,15 +71,11 @@ def rows(results: Results) -> list[Row]:
     return [
         row(
             results,
-            _name("fastload", workers),
+            label("fastload", workers),
             "cost_us",
             unit="us/sample",
-            against=(_name("torch", workers), "cost_us"),
+            against=(label("torch", workers), "cost_us"),
             aim=Aim("<=", 10, of="figure"),
         )
         for workers in WORKERS
     ]
-
-
-def _name(kind: str, workers: int) -> str:
-    return f"{kind}, {workers} workers"

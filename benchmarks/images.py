@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from torchvision import transforms
 
 from benchmarks._measure import Kind, open_loader, rate, run_epochs
-from benchmarks._report import Aim, Figures, Results, Row, best, row
+from benchmarks._report import Aim, Figures, Results, Row, best, label, row
 from benchmarks._run import Case
 from fastload.harness.bench import prepare_cache
 
@@ -117,4 +117,4 @@ def rows(results: Results) -> list[Row]:
 
 
 def _name(recipe: str, kind: str, workers: int) -> str:
-    return f"{NAMES[recipe]}: {kind}, {workers} workers"
+    return f"{NAMES[recipe]}: {label(kind, workers)}"

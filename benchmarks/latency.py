@@ -1,11 +1,11 @@
-"""Reads that wait 20 ms, as from a network file system: do N workers have N reads under way, from the first batch on?"""
+"""Reads that wait 20 ms, as from a network file system: N workers are to have N reads under way, from the start."""
 
 from __future__ import annotations
 
 import math
 
 from benchmarks._measure import Kind, open_loader, run_epochs
-from benchmarks._report import Aim, Figures, Results, Row, row
+from benchmarks._report import Aim, Figures, Results, Row, label, row
 from benchmarks._run import Case
 from fastload.testing import SlowDataset
 
@@ -25,7 +25,7 @@ def cases(*, smoke: bool) -> list[Case]:
     # Of so many samples that an ideal loader would take 2.6 s for each case.
     return [
         Case(
-            _name(kind, workers),
+            label(kind, workers),
             {
                 "kind": kind,
                 "workers": workers,
@@ -51,15 +51,15 @@ def measure(*, kind: Kind, workers: int, length: int, read_s: float) -> Figures:
 
 
 def rows(results: Results) -> list[Row]:
-    loaders = [(kind, workers) for kind, workers in LOADERS if _name(kind, workers) in results]
+    loaders = [(kind, workers) for kind, workers in LOADERS if label(kind, workers) in results]
     rates = [
         row(
             results,
-            _name(kind, workers),
+            label(kind, workers),
             "rate",
-            name=f"rate: {_name(kind, workers)}",
+            name=f"rate: {label(kind, workers)}",
             unit="samples/s",
-            against=(_name(kind, workers), "ideal_rate"),
+            against=(label(kind, workers), "ideal_rate"),
             reference="workers / latency",
             aim=Aim(">=", 0.9) if kind == "fastload" else None,
         )
@@ -68,18 +68,14 @@ def rows(results: Results) -> list[Row]:
     first_batches = [
         row(
             results,
-            _name(kind, workers),
+            label(kind, workers),
             "first_batch_s",
-            name=f"first batch: {_name(kind, workers)}",
+            name=f"first batch: {label(kind, workers)}",
             unit="s",
-            against=(_name(kind, workers), "allowed_s"),
+            against=(label(kind, workers), "allowed_s"),
             reference="1.2 x ceil(64 / workers) reads + 10 ms",
             aim=Aim("<=", 1) if kind == "fastload" else None,
         )
         for kind, workers in loaders
     ]
     return rates + first_batches
-
-
-def _name(kind: str, workers: int) -> str:
-    return f"{kind}, {workers} workers"

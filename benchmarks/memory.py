@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from benchmarks._measure import NotMeasuredError, open_loader, run_epochs
-from benchmarks._report import Figures, Results, Row, row
+from benchmarks._report import Figures, Results, Row, label, row
 from benchmarks._run import Case
 from fastload.harness.processes import descendants, tree_memory
 
@@ -113,4 +113,6 @@ def rows(results: Results) -> list[Row]:
 
 
 def _name(start: Start, workers: int) -> str:
-    return f"fastload, {workers}" if start == "threads" else f"torch {start}, {workers}"
+    return (
+        label("fastload", workers) if start == "threads" else f"{label('torch', workers)}, {start}"
+    )

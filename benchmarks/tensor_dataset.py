@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
 
 from benchmarks._measure import Kind, open_loader, rate, run_epochs
-from benchmarks._report import Aim, Figures, Results, Row, best, row
+from benchmarks._report import Aim, Figures, Results, Row, best, label, row
 from benchmarks._run import Case
 from fastload.harness.figures import BenchError
 
@@ -113,4 +113,4 @@ def rows(results: Results) -> list[Row]:
 
 
 def _name(kind: str, workers: int, batch_sampler: bool) -> str:
-    return f"{kind}, {workers} workers" + (", BatchSampler as sampler" if batch_sampler else "")
+    return label(kind, workers) + (", BatchSampler as sampler" if batch_sampler else "")

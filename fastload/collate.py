@@ -138,12 +138,11 @@ class _ArrayRow:
 
     @staticmethod
     def suits(sample: Any) -> bool:
-        # Negative strides make torch raise, and shall: only what needs no thought is taken.
-        return (
-            type(sample) is np.ndarray
-            and min(sample.strides, default=0) >= 0
-            and sample.dtype.isnative
-        )
+        if type(sample) is not np.ndarray or not sample.dtype.isnative:
+            return False
+        # Of what is not contiguous, only what torch takes without a word: it refuses other strides.
+        step = sample.itemsize
+        return sample.flags.c_contiguous or all(s >= 0 and s % step == 0 for s in sample.strides)
 
     def fits(self, sample: Any) -> bool:
         return (

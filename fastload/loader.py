@@ -216,10 +216,14 @@ class DataLoader(TorchDataLoader[T]):
         return {
             **self.__dict__,
             "_iterator": None,
-            "_iterators": weakref.WeakSet(),
+            "_iterators": None,
             "_threads": [],
             "_tally": None,
         }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._iterators = weakref.WeakSet()
 
     # ---- what is ours ----
 

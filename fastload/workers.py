@@ -234,6 +234,7 @@ def pin_batch(batch: Batch) -> None:
 
 def _settle(device: int | None) -> None:
     """Make this thread one that torch's workers would be: one torch thread, the consumer's device."""
+    torch.get_num_threads()  # or else the first parallel operation takes the global number over this one
     torch.set_num_threads(1)
     if device is not None:
         torch.accelerator.set_device_index(device)

@@ -163,6 +163,7 @@ def test_the_json_has_provenance_and_the_raw_figures_of_every_run(raced: tuple[s
             assert figures["cpu_s_per_1000"] > 0
             assert run["memory"]["allocated"] > 50 * 2**20, "torch alone is more"
             assert run["cached_share"] == 1.0
+            assert 0 <= run["others_share"] <= 1
     assert document["runs"][1]["figures"]["loader_stats"]["workers"] == 2
 
 
@@ -186,6 +187,7 @@ def test_a_run_that_fails_is_said_the_others_go_on_and_the_command_fails(
             error="OSError: the disk is gone" if broken else None,
             memory=None,
             cached_share=None,
+            others_share=None,
             messages="some warning",
         )
 

@@ -105,3 +105,32 @@ def test_threads_of_torch_are_counted_per_thread_once_looked_at() -> None:
     assert torch.get_num_threads() == before
     torch.set_num_threads(before)
     assert in_a_thread(torch.get_num_threads) == before
+
+
+def test_a_number_of_threads_set_before_it_was_looked_at_is_not_kept() -> None:
+    # The reason why `_settle` looks first.
+    torch.get_num_threads()
+
+    def count(look_first: bool) -> int:
+        ready, go = threading.Event(), threading.Event()
+
+        def body() -> int:
+            if look_first:
+                torch.get_num_threads()
+            torch.set_num_threads(1)
+            ready.set()
+            assert go.wait(10)
+            return torch.get_num_threads()
+
+        before = torch.get_num_threads()
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(body)
+            assert ready.wait(10)
+            torch.set_num_threads(7)
+            go.set()
+            try:
+                return future.result()
+            finally:
+                torch.set_num_threads(before)
+
+    assert count(look_first=True) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import mmap
 import os
 import selectors
@@ -21,7 +22,7 @@ import numpy as np
 from fastload.datasets import ImageFileList
 from fastload.harness.figures import BenchError, Figures, Outcome, PeakMemory
 from fastload.harness.plan import CacheState, Run, sample_order
-from fastload.harness.processes import tree_memory
+from fastload.harness.processes import machine_cpu_seconds, tree_memory
 
 _READ_BYTES = 1 << 20
 _MIN_READING_INTERVAL_S = 0.1
@@ -51,6 +52,7 @@ def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Ou
     """
     prepare_cache(files, run.workload.cache)
     cached = cached_share(files)
+    others = _Others()
     with tempfile.TemporaryDirectory(prefix="fastload-bench-") as scratch:
         plan, result, messages = (
             Path(scratch, name) for name in ("run.json", "result.json", "messages")
@@ -81,6 +83,7 @@ def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Ou
             error=written.get("error"),
             memory=memory,
             cached_share=cached,
+            others_share=others.share(),
             messages=messages.read_text(errors="replace").strip(),
         )
 
@@ -119,6 +122,27 @@ def _watch(child: subprocess.Popen[bytes], say: Callable[[str], None]) -> PeakMe
     if not readings:
         return None
     return PeakMemory(allocated=allocated, total=total, readings=readings, reader_cpu_s=cost_s)
+
+
+class _Others:
+    """What processes other than this one and its children take of the machine's cores, from now on."""
+
+    def __init__(self) -> None:
+        self._began = self._now()
+
+    def share(self) -> float | None:
+        """Share (0 to 1) of all cores' time since the beginning; None where the machine does not tell."""
+        at, busy_s, ours_s = (
+            now - then for now, then in zip(self._now(), self._began, strict=True)
+        )
+        if math.isnan(busy_s):
+            return None
+        return min(1.0, max(0.0, busy_s - ours_s) / (at * (os.cpu_count() or 1)))
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        busy_s = machine_cpu_seconds()
+        return time.perf_counter(), math.nan if busy_s is None else busy_s, sum(os.times()[:4])
 
 
 def _ending(status: int) -> str:

@@ -68,6 +68,8 @@ class Outcome:
     memory: PeakMemory | None
     cached_share: float | None
     """Share (0 to 1) of the run's bytes that were in the page cache when it started; None where that is not known."""
+    others_share: float | None
+    """Share (0 to 1) of the machine's cores that other processes took meanwhile: the more, the less a figure means."""
     messages: str
     """What the run wrote on standard error: warnings, tracebacks."""
 

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fastload.harness.plan import LoaderKind, Workload
-from fastload.harness.report import Row, Spread
+from fastload.harness.report import Row, Spread, noise
 
-_INK, _MUTED, _GRID = "#1f2933", "#66727f", "#e4e7eb"
+_INK, _MUTED, _GRID, _ALARM = "#1f2933", "#66727f", "#e4e7eb", "#b42318"
 _STYLE: dict[LoaderKind, tuple[str, str, str]] = {
     "thread": ("fastload threads", "#0b6bcb", "o"),
     "torch": ("torch processes", "#d9730d", "s"),
@@ -65,6 +65,8 @@ def save_plot(path: Path, rows: Sequence[Row], workload: Workload, *, caption: s
         color=_MUTED,
         linespacing=1.5,
     )
+    if warning := noise(rows):
+        figure.text(0.985, 0.056, warning, fontsize=8, color=_ALARM, ha="right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 

@@ -47,6 +47,20 @@ def cpu_seconds() -> float | None:
     return total
 
 
+def machine_cpu_seconds() -> float | None:
+    """CPU seconds that all cores of the machine together have spent on anything since it started; None if unknown.
+
+    Time that a hypervisor gave to other machines is in it, as it is lost to this one.
+    """
+    try:
+        with open(_PROC / "stat") as file:
+            ticks = [int(field) for field in file.readline().split()[1:9]]
+    except OSError:  # There is no /proc.
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = ticks
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Proportional set size, in bytes: of a page that n processes share, each of them counts 1/n."""

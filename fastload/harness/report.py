@@ -19,6 +19,8 @@ from fastload.harness.figures import Figures, Outcome
 from fastload.harness.plan import WARMUP_STEPS, LoaderKind, Run, Workload
 
 FORMAT = "fastload-bench/1"
+QUIET_SHARE = 0.05
+"""Share of the cores that other processes may take before the report warns of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Row:
     samples: int
     unique_samples: int
     cached_share: Spread | None
+    others_share: Spread | None
     intraop_threads: int
 
 
@@ -94,6 +97,7 @@ def _row(measured: Sequence[tuple[Outcome, Figures]], serial_rates: dict[int, fl
         samples=figures.samples,
         unique_samples=figures.unique_samples,
         cached_share=Spread.of(o.cached_share for o, _ in measured),
+        others_share=Spread.of(o.others_share for o, _ in measured),
         intraop_threads=figures.intraop_threads,
     )
 
@@ -185,11 +189,21 @@ def _notes(rows: Sequence[Row], workload: Workload) -> list[str]:
             columns["serial"] = (
                 f"in the loop's own process, where torch runs {row.intraop_threads} threads within an operation"
             )
+    if warning := noise(rows):
+        columns["noise"] = warning
     return [
         f"{workload.steps} steps of {workload.batch_size} samples, the first {WARMUP_STEPS} of them warm-up; "
         f"{counts} run(s) of each, interleaved, in fresh processes; medians.",
         *(f"{name:<9}  {meaning}" for name, meaning in columns.items()),
     ]
+
+
+def noise(rows: Sequence[Row]) -> str | None:
+    """A warning where other processes took more than QUIET_SHARE of the machine meanwhile; else None."""
+    worst = max((row.others_share.median for row in rows if row.others_share), default=0.0)
+    if worst <= QUIET_SHARE:
+        return None
+    return f"other processes took up to {worst:.0%} of the machine's cores: rely on none of these figures"
 
 
 def verdict(rows: Sequence[Row]) -> str | None:
@@ -309,6 +323,7 @@ def _raw(outcome: Outcome) -> dict[str, Any]:
         "figures": outcome.figures and asdict(outcome.figures),
         "memory": outcome.memory and asdict(outcome.memory),
         "cached_share": outcome.cached_share,
+        "others_share": outcome.others_share,
     }
 
 

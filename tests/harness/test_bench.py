@@ -29,7 +29,7 @@ from PIL import Image
 from fastload.harness import bench, measure, report
 from fastload.harness.figures import BenchError, Figures, Outcome, PeakMemory, average_line
 from fastload.harness.plan import LoaderKind, Run, Workload, plan_runs, sample_order
-from fastload.harness.processes import cpu_seconds, descendants, tree_memory
+from fastload.harness.processes import cpu_seconds, descendants, machine_cpu_seconds, tree_memory
 
 ROOT = Path(__file__).parents[2]
 S3_PRINTED = [32.91, 41.77, 36.01, 37.57, 27.94, 38.88, 36.97, 36.96, 38.08, 11.67]
@@ -267,6 +267,34 @@ def test_cpu_seconds_have_living_and_ended_children_in_them() -> None:
     assert ended - before >= 0.28
 
 
+@linux
+def test_what_others_take_of_the_machine_is_measured_and_what_our_children_take_is_not_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy_s = iter([100.0, 103.0])
+    monkeypatch.setattr(bench, "machine_cpu_seconds", lambda: next(busy_s))
+    monkeypatch.setattr(os, "cpu_count", lambda: 1000)
+    others = bench._Others()
+    began = time.perf_counter()
+    burn = BURN.replace("input()", "")
+    subprocess.run([sys.executable, "-c", burn], stdout=subprocess.DEVNULL, check=True)
+    least_s = time.perf_counter() - began
+    share = others.share()
+    assert share is not None
+    assert 0 < share <= (3.0 - 0.28) / (least_s * 1000)
+
+
+@linux
+def test_the_machine_s_cpu_seconds_have_ours_in_them() -> None:
+    before, ours = machine_cpu_seconds(), time.process_time()
+    while time.process_time() < ours + 0.3:
+        pass
+    after = machine_cpu_seconds()
+    assert before is not None
+    assert after is not None
+    assert after - before >= 0.27
+
+
 # ---- the page cache ----
 
 
@@ -402,7 +430,13 @@ def test_a_bench_that_is_killed_takes_its_run_along(racing: Racing) -> None:
 
 
 def outcome(
-    loader: LoaderKind, workers: int, rate: float, *, repeat: int = 0, **workload: Any
+    loader: LoaderKind,
+    workers: int,
+    rate: float,
+    *,
+    repeat: int = 0,
+    others: float = 0.0,
+    **workload: Any,
 ) -> Outcome:
     run = Run(
         workload=Workload(file_list="list", **workload),
@@ -427,14 +461,26 @@ def outcome(
     )
     memory = PeakMemory(allocated=300 * 2**20, total=400 * 2**20, readings=5, reader_cpu_s=0.01)
     return Outcome(
-        run=run, figures=figures, error=None, memory=memory, cached_share=1.0, messages=""
+        run=run,
+        figures=figures,
+        error=None,
+        memory=memory,
+        cached_share=1.0,
+        others_share=others,
+        messages="",
     )
 
 
 def failure(loader: LoaderKind, workers: int) -> Outcome:
     run = Run(workload=Workload(file_list="list"), loader=loader, workers=workers)
     return Outcome(
-        run=run, figures=None, error="no luck", memory=None, cached_share=None, messages=""
+        run=run,
+        figures=None,
+        error="no luck",
+        memory=None,
+        cached_share=None,
+        others_share=None,
+        messages="",
     )
 
 
@@ -475,6 +521,13 @@ def test_torch_s_threads_within_an_operation_are_said_of_the_serial_loader_alone
         assert ("torch runs 2 threads within an operation" in table) == said
 
 
+@pytest.mark.parametrize(("others", "warned"), [(0.04, False), (0.3, True)])
+def test_a_machine_that_others_use_meanwhile_is_warned_of(others: float, warned: bool) -> None:
+    outcomes = [outcome("serial", 0, 100.0), outcome("thread", 1, 100.0, others=others)]
+    table = report.table(report.summarise(outcomes), outcomes[0].run.workload)
+    assert ("other processes took up to 30% of the machine's cores" in table) == warned
+
+
 def test_what_is_not_known_is_a_dash_and_never_a_number() -> None:
     known = outcome("thread", 1, 310.0)
     assert known.figures is not None
@@ -482,7 +535,13 @@ def test_what_is_not_known_is_a_dash_and_never_a_number() -> None:
         **{**{f: getattr(known.figures, f) for f in Figures.__slots__}, "cpu_s_per_1000": None}
     )
     unknown = Outcome(
-        run=known.run, figures=figures, error=None, memory=None, cached_share=None, messages=""
+        run=known.run,
+        figures=figures,
+        error=None,
+        memory=None,
+        cached_share=None,
+        others_share=None,
+        messages="",
     )
     line = report.table(report.summarise([unknown]), known.run.workload).splitlines()[2]
     assert " ".join(line.split()) == "1 thread 310.0 310.0-310.0 - 0.250 - - 50% 1000/1280 warm"

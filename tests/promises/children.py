@@ -1,8 +1,9 @@
-"""Child processes for tests: how a process ends, how long it takes, and what it says, without torch's import time.
+"""Child processes for tests: how a process ends, how long that takes and what it says.
 
-A *nursery* is a process that has imported torch and fastload and has started no thread. It forks itself for every script
-that it is given; the fork runs the script as its `__main__` and ends as any Python process ends. So a script costs
-milliseconds instead of seconds, and still sees a process of its own with the real end of the interpreter.
+A *nursery* is a process that has imported torch and fastload and has started no thread. It forks
+itself for every script that it is given; the fork runs the script as its `__main__` and ends as any
+Python process ends. So a script costs tenths of a second instead of the seconds of torch's import,
+and still has a process of its own, with the real end of the interpreter.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 NURSERY = """
 import atexit, faulthandler, gc, json, os, select, signal, sys, time
+faulthandler.enable()
 # Registered first, so it runs last, when every exit handler has run and only the taking down of modules is left.
 atexit.register(lambda: print("END", time.monotonic(), flush=True) if "script" in sys.argv else None)
 import numpy, torch
@@ -29,14 +31,19 @@ for name in json.loads(sys.argv[1]):
     __import__(name)
 assert len(os.listdir("/proc/self/task")) == 1, "a fork must not lose threads"
 gc.freeze()  # a fork that never collects what was imported does not have to copy its pages
-lines = b""
+lines, deadlines = b"", {}
 while True:
+    for pid, deadline in deadlines.items():
+        if deadline and time.monotonic() > deadline:
+            deadlines[pid] = None
+            os.kill(pid, signal.SIGABRT)  # prints all stacks
     pid, status = (0, 0)
     try:
         pid, status = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
         pass
     if pid:
+        del deadlines[pid]
         ended = dict(pid=pid, code=os.waitstatus_to_exitcode(status), ended=time.monotonic())
         os.write(1, json.dumps(ended).encode() + b"\\n")
         continue
@@ -52,14 +59,14 @@ while True:
     pid = os.fork()
     if pid == 0:
         break
+    deadlines[pid] = time.monotonic() + order["limit"]
     os.write(1, json.dumps(dict(pid=pid)).encode() + b"\\n")
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 os.dup2(os.open(order["out"], os.O_WRONLY), 1)
 os.dup2(os.open(order["err"], os.O_WRONLY), 2)
 sys.argv = ["script"]
-faulthandler.dump_traceback_later(order["limit"], exit=True)
 code = compile(order["script"], "script", "exec")
-for name in ["line", "lines", "pid", "status", "order", "more", "name", "ended"]:
+for name in ["line", "lines", "pid", "status", "order", "more", "name", "ended", "deadline"]:
     globals().pop(name, None)
 exec(code)
 """
@@ -180,7 +187,7 @@ class Nursery:
             self._process.stdin.close()
 
     def start(self, script: str, *, limit: float = 45.0) -> Child:
-        """Start a script; past `limit` seconds it prints all stacks and ends with code 1."""
+        """Start a script; past `limit` seconds it prints all stacks and ends with code -6."""
         self._started += 1
         out = Path(self._folder.name, f"{self._started}.out")
         err = Path(self._folder.name, f"{self._started}.err")

@@ -164,9 +164,7 @@ def test_an_exception_object_that_is_raised_again_has_one_note(workers: int) -> 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_bad_epoch_leaves_the_next_one_whole(persistent: bool) -> None:
     dataset = Bad(100, unreadable(31, 32, 77))
-    with fastload.DataLoader(
-        dataset, 10, num_workers=4, persistent_workers=persistent
-    ) as loader:
+    with fastload.DataLoader(dataset, 10, num_workers=4, persistent_workers=persistent) as loader:
         for _ in range(3):
             got = drain(loader)
             assert [place for place, b in enumerate(got) if isinstance(b, Unreadable)] == [3, 7]

@@ -338,7 +338,9 @@ def test_the_end_stays_the_end(workers: int) -> None:
 def test_an_epoch_left_in_the_middle_takes_nothing_from_the_next(
     workers: int, persistent: bool
 ) -> None:
-    loader = fastload.DataLoader(Counted(100), 7, num_workers=workers, persistent_workers=persistent)
+    loader = fastload.DataLoader(
+        Counted(100), 7, num_workers=workers, persistent_workers=persistent
+    )
     with loader:
         for taken in (0, 1, 5, 14):
             iterator = iter(loader)

@@ -143,9 +143,7 @@ def test_all_workers_build_the_first_batch_together(workers: int) -> None:
 @pytest.mark.parametrize("in_order", [True, False])
 def test_without_order_a_stall_holds_back_its_own_batch_only(in_order: bool) -> None:
     dataset = Gate(100, (3,))
-    loader = fastload.DataLoader(
-        dataset, 10, num_workers=2, prefetch_batches=5, in_order=in_order
-    )
+    loader = fastload.DataLoader(dataset, 10, num_workers=2, prefetch_batches=5, in_order=in_order)
     iterator = iter(loader)
     if in_order:
         dataset.wait_until_read(set(range(10, 50)))
@@ -256,7 +254,9 @@ def test_a_pause_where_there_are_no_batches(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_tensor_dataset_is_gathered_batch_by_batch(workers: int) -> None:
-    dataset = TensorDataset(torch.zeros(40, 100_000))  # batches above 1 MiB, below which the loop gathers
+    dataset = TensorDataset(
+        torch.zeros(40, 100_000)
+    )  # batches above 1 MiB, below which the loop gathers
     loader = fastload.DataLoader(dataset, 4, num_workers=workers)
     next(iter(loader))
     assert loader.stats().depth == 2 + workers

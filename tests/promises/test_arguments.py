@@ -1,0 +1,426 @@
+"""The constructor is torch's: its arguments, defaults, attributes, errors and warnings, and ours beside them.
+
+Every bad argument is given to both constructors, and both must say the same. The one warning that does
+not come is the one about more workers than cores: threads that wait cost no core.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+from torch.utils.data import DataLoader as TorchLoader
+
+import fastload
+from fastload import DataLoader
+
+OURS = {
+    "seed": None,
+    "on_error": "raise",
+    "max_errors": None,
+    "copy_dataset": False,
+    "prefetch_batches": None,
+    "worker_method": "thread",
+}
+
+
+class Tens(Dataset[int]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+    def __repr__(self) -> str:
+        return "Stream()"
+
+
+class SizedStream(Stream):
+    def __len__(self) -> int:
+        return 10
+
+
+class NoLength(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __repr__(self) -> str:
+        return "NoLength()"
+
+
+DATA = Tens()
+ORDER = SequentialSampler(DATA)
+BATCHES = BatchSampler(ORDER, 3, False)
+
+
+def collate(samples: list[int]) -> list[int]:
+    return samples
+
+
+def init(worker: int) -> None:
+    pass
+
+
+def said(act: Callable[[], object]) -> tuple[list[tuple[type, str]], object]:
+    """The warnings of `act`, and the type and text of its error, or None."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        error: object = None
+        try:
+            act()
+        except Exception as raised:
+            error = (type(raised), str(raised))
+    return [(warning.category, str(warning.message)) for warning in caught], error
+
+
+# ---- torch's errors and warnings ----
+
+BAD: dict[str, dict[str, Any]] = {
+    "negative workers": {"num_workers": -1},
+    "workers not a number": {"num_workers": "2"},
+    "workers None": {"num_workers": None},
+    "negative timeout": {"timeout": -1},
+    "timeout not a number": {"timeout": "1"},
+    "prefetch without workers": {"prefetch_factor": 2},
+    "negative prefetch": {"prefetch_factor": -1, "num_workers": 1},
+    "persistent without workers": {"persistent_workers": True},
+    "sampler and shuffle": {"sampler": ORDER, "shuffle": True},
+    "batch sampler and batch size": {"batch_sampler": BATCHES, "batch_size": 2},
+    "batch sampler and shuffle": {"batch_sampler": BATCHES, "shuffle": True},
+    "batch sampler and sampler": {"batch_sampler": BATCHES, "sampler": ORDER},
+    "batch sampler and drop_last": {"batch_sampler": BATCHES, "drop_last": True},
+    "no batches and drop_last": {"batch_size": None, "drop_last": True},
+    "batch size 0": {"batch_size": 0},
+    "batch size negative": {"batch_size": -3},
+    "batch size a float": {"batch_size": 2.5},
+    "batch size a bool": {"batch_size": True},
+    "batch size a string": {"batch_size": "4"},
+    "drop_last not a bool": {"drop_last": 1},
+    "context without workers": {"multiprocessing_context": "fork"},
+    "context unknown": {"multiprocessing_context": "teleport", "num_workers": 1},
+    "context of another type": {"multiprocessing_context": 3, "num_workers": 1},
+    "generator of another type": {"generator": 3, "shuffle": True},
+    "empty dataset, shuffled": {"dataset": [], "shuffle": True},
+    "no length": {"dataset": NoLength()},
+    "no length, shuffled": {"dataset": NoLength(), "shuffle": True},
+    "stream shuffled": {"dataset": Stream(), "shuffle": True},
+    "stream with sampler": {"dataset": Stream(), "sampler": [1]},
+    "stream with batch sampler": {"dataset": Stream(), "batch_sampler": [[1]]},
+    "unknown argument": {"workers": 2},
+    "too many positional": {},
+    "pin memory device": {"pin_memory_device": "cuda", "num_workers": 1},
+    "fine": {"batch_size": 3, "num_workers": 2, "shuffle": True, "timeout": 1.5},
+    "empty dataset": {"dataset": []},
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_errors_and_warnings_of_the_constructor_are_torchs(case: str) -> None:
+    arguments = {"dataset": DATA, **BAD[case]}
+    positional = [1] * 20 if case == "too many positional" else []
+
+    def build(loader: Any) -> Any:
+        return said(lambda: loader(*positional, **({} if positional else arguments)))
+
+    theirs, ours = build(TorchLoader), build(DataLoader)
+    if theirs[1] is not None and theirs[1][0] is TypeError and "__init__()" in theirs[1][1]:
+        # Python's own words hold the name of the class's method and its number of arguments.
+        assert ours[1] is not None
+        assert ours[1][0] is TypeError
+        assert ours[1][1].startswith("DataLoader.__init__() ")
+        return
+    assert ours == theirs
+
+
+def test_the_table_holds_errors() -> None:
+    """That the comparison above compares something."""
+    raised = [
+        case
+        for case, arguments in BAD.items()
+        if said(lambda a=arguments: TorchLoader(**{"dataset": DATA, **a}))[1] is not None
+    ]
+    assert len(raised) > 20
+
+
+NOT_EARLY: dict[str, dict[str, Any]] = {
+    "order without length": {"sampler": iter(range(10))},
+    "sampler not iterable": {"sampler": 5},
+    "batch sampler not iterable": {"batch_sampler": 5},
+    "batches not lists": {"batch_sampler": [1, 2]},
+    "collate not callable": {"collate_fn": 5},
+    "index out of range": {"dataset": [1, 2], "sampler": [0, 7]},
+}
+
+
+@pytest.mark.parametrize("case", NOT_EARLY)
+def test_errors_of_the_first_epoch_have_torchs_type_and_text(case: str) -> None:
+    arguments: dict[str, Any] = {"dataset": DATA, **NOT_EARLY[case]}
+
+    def twice(loader: Any) -> list[Any]:
+        built = loader(**arguments)
+        return [said(lambda: list(built))[1], said(lambda: len(built))[1]]
+
+    assert twice(DataLoader) == twice(TorchLoader)
+
+
+def test_a_timeout_without_workers_is_refused_when_the_epoch_begins() -> None:
+    """As in torch, but torch asserts it, which is no way to speak to a user."""
+    loader = DataLoader(DATA, timeout=1)
+    with pytest.raises(ValueError, match=r"timeout.*num_workers"):
+        iter(loader)
+    with pytest.raises(AssertionError):
+        iter(TorchLoader(DATA, timeout=1))
+
+
+def test_no_warning_about_more_workers_than_cores() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader = DataLoader(DATA, num_workers=500)
+        assert len(list(DataLoader(DATA, num_workers=64))) == 10
+    assert loader.num_workers == 500
+    with pytest.warns(UserWarning, match="worker processes in total"):
+        DataLoader(DATA, num_workers=500, worker_method="process")
+
+
+# ---- the signature, the attributes ----
+
+
+def test_the_signature_is_torchs_and_ours_by_keyword() -> None:
+    theirs = inspect.signature(TorchLoader.__init__).parameters
+    ours = inspect.signature(DataLoader.__init__).parameters
+    assert list(ours)[: len(theirs)] == list(theirs)
+    for name, parameter in theirs.items():
+        assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default), name
+    beyond = {name: p for name, p in ours.items() if name not in theirs}
+    assert {name: p.default for name, p in beyond.items()} == OURS
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in beyond.values())
+
+
+def test_it_is_a_torch_loader() -> None:
+    loader = DataLoader(DATA)
+    assert isinstance(loader, TorchLoader)
+    assert issubclass(fastload.DataLoader, TorchLoader)
+
+
+VALUES: dict[str, Any] = {
+    "dataset": DATA,
+    "batch_size": 3,
+    "sampler": ORDER,
+    "num_workers": 2,
+    "collate_fn": collate,
+    "pin_memory": False,
+    "drop_last": True,
+    "timeout": 7.5,
+    "worker_init_fn": init,
+    "multiprocessing_context": None,
+    "generator": torch.Generator(),
+    "prefetch_factor": 5,
+    "persistent_workers": True,
+    "pin_memory_device": "",
+    "in_order": False,
+    "on_error": "skip",
+    "max_errors": 4,
+    "copy_dataset": True,
+    "prefetch_batches": 9,
+    "worker_method": "thread",
+}
+
+
+def test_every_argument_is_an_attribute_of_its_name() -> None:
+    loader = DataLoader(**VALUES)
+    for name, value in VALUES.items():
+        assert getattr(loader, name) is value, name
+    assert DataLoader(DATA, seed=12).seed == 12
+    assert DataLoader(DATA, batch_sampler=BATCHES).batch_sampler is BATCHES
+    assert DataLoader(DATA, worker_method="process").worker_method == "process"
+    handler = lambda index, error: fastload.SKIP  # noqa: E731
+    assert DataLoader(DATA, on_error=handler).on_error is handler
+
+
+def test_the_attributes_of_ours_are_public_and_in_vars() -> None:
+    """That is where frameworks look for the arguments of a loader that they build again."""
+    assert OURS.items() <= vars(DataLoader(DATA)).items()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_attributes_that_torch_fills_in_are_torchs(workers: int) -> None:
+    theirs, ours = (kind(DATA, 4, num_workers=workers) for kind in (TorchLoader, DataLoader))
+    # But for this one, which stays as it was given: a loader built again from it keeps its depth.
+    assert ours.prefetch_factor is None
+    names = {name for name in vars(theirs) if not name.startswith("_")} - {"prefetch_factor"}
+    assert "collate_fn" in names
+    for name in names:
+        one, other = getattr(ours, name), getattr(theirs, name)
+        assert one == other or type(one) is type(other), name
+    assert ours.collate_fn is default_collate
+    assert isinstance(DataLoader(DATA, shuffle=True).sampler, RandomSampler)
+    assert type(ours.batch_sampler) is BatchSampler
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"],
+)
+def test_attributes_are_guarded_as_in_torch(name: str) -> None:
+    loaders = [kind(DATA, 4) for kind in (TorchLoader, DataLoader)]
+    theirs, ours = (said(lambda ld=loader: setattr(ld, name, 1)) for loader in loaders)
+    assert theirs[1] is not None
+    assert ours == theirs
+    assert getattr(loaders[1], name) != 1
+
+
+LENGTHS: list[dict[str, Any]] = [
+    {},
+    {"batch_size": 3},
+    {"batch_size": 3, "drop_last": True},
+    {"batch_size": None},
+    {"batch_sampler": [[1, 2], [3]]},
+    {"sampler": [5, 6, 7], "batch_size": 2},
+    {"dataset": []},
+    {"dataset": SizedStream(), "batch_size": 4},
+    {"dataset": SizedStream(), "batch_size": 4, "drop_last": True},
+    {"dataset": Stream()},
+    {"sampler": iter([1])},
+]
+
+
+@pytest.mark.parametrize("case", range(len(LENGTHS)))
+def test_len_is_torchs(case: int) -> None:
+    arguments: dict[str, Any] = {"dataset": DATA, **LENGTHS[case]}
+
+    def length(kind: Any) -> object:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loader = kind(**arguments)
+        try:
+            return len(loader)
+        except TypeError as error:
+            return str(error)
+
+    assert length(DataLoader) == length(TorchLoader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_len_of_an_iterator_counts_down_as_torchs_does_not(workers: int) -> None:
+    """Torch's iterator has the length of its epoch from begin to end; so does ours."""
+    theirs, ours = (iter(kind(DATA, 3, num_workers=workers)) for kind in (TorchLoader, DataLoader))
+    assert len(ours) == len(theirs) == 4
+    next(ours), next(theirs)
+    assert len(ours) == len(theirs)
+    del theirs
+
+
+# ---- ours ----
+
+OURS_BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "seed with generator": ({"seed": 1, "generator": torch.Generator()}, ValueError, "generator"),
+    "seed not a number": ({"seed": "x"}, (TypeError, ValueError), "seed"),  # type: ignore[dict-item]
+    "on_error unknown": ({"on_error": "ignore"}, ValueError, "on_error.*'ignore'"),
+    "on_error None": ({"on_error": None}, (TypeError, ValueError), "on_error"),  # type: ignore[dict-item]
+    "max_errors negative": ({"max_errors": -1, "on_error": "skip"}, ValueError, "max_errors"),
+    "prefetch_batches 0": (
+        {"prefetch_batches": 0, "num_workers": 1},
+        ValueError,
+        "prefetch_batches",
+    ),
+    "prefetch_batches -2": (
+        {"prefetch_batches": -2, "num_workers": 1},
+        ValueError,
+        "prefetch_batches.*-2",
+    ),
+    "worker_method unknown": ({"worker_method": "fiber"}, ValueError, "worker_method.*'fiber'"),
+}
+
+
+@pytest.mark.parametrize("case", OURS_BAD)
+def test_bad_arguments_of_ours_are_refused_by_name(case: str) -> None:
+    arguments, kind, text = OURS_BAD[case]
+    with pytest.raises(kind, match=text):
+        DataLoader(DATA, **arguments)
+
+
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_arguments_of_ours_that_torchs_iterator_would_ignore_are_refused(method: str) -> None:
+    """What cannot be kept is not accepted in silence: with processes there is no place for `on_error`."""
+    if method == "thread":
+        DataLoader(DATA, on_error="skip", worker_method=method)  # type: ignore[arg-type]
+        return
+    with pytest.raises(ValueError, match="on_error"):
+        DataLoader(DATA, on_error="skip", worker_method=method)  # type: ignore[arg-type]
+
+
+def test_prefetch_factor_keeps_its_meaning_and_prefetch_batches_goes_first() -> None:
+    def depth(**arguments: Any) -> int:
+        loader = DataLoader(DATA, 2, num_workers=3, **arguments)
+        next(iter(loader))
+        loader.close()
+        return loader.stats().depth
+
+    assert depth() == 2 + 2  # 2 + ceil(3 workers / batches of 2)
+    assert depth(prefetch_factor=5) == 15
+    assert depth(prefetch_factor=2) == 6
+    assert depth(prefetch_batches=7) == 7
+    assert depth(prefetch_batches=1) == 1
+    assert depth(prefetch_batches=7, prefetch_factor=5) == 7
+    assert depth(collate_fn=collate) == 2 + 3
+
+
+# ---- the ways through torch's own iterator ----
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_dataset_goes_through_torchs_iterator_and_says_so(workers: int) -> None:
+    def batches(kind: type[TorchLoader[int]]) -> list[Any]:
+        return [batch.tolist() for batch in kind(Stream(), 4, num_workers=workers)]
+
+    with pytest.warns(UserWarning, match=r"(?i)iterable.*torch"):
+        ours = batches(DataLoader)
+    assert ours == batches(TorchLoader)
+
+
+def test_the_process_method_gives_the_same_batches() -> None:
+    arguments: dict[str, Any] = {"batch_size": 3, "shuffle": True, "num_workers": 2}
+    for seed in (None, 5):
+        epochs = []
+        for method in ("thread", "process"):
+            torch.manual_seed(3)
+            loader = DataLoader(DATA, **arguments, seed=seed, worker_method=method)
+            epochs.append([[batch.tolist() for batch in loader] for _ in range(2)])
+            loader.close()
+        assert epochs[0] == epochs[1]
+        assert epochs[0][0] != epochs[0][1]
+
+
+def test_the_process_method_uses_processes_and_the_thread_method_does_not() -> None:
+    import os
+
+    class Pids(Tens):
+        def __getitem__(self, index: int) -> int:
+            return os.getpid()
+
+    for method, alone in (("thread", True), ("process", False)):
+        loader = DataLoader(Pids(), 5, num_workers=1, worker_method=method)  # type: ignore[arg-type]
+        assert {pid == os.getpid() for batch in loader for pid in batch.tolist()} == {alone}
+
+
+def test_the_multiprocessing_context_is_validated_and_unused_by_threads() -> None:
+    loader = DataLoader(DATA, 5, num_workers=2, multiprocessing_context="spawn")
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]

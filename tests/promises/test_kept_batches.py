@@ -1,0 +1,425 @@
+"""Promise: a batch that the user keeps is never written again, and memory that nobody keeps is reused.
+
+Kept means kept in any way: the batch, a part or a view of it, another library's array over the same
+memory, a member of a dict, a tensor that waits in a queue to another process.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from itertools import islice
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing
+from torch.utils.data import Dataset
+
+import fastload
+
+WORKERS = [0, 1, 3]
+SIZES = {"small": 5, "large": 20_000}  # floats of a row; large: 80 KB
+LENGTH, BATCH, EPOCHS = 24, 4, 6
+DEADLINE_S = 30.0  # only a deadlock waits that long
+
+
+class Rows(Dataset[Any]):
+    """Row i is full of 1000 * epoch + i, where `epoch` is set by the test: stale memory shows."""
+
+    def __init__(self, size: int, *, length: int = LENGTH, as_array: bool = False) -> None:
+        self.size = size
+        self.length = length
+        self.as_array = as_array
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        value = float(1000 * self.epoch + index)
+        row = torch.full((self.size,), value)
+        return {"x": row.numpy() if self.as_array else row, "y": value}
+
+
+def epochs(loader: fastload.DataLoader[Any], dataset: Rows, count: int = EPOCHS) -> Iterator[Any]:
+    """Yield (values of the rows, batch) over many epochs.
+
+    With persistent workers the next epoch is begun early, so that the row's values are read from
+    the labels, which are copied out of the batch at once.
+    """
+    for epoch in range(count):
+        dataset.epoch = epoch
+        for batch in loader:
+            yield batch["y"].tolist(), batch
+
+
+def loader_of(dataset: Dataset[Any], workers: int, **options: Any) -> fastload.DataLoader[Any]:
+    return fastload.DataLoader(
+        dataset,
+        BATCH,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        **options,
+    )
+
+
+def check_rows(kept: Any, values: list[float]) -> None:
+    """Check that a batch's rows, or parts of them, are full of the values."""
+    array = kept.detach().numpy() if isinstance(kept, torch.Tensor) else np.asarray(kept)
+    rows = array.reshape(len(values), -1)
+    assert rows.size
+    assert (rows == np.array(values)[:, None]).all()
+
+
+# Ways to keep a batch: each makes an alias of `x`, and a function that copies what it shows.
+
+Alias = Callable[[torch.Tensor], Callable[[], Any]]
+
+
+def capsule(x: torch.Tensor) -> Callable[[], Any]:
+    """Keep a DLPack capsule that nobody takes before the end."""
+    alias = torch.utils.dlpack.to_dlpack(x)
+    taken: list[torch.Tensor] = []
+
+    def take() -> torch.Tensor:
+        if not taken:
+            taken.append(torch.utils.dlpack.from_dlpack(alias))
+        return taken[0]
+
+    return take
+
+
+def in_a_graph(x: torch.Tensor) -> Callable[[], Any]:
+    """Keep the batch only as what a backward pass will need."""
+    weight = torch.ones_like(x, requires_grad=True)
+    loss = (weight * x).sum()
+
+    def gradient() -> Any:
+        (grad,) = torch.autograd.grad(loss, weight, retain_graph=True)
+        return grad
+
+    return gradient
+
+
+def in_a_cycle(x: torch.Tensor) -> Callable[[], Any]:
+    holder: dict[str, Any] = {"x": x}
+    holder["self"] = holder
+    return lambda: holder["x"]
+
+
+def whole_storage(x: torch.Tensor) -> Callable[[], Any]:
+    storage = x.untyped_storage()
+    shape = x.shape
+    return lambda: torch.empty(0).set_(storage, 0, shape)
+
+
+def first_rows(x: torch.Tensor) -> Callable[[], Any]:
+    rows = list(x)
+    return lambda: torch.stack(rows)
+
+
+ALIASES: dict[str, Alias] = {
+    "the batch": lambda x: lambda: x,
+    "rows": first_rows,
+    "view": lambda x: (lambda v: lambda: v)(x.view(-1)),
+    "slice": lambda x: (lambda v: lambda: v)(x[:, 1:3]),
+    "one column": lambda x: (lambda v: lambda: v)(x[:, -1]),
+    "reversed halves": lambda x: (lambda v: lambda: torch.cat(v))(x.split(2)),
+    "transposed": lambda x: (lambda v: lambda: v.t())(x.t()),
+    "detached": lambda x: (lambda v: lambda: v)(x.detach()),
+    ".data": lambda x: (lambda v: lambda: v)(x.data),
+    "strided": lambda x: (lambda v: lambda: v)(x.as_strided((BATCH, 2), (x.stride(0), 1))),
+    "other dtype": lambda x: (lambda v: lambda: v.view(torch.float32))(x.view(torch.int32)),
+    "storage": whole_storage,
+    "parameter": lambda x: (lambda v: lambda: v.detach())(torch.nn.Parameter(x)),
+    ".numpy()": lambda x: (lambda v: lambda: v)(x.numpy()),
+    "slice of .numpy()": lambda x: (lambda v: lambda: v)(x.numpy()[:, ::2]),
+    "np.asarray": lambda x: (lambda v: lambda: v)(np.asarray(x)),
+    "tensor over .numpy()": lambda x: (lambda v: lambda: v)(torch.from_numpy(x.numpy())[:, :1]),
+    "memoryview": lambda x: (lambda v: lambda: v)(memoryview(x.numpy())),
+    "memoryview of bytes": lambda x: (lambda v: lambda: np.frombuffer(v, np.float32))(
+        memoryview(x.numpy()).cast("B")
+    ),
+    "NumPy by DLPack": lambda x: (lambda v: lambda: v)(np.from_dlpack(x)),
+    "torch by DLPack": lambda x: (lambda v: lambda: v)(torch.from_dlpack(x)),
+    "torch by NumPy's DLPack": lambda x: (lambda v: lambda: v)(torch.from_dlpack(x.numpy())),
+    "capsule": capsule,
+    "buffer": lambda x: (lambda v: lambda: v)(torch.frombuffer(x.numpy(), dtype=torch.float32)),
+    "graph": in_a_graph,
+    "cycle": in_a_cycle,
+}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", ALIASES)
+def test_what_is_kept_stays(name: str, size: str, workers: int) -> None:
+    """Every second batch of six epochs is kept by an alias alone, the others are let go."""
+    dataset = Rows(SIZES[size])
+    kept: list[tuple[Callable[[], Any], list[float]]] = []
+    with loader_of(dataset, workers) as loader:
+        for number, (values, batch) in enumerate(epochs(loader, dataset)):
+            check_rows(batch["x"], values)
+            if number % 2:
+                kept.append((ALIASES[name](batch["x"]), values))
+            del batch
+        for alias, values in kept:
+            check_rows(alias(), values)
+    del loader
+    gc.collect()
+    for alias, values in kept:  # and the loader's end takes nothing away
+        check_rows(alias(), values)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("as_array", [False, True])
+def test_members_are_kept_apart(as_array: bool, workers: int) -> None:
+    """Of a batch with several members, keep now this one, now that one."""
+
+    class Many(Rows):
+        def __getitem__(self, index: int) -> Any:
+            sample = super().__getitem__(index)
+            return {"x": sample["x"], "pair": (sample["x"] + 0.5, index), "y": sample["y"]}
+
+    dataset = Many(SIZES["large"], as_array=as_array)
+    kept: list[tuple[Any, list[float], float]] = []
+    with loader_of(dataset, workers) as loader:
+        for number, (values, batch) in enumerate(epochs(loader, dataset)):
+            if number % 3 == 0:
+                kept.append((batch["x"], values, 0.0))
+            elif number % 3 == 1:
+                kept.append((batch["pair"][0], values, 0.5))
+            del batch
+    assert len(kept) > 20
+    for part, values, offset in kept:
+        check_rows(part - offset, values)
+
+
+@pytest.mark.parametrize("options", [{"in_order": False}, {"prefetch_batches": 8}, {}], ids=str)
+def test_all_batches_of_an_epoch_at_once(options: dict[str, Any]) -> None:
+    dataset = Rows(SIZES["large"], length=60)
+    with loader_of(dataset, 3, **options) as loader:
+        for _ in range(3):
+            batches = list(loader)
+            values = [value for batch in batches for value in batch["y"].tolist()]
+            assert sorted(values) == list(range(60))
+            check_rows(torch.cat([batch["x"] for batch in batches]), values)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_batch_outlives_its_iterator_and_its_loader(workers: int) -> None:
+    kept = []
+    for _ in range(5):
+        dataset = Rows(SIZES["large"])
+        loader = loader_of(dataset, workers)
+        for batch in islice(loader, 3):
+            kept.append((batch["x"][1:].numpy(), batch["y"].tolist()[1:]))
+        loader.close()
+        del loader, batch
+        gc.collect()
+    for alias, values in kept:
+        check_rows(alias, values)
+
+
+# What the user does to a batch is the user's.
+
+CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "zeroed": lambda x: x.zero_(),
+    "grown": lambda x: x.resize_(x.numel() * 3),
+    "shrunk": lambda x: x.resize_(2),
+    "storage given up": lambda x: x.untyped_storage().resize_(0),
+    "storage shrunk": lambda x: x.untyped_storage().resize_(8),
+    "transposed in place": lambda x: x.t_(),
+    "squeezed in place": lambda x: x.unsqueeze_(0),
+    "strides changed": lambda x: x.as_strided_((2, 2), (1, 1)),
+    "moved to other memory": lambda x: setattr(x, "data", torch.full((3,), -1.0)),
+    "set to other memory": lambda x: x.set_(torch.full((3,), -1.0)),
+    "wanting a gradient": lambda x: (x.requires_grad_() * 2).sum().backward(),
+    "shared": lambda x: x.share_memory_(),
+}
+
+RESIZING = {"grown", "storage given up", "storage shrunk"}  # NumPy's memory is not torch's to resize
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_the_user_changed_and_let_go_changes_no_later_batch(
+    name: str, size: str, workers: int
+) -> None:
+    may_be_refused = name in RESIZING
+    refused_or_done = suppress(RuntimeError) if may_be_refused else nullcontext()
+    dataset = Rows(SIZES[size])
+    with loader_of(dataset, workers) as loader:
+        for values, batch in epochs(loader, dataset, 4):
+            x = batch["x"]
+            assert x.shape == (BATCH, SIZES[size])
+            assert x.is_contiguous()
+            assert not x.requires_grad
+            assert x.grad is None
+            check_rows(x, values)
+            with refused_or_done:
+                CHANGES[name](x)
+            del x, batch
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_let_go_on_another_thread(workers: int) -> None:
+    """The last alias may end anywhere, while the loader is writing."""
+    dataset = Rows(SIZES["large"], length=200)
+    handed: list[Any] = []
+    turn = threading.Condition()
+    failures = []
+
+    def keep_for_a_while() -> None:
+        kept = []
+        while True:
+            with turn:
+                assert turn.wait_for(lambda: handed, DEADLINE_S)
+                entry = handed.pop(0)
+            if entry is None:
+                return
+            kept.append(entry)
+            del entry
+            if len(kept) > 5:
+                alias, values = kept.pop(0)
+                if not (alias[:, 0] == torch.tensor(values).numpy()).all():
+                    failures.append(values)
+                del alias
+
+    thread = threading.Thread(target=keep_for_a_while)
+    thread.start()
+    with loader_of(dataset, workers) as loader:
+        for values, batch in epochs(loader, dataset, 3):
+            with turn:
+                handed.append((batch["x"].numpy(), values))
+                turn.notify()
+            del batch
+    with turn:
+        handed.append(None)
+        turn.notify()
+    thread.join()
+    assert not failures
+
+
+# Sent to another process.
+
+
+def receive(queue: Any, finish: Any, answers: Any) -> None:
+    """Keep what comes until `finish`, then answer with first, middle and last value of each row."""
+    kept = []
+    while (entry := queue.get()) is not None:
+        kept.append(entry)
+    finish.wait()
+    columns = [(x[:, 0].tolist(), x[:, x.shape[1] // 2].tolist(), x[:, -1].tolist()) for x in kept]
+    answers.put(columns)
+
+
+@pytest.fixture
+def fork() -> BaseContext:
+    return torch.multiprocessing.get_context("fork")
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+def test_what_waits_in_a_queue_to_another_process_stays(fork: Any, as_array: bool) -> None:
+    """The child starts before any thread does; the parent lets every batch go as soon as it is sent.
+
+    torch moves a tensor's memory when the queue's own thread gets to it: an unknown time later.
+    """
+    queue, finish, answers = fork.Queue(), fork.Event(), fork.SimpleQueue()
+    child = fork.Process(target=receive, args=(queue, finish, answers), daemon=True)
+    child.start()
+    dataset = Rows(SIZES["large"], as_array=as_array)
+    sent = []
+    with loader_of(dataset, 2) as loader:
+        for number, (values, batch) in enumerate(epochs(loader, dataset)):
+            if number % 2:
+                queue.put(batch["x"])
+                sent.append(values)
+            del batch
+        queue.put(None)
+        for _ in loader:
+            pass
+    finish.set()
+    received = answers.get()
+    child.join()
+    for end in (queue, answers):
+        end.close()
+    queue.join_thread()
+    assert received == [(values, values, values) for values in sent]
+
+
+# Nobody keeps it: then the memory is reused.
+
+
+def addresses(
+    loader: fastload.DataLoader[Any], count: int, keep: Callable[[Any], Any] = lambda batch: None
+) -> list[int]:
+    """Return where each batch lay.
+
+    After each batch is let go, memory of the same size is taken and held: what the loader gave back
+    to the allocator is gone, so that an address can come again only if the loader itself kept it.
+    """
+    thieves, found, kept = [], [], []
+    while len(found) < count:
+        for batch in loader:
+            found.append(batch["x"].data_ptr())
+            kept.append(keep(batch))
+            shape = batch["x"].shape
+            del batch
+            thieves.append(torch.empty(shape))
+            if len(found) == count:
+                break
+    return found
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_memory_that_nobody_keeps_is_reused(workers: int, as_array: bool) -> None:
+    dataset = Rows(250_000, length=40, as_array=as_array)  # 4 MB a batch
+    with loader_of(dataset, workers) as loader:
+        found = addresses(loader, 30)
+        bound = loader.stats().depth + 2  # in flight, in the loop's hands, being filled
+    assert len(found) == 30
+    assert len(set(found)) <= bound
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_memory_that_is_kept_is_not_reused(workers: int) -> None:
+    """Or the test above would show nothing."""
+    dataset = Rows(250_000, length=40)
+    with loader_of(dataset, workers) as loader:
+        found = addresses(loader, 20, keep=lambda batch: batch["x"])
+    assert len(set(found)) == 20
+
+
+def resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_was_kept_long_and_let_go_is_given_back(workers: int) -> None:
+    """A loop that once kept many batches does not leave the loader with all their memory."""
+    dataset = Rows(2_200_000, length=80)  # 35 MB a batch, which malloc gives back to the system
+    with fastload.DataLoader(dataset, BATCH, num_workers=workers) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        before = resident_mb()
+        kept = list(islice(iterator, 14))
+        assert resident_mb() - before > 14 * 30
+        del kept
+        next(iterator)
+        next(iterator)
+        gc.collect()
+        left = resident_mb() - before
+    assert left < (loader.stats().depth + 2) * 35 + 60

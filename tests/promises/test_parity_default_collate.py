@@ -1,0 +1,874 @@
+"""Promise: a batch equals that of torch's `default_collate`, or fails as that does.
+
+Equal in type, dtype, shape, strides, nesting and every bit of the values; of the exceptions, type
+and message. So with and without workers, for small rows and for large ones, which take another
+road inside, and whatever a user registered with torch's collate.
+"""
+
+from __future__ import annotations
+
+import array
+import enum
+import threading
+import types
+from collections import (
+    ChainMap,
+    Counter,
+    OrderedDict,
+    UserDict,
+    UserList,
+    defaultdict,
+    deque,
+    namedtuple,
+)
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, default_collate, default_convert
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+import fastload
+
+# torch warns of odd samples once per process: of two that it warns of, only the first would fail.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+WORKERS = [0, 2]
+DEADLINE_S = 30.0  # only a deadlock waits that long
+
+
+# What "equal" means.
+
+
+def check_same(got: Any, expected: Any, where: str = "batch") -> None:
+    """Raise AssertionError where `got` is not what `expected` is, part by part."""
+    assert type(got) is type(expected), where
+    if isinstance(expected, torch.Tensor):
+        check_same_tensor(got, expected, where)
+    elif isinstance(expected, Mapping):
+        assert list(got) == list(expected), where
+        for key in expected:
+            check_same(got[key], expected[key], f"{where}[{key!r}]")
+    elif isinstance(expected, Sequence | deque) and not isinstance(expected, str | bytes | range):
+        assert len(got) == len(expected), where
+        for place, (one, other) in enumerate(zip(got, expected, strict=True)):
+            check_same(one, other, f"{where}[{place}]")
+    elif isinstance(expected, np.ndarray):
+        assert got.dtype == expected.dtype, where
+        np.testing.assert_array_equal(got, expected, where)
+    else:
+        both_nan = got != got and expected != expected
+        assert got is expected or got == expected or both_nan, where
+    for name in ("label", "default_factory", "maxlen"):
+        assert getattr(got, name, None) == getattr(expected, name, None), f"{where}.{name}"
+
+
+def check_same_tensor(got: torch.Tensor, expected: torch.Tensor, where: str) -> None:
+    for fact in ("dtype", "shape", "layout", "device", "requires_grad", "is_leaf", "is_quantized"):
+        assert getattr(got, fact) == getattr(expected, fact), f"{where}.{fact}"
+    assert (got.grad_fn is None) == (expected.grad_fn is None), f"{where}.grad_fn"
+    assert got.stride() == expected.stride(), f"{where}.stride()"
+    assert got.is_inference() == expected.is_inference(), f"{where}.is_inference()"
+    assert not got.is_shared(), f"{where} is in shared memory"
+    if got.device.type != "meta":
+        assert raw(got) == raw(expected), where
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor's values, which tell NaN from NaN and -0.0 from 0.0."""
+    plain = tensor.detach().as_subclass(torch.Tensor)
+    plain = plain.int_repr() if plain.is_quantized else plain
+    plain = plain.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return bytes(plain.view(torch.uint8).numpy()) if plain.numel() else b""
+
+
+class Raised(NamedTuple):
+    kind: type[BaseException]
+    text: str
+
+
+def outcome(function: Callable[[], Any]) -> Any:
+    """Return what a call returns, or type and text of what it raises."""
+    try:
+        return function()
+    except Exception as error:
+        return Raised(type(error), str(error))
+
+
+def loaded(dataset: Any, batch_size: int | None, workers: int, **options: Any) -> list[Any]:
+    """Return the outcome of every batch of an epoch."""
+    with fastload.DataLoader(dataset, batch_size, num_workers=workers, **options) as loader:
+        iterator = iter(loader)
+        outcomes = [outcome(lambda: next(iterator)) for _ in range(len(loader))]
+        assert next(iterator, None) is None
+    return outcomes
+
+
+def check_parity(samples: Any, batch_size: int, workers: int, **options: Any) -> None:
+    """Compare every batch, the short last one included, with that of torch's collate."""
+    got = loaded(samples, batch_size, workers, **options)
+    starts = range(0, len(samples), batch_size)
+    assert len(got) == len(starts)
+    for number, start in enumerate(starts):
+        batch = [samples[i] for i in range(start, min(start + batch_size, len(samples)))]
+        check_same(got[number], outcome(lambda batch=batch: default_collate(batch)), str(number))
+
+
+# Rows, small and large: each is a function of a sample's number and of the shape.
+
+SHAPES = {"small": (2, 3, 4), "large": (3, 160, 160)}  # large: 64 KiB and more, even as bytes
+
+
+class Tagged(torch.Tensor):
+    """A tensor of a user's own type."""
+
+
+class Silent(torch.Tensor):
+    """A tensor whose operations give plain tensors."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+class Grid(np.ndarray[Any, Any]):
+    """An array of a user's own type."""
+
+
+Row = Callable[[int, tuple[int, ...]], Any]
+
+
+def tensor(number: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return values of which no two samples have the same."""
+    count = int(np.prod(shape, dtype=int))
+    whole = torch.arange(number * 7, number * 7 + count) % 97
+    return (whole % 2 if dtype is torch.bool else whole).reshape(shape).to(dtype)
+
+
+def of_dtype(dtype: torch.dtype) -> Row:
+    return lambda number, shape: tensor(number, shape, dtype)
+
+
+def ndarray(number: int, shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
+    return tensor(number, shape, torch.int64).numpy().astype(dtype)
+
+
+def of_numpy_dtype(dtype: Any) -> Row:
+    return lambda number, shape: ndarray(number, shape, dtype)
+
+
+def with_specials(number: int, shape: tuple[int, ...]) -> torch.Tensor:
+    row = tensor(number, shape)
+    row.view(-1)[:4] = torch.tensor([float("nan"), -0.0, float("inf"), float("-inf")])
+    return row
+
+
+def in_inference_mode(number: int, shape: tuple[int, ...]) -> torch.Tensor:
+    with torch.inference_mode():
+        return tensor(number, shape) + 0
+
+
+def shared(number: int, shape: tuple[int, ...]) -> torch.Tensor:
+    return tensor(number, shape).share_memory_()
+
+
+def read_only(number: int, shape: tuple[int, ...]) -> Any:
+    row = ndarray(number, shape)
+    row.flags.writeable = False
+    return row
+
+
+def on_turns(*rows: Row) -> Row:
+    """Return a row that is now of one kind, now of another."""
+    return lambda number, shape: rows[number % len(rows)](number, shape)
+
+
+def complexes(number: int, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.complex(tensor(number, shape), tensor(number + 1, shape))
+
+
+TENSOR_DTYPES = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+    torch.bool,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+
+ROWS: dict[str, Row] = {
+    **{str(dtype): of_dtype(dtype) for dtype in TENSOR_DTYPES},
+    "special values": with_specials,
+    "transposed": lambda n, shape: tensor(n, shape[::-1]).permute(2, 1, 0),
+    "HWC seen as CHW": lambda n, shape: tensor(n, (*shape[1:], shape[0])).permute(2, 0, 1),
+    "uint8 HWC seen as CHW": lambda n, shape: tensor(
+        n, (*shape[1:], shape[0]), torch.uint8
+    ).permute(2, 0, 1),
+    "channels last": lambda n, shape: tensor(n, (2, *shape)).contiguous(
+        memory_format=torch.channels_last
+    ),
+    "channels last, one image": lambda n, shape: tensor(n, (1, *shape)).contiguous(
+        memory_format=torch.channels_last
+    ),
+    "channels last, one channel": lambda n, shape: tensor(n, (2, 1, *shape[1:])).contiguous(
+        memory_format=torch.channels_last
+    ),
+    "channels last 3d": lambda n, shape: tensor(n, (1, 2, *shape)).contiguous(
+        memory_format=torch.channels_last_3d
+    ),
+    "now contiguous, now transposed": on_turns(
+        tensor, lambda n, shape: tensor(n, shape[::-1]).permute(2, 1, 0)
+    ),
+    "now channels last, now not": on_turns(
+        lambda n, shape: tensor(n, (2, *shape)),
+        lambda n, shape: tensor(n, (2, *shape)).to(memory_format=torch.channels_last),
+    ),
+    "every second": lambda n, shape: tensor(n, (*shape[:-1], 2 * shape[-1]))[..., ::2],
+    "part of a larger one": lambda n, shape: tensor(n, (9, *shape))[5],
+    "expanded": lambda n, shape: tensor(n, (1, 1, shape[-1])).expand(shape),
+    "one number, expanded": lambda n, shape: torch.tensor(float(n)).expand(shape),
+    "conjugate": lambda n, shape: complexes(n, shape).conj(),
+    "now conjugate, now not": on_turns(complexes, lambda n, shape: complexes(n, shape).conj()),
+    "negated by a bit": lambda n, shape: complexes(n, shape).conj().imag,
+    "real part": lambda n, shape: complexes(n, shape).real,
+    "wanting a gradient": lambda n, shape: tensor(n, shape).requires_grad_(),
+    "with a history": lambda n, shape: tensor(n, shape).requires_grad_() * 2,
+    "parameter": lambda n, shape: torch.nn.Parameter(tensor(n, shape)),
+    "parameter without gradient": lambda n, shape: torch.nn.Parameter(
+        tensor(n, shape), requires_grad=False
+    ),
+    "one in two wanting a gradient": on_turns(
+        tensor, lambda n, shape: tensor(n, shape).requires_grad_()
+    ),
+    "from inference mode": in_inference_mode,
+    "in shared memory": shared,
+    "of a subclass": lambda n, shape: tensor(n, shape).as_subclass(Tagged),
+    "now of a subclass, now not": on_turns(
+        tensor, lambda n, shape: tensor(n, shape).as_subclass(Tagged)
+    ),
+    "now of a subclass first": on_turns(
+        lambda n, shape: tensor(n, shape).as_subclass(Tagged), tensor
+    ),
+    "of a silent subclass": lambda n, shape: tensor(n, shape).as_subclass(Silent),
+    "on the meta device": lambda n, shape: torch.empty(shape, device="meta"),
+    "now on the meta device": on_turns(tensor, lambda n, shape: torch.empty(shape, device="meta")),
+    "quantized": lambda n, shape: torch.quantize_per_tensor(tensor(n, shape), 0.5, 1, torch.qint8),
+    "float32, then float64": on_turns(of_dtype(torch.float32), of_dtype(torch.float64)),
+    "float64, then float32": on_turns(of_dtype(torch.float64), of_dtype(torch.float32)),
+    "int64, then float32": on_turns(of_dtype(torch.int64), of_dtype(torch.float32)),
+    "uint8, then bool": on_turns(of_dtype(torch.uint8), of_dtype(torch.bool)),
+    "bool, then uint8": on_turns(of_dtype(torch.bool), of_dtype(torch.uint8)),
+    "float16, then bfloat16": on_turns(of_dtype(torch.float16), of_dtype(torch.bfloat16)),
+    "float32, then complex64": on_turns(of_dtype(torch.float32), of_dtype(torch.complex64)),
+    "sparse": lambda n, shape: tensor(n, shape).to_sparse(),
+    "sparse csr": lambda n, shape: tensor(n, shape[1:]).to_sparse_csr(),
+    "now sparse": on_turns(tensor, lambda n, shape: tensor(n, shape).to_sparse()),
+    "nested": lambda n, shape: torch.nested.nested_tensor([tensor(n, shape), tensor(n, shape)]),
+    "ragged": lambda n, shape: tensor(n, (*shape[:-1], shape[-1] + n % 2)),
+    "ragged in its last batch": lambda n, shape: tensor(n, (shape[0] + (n == 5), *shape[1:])),
+    "now with a dimension more": on_turns(tensor, lambda n, shape: tensor(n, (1, *shape))),
+    "same size, other shape": on_turns(tensor, lambda n, shape: tensor(n, shape[::-1])),
+    "another shape in each batch": lambda n, shape: tensor(n, (*shape[:-1], shape[-1] + n // 3)),
+    "another dtype in each batch": lambda n, shape: tensor(
+        n, shape, [torch.float32, torch.int64, torch.uint8][n // 3]
+    ),
+    "another nesting in each batch": lambda n, shape: [
+        tensor(n, shape),
+        (tensor(n, shape), n),
+        {"row": tensor(n, shape)},
+    ][n // 3],
+    "small, large, small": lambda n, shape: tensor(n, (1,) if n // 3 != 1 else shape),
+    **{
+        f"array of {np.dtype(dtype)}": of_numpy_dtype(dtype)
+        for dtype in (
+            *(np.bool_, np.int8, np.int16, np.int32, np.int64),
+            *(np.uint8, np.uint16, np.uint32, np.uint64),
+            *(np.float16, np.float32, np.float64, np.longdouble),
+            *(np.complex64, np.complex128, np.clongdouble),
+            *(">f4", ">i8", "<i2", "datetime64[s]", "timedelta64[s]"),
+            *("S3", "U3", "O"),
+        )
+    },
+    "structured array": lambda n, shape: np.zeros(shape, dtype=[("x", "f4"), ("y", "i2")]),
+    "field of a structured array": lambda n, shape: np.zeros(
+        shape, dtype=[("x", "f4"), ("y", "i2")]
+    )["x"],
+    "real part of an array": lambda n, shape: ndarray(n, shape, np.complex64).real,
+    "array in Fortran's order": lambda n, shape: np.asfortranarray(ndarray(n, shape)),
+    "array HWC seen as CHW": lambda n, shape: ndarray(
+        n, (*shape[1:], shape[0]), np.uint8
+    ).transpose(2, 0, 1),
+    "array, every second": lambda n, shape: ndarray(n, (*shape[:-1], 2 * shape[-1]))[..., ::2],
+    "array, backwards": lambda n, shape: ndarray(n, shape)[..., ::-1],
+    "array, now backwards": on_turns(ndarray, lambda n, shape: ndarray(n, shape)[..., ::-1]),
+    "array, read-only": read_only,
+    "array, broadcast": lambda n, shape: np.broadcast_to(ndarray(n, (1, 1, shape[-1])), shape),
+    "array of a subclass": lambda n, shape: ndarray(n, shape).view(Grid),
+    "array, masked": lambda n, shape: np.ma.masked_equal(ndarray(n, shape), 3),
+    "array, now masked": on_turns(
+        ndarray, lambda n, shape: np.ma.masked_equal(ndarray(n, shape), 3)
+    ),
+    "array over bytes": lambda n, shape: np.frombuffer(ndarray(n, shape).tobytes(), np.float32),
+    "array, unaligned": lambda n, shape: np.frombuffer(
+        b"\0" + ndarray(n, shape).tobytes(), np.float32, offset=1
+    ),
+    "array, float32, then float64": on_turns(
+        of_numpy_dtype(np.float32), of_numpy_dtype(np.float64)
+    ),
+    "array, int64, then float32": on_turns(of_numpy_dtype(np.int64), of_numpy_dtype(np.float32)),
+    "array, float32, then text": on_turns(of_numpy_dtype(np.float32), of_numpy_dtype("U3")),
+    "array, float32, then objects": on_turns(of_numpy_dtype(np.float32), of_numpy_dtype("O")),
+    "array, float32, then other bytes": on_turns(of_numpy_dtype(np.float32), of_numpy_dtype(">f4")),
+    "array, ragged": lambda n, shape: ndarray(n, (*shape[:-1], shape[-1] + n % 2)),
+    "array, then tensor": on_turns(ndarray, tensor),
+    "tensor, then array": on_turns(tensor, ndarray),
+    "array, then lists": on_turns(
+        lambda n, shape: ndarray(n, shape[-1:]), lambda n, shape: ndarray(n, shape[-1:]).tolist()
+    ),
+    "array, then number": on_turns(ndarray, lambda n, shape: 1.0),
+    "tensor, then number": on_turns(tensor, lambda n, shape: 1.0),
+    "tensor, then None": on_turns(tensor, lambda n, shape: None),
+    "array, then None": on_turns(ndarray, lambda n, shape: None),
+    "array, then tensor wanting a gradient": on_turns(
+        ndarray, lambda n, shape: tensor(n, shape).requires_grad_()
+    ),
+    "image and label": lambda n, shape: (tensor(n, shape, torch.uint8), n),
+    "row as dict member": lambda n, shape: {"x": ndarray(n, shape), "name": f"sample {n}"},
+    "two rows": lambda n, shape: [tensor(n, shape), (ndarray(n, shape), {"z": tensor(-n, shape)})],
+}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(name: str, size: str, workers: int) -> None:
+    samples = [ROWS[name](number, SHAPES[size]) for number in range(7)]
+    check_parity(samples, 3, workers)
+
+
+EDGE_SHAPES = [(), (0,), (0, 3), (3, 0), (1,), (1, 1, 1), (0, 200_000), (70_000,), (1, 70_000)]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("shape", EDGE_SHAPES, ids=str)
+@pytest.mark.parametrize("make", [tensor, ndarray])
+def test_shapes(make: Row, shape: tuple[int, ...], workers: int) -> None:
+    check_parity([make(number, shape) for number in range(5)], 2, workers)
+    check_parity([{"a": make(number, shape), "b": number} for number in range(5)], 2, workers)
+
+
+# Samples of other kinds: each a function of a sample's number.
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+    BLUE = 2
+
+
+class Whole(int):
+    pass
+
+
+class Name(str):
+    pass
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+Old = namedtuple("Old", "x y")  # noqa: PYI024 - as users have them
+
+
+class Labelled(dict[str, Any]):
+    """A dict with an attribute, which torch's collate takes from the first sample."""
+
+    label = ""
+
+
+class LabelledList(list[Any]):
+    label = ""
+
+
+class Frozen(Mapping[str, Any]):
+    """A mapping that cannot be changed."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = dict(content)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._content[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+
+class Odd(Frozen):
+    """A mapping that cannot be made from a mapping: torch's collate gives a dict."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        super().__init__({"first": first, "second": second})
+
+
+class Window(Sequence[Any]):
+    """A sequence that is no list and no tuple."""
+
+    def __init__(self, content: Sequence[Any]) -> None:
+        self._content = list(content)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._content[place]
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+
+@dataclass
+class Record:
+    x: int
+
+
+def labelled(number: int) -> Labelled:
+    sample = Labelled(x=number)
+    sample.label = f"label {number}"
+    return sample
+
+
+def labelled_list(number: int) -> LabelledList:
+    sample = LabelledList([number, 2.5])
+    sample.label = f"label {number}"
+    return sample
+
+
+def turns(*samples: Any) -> Callable[[int], Any]:
+    return lambda number: samples[number % len(samples)]
+
+
+Sample = Callable[[int], Any]
+
+NUMBERS: dict[str, Sample] = {
+    "int": lambda n: n,
+    "negative int": lambda n: -n,
+    "int of 62 bits": lambda n: 2**62 + n,
+    "largest int64": lambda n: 2**63 - 1 - n,
+    "int of 64 bits": lambda n: 2**63 + n,
+    "int beyond any": lambda n: 2**100 + n,
+    "int, then one too big": lambda n: n if n % 3 < 2 else 2**64,
+    "float": lambda n: n / 3,
+    "special floats": turns(float("nan"), -0.0, float("inf"), 1e-320, 1e308),
+    "bool": lambda n: n % 2 == 0,
+    "complex": lambda n: complex(n, 1),
+    "int of a subclass": Whole,
+    "enum": turns(Colour.RED, Colour.BLUE),
+    "int, then float": lambda n: [n, n + 0.5][n % 2],
+    "float, then int": lambda n: [n + 0.5, n][n % 2],
+    "float, then big int": lambda n: [n + 0.5, 2**70][n % 2],
+    "bool, then int": lambda n: [True, n][n % 2],
+    "int, then bool": lambda n: [n, True][n % 2],
+    "bool, then float": lambda n: [True, n + 0.5][n % 2],
+    "float, then bool": lambda n: [n + 0.5, True][n % 2],
+    "int, then complex": lambda n: [n, complex(n, 1)][n % 2],
+    "int, then text": lambda n: [n, "text"][n % 2],
+    "text, then int": lambda n: ["text", n][n % 2],
+    "int, then None": lambda n: [n, None][n % 2],
+    "int, then tensor": lambda n: [n, torch.tensor(n)][n % 2],
+    "int, then array": lambda n: [n, np.array(n)][n % 2],
+    "int, then row": lambda n: [n, torch.tensor([n, n])][n % 2],
+    "float, then tensor": lambda n: [n + 0.5, torch.tensor(n)][n % 2],
+    "tensor, then float": lambda n: [torch.tensor(n), n + 0.5][n % 2],
+    "int, then list": lambda n: [n, [n]][n % 2],
+    "int, then NumPy's": lambda n: [n, np.int32(n)][n % 2],
+    "float, then NumPy's": lambda n: [n + 0.5, np.float32(n)][n % 2],
+    "NumPy's, then int": lambda n: [np.int32(n), n][n % 2],
+    "NumPy's, then tensor": lambda n: [np.float32(n), torch.tensor(n)][n % 2],
+    "NumPy's, then array": lambda n: [np.float32(n), np.array(n, np.float32)][n % 2],
+    "NumPy's int32, then int64": lambda n: [np.int32(n), np.int64(n)][n % 2],
+    "NumPy's float32, then float64": lambda n: [np.float32(n), np.float64(n)][n % 2],
+    "NumPy's int64, then float32": lambda n: [np.int64(n), np.float32(n + 0.5)][n % 2],
+    "NumPy's float32, then int": lambda n: [np.float32(n), n][n % 2],
+    "NumPy's float64, then float": lambda n: [np.float64(n), n + 0.5][n % 2],
+    **{
+        f"NumPy's {kind.__name__}": kind
+        for kind in (
+            *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16),
+            *(np.uint32, np.uint64, np.float16, np.float32, np.float64, np.longdouble),
+            *(np.complex64, np.complex128, np.str_),
+        )
+    },
+    "NumPy's bytes_": lambda n: np.bytes_(f"{n}"),
+    "NumPy's datetime64": lambda n: np.datetime64(n, "s"),
+    "NumPy's void": lambda n: np.void(b"abc"),
+    "Decimal": Decimal,
+    "Fraction": Fraction,
+}
+
+OTHERS: dict[str, Sample] = {
+    "text": lambda n: f"sample {n}",
+    "empty text": lambda n: "",
+    "text of a subclass": lambda n: Name(f"{n}"),
+    "bytes": lambda n: f"sample {n}".encode(),
+    "text, then bytes": turns("text", b"bytes"),
+    "text, then None": turns("text", None),
+    "bytearray": lambda n: bytearray([n, n + 1]),
+    "memoryview": lambda n: memoryview(bytes([n, n + 1])),
+    "None": lambda n: None,
+    "object": lambda n: object,
+    "dataclass": Record,
+    "set": lambda n: {n},
+    "frozenset": lambda n: frozenset([n]),
+    "generator": lambda n: (i for i in range(n)),
+    "function": lambda n: len,
+    "dtype": lambda n: torch.float32,
+    "device": lambda n: torch.device("cpu"),
+    "slice": lambda n: slice(n),
+    "range": lambda n: range(n, n + 3),
+    "array.array": lambda n: array.array("i", [n, n + 1]),
+    "namespace": lambda n: types.SimpleNamespace(x=n),
+    "generator of torch": lambda n: torch.Generator(),
+    "storage": lambda n: torch.zeros(3).untyped_storage(),
+}
+
+CONTAINERS: dict[str, Sample] = {
+    "list": lambda n: [n, n + 0.5, f"{n}"],
+    "empty list": lambda n: [],
+    "tuple": lambda n: (n, n + 0.5, f"{n}"),
+    "empty tuple": lambda n: (),
+    "pair of text": lambda n: (f"{n}", b"bytes"),
+    "list of a subclass": labelled_list,
+    "UserList": lambda n: UserList([n, f"{n}"]),
+    "deque": lambda n: deque([n, n + 0.5], maxlen=2),
+    "sequence": lambda n: Window([n, n + 1]),
+    "torch.Size": lambda n: torch.Size([n, 3]),
+    "result of torch.max": lambda n: torch.max(tensor(n, (3, 4)), dim=0),
+    "ragged list": lambda n: list(range(n % 2 + 1)),
+    "ragged tuple": lambda n: tuple(range(n % 2 + 1)),
+    "ragged in its last batch": lambda n: [0] * (1 + (n == 4)),
+    "list, then tuple": turns([1, 2], (3, 4)),
+    "tuple, then list": turns((1, 2), [3, 4]),
+    "tuple, then tensor": turns((1, 2), torch.tensor([3, 4])),
+    "list, then array": turns([1, 2], np.array([3, 4])),
+    "list, then text": turns([1, 2], "ab"),
+    "list, then dict": turns([1, 2], {0: 3, 1: 4}),
+    "list, then int": turns([1, 2], 3),
+    "list, then None": turns([1, 2], None),
+    "int, then tuple": turns(3, (1, 2)),
+    "member None": lambda n: (n, None),
+    "member None now and then": lambda n: (n, None if n % 2 else n),
+    "member an object": lambda n: {"x": n, "y": object},
+    "named tuple": lambda n: Point(n, f"{n}"),
+    "old named tuple": lambda n: Old(tensor(n, (2,)), n + 0.5),
+    "named tuple, then tuple": turns(Point(1, 2), (3, 4)),
+    "tuple, then named tuple": turns((1, 2), Point(3, 4)),
+    "named tuple, then longer": turns(Point(1, 2), (3, 4, 5)),
+    "named tuple, then shorter": turns(Point(1, 2), (3,)),
+    "named tuple, then another": turns(Point(1, 2), Old(3, 4)),
+    "dict": lambda n: {"x": n, "y": tensor(n, (2,)), "z": f"{n}"},
+    "empty dict": lambda n: {},
+    "keys that are no text": lambda n: {1: n, (2, 3): n, None: f"{n}"},
+    "keys in another order": lambda n: {"x": n, "y": -n} if n % 2 else {"y": -n, "x": n},
+    "keys too many": lambda n: {"x": n} if n % 2 == 0 else {"x": n, "y": 1},
+    "keys too few": lambda n: {"x": n, "y": 1} if n % 2 == 0 else {"x": n},
+    "keys of another type": turns({1: 1}, {True: 2}, {1.0: 3}),
+    "dict, then list": turns({0: 1}, [2]),
+    "dict, then tensor": turns({0: 1}, torch.tensor([2])),
+    "dict, then None": turns({"x": 1}, None),
+    "dict, then OrderedDict": turns({"x": 1}, OrderedDict(x=2)),
+    "dict of a subclass": labelled,
+    "OrderedDict": lambda n: OrderedDict(b=n, a=-n),
+    "defaultdict": lambda n: defaultdict(list, x=n),
+    "defaultdict, keys too few": lambda n: defaultdict(
+        int, {"x": n, **({} if n % 2 else {"y": n})}
+    ),
+    "Counter": lambda n: Counter(a=n, b=2),
+    "UserDict": lambda n: UserDict(x=n, y=f"{n}"),
+    "ChainMap": lambda n: ChainMap({"x": n}, {"y": -n}),
+    "MappingProxyType": lambda n: types.MappingProxyType({"x": n}),
+    "frozen mapping": lambda n: Frozen({"x": n}),
+    "odd mapping": lambda n: Odd(n, f"{n}"),
+    "deep": lambda n: {"a": [(n, {"b": Point([n / 2], {"c": (tensor(n, (2, 3)), f"{n}")})})]},
+    "deep and ragged": lambda n: {"a": [{"b": ([0] * (1 + n % 2),)}]},
+    "deep, with an error": lambda n: {"a": [{"b": (n, None)}], "c": n},
+}
+
+ZOO = {**NUMBERS, **OTHERS, **CONTAINERS}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", ZOO)
+def test_samples(name: str, workers: int) -> None:
+    samples = [ZOO[name](number) for number in range(5)]
+    check_parity(samples, 2, workers)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", ZOO)
+def test_samples_as_members(name: str, workers: int) -> None:
+    samples = [{"large": tensor(n, (20_000,)), "member": (ZOO[name](n), n)} for n in range(5)]
+    check_parity(samples, 2, workers)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.parametrize("name", ZOO)
+def test_a_batch_of_one_and_a_batch_of_all(name: str, batch_size: int) -> None:
+    samples = [ZOO[name](number) for number in range(5)]
+    check_parity(samples, batch_size, 2)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if "then" in name or "now" in name])
+@pytest.mark.parametrize("size", SHAPES)
+def test_the_first_in_order_decides_not_the_first_to_arrive(name: str, size: str) -> None:
+    check_late_first([ROWS[name](number, SHAPES[size]) for number in range(3)])
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if "then" in name or "keys" in name])
+def test_the_first_sample_decides_however_late_it_is(name: str) -> None:
+    check_late_first([ZOO[name](number) for number in range(3)])
+
+
+class LateFirst(Dataset[Any]):
+    """Sample 0 comes when one worker has read sample 1, handed it over, and begun sample 2."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+        self.last_begun = threading.Event()
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 2:
+            self.last_begun.set()
+        if index == 0:
+            assert self.last_begun.wait(DEADLINE_S)
+        return self.samples[index]
+
+
+def check_late_first(samples: list[Any]) -> None:
+    (got,) = loaded(LateFirst(samples), 3, 2)
+    check_same(got, outcome(lambda: default_collate(samples)))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", ZOO)
+def test_without_batches_samples_are_converted(name: str, workers: int) -> None:
+    samples = [ZOO[name](number) for number in range(4)]
+    for got, sample in zip(loaded(samples, None, workers), samples, strict=True):
+        check_same(got, outcome(lambda sample=sample: default_convert(sample)))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", ROWS)
+def test_without_batches_rows_are_converted(name: str, workers: int) -> None:
+    """A tensor is handed on as it is, wherever it is; an array becomes a tensor."""
+    samples = [ROWS[name](number, SHAPES["small"]) for number in range(4)]
+    for got, sample in zip(loaded(samples, None, workers), samples, strict=True):
+        if isinstance(sample, torch.Tensor):
+            assert got is sample
+        else:
+            check_same(got, outcome(lambda sample=sample: default_convert(sample)))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", ["image and label", "ragged", "array, backwards", "two rows"])
+def test_torchs_collate_given_by_name_is_the_same(name: str, workers: int) -> None:
+    samples = [ROWS[name](number, SHAPES["large"]) for number in range(7)]
+    check_parity(samples, 3, workers, collate_fn=default_collate)
+
+
+# Nothing is shared with the samples.
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("size", SHAPES)
+def test_writing_to_a_batch_changes_no_sample(size: str, workers: int) -> None:
+    shape = SHAPES[size]
+    samples = [
+        {"x": tensor(n, shape), "y": [ndarray(n, shape), n], "z": {"list": [n, f"{n}"]}}
+        for n in range(5)
+    ]
+    reference = default_collate(samples[:2])
+    loader = fastload.DataLoader(samples, 2, num_workers=workers)
+    for _ in range(2):
+        batches = list(loader)
+        check_same(batches[0], reference)
+        for batch in batches:
+            batch["x"].zero_()
+            batch["y"][0].zero_()
+            batch["y"].clear()
+            batch["z"]["list"][0].zero_()
+            batch["z"]["list"] = None
+            batch["new"] = 1
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_gradients_flow_back_to_the_samples(workers: int) -> None:
+    samples = [torch.full((20_000,), float(n), requires_grad=True) for n in range(4)]
+    for batch in fastload.DataLoader(samples, 2, num_workers=workers):
+        (batch * batch).sum().backward()
+    for number, sample in enumerate(samples):
+        assert (sample.grad == 2.0 * number).all()
+
+
+# Types that a user registered with torch's collate.
+
+
+class Box:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class BigBox(Box):
+    pass
+
+
+def registered(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    return ["registered", len(batch), [getattr(sample, "value", sample) for sample in batch]]
+
+
+def registered_and_broken(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    raise OSError("out of a registered function")
+
+
+REGISTERED: dict[str, tuple[Any, Sample]] = {
+    "a class": (Box, Box),
+    "its subclass": (Box, BigBox),
+    "a member": (Box, lambda n: {"large": tensor(n, (20_000,)), "box": (Box(n), n)}),
+    "tensors": (torch.Tensor, lambda n: tensor(n, (20_000,))),
+    "tensors, as members": (torch.Tensor, lambda n: (tensor(n, (2,)), n)),
+    "a tensor subclass": (Tagged, lambda n: tensor(n, (20_000,)).as_subclass(Tagged)),
+    "parameters": (torch.nn.Parameter, lambda n: torch.nn.Parameter(tensor(n, (2,)))),
+    "arrays": (np.ndarray, lambda n: ndarray(n, (20_000,))),
+    "an array subclass": (Grid, lambda n: ndarray(n, (20_000,)).view(Grid)),
+    "ints": (int, lambda n: (n, n + 0.5)),
+    "bools": (bool, lambda n: (n % 2 == 0, n)),
+    "floats": (float, lambda n: (n, n + 0.5)),
+    "NumPy's numbers": ((np.bool_, np.number, np.object_), lambda n: (np.float32(n), n)),
+    "one kind of NumPy's": (np.float32, lambda n: (np.float32(n), np.float64(n))),
+    "text": (str, lambda n: (f"{n}", n)),
+    "dicts": (dict, lambda n: {"x": n}),
+    "inner dicts": (dict, lambda n: [{"x": n}, n]),
+    "a dict subclass": (Labelled, labelled),
+    "lists": (list, lambda n: [n]),
+    "inner lists": (list, lambda n: {"x": [n, n]}),
+    "tuples": (tuple, lambda n: (n, n)),
+    "named tuples": (Point, lambda n: {"p": Point(n, n)}),
+    "any mapping": (Mapping, lambda n: {"x": n}),
+    "any object": (object, lambda n: None),
+    "None": (type(None), lambda n: (n, None)),
+}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("function", [registered, registered_and_broken])
+@pytest.mark.parametrize("name", REGISTERED)
+def test_registered_types(
+    name: str, function: Callable[..., Any], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, sample = REGISTERED[name]
+    samples = [sample(number) for number in range(5)]
+    monkeypatch.setitem(default_collate_fn_map, kind, function)
+    check_parity(samples, 2, workers)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_type_registered_between_epochs(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [tensor(number, (20_000,)) for number in range(4)]
+    loader = fastload.DataLoader(samples, 4, num_workers=workers)
+    (batch,) = loader
+    check_same(batch, torch.stack(samples))
+    with monkeypatch.context() as patch:
+        patch.setitem(default_collate_fn_map, torch.Tensor, registered)
+        (batch,) = loader
+        check_same(batch, ["registered", 4, samples])
+    (batch,) = loader
+    check_same(batch, torch.stack(samples))
+
+
+# Samples that nobody thought of.
+
+LEAF_SHAPES = st.sampled_from([(), (0,), (1,), (3,), (2, 3), (4, 1, 2), (18_000,), (3, 90, 80)])
+LEAVES = st.one_of(
+    st.builds(
+        lambda dtype, shape: lambda n: tensor(n, shape, dtype),
+        st.sampled_from(TENSOR_DTYPES),
+        LEAF_SHAPES,
+    ),
+    st.builds(
+        lambda shape: lambda n: tensor(n, shape[::-1]).permute(tuple(range(len(shape))[::-1])),
+        LEAF_SHAPES,
+    ),
+    st.builds(
+        lambda dtype, shape: lambda n: ndarray(n, shape, dtype),
+        st.sampled_from(["u1", "i4", "i8", "f2", "f4", "f8", "c8", "?", "U2", "O", ">f4"]),
+        LEAF_SHAPES,
+    ),
+    st.sampled_from(list({**NUMBERS, "text": OTHERS["text"], "bytes": OTHERS["bytes"]}.values())),
+)
+
+
+def list_of(parts: list[Sample]) -> Sample:
+    return lambda n: [part(n) for part in parts]
+
+
+def tuple_of(parts: list[Sample]) -> Sample:
+    return lambda n: tuple(part(n) for part in parts)
+
+
+def dict_of(parts: dict[str, Sample]) -> Sample:
+    return lambda n: {key: part(n) for key, part in parts.items()}
+
+
+def point_of(x: Sample, y: Sample) -> Sample:
+    return lambda n: Point(x(n), y(n))
+
+
+SAMPLES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(list_of, st.lists(inner, max_size=3)),
+        st.builds(tuple_of, st.lists(inner, max_size=3)),
+        st.builds(dict_of, st.dictionaries(st.sampled_from("abc"), inner, max_size=3)),
+        st.builds(point_of, inner, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@hypothesis.given(sample=SAMPLES, length=st.integers(1, 9), batch_size=st.integers(1, 5))
+@hypothesis.settings(max_examples=150)
+def test_any_samples(sample: Sample, length: int, batch_size: int) -> None:
+    samples = [sample(number) for number in range(length)]
+    for workers in WORKERS:
+        check_parity(samples, batch_size, workers)
+
+
+@hypothesis.given(
+    samples=st.lists(SAMPLES, min_size=2, max_size=3),
+    choice=st.lists(st.integers(0, 2), min_size=2, max_size=9),
+    batch_size=st.integers(2, 5),
+)
+@hypothesis.settings(max_examples=150)
+def test_any_mixture_of_samples(samples: list[Sample], choice: list[int], batch_size: int) -> None:
+    mixture = [samples[which % len(samples)](number) for number, which in enumerate(choice)]
+    for workers in WORKERS:
+        check_parity(mixture, batch_size, workers)

@@ -1,0 +1,249 @@
+"""Promise: every benchmark runs, checks what it measures, and judges by medians of ratios within a repeat.
+
+The configurations run here in their smoke sizes, in this process; one benchmark runs through the
+command as well, in processes of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+import torch
+
+from benchmarks import _run, images
+from benchmarks.__main__ import NAMES, main
+from benchmarks._measure import run_epochs
+from benchmarks._report import Aim, best, label, row, table
+from benchmarks._run import Case, execute, load
+from fastload.harness.figures import BenchError
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_benchmark_measures_each_case_and_has_a_row_for_each_aim(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images.tempfile, "gettempdir", lambda: str(tmp_path))
+    benchmark = load(name)
+    cases = benchmark.cases(smoke=True)
+    results = {case.name: [benchmark.measure(**through_json(case.options))] for case in cases}
+    assert len(results) == len(cases), "two cases of one name"
+    for figures in results.values():
+        assert figures[0]
+        assert all(math.isfinite(value) for value in figures[0].values())
+
+    rows = benchmark.rows(results)
+    for found in rows:
+        assert found.figure is not None
+        assert (found.met is None) == (found.aim is None)
+        assert found.reference is None or found.ratio is not None
+    assert benchmark.TITLE.startswith(f"{name}: ")
+    assert benchmark.TITLE in table({benchmark.TITLE: rows}, judged=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_do_without_the_figures_of_cases_that_failed(name: str) -> None:
+    benchmark = load(name)
+    rows = benchmark.rows({case.name: [None] for case in benchmark.cases(smoke=True)})
+    assert rows
+    assert all(found.figure is found.ratio is found.met is None for found in rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_full_cases_differ_from_smoke_cases_in_size_alone(name: str) -> None:
+    benchmark = load(name)
+    full = {case.name: case.options for case in benchmark.cases(smoke=False)}
+    for case in benchmark.cases(smoke=True):
+        assert case.name in full
+        assert case.options.keys() == full[case.name].keys()
+
+
+def test_the_command_prints_a_table_and_writes_figures_with_their_provenance(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out" / "bench.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "collate", "--smoke", "--json", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    (ours,) = (line for line in lines if line.startswith("  fastload, 4 threads"))
+    assert "samples/s" in ours
+    assert "workers / (read + collate)" in ours
+    assert ">= 0.9 x" in ours
+    assert "not judged" in ours
+    assert any(line.startswith("  torch, 4 processes") for line in lines)
+    assert any("smoke run" in line for line in lines)
+
+    document = json.loads(out.read_text())
+    assert document["smoke"] is True
+    assert {"machine", "versions", "command", "date"} <= document["provenance"].keys()
+    assert document["provenance"]["command"][1:4] == ["collate", "--smoke", "--json"]
+    collate = document["benchmarks"]["collate"]
+    assert [run["options"]["kind"] for run in collate["runs"]] == ["fastload", "torch"]
+    assert all(run["figures"]["rate"] > 0 and not run["failed"] for run in collate["runs"])
+    ratios = [run["figures"]["rate"] / run["figures"]["ideal_rate"] for run in collate["runs"]]
+    assert [row["ratio"]["median"] for row in collate["rows"]] == ratios
+
+
+def test_a_case_that_breaks_is_shown_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load("engine")
+    good, *_ = engine.cases(smoke=True)
+    broken = Case("broken", good.options | {"kind": "torch", "workers": -1})
+    monkeypatch.setattr(engine, "cases", lambda *, smoke: [good, broken])
+    monkeypatch.setattr(
+        engine, "rows", lambda results: [row(results, "broken", "cost_us", unit="us")]
+    )
+    result = click.testing.CliRunner().invoke(main, ["engine", "--smoke"])
+    assert result.exit_code == 1
+    assert "engine: broken: ended with 1" in result.stderr
+    assert "ValueError: num_workers option should be non-negative" in result.stderr
+    assert "1 runs failed" in result.stderr
+
+
+def test_a_missing_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.images")
+    result = click.testing.CliRunner().invoke(main, ["images"])
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Error: images needs torchvision, which is not installed: pip install 'fastload[images]'\n"
+    )
+
+
+def test_a_case_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_run, "DEADLINE_S", 0.1)
+    began = time.monotonic()
+    outcome = execute("latency", Case("slow", slow_reads()))
+    assert outcome.failed
+    assert outcome.error == "hung: ended after 0.1 s"
+    assert time.monotonic() - began < 30
+
+
+def test_what_ends_the_runner_ends_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    children = []
+
+    def interrupted(child: subprocess.Popen[bytes], *, watch_memory: bool) -> int:
+        children.append(child)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_run, "_wait", interrupted)
+    result = click.testing.CliRunner().invoke(main, ["latency", "--smoke"])
+    assert result.exit_code == 130
+    assert children[0].returncode == -signal.SIGKILL
+
+
+def test_memory_is_watched_from_outside() -> None:
+    (case,) = (c for c in load("memory").cases(smoke=True) if c.options["start"] == "threads")
+    assert case.watch_memory
+    outcome = execute("memory", case)
+    assert outcome.figures is not None, outcome.error
+    assert outcome.figures["processes"] == 1
+    assert outcome.figures["peak_mib"] > 10
+
+
+def test_spawned_processes_without_memory_for_them_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = importlib.import_module("benchmarks.memory")
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**30)
+    with pytest.raises(memory.NotMeasuredError, match="32 spawned processes may take 16 GiB"):
+        memory.measure(start="spawn", workers=32, length=1000)
+
+
+@pytest.mark.parametrize(
+    ("delivered", "counts"),
+    [
+        ([[0, 1], [2, 2]], "4 samples, 3 different"),
+        ([[0, 1], [2]], "3 samples, 3 different"),
+        ([[0, 1], [2, 4]], "4 samples, 4 different"),
+        ([], "0 samples, 0 different"),
+    ],
+)
+def test_wrong_samples_are_no_figure(delivered: list[list[int]], counts: str) -> None:
+    with pytest.raises(BenchError, match=f"pass 0 delivered {counts} ones"):
+        run_epochs([torch.tensor(batch) for batch in delivered], count=1, indices=range(4))
+
+
+def test_an_epoch_counts_samples_and_times_from_iter() -> None:
+    batches = [(None, torch.tensor([3, 1])), (None, torch.tensor([0, 2]))]
+    epochs = run_epochs(batches, count=2, indices=range(4))
+    assert [epoch.samples for epoch in epochs] == [4, 4]
+    assert all(0 < epoch.first_batch_s <= epoch.seconds for epoch in epochs)
+
+
+def test_a_ratio_is_of_one_repeat_and_its_median_is_judged() -> None:
+    results = {
+        "ours": [{"rate": 90.0}, {"rate": 240.0}, None, {"rate": 100.0}],
+        "theirs": [{"rate": 100.0}, {"rate": 200.0}, {"rate": 100.0}, None],
+    }
+    found = row(results, "ours", "rate", unit="/s", against=("theirs", "rate"), aim=Aim(">=", 1.05))
+    assert found.figure is not None
+    assert (found.figure.median, found.figure.low, found.figure.high) == (100, 90, 240)
+    assert found.ratio is not None
+    assert (found.ratio.low, found.ratio.high) == (0.9, 1.2)
+    assert found.ratio.median == pytest.approx(1.05)
+    assert found.reference == "theirs"
+    assert found.met is True
+    assert "NOT MET" not in table({"t": [found]}, judged=True)
+
+
+@pytest.mark.parametrize(
+    ("aim", "met"),
+    [
+        (Aim("<=", 10, of="figure"), True),
+        (Aim("<=", 9.9, of="figure"), False),
+        (Aim(">=", 10.1, of="figure"), False),
+        (Aim(">=", 2), True),
+        (Aim("<=", 1), False),
+    ],
+)
+def test_an_aim_is_for_the_figure_or_for_the_ratio(aim: Aim, met: bool) -> None:
+    results = {"case": [{"cost": 10.0, "ideal": 5.0}]}
+    found = row(results, "case", "cost", unit="us", against=("case", "ideal"), aim=aim)
+    assert found.met is met
+    assert ("NOT MET" in table({"t": [found]}, judged=True)) is not met
+
+
+def test_torchs_best_is_one_setting_for_all_repeats() -> None:
+    results = {
+        "steady": [{"rate": 10.0}, {"rate": 11.0}, {"rate": 10.0}],
+        "lucky": [{"rate": 9.0}, {"rate": 99.0}, {"rate": 8.0}],
+        "broken": [None, None, None],
+    }
+    assert best(results, results, "rate") == "steady"
+
+
+def test_loaders_are_called_by_what_they_start() -> None:
+    assert label("fastload", 0) == "fastload, serial"
+    assert label("fastload", 1) == "fastload, 1 thread"
+    assert label("torch", 1) == "torch, 1 process"
+    assert label("torch", 8) == "torch, 8 processes"
+
+
+def through_json(options: dict[str, Any]) -> dict[str, Any]:
+    """What a case's options are in its process."""
+    decoded: dict[str, Any] = json.loads(json.dumps(options))
+    return decoded
+
+
+def slow_reads() -> dict[str, Any]:
+    """Options of a latency case that takes far longer than any test may."""
+    return {"kind": "fastload", "workers": 1, "length": 64, "read_s": 60.0}
