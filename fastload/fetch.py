@@ -1,7 +1,7 @@
 """What a worker does with the units of a ticket: read samples, put them into the batch, finish it.
 
-What user code raises becomes part of the batch, at its place in the order; only a real Ctrl-C
-passes through.
+What user code raises becomes part of the batch, at its place in the order; only what comes out of a
+signal handler passes through.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ OnError = Literal["raise", "skip"] | Callable[[Any, Exception], Any]
 
 
 class Batch(Ticket):
-    """A batch on its way through the pipeline: the indices of its samples, then its data or its
-    error.
+    """A batch on its way through the pipeline: the indices of its samples, then its data or its error.
 
     `epoch` and `position` (of its first sample, in this loader's order) with the index of a sample
     are all that the sample may depend on. `ordinal` counts the batches of the epoch.
@@ -74,20 +73,19 @@ class Batch(Ticket):
         self.ordinal = ordinal
         self.position = position
         self.box: Box | None = None
-        self.failed: dict[
-            int, tuple[Exception, str]
-        ] = {}  # by position; the batch raises the first
-        self.first_failed = (
-            units  # some key of `failed`, if not always the least; see `_read_samples`
-        )
-        self.handled: dict[int, Exception] = {}  # by position; what on_error skipped or replaced
-        self.skipped: set[int] = set()  # of those, the positions left out
+        # By position in the batch: failures with their places, of which the batch raises the first,
+        # and some key of these (see `_read_samples`); then what on_error handled, and of those the
+        # positions that it left out.
+        self.failed: dict[int, tuple[Exception, str]] = {}
+        self.first_failed = units
+        self.handled: dict[int, Exception] = {}
+        self.skipped: set[int] = set()
+        # What the loop gets: the data, or the error with its place, or nothing at all, where a
+        # single sample, without batching, was skipped.
         self.data: Any = None
         self.error: Exception | None = None
-        self.where = str(self)  # of the error
-        self.left_out = (
-            False  # a single sample, without batching, that was skipped: the loop shall not see it
-        )
+        self.where = str(self)
+        self.left_out = False
 
     def __str__(self) -> str:
         return f"batch {self.ordinal} of epoch {self.epoch}"
@@ -102,10 +100,12 @@ class Fetcher:
     """Reads and finishes batches of one data set. Shared by all workers; holds no state of its own.
 
     Args:
-        batched: indices come as one sequence a batch (torch's automatic batching); else one index
-        is one "batch". collate_fn: applied to the list of samples, or to the one sample; torch's
-        `default_collate` is done in slots. on_error: see `fastload.DataLoader`. pool: where the
-        slots come from.
+        batched: indices come as one sequence a batch (torch's automatic batching); else one index is
+            one "batch".
+        collate_fn: applied to the list of samples, or to the one sample; torch's `default_collate` is
+            done in slots.
+        on_error: see `fastload.DataLoader`.
+        pool: where the slots come from.
     """
 
     def __init__(
@@ -225,8 +225,7 @@ class Fetcher:
             batch.indices = [batch.indices]  # as a batch of one, which this is for error handling
             self._sample_failed(batch, 0, dataset, exc)
         elif self._gathers or (self._on_error != "raise" and isinstance(exc, Exception)):
-            # Sample by sample, which either works, or raises what torch raises, or shows which
-            # sample is bad.
+            # Sample by sample, which works, or raises what torch raises, or shows which one is bad.
             batch.box = self._box(batch)
             batch.first_failed = len(batch.indices)
             self._read_samples(batch, 0, len(batch.indices), dataset)
@@ -235,7 +234,7 @@ class Fetcher:
             batch.failed[0] = contained(exc), where
 
     def finish(self, batch: Batch) -> None:
-        """Make the batch of its samples, or its error of theirs. Called once, by the worker that delivered the last."""
+        """Make the batch of its samples, or its error of theirs. Called once, by who delivered the last of them."""
         box, batch.box = batch.box, None
         try:
             if batch.failed:

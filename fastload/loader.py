@@ -64,27 +64,25 @@ class DataLoader(TorchDataLoader[T]):
     where the batches in flight are at most `prefetch_batches`, or `prefetch_factor * num_workers`
     where only that is given, or by default `2 + ceil(num_workers / batch_size)`; `2 + num_workers`
     where a batch is one worker's work (a `collate_fn` of the user's, `__getitems__`, a
-    TensorDataset, `batch_size=None`).
+    TensorDataset, `batch_size=None`). A TensorDataset with batches of up to 1 MiB needs no thread:
+    the loop gathers them itself, sooner than a thread could hand them over.
 
     Args beyond torch's, all keyword-only:
-        seed: the order of `shuffle=True` becomes a pure function of (seed, epoch), on every
-        machine; torch's global
-            random state is not touched, and `generator` must be None. None: the draws are torch's
-            own, the batches those of torch's DataLoader under the same `torch.manual_seed`.
+        seed: the order of `shuffle=True` becomes a pure function of (seed, epoch), on every machine;
+            torch's global random state is not touched, and `generator` must be None. None: the draws
+            are torch's own, the batches those of torch's DataLoader under the same
+            `torch.manual_seed`.
         on_error: what to do when a sample raises. "raise": the batch raises in its place, `next()`
-        goes on after it.
-            "skip": the batch is shorter by the sample (never refilled). A callable gets `(index,
-            exception)` on a worker thread and returns a sample, or `fastload.SKIP`. A batch that
-            loses all its samples raises.
+            goes on after it. "skip": the batch is shorter by the sample (never refilled). A callable
+            gets `(index, exception)` on a worker thread and returns a sample, or `fastload.SKIP`. A
+            batch that loses all its samples raises `EmptyBatchError`.
         max_errors: samples that `on_error` may skip or replace in one epoch; one more raises
-        `TooManyErrorsError` in
-            place of its batch. None: any number.
-        copy_dataset: each worker reads a deep copy of the data set of its own, made at `iter()`:
-        for those that
-            cannot be shared between threads (a file handle with a position, h5py).
+            `TooManyErrorsError` in place of its batch. None: any number.
+        copy_dataset: each worker reads a deep copy of the data set of its own, made at `iter()`: for
+            those that cannot be shared between threads (a file handle with a position, h5py).
         prefetch_batches: batches in flight at most. Without effect with `num_workers=0`.
         worker_method: "thread", or "process" for torch's own iterator: the way out for data sets
-        that hold the GIL.
+            that hold the GIL.
     """
 
     def __init__(
@@ -142,18 +140,12 @@ class DataLoader(TorchDataLoader[T]):
         self.prefetch_batches = prefetch_batches
         self._next_epoch = 0
         self._epoch = -1
-        self._iterators: weakref.WeakSet[ThreadIterator] = (
-            weakref.WeakSet()
-        )  # to close them; held by the user alone
-        self._threads: list[threading.Thread] = []  # those that may still run
+        # To close them; only the user holds them, so that a forgotten one ends by itself.
+        self._iterators: weakref.WeakSet[ThreadIterator] = weakref.WeakSet()
+        self._threads: list[threading.Thread] = []  # of all iterators; those that may still run
         self._tally: _Tally | None = None
-        if (
-            seed is not None
-            and shuffle
-            and sampler is None
-            and batch_sampler is None
-            and _is_map_style(dataset)
-        ):
+        unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
+        if seed is not None and shuffle and unsampled:
             sampler = RankSampler(dataset, rank=0, world_size=1, seed=seed)  # type: ignore[arg-type]
             shuffle = None
         super().__init__(
@@ -239,8 +231,7 @@ class DataLoader(TorchDataLoader[T]):
         return _NO_STATS if self._tally is None else self._tally.stats()
 
     def close(self) -> None:
-        """End all threads of this loader, after the calls that they are in. `iter()` starts new
-        ones.
+        """End all threads of this loader, after the calls that they are in. `iter()` starts new ones.
 
         Iterators still held raise `LoaderClosedError`. A call that does not return is waited for
         five seconds, then its thread is named in a warning and left behind.
@@ -295,8 +286,7 @@ class ThreadIterator(Iterator[Any]):
         self._sampler_iter = iter(self._sampler)
         base_seed = _base_seed(loader)
         if loader.num_workers and loader.seed is None:
-            # As torch does with workers: a sampler that draws in `__iter__` itself has drawn twice
-            # then.
+            # As torch does with workers: a sampler that draws in `__iter__` itself draws twice.
             self._sampler_iter = iter(self._sampler)
         self._fetcher = Fetcher(
             loader.dataset,
@@ -443,7 +433,7 @@ class ThreadIterator(Iterator[Any]):
                 ):
                     pass
         except BaseException:
-            self._window.discard()  # Ctrl-C: this batch will never be delivered, and must not be waited for
+            self._window.discard()  # Ctrl-C: this batch will not come, and must not be waited for
             raise
         self._tally.served_s += perf_counter() - started
 

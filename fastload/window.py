@@ -343,12 +343,6 @@ class Window(Generic[T]):
 _windows: weakref.WeakSet[Window[Any]] = weakref.WeakSet()
 
 
-def close_all_windows() -> None:
-    """Close every window of the process; called at its end."""
-    for window in list(_windows):
-        window.close()
-
-
 def _after_fork_in_child() -> None:
     # The threads that might hold these locks do not exist here, so nobody will release them; and
     # the one thread that does exist was not inside a section, none of which can fork.

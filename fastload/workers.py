@@ -1,11 +1,10 @@
-"""The threads of a loader: started, prepared, served with work, joined. The only file that creates
-a thread.
+"""The threads of a loader: started, set up, given work, joined. The only file that creates a thread.
 
 A thread holds the window and the fetcher, never the iterator that the user holds: so an abandoned
 iterator is collected, its finalizer closes the window, and the threads end by themselves. They are
-daemons, and every crew alive is closed at interpreter exit: a thread that still ran in C++ while
-the interpreter is taken down would abort the process, and one that hangs in a dead file system must
-not keep it from ending.
+daemons, and all of them are ended at interpreter exit: a thread that still ran in C++ while the
+interpreter is taken down would abort the process, and one that hangs in a dead file system must not
+keep it from ending.
 """
 
 from __future__ import annotations
@@ -28,17 +27,19 @@ import torch
 
 from fastload.fetch import Batch, Fetcher, annotate, contained
 from fastload.torch_private import (
+    current_worker_info,
     make_worker_info,
     pin,
     set_worker_info,
     show_worker_info_in_threads,
 )
-from fastload.window import Window, close_all_windows
+from fastload.window import Window
 
 JOIN_SECONDS = 5.0
 """How long `close()` waits for calls in progress before it names the threads that hang and returns."""
 
-_alive: set[threading.Thread] = set()  # every loader thread of this process that may still run
+_alive: dict[threading.Thread, Window[Batch]] = {}
+"""Every loader thread of this process that may still run, with what it serves."""
 
 
 def start(
@@ -77,11 +78,11 @@ def start(
     def launch(name: str, target: Callable[..., None], *args: Any) -> Future[None]:
         future: Future[None] = Future()
         thread = threading.Thread(target=target, args=(*args, future), name=name, daemon=True)
-        _alive.add(thread)
+        _alive[thread] = window
         try:
             thread.start()
         except BaseException:
-            _alive.discard(thread)
+            _alive.pop(thread, None)
             raise
         threads.append(thread)
         settled.append(future)
@@ -119,8 +120,9 @@ def join(threads: Iterable[threading.Thread], *, wait_s: float = JOIN_SECONDS) -
     for thread in others:
         thread.join(max(0.0, deadline - perf_counter()))
     stuck = [thread for thread in others if thread.is_alive()]
-    _alive.difference_update(stuck)
     if stuck:
+        for thread in stuck:
+            _alive.pop(thread, None)
         names = ", ".join(thread.name for thread in stuck)
         warnings.warn(
             f"after {wait_s:.1f} s, {names} had not returned from a call; left behind:\n"
@@ -143,7 +145,8 @@ def whereabouts(threads: Iterable[threading.Thread]) -> str:
 
 @atexit.register
 def _end_all() -> None:
-    close_all_windows()
+    for window in list(_alive.values()):
+        window.close()
     join(list(_alive))
 
 
@@ -165,7 +168,7 @@ def _work(
             init_fn(info.id)
             set_worker_info(None)
     except BaseException as exc:
-        _alive.discard(threading.current_thread())
+        _alive.pop(threading.current_thread(), None)
         error = contained(exc)
         annotate(error, f"worker {info.id}; stage: worker_init_fn")
         ready.set_exception(error)
@@ -178,24 +181,23 @@ def _work(
 
 
 def serve(window: Window[Batch], fetcher: Fetcher, dataset: Any, info: Any) -> bool:
-    """Claim one run of units, read them, and finish the batch if they were its last. False when the
-    window is closed.
+    """Claim one run of units, read them, finish the batch if they were its last. False if closed.
 
-    `info` is what `get_worker_info()` returns in the data set; None where the loop itself serves,
-    as in torch.
+    `info` is what `get_worker_info()` returns in the data set; None where the loop itself serves:
+    then it returns whatever it did, which is an outer worker's if the loop runs in a sample.
     """
     claim = window.claim()
     if claim is None:
         return False
     batch, start, stop = claim
     started = perf_counter()
-    set_worker_info(info)
+    outer = current_worker_info()
+    set_worker_info(info or outer)
     try:
         fetcher.read(batch, start, stop, dataset)
     finally:
-        # Not while collating: torch's collate allocates shared memory wherever it finds a worker
-        # info.
-        set_worker_info(None)
+        # Not while collating: where torch's collate finds a worker info, it takes shared memory.
+        set_worker_info(outer)
     if window.deliver(batch, stop - start, perf_counter() - started):
         fetcher.finish(batch)
         window.complete(batch)
@@ -221,7 +223,7 @@ def _reporting_to(window: Window[Batch]) -> Iterator[None]:
     except BaseException as exc:
         window.break_down(exc)
     finally:
-        _alive.discard(threading.current_thread())
+        _alive.pop(threading.current_thread(), None)
 
 
 def pin_batch(batch: Batch) -> None:

@@ -410,16 +410,21 @@ def resident_mb() -> float:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_kept_long_and_let_go_is_given_back(workers: int) -> None:
     """A loop that once kept many batches does not leave the loader with all their memory."""
-    dataset = Rows(2_200_000, length=80)  # 35 MB a batch, which malloc gives back to the system
-    with fastload.DataLoader(dataset, BATCH, num_workers=workers) as loader:
+    row = torch.zeros(2_200_000)
+    batch_mb = BATCH * row.nbytes / 1e6
+    assert batch_mb > 33.6, "malloc gives what is larger back to the system at once"
+    before = resident_mb()
+    with fastload.DataLoader([row] * 80, BATCH, num_workers=workers) as loader:
         iterator = iter(loader)
-        next(iterator)
-        before = resident_mb()
         kept = list(islice(iterator, 14))
-        assert resident_mb() - before > 14 * 30
+        assert resident_mb() - before > 14 * batch_mb
         del kept
         next(iterator)
         next(iterator)
         gc.collect()
         left = resident_mb() - before
-    assert left < (loader.stats().depth + 2) * 35 + 60
+        in_flight = loader.stats().depth
+    assert left < (in_flight + 1) * batch_mb + 20
+    del iterator, loader
+    gc.collect()
+    assert resident_mb() - before < 20
