@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from fastload.harness.report import caption, provenance, write_json
 
 NAMES = ("images", "latency", "engine", "tensor_dataset", "memory", "collate", "thread_cost")
 FORMAT = "fastload-benchmarks/1"
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path
     reported and is no failure; a case that breaks is one (exit status 1). Ctrl-C ends with the table of the
     benchmarks that were completed.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # by way of what ends the case
     names = tuple(dict.fromkeys(names)) or NAMES
     origin = provenance(["python -m benchmarks", *sys.argv[1:]])
     click.echo(caption(origin))
@@ -70,7 +73,9 @@ def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path
     status = 0
     try:
         for name in names:
+            began = time.monotonic()
             sections[name] = run(name, repeats=repeats, smoke=smoke)
+            click.echo(f"{name} took {time.monotonic() - began:.0f} s", err=True)
     except KeyboardInterrupt:
         status = INTERRUPTED
 
@@ -124,8 +129,8 @@ def notes(sections: dict[str, Section], *, smoke: bool) -> list[str]:
         for name, section in sections.items()
     )
     lines = [
-        "x: the figure over that of the row, or over the ideal, named beside it, each repeat by itself. torch's best: its "
-        "setting with the largest median.",
+        "x: the figure over that of the row, or over the ideal, named beside it, each repeat by itself. torch's best: "
+        "its setting with the largest median.",
         f"Medians of interleaved runs in fresh processes, so many of each: {counts}.",
     ]
     if smoke:

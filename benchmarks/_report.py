@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -139,21 +139,26 @@ def _cells(row: Row, judged: bool) -> tuple[str, ...]:
         verdict = {True: "met", False: "NOT MET", None: "no figure"}[row.met]
     return (
         f"  {row.name}",
-        *_figures(row.figure),
+        *_texts(row.figure, _figure),
         row.unit,
-        *_figures(row.ratio, ".2f"),
+        *_texts(row.ratio, _ratio),
         row.reference or "",
         str(row.aim or ""),
         verdict,
     )
 
 
-def _figures(spread: Spread | None, form: str | None = None) -> tuple[str, str]:
+def _texts(spread: Spread | None, text: Callable[[float], str]) -> tuple[str, str]:
+    """Median and range of a spread, as the table shows them."""
     if spread is None:
         return "-", ""
+    low, high = text(spread.low), text(spread.high)
+    return text(spread.median), "" if spread.low == spread.high else f"{low}-{high}"
 
-    def text(value: float) -> str:
-        return format(value, form or (",.0f" if abs(value) >= 100 else ".3g"))
 
-    single = spread.low == spread.high
-    return text(spread.median), "" if single else f"{text(spread.low)}-{text(spread.high)}"
+def _figure(value: float) -> str:
+    return format(value, ",.0f" if abs(value) >= 100 else ".3g")
+
+
+def _ratio(value: float) -> str:
+    return format(value, ".2f" if abs(value) >= 0.1 else ".2g")

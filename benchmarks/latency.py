@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from queue import SimpleQueue
+from threading import Thread
+from typing import Literal
 
-from benchmarks._measure import Kind, open_loader, run_epochs
+import torch
+
+from benchmarks._measure import open_loader, run_epochs
 from benchmarks._report import Aim, Figures, Results, Row, label, row
 from benchmarks._run import Case
 from fastload.testing import SlowDataset
@@ -14,18 +20,42 @@ REPEATS = 3
 
 BATCH = 64
 READ_S = 0.020
+Kind = Literal["fastload", "torch", "bare"]
 LOADERS: list[tuple[Kind, int]] = [
     *(("fastload", workers) for workers in (1, 2, 4, 8, 16, 32, 64)),
     ("torch", 2),
     ("torch", 8),
+    ("bare", 32),
+    ("bare", 64),
 ]
+
+
+class BareThreads:
+    """What the machine itself can do: threads that read a part each, and nothing that bounds or orders them."""
+
+    def __init__(self, reads: SlowDataset, workers: int) -> None:
+        self.reads, self.workers = reads, workers
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        done: SimpleQueue[int] = SimpleQueue()
+        threads = [Thread(target=self._read, args=(k, done)) for k in range(self.workers)]
+        for thread in threads:
+            thread.start()
+        for _ in range(len(self.reads) // BATCH):
+            yield torch.tensor([done.get() for _ in range(BATCH)])
+        for thread in threads:
+            thread.join()
+
+    def _read(self, first: int, done: SimpleQueue[int]) -> None:
+        for index in range(first, len(self.reads), self.workers):
+            done.put(self.reads[index])
 
 
 def cases(*, smoke: bool) -> list[Case]:
     # Of so many samples that an ideal loader would take 2.6 s for each case.
     return [
         Case(
-            label(kind, workers),
+            _name(kind, workers),
             {
                 "kind": kind,
                 "workers": workers,
@@ -34,14 +64,17 @@ def cases(*, smoke: bool) -> list[Case]:
             },
         )
         for kind, workers in LOADERS
-        if not smoke or workers <= 2
+        if not smoke or workers in (1, 2, 32)
     ]
 
 
 def measure(*, kind: Kind, workers: int, length: int, read_s: float) -> Figures:
     reads = SlowDataset(length, seconds=read_s)
-    with open_loader(kind, reads, workers=workers, batch_size=BATCH) as loader:
-        (epoch,) = run_epochs(loader, count=1, indices=range(length))
+    if kind == "bare":
+        (epoch,) = run_epochs(BareThreads(reads, workers), count=1, indices=range(length))
+    else:
+        with open_loader(kind, reads, workers=workers, batch_size=BATCH) as loader:
+            (epoch,) = run_epochs(loader, count=1, indices=range(length))
     return {
         "rate": epoch.samples / epoch.seconds,
         "ideal_rate": workers / read_s,
@@ -51,15 +84,15 @@ def measure(*, kind: Kind, workers: int, length: int, read_s: float) -> Figures:
 
 
 def rows(results: Results) -> list[Row]:
-    loaders = [(kind, workers) for kind, workers in LOADERS if label(kind, workers) in results]
+    loaders = [(kind, workers) for kind, workers in LOADERS if _name(kind, workers) in results]
     rates = [
         row(
             results,
-            label(kind, workers),
+            _name(kind, workers),
             "rate",
-            name=f"rate: {label(kind, workers)}",
+            name=f"rate: {_name(kind, workers)}",
             unit="samples/s",
-            against=(label(kind, workers), "ideal_rate"),
+            against=(_name(kind, workers), "ideal_rate"),
             reference="workers / latency",
             aim=Aim(">=", 0.9) if kind == "fastload" else None,
         )
@@ -68,14 +101,18 @@ def rows(results: Results) -> list[Row]:
     first_batches = [
         row(
             results,
-            label(kind, workers),
+            _name(kind, workers),
             "first_batch_s",
-            name=f"first batch: {label(kind, workers)}",
+            name=f"first batch: {_name(kind, workers)}",
             unit="s",
-            against=(label(kind, workers), "allowed_s"),
+            against=(_name(kind, workers), "allowed_s"),
             reference="1.2 x ceil(64 / workers) reads + 10 ms",
             aim=Aim("<=", 1) if kind == "fastload" else None,
         )
         for kind, workers in loaders
     ]
     return rates + first_batches
+
+
+def _name(kind: Kind, workers: int) -> str:
+    return f"{workers} bare threads" if kind == "bare" else label(kind, workers)

@@ -86,10 +86,13 @@ def measure(*, start: Start, workers: int, length: int) -> Figures:
 
 
 def available_bytes() -> int:
-    """The memory that this machine could give without swapping."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    fields = dict(line.split(":") for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
+    """The memory that this machine could give without swapping, or the container as far as it is limited."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    machine = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, used = (Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory.current"))
+    if not limit.exists() or limit.read_text().strip() == "max":
+        return machine
+    return min(machine, int(limit.read_text()) - int(used.read_text()))
 
 
 def rows(results: Results) -> list[Row]:
@@ -107,7 +110,7 @@ def rows(results: Results) -> list[Row]:
             ]
     for name in (_name(start, workers) for workers in counts for start in STARTS):
         processes = row(results, name, "processes", unit="").figure
-        unit = f"threads, {processes.median:.0f} processes" if processes else "threads"
+        unit = f"in {processes.median:.0f} process(es)" if processes else ""
         found.append(row(results, name, "threads", name=f"threads: {name}", unit=unit))
     return found
 

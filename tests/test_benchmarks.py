@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ from benchmarks._run import Case, execute, load
 from fastload.harness.figures import BenchError
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _handler_kept() -> Iterator[None]:
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -137,17 +145,21 @@ def test_a_case_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.monotonic() - began < 30
 
 
-def test_what_ends_the_runner_ends_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_ends_the_runner_ends_the_case(
+    signum: signal.Signals, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     children = []
 
-    def interrupted(child: subprocess.Popen[bytes], *, watch_memory: bool) -> int:
+    def signalled(child: subprocess.Popen[bytes], *, watch_memory: bool) -> int:
         children.append(child)
-        raise KeyboardInterrupt
+        signal.raise_signal(signum)
+        return child.wait()
 
-    monkeypatch.setattr(_run, "_wait", interrupted)
+    monkeypatch.setattr(_run, "_wait", signalled)
     result = click.testing.CliRunner().invoke(main, ["latency", "--smoke"])
-    assert result.exit_code == 130
-    assert children[0].returncode == -signal.SIGKILL
+    assert result.exit_code == status
+    assert [child.returncode for child in children] == [-signal.SIGKILL]
 
 
 def test_memory_is_watched_from_outside() -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 import hypothesis
@@ -377,7 +377,7 @@ def seeded(seed: int, **options: Any) -> fastload.DataLoader[Any]:
 def test_a_seed_makes_the_order_a_function_of_seed_and_epoch() -> None:
     torch.manual_seed(1)
     epochs = [plain(list(loader)) for loader in [seeded(5)] * 3]
-    assert all(sorted(sum(epoch, [])) == list(range(100)) for epoch in epochs)
+    assert all(sorted(chain.from_iterable(epoch)) == list(range(100)) for epoch in epochs)
     assert len({str(epoch) for epoch in epochs}) == 3, "each epoch has an order of its own"
     torch.manual_seed(2)
     for workers in (0, 1, 4):

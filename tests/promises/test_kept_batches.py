@@ -7,7 +7,8 @@ memory, a member of a dict, a tensor that waits in a queue to another process.
 from __future__ import annotations
 
 import gc
-import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -246,7 +247,11 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
     "shared": lambda x: x.share_memory_(),
 }
 
-RESIZING = {"grown", "storage given up", "storage shrunk"}  # NumPy's memory is not torch's to resize
+RESIZING = {
+    "grown",
+    "storage given up",
+    "storage shrunk",
+}  # NumPy's memory is not torch's to resize
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -401,30 +406,50 @@ def test_memory_that_is_kept_is_not_reused(workers: int) -> None:
     assert len(set(found)) == 20
 
 
-def resident_mb() -> float:
+# In a process of its own, where nothing but the loader takes or gives back memory. A batch is
+# larger than the 33.6 MB (32 MiB) from which on malloc returns memory to the system at once.
+KEEP_MANY = """
+import gc, os, sys
+from itertools import islice
+from pathlib import Path
+
+import fastload, torch
+
+def resident_batches():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return (pages * os.sysconf("SC_PAGE_SIZE") - before) / (4 * row.nbytes)
+
+row, before = torch.zeros(2_200_000), 0
+before = resident_batches() * 4 * row.nbytes
+with fastload.DataLoader([row] * 80, 4, num_workers=int(sys.argv[1])) as loader:
+    iterator = iter(loader)
+    kept = list(islice(iterator, 14))
+    print(resident_batches())
+    del kept
+    for _ in islice(iterator, 3):
+        pass
+    del _
+    gc.collect()
+    print(resident_batches(), loader.stats().depth)
+del iterator, loader
+gc.collect()
+print(resident_batches())
+"""
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_kept_long_and_let_go_is_given_back(workers: int) -> None:
     """A loop that once kept many batches does not leave the loader with all their memory."""
-    row = torch.zeros(2_200_000)
-    batch_mb = BATCH * row.nbytes / 1e6
-    assert batch_mb > 33.6, "malloc gives what is larger back to the system at once"
-    before = resident_mb()
-    with fastload.DataLoader([row] * 80, BATCH, num_workers=workers) as loader:
-        iterator = iter(loader)
-        kept = list(islice(iterator, 14))
-        assert resident_mb() - before > 14 * batch_mb
-        del kept
-        next(iterator)
-        next(iterator)
-        gc.collect()
-        left = resident_mb() - before
-        in_flight = loader.stats().depth
-    assert left < (in_flight + 1) * batch_mb + 20
-    del iterator, loader
-    gc.collect()
-    assert resident_mb() - before < 20
+    child = subprocess.run(
+        [sys.executable, "-c", KEEP_MANY, str(workers)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    full, left, in_flight, end = map(float, child.stdout.split())
+    assert full > 13.9, "or there was nothing to give back"
+    assert left < in_flight + 1 + 0.5
+    assert end < 0.5

@@ -394,7 +394,7 @@ class Point(NamedTuple):
     y: Any
 
 
-Old = namedtuple("Old", "x y")  # noqa: PYI024 - as users have them
+Old = namedtuple("Old", "x y")
 
 
 class Labelled(dict[str, Any]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any, Literal
 
 import hypothesis
@@ -163,7 +163,7 @@ def global_batches(ranks: list[list[list[int]]]) -> list[list[int]]:
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_same_global_batches_for_any_world(world: int, length: int, ends: Ends) -> None:
     one = global_batches(rank_batches(length, 1, 12, seed=7, ends=ends))
-    assert sorted(sum(one, [])) == list(range(length))
+    assert sorted(chain.from_iterable(one)) == list(range(length))
     assert global_batches(rank_batches(length, world, 12 // world, seed=7, ends=ends)) == one
 
 
@@ -176,7 +176,7 @@ def test_the_full_global_batches_of_any_length(world: int, length: int, ends: En
     full = length // 12
     together = [interleaved(step) for step in zip_longest(*ranks, fillvalue=[])]
     assert together[:full] == one[:full]
-    rest = Counter(sum(together[full:], []))
+    rest = Counter(chain.from_iterable(together[full:]))
     last = Counter(one[full])
     if ends == "uneven":
         assert rest == last

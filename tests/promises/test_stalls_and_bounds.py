@@ -258,8 +258,8 @@ def test_a_tensor_dataset_is_gathered_batch_by_batch(workers: int) -> None:
         torch.zeros(40, 100_000)
     )  # batches above 1 MiB, below which the loop gathers
     loader = fastload.DataLoader(dataset, 4, num_workers=workers)
-    next(iter(loader))
-    assert loader.stats().depth == 2 + workers
+    assert len(list(loader)) == 10
+    assert loader.stats().depth <= 2 + workers
 
 
 @pytest.mark.parametrize("persistent", [False, True])
