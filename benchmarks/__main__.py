@@ -37,7 +37,7 @@ class Section:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", nargs=-1, type=click.Choice(NAMES))
+@click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
@@ -54,6 +54,8 @@ class Section:
 )
 def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path | None) -> None:
     """Measure fastload against torch's DataLoader: all benchmarks, or those named.
+
+    Names: images, latency, engine, tensor_dataset, memory, collate, thread_cost. README.md says what each one is.
 
     Every case is a fresh process, and cases take turns, so leave the machine to them. An aim that is not met is
     reported and is no failure; a case that breaks is one (exit status 1). Ctrl-C ends with the table of the

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate, default_convert
 
 from fastload.collate import Box, SampleBox, SlotPool, collate_box
 from fastload.errors import EmptyBatchError
@@ -123,7 +123,7 @@ class Fetcher:
         self._on_error = on_error
         self._pool = pool
         self._slots = batched and collate_fn is default_collate
-        self._gathers = self._slots and _can_gather(dataset)
+        self._gathers = (self._slots or collate_fn is default_convert) and _can_gather(dataset)
         self._getitems = batched and bool(getattr(dataset, "__getitems__", None))
 
     @property
@@ -137,9 +137,11 @@ class Fetcher:
         return self.whole or not self._slots
 
     def is_light(self, batch_size: int | None) -> bool:
-        """Whether a batch runs no code of the user's and is made sooner than handed to a thread and back."""
-        row_bytes = sum(t[:1].nbytes for t in self._dataset.tensors) if self._gathers else 0
-        return self._gathers and (batch_size or 1) * row_bytes <= LIGHT_BYTES
+        """Whether batches run no code of the user's and are sooner made than handed to a thread and back."""
+        if not self._gathers or batch_size is None:
+            return False
+        row_bytes: int = sum(tensor[:1].nbytes for tensor in self._dataset.tensors)
+        return batch_size * row_bytes <= LIGHT_BYTES
 
     def batch(self, indices: Any, *, epoch: int, ordinal: int, position: int) -> Batch:
         """A new batch, to be issued."""
@@ -207,15 +209,16 @@ class Fetcher:
 
     def _read_whole(self, batch: Batch, dataset: Any) -> None:
         try:
-            if not self._batched:
+            if self._gathers and (data := _gathered(dataset, batch.indices)):
+                batch.data = data
+            elif not self._batched:
                 batch.box = SampleBox(1, _only(self._collate_fn))
                 batch.box.put(0, dataset[batch.indices])
-            elif self._gathers:
-                rows = torch.tensor(batch.indices)
-                batch.data = [tensor.index_select(0, rows) for tensor in dataset.tensors]
-            else:
+            elif self._getitems:
                 samples = dataset.__getitems__(batch.indices)
                 batch.box = SampleBox(0, lambda _: self._collate_fn(samples))
+            else:
+                self._read_one_by_one(batch, dataset)
         except BaseException as exc:
             pass_signals(exc)
             self._whole_failed(batch, dataset, exc)
@@ -224,14 +227,16 @@ class Fetcher:
         if not self._batched:
             batch.indices = [batch.indices]  # as a batch of one, which this is for error handling
             self._sample_failed(batch, 0, dataset, exc)
-        elif self._gathers or (self._on_error != "raise" and isinstance(exc, Exception)):
-            # Sample by sample, which works, or raises what torch raises, or shows which one is bad.
-            batch.box = self._box(batch)
-            batch.first_failed = len(batch.indices)
-            self._read_samples(batch, 0, len(batch.indices), dataset)
+        elif self._on_error != "raise" and isinstance(exc, Exception):
+            self._read_one_by_one(batch, dataset)  # which shows the bad samples
         else:
             where = f"__getitems__({_short(batch.indices)}), {batch}; stage: sample"
             batch.failed[0] = contained(exc), where
+
+    def _read_one_by_one(self, batch: Batch, dataset: Any) -> None:
+        n = batch.first_failed = len(batch.indices)
+        batch.box = self._box(batch)
+        self._read_samples(batch, 0, n, dataset)
 
     def finish(self, batch: Batch) -> None:
         """Make the batch of its samples, or its error of theirs. Called once, by who delivered the last of them."""
@@ -273,6 +278,19 @@ def _can_gather(dataset: Any) -> bool:
             for t in dataset.tensors
         )
     )
+
+
+def _gathered(dataset: TensorDataset, indices: Any) -> list[torch.Tensor] | None:
+    """The samples at `indices` as a batch, in one call a tensor; None where only torch's own way will do."""
+    if not isinstance(indices, list):
+        return None
+    try:
+        rows = torch.tensor(indices)
+        return [tensor.index_select(0, rows) for tensor in dataset.tensors]
+    except (IndexError, RuntimeError, TypeError, ValueError):
+        return (
+            None  # negative, out of range, no integers: indexing takes them, or says what is wrong
+        )
 
 
 def pass_signals(exc: BaseException) -> None:

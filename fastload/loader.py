@@ -298,7 +298,7 @@ class ThreadIterator(Iterator[Any]):
         light = (
             not self._pins
             and loader.worker_init_fn is None
-            and self._fetcher.is_light(loader.batch_size)
+            and self._fetcher.is_light(_batch_size(loader))
         )
         self._workers = 0 if light else loader.num_workers
         self._inline = self._workers == 0
@@ -539,8 +539,13 @@ def _depth(loader: DataLoader[Any], fetcher: Fetcher, workers: int) -> int:
         return loader.prefetch_factor * workers
     if fetcher.batches_in_parallel:
         return 2 + workers
-    batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    return 2 + math.ceil(workers / (batch_size if isinstance(batch_size, int) else 1))
+    return 2 + math.ceil(workers / (_batch_size(loader) or 1))
+
+
+def _batch_size(loader: DataLoader[Any]) -> int | None:
+    """Samples in a batch; None where a batch sampler of the user's does not say."""
+    size = loader.batch_size or getattr(loader._index_sampler, "batch_size", None)
+    return size if isinstance(size, int) and size > 0 else None
 
 
 def _base_seed(loader: DataLoader[Any]) -> int:

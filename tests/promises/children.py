@@ -21,7 +21,7 @@ from types import TracebackType
 
 ROOT = Path(__file__).resolve().parents[2]
 
-NURSERY = """
+NURSERY = '''
 import atexit, faulthandler, gc, json, os, select, signal, sys, time
 faulthandler.enable()
 # Registered first, so it runs last, when every exit handler has run and only the taking down of modules is left.
@@ -31,6 +31,13 @@ for name in json.loads(sys.argv[1]):
     __import__(name)
 assert len(os.listdir("/proc/self/task")) == 1, "a fork must not lose threads"
 gc.freeze()  # a fork that never collects what was imported does not have to copy its pages
+def end_group(pid):
+    """End a script, and what it forked and left behind."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
 lines, deadlines = b"", {}
 while True:
     for pid, deadline in deadlines.items():
@@ -44,6 +51,7 @@ while True:
         pass
     if pid:
         del deadlines[pid]
+        end_group(pid)
         ended = dict(pid=pid, code=os.waitstatus_to_exitcode(status), ended=time.monotonic())
         os.write(1, json.dumps(ended).encode() + b"\\n")
         continue
@@ -51,6 +59,8 @@ while True:
         if select.select([0], [], [], 0.002)[0]:
             more = os.read(0, 65536)
             if not more:
+                for pid in deadlines:
+                    end_group(pid)
                 sys.exit()
             lines += more
         continue
@@ -58,6 +68,7 @@ while True:
     order = json.loads(line)
     pid = os.fork()
     if pid == 0:
+        os.setsid()
         break
     deadlines[pid] = time.monotonic() + order["limit"]
     os.write(1, json.dumps(dict(pid=pid)).encode() + b"\\n")
@@ -69,7 +80,7 @@ code = compile(order["script"], "script", "exec")
 for name in ["line", "lines", "pid", "status", "order", "more", "name", "ended", "deadline"]:
     globals().pop(name, None)
 exec(code)
-"""
+'''
 
 PRELUDE = '''
 import gc, os, random, signal, sys, threading, time, warnings

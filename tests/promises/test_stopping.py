@@ -1,8 +1,9 @@
-"""Stopping is prompt: every way out ends the threads within 0.5 s plus the call in progress, and leaves nothing behind.
+"""Stopping is prompt: every way out ends the threads within 0.5 s plus the call in progress.
 
-`close()`, the `with` block, `break`, an exception, garbage collection, Ctrl-C, SIGTERM, `sys.exit`, `os._exit` and the end
-of the interpreter: with full queues, in the middle of calls, with persistent workers. A call that does not return is waited
-for only so long, is named, and does not keep the process from ending. A timeout says what each worker was doing.
+`close()`, the `with` block, `break`, an exception, garbage collection, Ctrl-C, SIGTERM, `sys.exit`,
+`os._exit` and the end of the interpreter: with full queues, in the middle of calls, with persistent
+workers; no thread and no file descriptor is left. A call that does not return is waited for only so
+long, is named, and does not keep the process from ending. A timeout says what each worker was doing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from tests.promises.children import Ended, Nursery, run_fresh
 
 PROMPT_SECONDS = 0.5
-CALL_SECONDS = 0.3
+CALL_SECONDS = 0.2
 
 
 class Reads(Dataset[int]):
@@ -214,8 +215,7 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("full", [False, True], ids=["in a call", "full queues"])
-@pytest.mark.parametrize("workers", [1, 4])
-@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+@pytest.mark.parametrize(("workers", "persistent"), [(1, False), (4, False), (4, True)])
 def test_no_thread_outlives_the_way_out(
     way: Callable[[DataLoader[Any], bool], None], full: bool, workers: int, persistent: bool
 ) -> None:
@@ -436,10 +436,11 @@ def nursery() -> Iterator[Nursery]:
 def ends(
     nursery: Nursery, script: str, code: int, call_seconds: float, traceback: str | None = None
 ) -> Ended:
-    """Run `script`, which must end promptly with `code` and, if any, a traceback that ends in `traceback`.
+    """Run `script`, which must end promptly, with `code`, and a traceback of `traceback` if any.
 
-    The code and the output must be right every time. The seconds have three attempts: on a machine that other work keeps
-    busy a process may lose its core for longer than it is allowed to take, but not every time.
+    The code and the output must be right every time. The seconds have three attempts: on a machine
+    that other work keeps busy a process may lose its core for longer than it is allowed to take,
+    but not every time.
     """
     for _ in range(3):
         ended = nursery.run(script)
