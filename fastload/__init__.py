@@ -1,15 +1,15 @@
 """fastload: a threaded, drop-in replacement for torch's DataLoader.
 
-    sampler            workers (threads)                    window            collector
-    loop order = f(seed,    claim a run of the order,            bounded,          (a thread) takes
-    for x, y in epoch), one part   read -> decode -> transform,         ordered           batches in
-    order,    loader: per rank           write into the batch's slot          hand-off          pins
-    them
+    sampler            workers (threads)         window       collector          loop
+    order = f(seed,    claim a run of samples,   bounded,     (a thread) takes   for x, y
+    epoch), one part   read, transform, write    ordered      batches in order   in loader:
+    per rank           into the batch's slot     hand-off     and pins them
 
-Files are the pipeline: `sampler` (the order), `fetch` (one batch read and finished), `collate`
-(samples into slots), `window` (the hand-off; all locks), `workers` (all threads), `loader` (wires
-the above). `telemetry` and `errors` are shared by the stages. Folders are plug-ins that the files
-never import: `datasets`, `image`, `harness`.
+Files are the pipeline: `sampler` (the order), `fetch` (a batch is read and finished), `collate` (from
+samples to a batch, in slots), `window` (the hand-off; all locks), `workers` (all threads), `loader`
+(wires these; epochs). They share `telemetry`, `errors` and `torch_private` (all that torch does not
+promise). `testing` has fakes; `cli` is the command, the only file that imports folders. Folders are
+plug-ins, which the files never import: `datasets`, `image`, `harness`.
 """
 
 from fastload import errors

@@ -310,9 +310,8 @@ class SlotPool:
     def acquire(self, nbytes: int) -> np.ndarray:
         """Borrow at least `nbytes` bytes of 64-byte aligned memory: uint8[>= nbytes], contents undefined."""
         memory = None
-        while (
-            memory is None or not nbytes <= memory.nbytes <= 2 * nbytes
-        ):  # another size is of no more use
+        # A block of another size is of no more use.
+        while memory is None or not nbytes <= memory.nbytes <= 2 * nbytes:
             try:
                 memory = self._idle.pop()
             except IndexError:
@@ -370,13 +369,14 @@ class SlotBox:
     def __init__(self, n: int, pool: SlotPool) -> None:
         self._n = n
         self._pool = pool
-        self._slot: dict[str, tuple[Layout, Slot]] = {}  # one entry, made by whoever comes first
+        # None or one entry: two workers may come first at once, and dict.setdefault is atomic.
+        self._slot: dict[None, tuple[Layout, Slot]] = {}
         self._odd: dict[int, Any] = {}  # samples that do not fit the layout
 
     def put(self, position: int, sample: Any) -> None:
         """See `Box`."""
         try:
-            layout, slot = self._slot.get("") or self._first(sample)
+            layout, slot = self._slot.get(None) or self._slot_for(sample)
             fits = layout.fits(sample)
             if fits:
                 layout.write(slot, position, sample)
@@ -385,17 +385,15 @@ class SlotBox:
         if not fits:
             self._odd[position] = sample
 
-    def _first(self, sample: Any) -> tuple[Layout, Slot]:
+    def _slot_for(self, sample: Any) -> tuple[Layout, Slot]:
         layout = self._pool.layout
         if layout is None or not layout.fits(sample):
             self._pool.layout = layout = Layout(sample)
-        # Two workers may come here at once; setdefault is atomic, the slot of the second goes back
-        # to the pool.
-        return self._slot.setdefault("", (layout, Slot(layout, self._n, self._pool)))
+        return self._slot.setdefault(None, (layout, Slot(layout, self._n, self._pool)))
 
     def make(self, absent: Collection[int]) -> Any:
         """See `Box`."""
-        layout, slot = self._slot.pop("", (None, None))
+        layout, slot = self._slot.pop(None, (None, None))
         if layout is None or slot is None or absent or self._odd:
             return default_collate(
                 [self._sample(i, layout, slot) for i in range(self._n) if i not in absent]

@@ -6,10 +6,11 @@ signal handler passes through.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset, default_collate, default_convert
 
 from fastload.collate import Box, SampleBox, SlotPool, collate_box
-from fastload.errors import EmptyBatchError
+from fastload.errors import DecodeError, EmptyBatchError
 from fastload.torch_private import collate_handler, collate_tensors
 from fastload.window import Ticket
 
@@ -45,7 +46,8 @@ class Batch(Ticket):
     """A batch on its way through the pipeline: the indices of its samples, then its data or its error.
 
     `epoch` and `position` (of its first sample, in this loader's order) with the index of a sample
-    are all that the sample may depend on. `ordinal` counts the batches of the epoch.
+    are all that the sample may depend on. `ordinal` counts the batches of the epoch, `size` the
+    samples as the sampler gave them.
     """
 
     __slots__ = (
@@ -60,15 +62,17 @@ class Batch(Ticket):
         "left_out",
         "ordinal",
         "position",
+        "size",
         "skipped",
         "where",
     )
 
     def __init__(
-        self, units: int, indices: Any, *, epoch: int, ordinal: int, position: int
+        self, units: int, indices: Any, *, size: int, epoch: int, ordinal: int, position: int
     ) -> None:
         super().__init__(units)
         self.indices = indices
+        self.size = size
         self.epoch = epoch
         self.ordinal = ordinal
         self.position = position
@@ -89,11 +93,6 @@ class Batch(Ticket):
 
     def __str__(self) -> str:
         return f"batch {self.ordinal} of epoch {self.epoch}"
-
-    @property
-    def size(self) -> int:
-        """Samples in the batch as the sampler gave it."""
-        return len(self.indices) if isinstance(self.indices, Sized) else 1
 
 
 class Fetcher:
@@ -117,14 +116,13 @@ class Fetcher:
         on_error: OnError,
         pool: SlotPool,
     ) -> None:
-        self._dataset = dataset
         self._batched = batched
         self._collate_fn = collate_fn
         self._on_error = on_error
         self._pool = pool
         self._slots = batched and collate_fn is default_collate
         self._gathers = (self._slots or collate_fn is default_convert) and _can_gather(dataset)
-        self._getitems = batched and bool(getattr(dataset, "__getitems__", None))
+        self._getitems = batched and _reads_batches(dataset)
 
     @property
     def whole(self) -> bool:
@@ -136,19 +134,21 @@ class Fetcher:
         """Whether workers are busy with a batch each, rather than all with one."""
         return self.whole or not self._slots
 
-    def is_light(self, batch_size: int | None) -> bool:
+    def is_light(self, dataset: Any, batch_size: int | None) -> bool:
         """Whether batches run no code of the user's and are sooner made than handed to a thread and back."""
         if not self._gathers or batch_size is None:
             return False
-        row_bytes: int = sum(tensor[:1].nbytes for tensor in self._dataset.tensors)
+        row_bytes: int = sum(tensor[:1].nbytes for tensor in dataset.tensors)
         return batch_size * row_bytes <= LIGHT_BYTES
 
     def batch(self, indices: Any, *, epoch: int, ordinal: int, position: int) -> Batch:
         """A new batch, to be issued."""
         if self._batched and not self._getitems and not isinstance(indices, list | tuple):
             indices = list(indices)
-        units = 1 if self.whole else max(1, len(indices))
-        batch = Batch(units, indices, epoch=epoch, ordinal=ordinal, position=position)
+        # Without batching a list comes from a sampler that batches; any other key is one sample.
+        size = len(indices) if self._batched or isinstance(indices, list) else 1
+        units = 1 if self.whole else max(1, size)
+        batch = Batch(units, indices, size=size, epoch=epoch, ordinal=ordinal, position=position)
         if not self.whole:
             batch.box = self._box(batch)
         return batch
@@ -165,8 +165,9 @@ class Fetcher:
             self._read_samples(batch, start, min(stop, len(batch.indices)), dataset)
 
     def _read_samples(self, batch: Batch, start: int, stop: int, dataset: Any) -> None:
-        assert batch.box is not None
-        indices, put = batch.indices, batch.box.put
+        # No name here for the box: an error that the user keeps holds this frame with its traceback,
+        # and of the batch only what `finish` and the loop leave in it.
+        indices = batch.indices
         k = start
         while k < stop:
             try:
@@ -174,7 +175,7 @@ class Fetcher:
                 # `first_failed` is the place of some failure, if not of the first, so a sample too
                 # many may be read and never one too few.
                 while k < stop and k <= batch.first_failed and not batch.dropped:
-                    put(k, dataset[indices[k]])
+                    batch.box.put(k, dataset[indices[k]])  # type: ignore[union-attr]
                     k += 1
                 return
             except BaseException as exc:
@@ -280,6 +281,13 @@ def _can_gather(dataset: Any) -> bool:
     )
 
 
+def _reads_batches(dataset: Any) -> bool:
+    """Whether `__getitems__` is the user's: that of torch's Subset over a data set without one only loops."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return bool(getattr(dataset, "__getitems__", None))
+
+
 def _gathered(dataset: TensorDataset, indices: Any) -> list[torch.Tensor] | None:
     """The samples at `indices` as a batch, in one call a tensor; None where only torch's own way will do."""
     if not isinstance(indices, list):
@@ -289,7 +297,7 @@ def _gathered(dataset: TensorDataset, indices: Any) -> list[torch.Tensor] | None
         return [tensor.index_select(0, rows) for tensor in dataset.tensors]
     except (IndexError, RuntimeError, TypeError, ValueError):
         return (
-            None  # negative, out of range, no integers: indexing takes them, or says what is wrong
+            None  # negative, out of range, no integers: torch's own way takes them, or says why not
         )
 
 
@@ -325,22 +333,22 @@ def contained(exc: BaseException) -> Exception:
 def annotate(error: BaseException, where: str) -> None:
     """Add a note that says where `error` happened, in place of the one before: some code raises one object again."""
     others = [n for n in getattr(error, "__notes__", ()) if not n.startswith("fastload: ")]
-    error.__notes__ = [*others, f"fastload: {where}"]
+    # Past a __setattr__ that refuses: an exception may be a frozen dataclass.
+    BaseException.__setattr__(error, "__notes__", [*others, f"fastload: {where}"])
 
 
 def _file(dataset: Any, index: Any, exc: BaseException) -> str:
     """`; file: ...` where it is known: from the error, from the data set's `locate`, from torchvision's `samples`."""
-    name = getattr(exc, "filename", None) or getattr(exc, "path", None)
-    try:
-        while type(dataset) is Subset:
-            dataset, index = dataset.dataset, dataset.indices[index]
-        if name is None and hasattr(dataset, "locate"):
-            name = dataset.locate(index)
-        elif name is None:
-            name = dataset.samples[index][0]
-    except Exception:
-        name = None  # a data set without files, or an index that it does not have: the note does without
-    return f"; file: {name}" if isinstance(name, str) else ""
+    name = exc.path if isinstance(exc, DecodeError) else getattr(exc, "filename", None)
+    if name is None:
+        try:
+            while type(dataset) is Subset:
+                dataset, index = dataset.dataset, dataset.indices[index]
+            locate = getattr(dataset, "locate", None)
+            name = locate(index) if locate else dataset.samples[index][0]
+        except Exception:
+            return ""  # a data set without files, or an index that it does not have
+    return f"; file: {os.fspath(name)}" if isinstance(name, str | os.PathLike) else ""
 
 
 def _short(indices: Any) -> str:

@@ -9,6 +9,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -288,6 +289,7 @@ class ThreadIterator(Iterator[Any]):
         if loader.num_workers and loader.seed is None:
             # As torch does with workers: a sampler that draws in `__iter__` itself draws twice.
             self._sampler_iter = iter(self._sampler)
+        self._fix_epoch(loader)
         self._fetcher = Fetcher(
             loader.dataset,
             batched=loader._auto_collation,
@@ -298,16 +300,16 @@ class ThreadIterator(Iterator[Any]):
         light = (
             not self._pins
             and loader.worker_init_fn is None
-            and self._fetcher.is_light(_batch_size(loader))
+            and self._fetcher.is_light(loader.dataset, _batch_size(loader))
         )
-        self._workers = 0 if light else loader.num_workers
-        self._inline = self._workers == 0
+        num_workers = 0 if light else loader.num_workers
+        self._inline = num_workers == 0
         self._window: Window[Batch] = Window(
-            _depth(loader, self._fetcher, self._workers),
+            _depth(loader, self._fetcher, num_workers),
             in_order=loader.in_order,
             collected=self._pins and not self._inline,
         )
-        self._tally = loader._tally = _Tally(self._workers)
+        self._tally = loader._tally = _Tally(num_workers)
         # Holds no reference to the iterator, which may die anywhere, also in a thread of its own: so
         # the threads are told to end and not waited for.
         weakref.finalize(self, _retire, self._tally, self._window).atexit = False
@@ -318,7 +320,7 @@ class ThreadIterator(Iterator[Any]):
             self._window,
             self._fetcher,
             loader.dataset,
-            num_workers=self._workers,
+            num_workers=num_workers,
             copy_dataset=loader.copy_dataset,
             init_fn=loader.worker_init_fn,
             base_seed=base_seed,
@@ -327,11 +329,17 @@ class ThreadIterator(Iterator[Any]):
         loader._iterators.add(self)
         self._issue_ahead()
 
-    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: DataLoader[Any]) -> None:
         """Begin another epoch with the same workers; torch's `DataLoader.__iter__` calls it under this name."""
         self._sampler_iter = iter(self._sampler)
+        self._fix_epoch(loader)
         self._begin(loader)
         self._issue_ahead()
+
+    def _fix_epoch(self, loader: DataLoader[Any]) -> None:
+        """Let our sampler begin now, in the epoch of this `iter()`: torch's BatchSampler would at the first batch."""
+        if any(isinstance(sampler, RankSampler) for sampler in loader._samplers()):
+            self._sampler_iter = chain(list(islice(self._sampler_iter, 1)), self._sampler_iter)
 
     def _begin(self, loader: DataLoader[Any]) -> None:
         self._persistent = loader.persistent_workers
@@ -370,19 +378,18 @@ class ThreadIterator(Iterator[Any]):
                 finally:
                     del error, self
             if not batch.left_out:
-                return batch.data
+                # An error that `on_error` was given may be kept, and the batch with it: not its data.
+                data, batch.data = batch.data, None
+                return data
         raise StopIteration
 
     def _take(self) -> Batch | None:
         if self._pid != os.getpid():
             raise LoaderClosedError(
-                f"the threads of this iterator live in process {self._pid}, from which this one was forked: "
+                f"this iterator belongs to process {self._pid}, from which this one was forked: "
                 "begin an epoch of your own here with iter(loader)"
             )
-        if self._window.closed:
-            raise LoaderClosedError(
-                "this iterator was closed: begin another epoch with iter(loader)"
-            )
+        self._window.check()
         self._issue()
         if self._inline:
             self._serve()
@@ -415,7 +422,7 @@ class ThreadIterator(Iterator[Any]):
                 return
             except BaseException as exc:
                 pass_signals(exc)
-                batch = Batch(0, [], **place)
+                batch = Batch(0, [], size=0, **place)
                 batch.error, batch.where = contained(exc), f"{batch}; stage: sampler"
             self._ordinal += 1
             self._position += batch.size
@@ -453,6 +460,7 @@ class ThreadIterator(Iterator[Any]):
                 f"{self._handled} samples of epoch {batch.epoch} failed, max_errors={self._max_errors} allows fewer"
             )
             batch.error.__cause__ = last
+            batch.data = None
         batch.handled.clear()  # the errors refer to the batch by their tracebacks
         if self._pins and self._inline and batch.error is None:
             pin_batch(batch)

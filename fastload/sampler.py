@@ -88,16 +88,14 @@ class RankSampler(Sampler[int]):
 
     Args:
         length_or_dataset: number of samples of the whole data set, or anything with `len()`.
-        rank, world_size: this process and how many there are; from `torch.distributed` where it is
-        initialised, else
-            0 and 1. Give both or neither.
+        rank, world_size: this process and how many there are. Give both or neither: then from
+            `torch.distributed` where it is initialised, else 0 and 1.
         shuffle: a new permutation each epoch. No memory, whatever the length.
         seed: selects the permutations; the same on all ranks.
-        ends: what to do where the length is no multiple of the world size. "pad" repeats samples
-        from the start of
-            the order, "drop" leaves out the last ones: all ranks have the same number of samples.
-            "uneven" gives every sample exactly once and ranks that differ by one: for evaluation;
-            in DDP training it hangs the last step.
+        ends: what to do where the length is no multiple of the world size. "pad" repeats samples from
+            the start of the order, "drop" leaves out the last ones: all ranks have equally many.
+            "uneven" gives every sample exactly once and ranks that differ by one: for evaluation; in
+            DDP training it hangs the last step.
 
     `iter()` gives the indices of `epoch`. A `fastload.DataLoader` goes on to the next epoch by
     itself at each `iter()` of the loader; under any other loop call `set_epoch(e)` before each
@@ -167,15 +165,20 @@ class RankSampler(Sampler[int]):
 
     def indices(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Dataset indices at local positions `start` to `stop` of `epoch`, within 0..len(self): int64[stop - start]."""
+        return self._indices(self.epoch, start, stop)
+
+    def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         positions = np.arange(start, stop, dtype=np.int64) * self.world_size + self.rank
         positions %= max(1, self.length)
         if not self.shuffle:
             return positions
-        return permuted(
-            positions, self.length, mix64(self.seed & _MASK) ^ mix64(self.epoch & _MASK ^ (1 << 63))
-        )
+        key = mix64(self.seed & _MASK) ^ mix64((epoch & _MASK) ^ (1 << 63))
+        return permuted(positions, self.length, key)
 
     def __iter__(self) -> Iterator[int]:
+        return self._ordered(self.epoch)  # as it is now: `set_epoch` in the middle is for the next
+
+    def _ordered(self, epoch: int) -> Iterator[int]:
         n = len(self)
         for start in range(0, n, _CHUNK):
-            yield from self.indices(start, min(start + _CHUNK, n)).tolist()
+            yield from self._indices(epoch, start, min(start + _CHUNK, n)).tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -36,7 +36,7 @@ class FailingDataset(Dataset[Any]):
         self.failures = dict(failures)
 
     def __len__(self) -> int:
-        return len(self.dataset) if isinstance(self.dataset, Sized) else 0
+        return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
         if index in self.failures:

@@ -84,8 +84,8 @@ class Window(Generic[T]):
         self.collected = collected
         # Owns every field below and those of the tickets. Re-entrant, because a garbage collection
         # can start in any thread at any allocation, also one made under this lock, and run the
-        # finalizer that closes this very window. `close()` only sets flags and wakes, so a
-        # section that it interrupts finds its own state unchanged.
+        # finalizer that closes this very window. That only sets flags, wakes, and reads the clock, so
+        # a section that it interrupts finds its own state unchanged.
         self._make_locks()
         _windows.add(self)
         self._issued = 0
@@ -152,7 +152,7 @@ class Window(Generic[T]):
             self._flight.append(ticket)
             if ticket.units:
                 self._open.append(ticket)
-                self._wake(self._workers, -(-ticket.units // self._run(ticket)))
+                self._wake(self._workers, -(-ticket.units // self._run_length(ticket)))
 
     def has_work(self) -> bool:
         """Whether `claim()` would return at once."""
@@ -183,10 +183,7 @@ class Window(Generic[T]):
                         self._wait(self._loop, left)
                 finally:
                     self._consumer_wait_s += perf_counter() - started
-            if self._fault is not None:
-                raise WorkerCrashError("a loader thread ended unexpectedly") from self._fault
-            if self._closed:
-                raise LoaderClosedError("the loader was closed while a batch was awaited")
+            self.check()
             if not self._flight:
                 return None  # another thread began an epoch meanwhile
             if self.in_order:
@@ -196,6 +193,13 @@ class Window(Generic[T]):
                 ticket = self._ready_tickets.popleft()
                 self._flight.remove(ticket)
             return ticket
+
+    def check(self) -> None:
+        """Raise `WorkerCrashError` or `LoaderClosedError` if no ticket will come any more."""
+        if self._fault is not None:
+            raise WorkerCrashError("a loader thread ended unexpectedly") from self._fault
+        if self._closed:
+            raise LoaderClosedError("the loader was closed: begin another epoch with iter(loader)")
 
     def _takeable(self) -> bool:
         if self._closed or self._fault is not None or not self._flight:
@@ -211,7 +215,7 @@ class Window(Generic[T]):
                 if self._open:
                     ticket = self._open[0]
                     start = ticket.claimed
-                    ticket.claimed = min(start + self._run(ticket), ticket.units)
+                    ticket.claimed = min(start + self._run_length(ticket), ticket.units)
                     if ticket.claimed == ticket.units:
                         self._open.popleft()
                     if self._open:
@@ -232,10 +236,10 @@ class Window(Generic[T]):
         """
         with self._lock:
             cost = seconds / units
-            # Falls at once and rises slowly: a thread that loses its core for milliseconds in the
-            # middle of a run of microseconds must not shorten the runs, a lasting rise must.
+            # A step of at most 25 % towards what was seen, so that it follows the median run: neither
+            # a thread that lost its core nor a sample that was in a cache decides about the next runs.
             known = self._unit_seconds
-            self._unit_seconds = min(cost, known * 1.25) if known else cost
+            self._unit_seconds = min(max(cost, known / 1.25), known * 1.25) if known else cost
             ticket.delivered += units
             return ticket.delivered == ticket.units and not ticket.dropped
 
@@ -250,7 +254,8 @@ class Window(Generic[T]):
             else:
                 self.publish(ticket)
 
-    def _run(self, ticket: T) -> int:
+    def _run_length(self, ticket: T) -> int:
+        """Units that one claim should take, to last about RUN_SECONDS; 1 while the cost is unknown."""
         if not self._unit_seconds:
             return 1
         return max(1, min(ticket.units, int(RUN_SECONDS / self._unit_seconds)))

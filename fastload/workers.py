@@ -17,8 +17,8 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
@@ -73,11 +73,12 @@ def start(
     # back.
     torch_threads = torch.get_num_threads()
     threads: list[threading.Thread] = []
-    settled: list[Future[None]] = []
+    set_up: SimpleQueue[Exception | None] = (
+        SimpleQueue()
+    )  # what came of setting up, for each thread
 
-    def launch(name: str, target: Callable[..., None], *args: Any) -> Future[None]:
-        future: Future[None] = Future()
-        thread = threading.Thread(target=target, args=(*args, future), name=name, daemon=True)
+    def launch(name: str, target: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=target, args=(*args, set_up), name=name, daemon=True)
         _alive[thread] = window
         try:
             thread.start()
@@ -85,8 +86,11 @@ def start(
             _alive.pop(thread, None)
             raise
         threads.append(thread)
-        settled.append(future)
-        return future
+
+    def wait_for(count: int) -> None:
+        for _ in range(count):
+            if (error := set_up.get()) is not None:
+                raise error
 
     try:
         with _random_states_kept() if init_fn else nullcontext():
@@ -94,13 +98,12 @@ def start(
                 mine = copy.deepcopy(dataset) if copy_dataset else dataset
                 info = make_worker_info(i, num_workers, base_seed + i, mine)
                 name = f"fastload-worker-{i}"
-                future = launch(name, _work, window, fetcher, info, init_fn, device)
+                launch(name, _work, window, fetcher, info, init_fn, device)
                 if init_fn:
-                    future.result()
+                    wait_for(1)
             if window.collected:
                 launch("fastload-collector", _collect, window, device)
-            for future in settled:
-                future.result()
+            wait_for(len(threads) - (num_workers if init_fn else 0))
     except BaseException:
         window.close()
         join(threads)
@@ -110,12 +113,12 @@ def start(
     return threads
 
 
-def join(threads: Iterable[threading.Thread], *, wait_s: float = JOIN_SECONDS) -> None:
-    """Wait for threads whose window is closed to return from the calls they are in, `wait_s` seconds at most.
+def join(threads: Iterable[threading.Thread]) -> None:
+    """Wait for threads whose window is closed to return from the calls they are in, `JOIN_SECONDS` at most.
 
     Threads that hang are named in a warning, with their stacks, and left behind; nobody waits again.
     """
-    deadline = perf_counter() + wait_s
+    deadline = perf_counter() + JOIN_SECONDS
     others = [thread for thread in threads if thread is not threading.current_thread()]
     for thread in others:
         thread.join(max(0.0, deadline - perf_counter()))
@@ -125,7 +128,7 @@ def join(threads: Iterable[threading.Thread], *, wait_s: float = JOIN_SECONDS) -
             _alive.pop(thread, None)
         names = ", ".join(thread.name for thread in stuck)
         warnings.warn(
-            f"after {wait_s:.1f} s, {names} had not returned from a call; left behind:\n"
+            f"after {JOIN_SECONDS:g} s, {names} had not returned from a call; left behind:\n"
             f"{whereabouts(stuck)}",
             RuntimeWarning,
             stacklevel=3,
@@ -159,23 +162,14 @@ def _work(
     info: Any,
     init_fn: Callable[[int], None] | None,
     device: int | None,
-    ready: Future[None],
+    set_up: SimpleQueue[Exception | None],
 ) -> None:
-    try:
-        _settle(device)
-        if init_fn:
-            set_worker_info(info)
-            init_fn(info.id)
-            set_worker_info(None)
-    except BaseException as exc:
-        _alive.pop(threading.current_thread(), None)
-        error = contained(exc)
-        annotate(error, f"worker {info.id}; stage: worker_init_fn")
-        ready.set_exception(error)
-        return
-    ready.set_result(None)
-    del ready
     with _reporting_to(window):
+        with _setting_up(set_up, device, f"worker {info.id}; stage: worker_init_fn"):
+            if init_fn:
+                set_worker_info(info)
+                init_fn(info.id)
+                set_worker_info(None)
         while serve(window, fetcher, info.dataset, info):
             pass
 
@@ -204,11 +198,12 @@ def serve(window: Window[Batch], fetcher: Fetcher, dataset: Any, info: Any) -> b
     return True
 
 
-def _collect(window: Window[Batch], device: int | None, ready: Future[None]) -> None:
-    _settle(device)
-    ready.set_result(None)
-    del ready
+def _collect(
+    window: Window[Batch], device: int | None, set_up: SimpleQueue[Exception | None]
+) -> None:
     with _reporting_to(window):
+        with _setting_up(set_up, device, "collector; stage: start"):
+            pass
         while (batch := window.collect()) is not None:
             pin_batch(batch)
             window.publish(batch)
@@ -226,6 +221,28 @@ def _reporting_to(window: Window[Batch]) -> Iterator[None]:
         _alive.pop(threading.current_thread(), None)
 
 
+@contextmanager
+def _setting_up(
+    set_up: SimpleQueue[Exception | None], device: int | None, where: str
+) -> Iterator[None]:
+    """Make this thread like a worker of torch's, then run the block; tell `start` what came of it, whatever it is.
+
+    One torch thread, and the consumer's device: new threads begin on device 0.
+    """
+    try:
+        torch.get_num_threads()  # or the first parallel operation takes the global number over this
+        torch.set_num_threads(1)
+        if device is not None:
+            torch.accelerator.set_device_index(device)
+        yield
+    except BaseException as exc:
+        error = contained(exc)
+        annotate(error, where)
+        set_up.put(error)
+        raise
+    set_up.put(None)
+
+
 def pin_batch(batch: Batch) -> None:
     """Replace the data of `batch` by a pinned copy, or by the error that pinning raised."""
     try:
@@ -234,16 +251,8 @@ def pin_batch(batch: Batch) -> None:
         batch.data, batch.error, batch.where = None, exc, f"{batch}; stage: pin"
 
 
-def _settle(device: int | None) -> None:
-    """Make this thread one that torch's workers would be: one torch thread, the consumer's device."""
-    torch.get_num_threads()  # or else the first parallel operation takes the global number over this one
-    torch.set_num_threads(1)
-    if device is not None:
-        torch.accelerator.set_device_index(device)
-
-
 def _current_device() -> int | None:
-    """The consumer's accelerator, if it uses one: asking must not initialise CUDA. New threads start on device 0."""
+    """The consumer's accelerator, if it uses one: asking must not initialise CUDA."""
     if torch.cuda.is_available() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     return torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
