@@ -25,7 +25,9 @@ def test_any_slice_of_a_huge_order_is_had_alone(n: int, key: int, data: st.DataO
     assert len(set(images.tolist())) == len(positions)
     assert images.min() >= 0
     assert images.max() < n
-    assert [int(permuted(positions[i : i + 1], n, key)[0]) for i in range(len(positions))] == images.tolist()
+    assert [
+        int(permuted(positions[i : i + 1], n, key)[0]) for i in range(len(positions))
+    ] == images.tolist()
 
 
 @pytest.mark.parametrize(("n", "orders"), [(3, 6), (4, 24), (5, 120), (6, 720)])

@@ -32,7 +32,15 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, default_collate, default_convert
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    default_convert,
+)
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import fastload
@@ -802,6 +810,104 @@ def test_a_type_registered_between_epochs(workers: int, monkeypatch: pytest.Monk
         check_same(batch, ["registered", 4, samples])
     (batch,) = loader
     check_same(batch, torch.stack(samples))
+
+
+# A TensorDataset is gathered whole, other datasets of torch's give a batch in one call.
+
+TABLES: dict[str, Row] = {
+    **{str(dtype): of_dtype(dtype) for dtype in TENSOR_DTYPES},
+    "transposed": lambda n, shape: tensor(n, shape[::-1]).permute(*range(len(shape))[::-1]),
+    "HWC seen as CHW": lambda n, shape: tensor(n, (shape[0], *shape[2:], shape[1])).permute(
+        0, 3, 1, 2
+    ),
+    "channels last": lambda n, shape: tensor(n, shape).to(memory_format=torch.channels_last),
+    "channels last 3d": lambda n, shape: tensor(n, (shape[0], 1, *shape[1:])).to(
+        memory_format=torch.channels_last_3d
+    ),
+    "many dimensions": lambda n, shape: tensor(n, (shape[0], 1, 1, *shape[1:])),
+    "numbers": lambda n, shape: tensor(n, shape[:1]),
+    "empty rows": lambda n, shape: tensor(n, (shape[0], 0, 3)),
+    "every second": lambda n, shape: tensor(n, (2 * shape[0], *shape[1:]))[::2],
+    "expanded": lambda n, shape: tensor(n, (1, *shape[1:])).expand(shape),
+    "conjugate": lambda n, shape: complexes(n, shape).conj(),
+    "negated by a bit": lambda n, shape: complexes(n, shape).conj().imag,
+    "wanting a gradient": lambda n, shape: tensor(n, shape).requires_grad_(),
+    "with a history": lambda n, shape: tensor(n, shape).requires_grad_() * 2,
+    "parameter": lambda n, shape: torch.nn.Parameter(tensor(n, shape)),
+    "parameter without gradient": lambda n, shape: torch.nn.Parameter(
+        tensor(n, shape), requires_grad=False
+    ),
+    "from inference mode": in_inference_mode,
+    "in shared memory": shared,
+    "of a subclass": lambda n, shape: tensor(n, shape).as_subclass(Tagged),
+    "of a silent subclass": lambda n, shape: tensor(n, shape).as_subclass(Silent),
+    "on the meta device": lambda n, shape: torch.empty(shape, device="meta"),
+    "sparse": lambda n, shape: tensor(n, shape).to_sparse(),
+}
+TABLE_SHAPES = {"small": (7, 3, 4, 2), "large": (7, 3, 200, 200)}  # a batch of over 1 MiB
+
+
+class Doubled(TensorDataset):
+    """A user's own, whose samples are not what its tensors hold."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": super().__getitem__(index)[0] * 2}
+
+
+WRAPPED: dict[str, Callable[[torch.Tensor], Dataset[Any]]] = {
+    "TensorDataset": lambda x: TensorDataset(x, torch.arange(len(x))),
+    "of one tensor": TensorDataset,
+    "of a subclass": Doubled,
+    "Subset": lambda x: Subset(TensorDataset(x), [6, 5, 4, 3, 2, 1, 0]),
+    "ConcatDataset": lambda x: ConcatDataset([TensorDataset(x[:3]), TensorDataset(x[3:])]),
+    "StackDataset": lambda x: StackDataset(x=TensorDataset(x), y=range(len(x))),
+}
+
+
+def check_gathered(dataset: Any, workers: int) -> None:
+    """Compare batches of indices that come twice, from the end, or as other integers than int."""
+    index = [[0, 1, 2], [3, 3, 3], [6, 0], [-1, 5, -7], [np.int64(4), torch.tensor(2)], [1]]
+    loader = fastload.DataLoader(dataset, batch_sampler=index, num_workers=workers)
+    with loader:
+        iterator = iter(loader)
+        for number, batch in enumerate(index):
+            got = outcome(lambda: next(iterator))
+            expected = outcome(lambda batch=batch: default_collate([dataset[i] for i in batch]))
+            check_same(got, expected, f"batch {number}")
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("size", TABLE_SHAPES)
+@pytest.mark.parametrize("name", TABLES)
+def test_tensor_datasets(name: str, size: str, workers: int) -> None:
+    check_gathered(WRAPPED["TensorDataset"](TABLES[name](0, TABLE_SHAPES[size])), workers)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("size", TABLE_SHAPES)
+@pytest.mark.parametrize("name", WRAPPED)
+def test_datasets_of_torchs(name: str, size: str, workers: int) -> None:
+    check_gathered(WRAPPED[name](tensor(0, TABLE_SHAPES[size])), workers)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("kind", [torch.Tensor, tuple])
+def test_a_tensor_dataset_of_registered_types(
+    kind: type, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(default_collate_fn_map, kind, registered)
+    check_gathered(WRAPPED["TensorDataset"](tensor(0, TABLE_SHAPES["small"])), workers)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("size", TABLE_SHAPES)
+def test_writing_to_a_gathered_batch_changes_no_sample(size: str, workers: int) -> None:
+    table = tensor(0, TABLE_SHAPES[size])
+    before = table.clone()
+    for x, y in fastload.DataLoader(TensorDataset(table, table[:, 0]), 3, num_workers=workers):
+        x.zero_()
+        y.zero_()
+    assert torch.equal(table, before)
 
 
 # Samples that nobody thought of.

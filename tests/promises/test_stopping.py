@@ -8,19 +8,24 @@ long, is named, and does not keep the process from ending. A timeout says what e
 
 from __future__ import annotations
 
+import dis
+import functools
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 from torch.utils.data import Dataset
 
+import fastload
 from fastload import DataLoader
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from tests.promises.children import Ended, Nursery, run_fresh
@@ -391,6 +396,125 @@ def test_no_descriptor_is_opened_and_none_left() -> None:
         next(iterator)
     loader.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# ---- Ctrl-C strikes anywhere ----
+
+
+class Strike:
+    """A trace function that raises KeyboardInterrupt at the `point`-th moment a signal could.
+
+    CPython runs signal handlers when a function of Python begins, after a call of C and when a loop
+    turns. This forces each of these moments once, in fastload's code, instead of waiting for it.
+    """
+
+    FOLDER = os.path.dirname(fastload.__file__) + os.sep
+
+    def __init__(self, point: int) -> None:
+        self.left = point
+        self.at = ""
+        self.last: dict[FrameType, int] = {}  # the instruction that each frame ran last
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Strike | None:
+        if event == "call" and frame.f_back is not None:
+            self.last.pop(frame.f_back, None)  # what it ran last was no call of C
+        if not frame.f_code.co_filename.startswith(self.FOLDER):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        if event == "opcode" and not self.at:
+            last = self.last.get(frame)
+            self.last[frame] = frame.f_lasti
+            if last is not None and can_be_interrupted(frame.f_code, last, frame.f_lasti):
+                if not self.left:
+                    name = os.path.basename(frame.f_code.co_filename)
+                    self.at = f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
+                    raise KeyboardInterrupt
+                self.left -= 1
+        return self
+
+    def during(self, act: Callable[[], object]) -> None:
+        """Run `act()`, and swallow the interrupt; `at` says where it struck, or is empty at the end."""
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            act()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+            self.last.clear()
+
+
+@functools.cache
+def can_be_interrupted(code: CodeType, last: int, now: int) -> bool:
+    """Whether a signal can strike between two instructions, of which one ran right after the other."""
+    instructions = {i.offset: i.opname for i in dis.get_instructions(code)}
+    handlers = [
+        [
+            entry.target
+            for entry in dis._parse_exception_table(code)
+            if entry.start <= at < entry.end
+        ]  # type: ignore[attr-defined]
+        for at in (last, now)
+    ]
+    if instructions[last] in ("CALL", "CALL_KW", "CALL_FUNCTION_EX"):
+        # It is raised out of the call. Where the next instruction is under another handler, it
+        # would be raised to the wrong one.
+        return handlers[0] == handlers[1]
+    return instructions[last] in ("RESUME", "JUMP_BACKWARD")
+
+
+def strikes(prepare: Callable[[], Callable[[], object]]) -> Iterator[Strike]:
+    """Interrupt what `prepare()` returns at its first point, then at its second ..., until it ends."""
+    for point in range(5000):
+        strike = Strike(point)
+        strike.during(prepare())
+        yield strike
+        if not strike.at:
+            assert point > 10, "nothing was interrupted"
+            return
+    pytest.fail("it does not end")
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_ctrl_c_at_any_point_of_iter_leaves_no_thread(persistent: bool) -> None:
+    def prepare() -> Callable[[], object]:
+        loader = DataLoader(Reads(), 4, num_workers=2, persistent_workers=persistent, seed=1)
+        return lambda: next(iter(loader))
+
+    for strike in strikes(prepare):
+        gc.collect()
+        wait_until(lambda: not threads(), f"struck at {strike.at}, no thread is left", 5.0)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_ctrl_c_at_any_point_of_next_leaves_no_thread(persistent: bool) -> None:
+    """The loop waits in most of them: the workers have just begun, or have nothing to do but wait for it."""
+    for full in (False, True):
+
+        def prepare(full: bool = full) -> Callable[[], object]:
+            loader = DataLoader(Reads(), 4, num_workers=2, persistent_workers=persistent)
+            iterator = iter(loader)
+            if full:
+                fill(loader)
+            return lambda: (next(iterator), loader)
+
+        for strike in strikes(prepare):
+            gc.collect()
+            wait_until(lambda: not threads(), f"struck at {strike.at}, no thread is left", 5.0)
+
+
+def test_ctrl_c_at_any_point_of_the_next_epoch_leaves_a_loader_that_closes() -> None:
+    def prepare() -> Callable[[], object]:
+        loader = DataLoader(Reads(8), 4, num_workers=2, persistent_workers=True)
+        list(loader)
+        loaders.append(loader)
+        return lambda: next(iter(loader))
+
+    loaders: list[DataLoader[Any]] = []
+    for strike in strikes(prepare):
+        loaders.pop().close()
+        assert not threads(), f"struck at {strike.at}"
 
 
 # ---- timeout= ----
