@@ -290,12 +290,13 @@ class ThreadIterator(Iterator[Any]):
             # As torch does with workers: a sampler that draws in `__iter__` itself draws twice.
             self._sampler_iter = iter(self._sampler)
         self._fix_epoch(loader)
+        pool = SlotPool()
         self._fetcher = Fetcher(
             loader.dataset,
             batched=loader._auto_collation,
             collate_fn=loader.collate_fn,
             on_error=loader.on_error,
-            pool=SlotPool(),
+            pool=pool,
         )
         light = (
             not self._pins
@@ -309,6 +310,7 @@ class ThreadIterator(Iterator[Any]):
             in_order=loader.in_order,
             collected=self._pins and not self._inline,
         )
+        pool.limit = self._window.depth + 1
         self._tally = loader._tally = _Tally(num_workers)
         # Holds no reference to the iterator, which may die anywhere, also in a thread of its own: so
         # the threads are told to end and not waited for.

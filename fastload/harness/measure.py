@@ -179,7 +179,7 @@ def _take_steps(
             rate = work.status_print_interval * work.batch_size / (now - window_start)
             window_start = now
             say(f"step_img_rate: {rate:.2f}")
-            if number - work.status_print_interval >= WARMUP_STEPS:
+            if number > WARMUP_STEPS:  # the rule of the tutorial whose lines these are
                 window_rates.append(rate)
         if number in (WARMUP_STEPS, work.steps):
             marks[number] = _Mark(time.perf_counter(), waited, cpu_seconds())
