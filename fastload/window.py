@@ -293,6 +293,13 @@ class Window(Generic[T]):
 
     def close(self) -> None:
         """Wake every waiter and let nobody wait again. May be called from anywhere, any number of times."""
+        try:
+            self._close()
+        except KeyboardInterrupt:
+            self._close()  # Ctrl-C struck in the middle; nobody else would wake who was left asleep
+            raise
+
+    def _close(self) -> None:
         with self._lock:
             self._closed = True
             for ticket in tuple(self._flight):
@@ -317,26 +324,37 @@ class Window(Generic[T]):
         turn.acquire()
         line.append(turn)
         if not self._closed:
-            self._lock.release()
             try:
+                self._lock.release()
                 turn.acquire(timeout=-1 if timeout is None else timeout)
             finally:
-                self._lock.acquire()
+                if not self._lock._is_owned():  # type: ignore[attr-defined]  # Ctrl-C: not released
+                    self._lock.acquire()
         with suppress(ValueError):
             line.remove(turn)  # not woken: closed, or out of time
 
     def _wake(self, line: deque[threading.Lock], n: int | None = None) -> None:
-        """Wake the first `n` in line, or all. A turn is released by whoever popped it, so just once.
+        """Wake the first `n` in line, or all.
 
-        All of the loop and of the collector, although there is one of each: what an interrupted
-        wait may have left in line (Ctrl-C strikes anywhere) must not take its place.
+        Released first and taken out of line then: if Ctrl-C strikes between, the thread is awake, and
+        its turn, which cannot be released again, counts for nobody when it is met the next time. All
+        of the loop and of the collector are woken, although there is one of each, for the same
+        reason: what an interrupted wait left in line must not take the place of who waits.
         """
-        for _ in range(len(line) if n is None else n):
+        left = len(line) if n is None else n
+        while left > 0:
             try:
-                turn = line.popleft()
+                turn = line[0]
             except IndexError:
                 return
-            turn.release()
+            try:
+                turn.release()
+            except RuntimeError:
+                pass
+            else:
+                left -= 1
+            with suppress(ValueError):
+                line.remove(turn)
 
     def counts(self) -> WindowCounts:
         """A snapshot of the waits since `begin()`."""

@@ -32,7 +32,6 @@ LOCKS = {
     "queue.LifoQueue",
     "queue.PriorityQueue",
     "queue.Queue",
-    "queue.SimpleQueue",
     "threading.Barrier",
     "threading.BoundedSemaphore",
     "threading.Condition",

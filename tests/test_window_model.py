@@ -170,6 +170,9 @@ class ScheduledLock:
         assert self.held or self.schedule.failure, "released twice"
         self.held = False
 
+    def locked(self) -> bool:
+        return self.held
+
 
 class ScheduledRLock:
     """The same, re-entrant."""
@@ -193,6 +196,9 @@ class ScheduledRLock:
             self.depth -= 1
             if not self.depth:
                 self.owner = None
+
+    def _is_owned(self) -> bool:
+        return self.owner is self.schedule.running
 
     def __enter__(self) -> bool:
         return self.acquire()
