@@ -166,33 +166,40 @@ class Window(Generic[T]):
         Raises `LoaderTimeoutError` after `timeout` seconds (nothing is lost), `LoaderClosedError`,
         and `WorkerCrashError` where a thread of the pipeline itself failed.
         """
-        with self._lock:
-            if not self._flight:
-                return None
-            self._occupancy_sum += len(self._ready_tickets) / len(self._flight)
-            self._takes += 1
-            if not self._takeable():
-                started = perf_counter()
-                try:
-                    while not self._takeable():
-                        left = None if timeout is None else started + timeout - perf_counter()
-                        if left is not None and left <= 0:
-                            raise LoaderTimeoutError(
-                                f"DataLoader timed out after {timeout:g} seconds"
-                            )
-                        self._wait(self._loop, left)
-                finally:
+        started = turn = None
+        try:
+            while True:
+                with self._lock:
+                    if turn:
+                        self._leave(self._loop, turn)
+                    self.check()
+                    if not self._flight:
+                        return None
+                    if started is None:
+                        self._occupancy_sum += len(self._ready_tickets) / len(self._flight)
+                        self._takes += 1
+                    if self._takeable():
+                        return self._pop()
+                    turn = self._line_up(self._loop)
+                now = perf_counter()
+                if started is None:
+                    started = now
+                if timeout is not None and now >= started + timeout:
+                    raise LoaderTimeoutError(f"DataLoader timed out after {timeout:g} seconds")
+                turn.acquire(timeout=-1 if timeout is None else started + timeout - now)
+        finally:
+            if started is not None:
+                with self._lock:
                     self._consumer_wait_s += perf_counter() - started
-            self.check()
-            if not self._flight:
-                return None  # another thread began an epoch meanwhile
-            if self.in_order:
-                ticket = self._flight.popleft()
-                self._ready_tickets.remove(ticket)
-            else:
-                ticket = self._ready_tickets.popleft()
-                self._flight.remove(ticket)
-            return ticket
+
+    def _pop(self) -> T:
+        if self.in_order:
+            ticket = self._flight.popleft()
+            self._ready_tickets.remove(ticket)
+        else:
+            ticket = self._ready_tickets.popleft()
+            self._flight.remove(ticket)
+        return ticket
 
     def check(self) -> None:
         """Raise `WorkerCrashError` or `LoaderClosedError` if no ticket will come any more."""
@@ -202,31 +209,36 @@ class Window(Generic[T]):
             raise LoaderClosedError("the loader was closed: begin another epoch with iter(loader)")
 
     def _takeable(self) -> bool:
-        if self._closed or self._fault is not None or not self._flight:
-            return True
         return self._flight[0].stage == _READY if self.in_order else bool(self._ready_tickets)
 
     # ---- the workers ----
 
     def claim(self) -> Claim[T] | None:
         """Wait for units to work on; None when the window is closed."""
-        with self._lock:
-            while not self._closed:
+        turn = None
+        while True:
+            with self._lock:
+                if turn:
+                    self._leave(self._workers, turn)
+                    self._idle.stop()
+                if self._closed:
+                    return None
                 if self._open:
-                    ticket = self._open[0]
-                    start = ticket.claimed
-                    ticket.claimed = min(start + self._run_length(ticket), ticket.units)
-                    if ticket.claimed == ticket.units:
-                        self._open.popleft()
-                    if self._open:
-                        # `issue` woke as many as it foresaw runs; whoever leaves work wakes one
-                        # more, so that no worker sleeps beside open units, whatever was foreseen.
-                        self._wake(self._workers, 1)
-                    return Claim(ticket, start, ticket.claimed)
+                    return self._claim(self._open[0])
                 self._idle.start()
-                self._wait(self._workers)
-                self._idle.stop()
-            return None
+                turn = self._line_up(self._workers)
+            turn.acquire()
+
+    def _claim(self, ticket: T) -> Claim[T]:
+        start = ticket.claimed
+        ticket.claimed = min(start + self._run_length(ticket), ticket.units)
+        if ticket.claimed == ticket.units:
+            self._open.popleft()
+        if self._open:
+            # `issue` woke as many as it foresaw runs; whoever leaves work wakes one more, so that no
+            # worker sleeps beside open units, whatever was foreseen.
+            self._wake(self._workers, 1)
+        return Claim(ticket, start, ticket.claimed)
 
     def deliver(self, ticket: T, units: int, seconds: float) -> bool:
         """Report `units` claimed units done in `seconds`. True for the one call that brings the
@@ -264,15 +276,20 @@ class Window(Generic[T]):
 
     def collect(self) -> T | None:
         """Wait for the next complete ticket, in order if the window is; None when the window is closed."""
-        with self._lock:
-            while not self._closed:
+        turn = None
+        while True:
+            with self._lock:
+                if turn:
+                    self._leave(self._collector, turn)
+                if self._closed:
+                    return None
                 for ticket in self._flight:
                     if ticket.stage == _COMPLETE:
                         return ticket
                     if self.in_order and ticket.stage == _OPEN:
                         break
-                self._wait(self._collector)
-            return None
+                turn = self._line_up(self._collector)
+            turn.acquire()
 
     def publish(self, ticket: T) -> None:
         """The batch of `ticket` is what the loop shall see."""
@@ -313,33 +330,33 @@ class Window(Generic[T]):
             self._fault = fault
         self.close()
 
-    def _wait(self, line: deque[threading.Lock], timeout: float | None = None) -> None:
-        """Wait in `line` to be woken, for `timeout` seconds at most; may return early.
+    def _line_up(self, line: deque[threading.Lock]) -> threading.Lock:
+        """A turn in `line`: a lock to be acquired once, without the window's, to wait until woken.
 
         Not `threading.Condition`: a `close()` out of a garbage collection in this very thread, after
-        its caller looked at the state and before it is in line, would wake nobody, and the thread
-        would sleep for ever. Here it is in line first and looks then. The lock is held once.
+        it looked at the state and before it is in line, would wake nobody, and the thread would
+        sleep for ever. Here it is in line first and looks then. Nor does a wait end with a lock to be
+        taken back, in the middle of which Ctrl-C could strike.
         """
         turn = threading.Lock()
         turn.acquire()
         line.append(turn)
-        if not self._closed:
-            try:
-                self._lock.release()
-                turn.acquire(timeout=-1 if timeout is None else timeout)
-            finally:
-                if not self._lock._is_owned():  # type: ignore[attr-defined]  # Ctrl-C: not released
-                    self._lock.acquire()
+        if self._closed:
+            self._wake(line)
+        return turn
+
+    def _leave(self, line: deque[threading.Lock], turn: threading.Lock) -> None:
+        """Take a `turn` that was waited for out of `line`, where an interrupted wake or none left it."""
         with suppress(ValueError):
-            line.remove(turn)  # not woken: closed, or out of time
+            line.remove(turn)
 
     def _wake(self, line: deque[threading.Lock], n: int | None = None) -> None:
         """Wake the first `n` in line, or all.
 
         Released first and taken out of line then: if Ctrl-C strikes between, the thread is awake, and
-        its turn, which cannot be released again, counts for nobody when it is met the next time. All
-        of the loop and of the collector are woken, although there is one of each, for the same
-        reason: what an interrupted wait left in line must not take the place of who waits.
+        its turn, met again, either cannot be released or counts for a thread that is about to look
+        for itself. All of the loop and of the collector are woken, although there is one of each:
+        what an interrupted wait left in line must not take the place of who waits.
         """
         left = len(line) if n is None else n
         while left > 0:

@@ -67,10 +67,6 @@ class Gated(Reads):
         assert self.gate.wait(30)
 
 
-KNOWN_GAP = (
-    "Ctrl-C in the few instructions in which a wait takes its lock back, or inside the finalizer of an "
-    "iterator (where Python swallows it), can leave threads until the loader or the process ends"
-)
 KNOWN: set[threading.Thread] = set()  # threads that are not of the test that runs
 
 
@@ -510,7 +506,6 @@ def strike_everywhere(
     pytest.fail("it does not end")
 
 
-@pytest.mark.xfail(run=False, reason=KNOWN_GAP)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_ctrl_c_at_any_point_of_iter_leaves_no_thread(persistent: bool) -> None:
     kept: list[Any] = []
@@ -537,7 +532,6 @@ def test_ctrl_c_at_any_point_of_next_leaves_no_thread(persistent: bool, full: bo
     strike_everywhere(prepare, kept.clear)
 
 
-@pytest.mark.xfail(run=False, reason=KNOWN_GAP)
 def test_ctrl_c_at_any_point_of_the_next_epoch_leaves_a_loader_that_closes() -> None:
     kept: list[Any] = []
 
