@@ -27,7 +27,7 @@ AIMS = {"crop": 1.15, "resize": 1.25}
 LOADERS: list[tuple[Kind, int]] = [("fastload", 2), ("torch", 0), ("torch", 2)]
 NAMES = {
     "crop": "RandomResizedCrop, flip, ToTensor, Normalize",
-    "resize": "Resize 256, ToTensor",
+    "resize": "Resize((256, 256)), ToTensor",
 }
 
 

@@ -55,8 +55,8 @@ def main() -> None:
     processes on them:
 
     \b
-        fastload images sample
-        fastload bench --file-list sample/filelist.txt --plot bench.png
+        fastload images samples
+        fastload bench --file-list samples/filelist.txt --plot bench.png
     """
 
 
@@ -79,7 +79,7 @@ def main() -> None:
 @click.option(
     "--workers",
     type=click.IntRange(0, 1024),
-    help="Threads that make them; by default one for each core.",
+    help="Threads that make them; by default one for each core. 0: none beside the main one.",
 )
 def images(out: Path, count: int, seed: int, workers: int | None) -> None:
     """Make sample images to measure with, in the folder OUT.
@@ -207,6 +207,12 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     help="Seed of the samples' order.",
 )
 @click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    help="One line a run, in place of the lines that it prints itself.",
+)
+@click.option(
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -223,6 +229,7 @@ def bench(
     plot_path: Path | None,
     nbatch: int,
     nsteps: int,
+    quiet: bool,
     **options: Any,
 ) -> None:
     """Race serial loading, threads and processes on images.
@@ -233,7 +240,7 @@ def bench(
 
     \b
     Examples:
-        fastload bench --file-list sample/filelist.txt --workers 1,2,4 --json bench.json --plot bench.png
+        fastload bench --file-list samples/filelist.txt --workers 1,2,4 --json bench.json --plot bench.png
         fastload bench --file-list train.txt --base-dir /data/imagenet --cache cold --transform rrc
         fastload bench --file-list train.txt --loaders thread,torch --workers 8 --step-ms 150
     """
@@ -251,7 +258,7 @@ def bench(
     for line in report.preamble(workload, origin, runs=len(runs), listed=listed):
         click.echo(line)
 
-    outcomes = _race(runs, files)
+    outcomes = _race(runs, files, quiet=quiet)
     rows = report.summarise(outcomes)
     if rows:
         click.echo("\n" + report.table(rows, workload))
@@ -272,8 +279,8 @@ def bench(
         )
 
 
-def _race(runs: Sequence[Run], files: Sequence[str]) -> list[Outcome]:
-    """Execute the runs one after another: their lines on standard output, a bar of all steps on a terminal."""
+def _race(runs: Sequence[Run], files: Sequence[str], *, quiet: bool) -> list[Outcome]:
+    """Execute the runs one after another: their lines, or one, on standard output, a bar of all steps on a terminal."""
     from fastload.harness.bench import execute
 
     work = runs[0].workload
@@ -282,8 +289,9 @@ def _race(runs: Sequence[Run], files: Sequence[str]) -> list[Outcome]:
     with tqdm(total=steps, unit="step", leave=False, file=sys.stderr, disable=None) as bar:
 
         def say(line: str) -> None:
-            bar.write(line, file=sys.stdout)
-            sys.stdout.flush()
+            if not quiet:
+                bar.write(line, file=sys.stdout)
+                sys.stdout.flush()
             if line.startswith("step_img_rate"):
                 bar.update(work.status_print_interval)
 
@@ -296,6 +304,10 @@ def _race(runs: Sequence[Run], files: Sequence[str]) -> list[Outcome]:
             if outcome.error:
                 bar.write(f"Error: {run.name}: {outcome.error}", file=sys.stderr)
             outcomes.append(outcome)
+            if quiet and outcome.figures:
+                line = f"[{number}/{len(runs)}] {run.name}: {outcome.figures.rate:.1f} img/s"
+                bar.write(line, file=sys.stdout)
+                sys.stdout.flush()
             bar.update(number * work.steps - bar.n)
     return outcomes
 

@@ -62,6 +62,18 @@ class SampleBox:
         return self._collate_fn(samples)
 
 
+class _Void:
+    def put(self, position: int, sample: Any) -> None:
+        pass
+
+    def make(self, absent: Collection[int]) -> None:
+        return None
+
+
+VOID: Box = _Void()
+"""The box of a batch that is dropped: runs in progress put their samples nowhere."""
+
+
 # ---- layout: how one sample lies in a batch ----
 
 

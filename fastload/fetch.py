@@ -11,13 +11,13 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import Subset, TensorDataset, default_collate, default_convert
 
-from fastload.collate import Box, SampleBox, SlotPool, collate_box
+from fastload.collate import VOID, Box, SampleBox, SlotPool, collate_box
 from fastload.errors import DecodeError, EmptyBatchError
 from fastload.torch_private import collate_handler, collate_tensors
 from fastload.window import Ticket
@@ -94,6 +94,11 @@ class Batch(Ticket):
     def __str__(self) -> str:
         return f"batch {self.ordinal} of epoch {self.epoch}"
 
+    def release(self) -> None:
+        """Keep no samples: an error of one of them, kept by the user, keeps this batch by its traceback."""
+        self.box = VOID
+        self.data = None
+
 
 class Fetcher:
     """Reads and finishes batches of one data set. Shared by all workers; holds no state of its own.
@@ -143,7 +148,9 @@ class Fetcher:
 
     def batch(self, indices: Any, *, epoch: int, ordinal: int, position: int) -> Batch:
         """A new batch, to be issued."""
-        if self._batched and not self._getitems and not isinstance(indices, list | tuple):
+        if type(indices) is list:
+            indices = indices.copy()  # the sampler may use its list again
+        elif self._batched and not self._getitems and not isinstance(indices, list | tuple):
             indices = list(indices)
         # Without batching a list comes from a sampler that batches; any other key is one sample.
         size = len(indices) if self._batched or isinstance(indices, list) else 1
@@ -186,20 +193,21 @@ class Fetcher:
     def _sample_failed(self, batch: Batch, k: int, dataset: Any, exc: BaseException) -> None:
         index = batch.indices[k]
         error, stage = contained(exc), f"sample{_file(dataset, index, exc)}"
-        where = f"sample index {index!r}, position {k} of {batch}; stage: "
+        where = f"sample index {shown(index)}, position {k} of {batch}; stage: "
+        if self._on_error == "raise" or not issubclass(type(exc), Exception):
+            self._fail(batch, k, error, where + stage)
+            return
         sample: Any = SKIP
         try:
-            if self._on_error == "raise" or not isinstance(exc, Exception):
-                raise error
             if self._on_error != "skip":
                 annotate(error, where + stage)
                 sample = self._on_error(index, error)
         except BaseException as raised:
             pass_signals(raised)
-            if raised is not error:
+            if raised is not exc:
                 error, stage = contained(raised), "on_error"
-            batch.failed[k] = error, where + stage
-            batch.first_failed = min(batch.first_failed, k)
+            self._fail(batch, k, error, where + stage)
+            del error, exc  # whose tracebacks hold this frame
             return
         batch.handled[k] = error
         if sample is SKIP:
@@ -207,6 +215,11 @@ class Fetcher:
         else:
             assert batch.box is not None
             batch.box.put(k, sample)
+
+    @staticmethod
+    def _fail(batch: Batch, k: int, error: Exception, where: str) -> None:
+        batch.failed[k] = error, where
+        batch.first_failed = min(batch.first_failed, k)
 
     def _read_whole(self, batch: Batch, dataset: Any) -> None:
         try:
@@ -228,7 +241,7 @@ class Fetcher:
         if not self._batched:
             batch.indices = [batch.indices]  # as a batch of one, which this is for error handling
             self._sample_failed(batch, 0, dataset, exc)
-        elif self._on_error != "raise" and isinstance(exc, Exception):
+        elif self._on_error != "raise" and issubclass(type(exc), Exception):
             self._read_one_by_one(batch, dataset)  # which shows the bad samples
         else:
             where = f"__getitems__({_short(batch.indices)}), {batch}; stage: sample"
@@ -261,6 +274,8 @@ class Fetcher:
         except BaseException as exc:
             pass_signals(exc)
             where = f"{batch}; stage: collate; sample indices {_short(batch.indices)}"
+            if replaced := [batch.indices[k] for k in sorted(batch.handled.keys() - batch.skipped)]:
+                where += f", of which {_short(replaced)} are what on_error returned"
             batch.error, batch.where = contained(exc), where
 
 
@@ -306,11 +321,14 @@ def pass_signals(exc: BaseException) -> None:
 
     Python runs the handlers of signals in the main thread alone, which reads only without workers.
     """
-    if isinstance(exc, Exception) or threading.current_thread() is not threading.main_thread():
+    if (
+        issubclass(type(exc), Exception)
+        or threading.current_thread() is not threading.main_thread()
+    ):
         return
     handlers = {getattr(signal.getsignal(s), "__code__", None) for s in signal.valid_signals()}
     frames = (frame.f_code for frame, _ in traceback.walk_tb(exc.__traceback__))
-    if isinstance(exc, KeyboardInterrupt) or any(code in handlers for code in frames):
+    if issubclass(type(exc), KeyboardInterrupt) or any(code in handlers for code in frames):
         raise exc
 
 
@@ -323,38 +341,52 @@ def contained(exc: BaseException) -> Exception:
 
     That is so of StopIteration, SystemExit and whatever else is no error.
     """
-    if isinstance(exc, Exception) and not isinstance(exc, StopIteration):
-        return exc
-    error = RuntimeError(f"user code raised {type(exc).__name__}: {exc}")
+    # By type: an exception can lie about its `__class__`, or raise where it is asked for it.
+    if issubclass(type(exc), Exception) and not issubclass(type(exc), StopIteration):
+        return exc  # type: ignore[return-value]
+    error = RuntimeError(f"user code raised {type(exc).__name__}: {shown(exc, str)}")
     error.__cause__ = exc
     return error
 
 
 def annotate(error: BaseException, where: str) -> None:
     """Add a note that says where `error` happened, in place of the one before: some code raises one object again."""
-    others = [n for n in getattr(error, "__notes__", ()) if not n.startswith("fastload: ")]
-    # Past a __setattr__ that refuses: an exception may be a frozen dataclass.
-    BaseException.__setattr__(error, "__notes__", [*others, f"fastload: {where}"])
+    with suppress(Exception):  # the error counts more than our note
+        notes = getattr(error, "__notes__", None) or []
+        others = [n for n in notes if not str(n).startswith("fastload: ")]
+        # Past a __setattr__ that refuses: an exception may be a frozen dataclass.
+        BaseException.__setattr__(error, "__notes__", [*others, f"fastload: {where}"])
+
+
+def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
+    """`value` as text; user code, which may raise, decides which."""
+    try:
+        return form(value)
+    except BaseException as exc:
+        pass_signals(exc)
+        return f"<{type(value).__name__} whose {form.__name__}() raises {type(exc).__name__}>"
 
 
 def _file(dataset: Any, index: Any, exc: BaseException) -> str:
     """`; file: ...` where it is known: from the error, from the data set's `locate`, from torchvision's `samples`."""
-    name = exc.path if isinstance(exc, DecodeError) else getattr(exc, "filename", None)
-    if name is None:
-        try:
+    try:
+        name = exc.path if isinstance(exc, DecodeError) else getattr(exc, "filename", None)
+        if name is None:
             while type(dataset) is Subset:
                 dataset, index = dataset.dataset, dataset.indices[index]
             locate = getattr(dataset, "locate", None)
             name = locate(index) if locate else dataset.samples[index][0]
-        except Exception:
-            return ""  # a data set without files, or an index that it does not have
-    return f"; file: {os.fspath(name)}" if isinstance(name, str | os.PathLike) else ""
+        return f"; file: {os.fspath(name)}" if isinstance(name, str | os.PathLike) else ""
+    except BaseException as raised:
+        pass_signals(raised)
+        return ""  # a data set without files, an index that it does not have, or code that fails
 
 
 def _short(indices: Any) -> str:
-    if not isinstance(indices, Sequence) or len(indices) <= 8:
-        return repr(indices)
-    return f"[{', '.join(map(repr, indices[:8]))}, ... {len(indices)} in all]"
+    if not isinstance(indices, Sequence):
+        return shown(indices)
+    more = f", ... {len(indices)} in all" if len(indices) > 8 else ""
+    return f"[{', '.join(map(shown, indices[:8]))}{more}]"
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from fastload.fetch import (
     contained,
     neutral_modes,
     pass_signals,
+    shown,
 )
 from fastload.sampler import RankSampler, integer, mix64
 from fastload.telemetry import Stats
@@ -119,11 +120,11 @@ class DataLoader(TorchDataLoader[T]):
             raise ValueError(
                 f'on_error must be "raise", "skip" or a callable (index, exception), got {on_error!r}'
             )
-        if max_errors is not None and max_errors < 0:
+        if max_errors is not None and integer("max_errors", max_errors) < 0:
             raise ValueError(
                 f"max_errors must be 0 or more, or None for any number, got {max_errors}"
             )
-        if prefetch_batches is not None and prefetch_batches < 1:
+        if prefetch_batches is not None and integer("prefetch_batches", prefetch_batches) < 1:
             raise ValueError(f"prefetch_batches must be 1 or more, got {prefetch_batches}")
         if seed is not None:
             seed = integer("seed", seed)
@@ -277,11 +278,12 @@ class ThreadIterator(Iterator[Any]):
             raise ValueError(
                 "timeout needs num_workers > 0: without workers nobody could stop waiting"
             )
-        if loader.prefetch_factor == 0 and loader.prefetch_batches is None:
+        factor = 1 if loader.prefetch_factor is None else loader.prefetch_factor
+        if integer("prefetch_factor", factor) == 0 and loader.prefetch_batches is None:
             raise ValueError("prefetch_factor must be 1 or more to load anything, got 0")
         self._pid = os.getpid()
         self._pins = loader.pin_memory and _can_pin(loader)
-        self._timeout = loader.timeout or None
+        self._timeout = min(loader.timeout, threading.TIMEOUT_MAX) or None
         self._dataset = loader.dataset
         self._sampler = loader._index_sampler
         self._sampler_iter = iter(self._sampler)
@@ -364,15 +366,16 @@ class ThreadIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         while not self._ended:
-            batch = self._take()
-            if batch is None:
-                self._end()
-                break
-            self._count(batch)
+            with self._window.taking:
+                batch = None if self._ended else self._take()
+                if batch is None:
+                    self._end()
+                    break
+                self._count(batch)
             if batch.error is not None:
                 # The traceback of the error holds this frame and, where it was caught, the batch: with
-                # the error in neither, it is in no reference cycle; and whoever keeps the error does
-                # not keep this iterator and its threads with it.
+                # the error in neither, it is in no reference cycle; and whoever keeps a worker's
+                # error does not keep this iterator and its threads with it.
                 error, batch.error = batch.error, None
                 annotate(error, batch.where)
                 try:
@@ -380,9 +383,12 @@ class ThreadIterator(Iterator[Any]):
                 finally:
                     del error, self
             if not batch.left_out:
-                # An error that `on_error` was given may be kept, and the batch with it: not its data.
-                data, batch.data = batch.data, None
-                return data
+                # An error that `on_error` was given may be kept, and with it the batch, and this frame
+                # where there are no workers: not its data.
+                try:
+                    return batch.data
+                finally:
+                    batch.data = None
         raise StopIteration
 
     def _take(self) -> Batch | None:
@@ -453,7 +459,11 @@ class ThreadIterator(Iterator[Any]):
         for k, exc in sorted(batch.handled.items()):
             what = "skipped" if k in batch.skipped else "replaced"
             _log.warning(
-                "%s sample index %r: %s: %s", what, batch.indices[k], type(exc).__name__, exc
+                "fastload: %s sample index %s: %s: %s",
+                what,
+                shown(batch.indices[k]),
+                type(exc).__name__,
+                shown(exc, str),
             )
         self._handled += len(batch.handled)
         if batch.handled and self._max_errors is not None and self._handled > self._max_errors:
@@ -470,6 +480,8 @@ class ThreadIterator(Iterator[Any]):
             tally.samples += batch.size - len(batch.skipped)
 
     def _end(self) -> None:
+        if self._ended:
+            return
         self._ended = True
         self._tally.end()
         if not self._persistent:

@@ -35,6 +35,9 @@ short enough that a run that turns out slow holds back no more than a few cheap 
 
 _OPEN, _COMPLETE, _READY = range(3)
 
+starting = threading.Lock()
+"""Owns the number of threads that torch gives to new threads, while `workers` starts some that have one."""
+
 
 class Ticket:
     """A place in the order. All fields belong to the lock of the window that issued it."""
@@ -48,6 +51,10 @@ class Ticket:
         self.delivered = 0
         self.stage = _OPEN
         self.dropped = False
+
+    def release(self) -> None:
+        """Let go of what it carries: it is dropped, nobody will take it. Called without the lock, also
+        while a run of it is in progress."""
 
 
 T = TypeVar("T", bound=Ticket)
@@ -74,8 +81,8 @@ class Window(Generic[T]):
 
     `collected=True` puts a collector between the workers and the loop. With `in_order=False`,
     `take()` gives whichever ticket is ready, and the bound counts from the oldest one not yet
-    taken. Only one thread at a time may take and issue, only one may collect; any number may claim
-    and deliver.
+    taken. Only one thread at a time may take and issue, the one that holds `taking`; only one may
+    collect; any number may claim and deliver.
     """
 
     def __init__(self, depth: int, *, in_order: bool = True, collected: bool = False) -> None:
@@ -102,6 +109,8 @@ class Window(Generic[T]):
 
     def _make_locks(self) -> None:
         self._lock = threading.RLock()
+        # Owns the loop's side, where several threads share one iterator: held by the one in `next()`.
+        self.taking = threading.RLock()
         # Who waits, each thread at a lock of its own, to be woken when ...
         self._workers: deque[threading.Lock] = deque()  # a ticket has units to claim
         self._collector: deque[threading.Lock] = deque()  # a ticket is complete
@@ -118,8 +127,8 @@ class Window(Generic[T]):
 
     def begin(self) -> None:
         """Discard what is in flight and start to count anew."""
+        self.discard()
         with self._lock:
-            self.discard()
             self._idle.restart()
             self._consumer_wait_s = self._occupancy_sum = 0.0
             self._takes = 0
@@ -127,11 +136,14 @@ class Window(Generic[T]):
     def discard(self) -> None:
         """Forget every ticket in flight. Runs in progress deliver into nothing."""
         with self._lock:
-            for ticket in self._flight:
+            dropped = tuple(self._flight)
+            for ticket in dropped:
                 ticket.dropped = True
             self._flight.clear()
             self._open.clear()
             self._ready_tickets.clear()
+        for ticket in dropped:
+            ticket.release()
 
     def has_room(self) -> bool:
         """Whether one more ticket may be issued."""
@@ -386,6 +398,8 @@ _windows: weakref.WeakSet[Window[Any]] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     # The threads that might hold these locks do not exist here, so nobody will release them; and
     # the one thread that does exist was not inside a section, none of which can fork.
+    global starting
+    starting = threading.Lock()
     for window in list(_windows):
         window._make_locks()
         window._closed = True

@@ -17,7 +17,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastload import window as window_module
 from fastload.fetch import Batch, Fetcher, annotate, contained
 from fastload.torch_private import (
     current_worker_info,
@@ -37,6 +38,8 @@ from fastload.window import Window
 
 JOIN_SECONDS = 5.0
 """How long `close()` waits for calls in progress before it names the threads that hang and returns."""
+
+_local = threading.local()
 
 _alive: dict[threading.Thread, Window[Batch]] = {}
 """Every loader thread of this process that may still run, with what it serves."""
@@ -68,10 +71,6 @@ def start(
     """
     show_worker_info_in_threads()
     device = _current_device()
-    # Setting the number of torch's threads in any thread sets it for threads to come, and for the
-    # main thread unless that has looked at its own before: look, let the workers set theirs, set it
-    # back.
-    torch_threads = torch.get_num_threads()
     threads: list[threading.Thread] = []
     set_up: SimpleQueue[Exception | None] = (
         SimpleQueue()
@@ -93,12 +92,12 @@ def start(
                 raise error
 
     try:
-        with _random_states_kept() if init_fn else nullcontext():
+        with _torch_threads_kept() as torch_threads, _random_states_kept(init_fn is not None):
             for i in range(num_workers):
                 mine = copy.deepcopy(dataset) if copy_dataset else dataset
                 info = make_worker_info(i, num_workers, base_seed + i, mine)
                 name = f"fastload-worker-{i}"
-                launch(name, _work, window, fetcher, info, init_fn, device)
+                launch(name, _work, window, fetcher, info, init_fn, device, torch_threads)
                 if init_fn:
                     wait_for(1)
             if window.collected:
@@ -108,8 +107,6 @@ def start(
         window.close()
         join(threads)
         raise
-    finally:
-        torch.set_num_threads(torch_threads)
     return threads
 
 
@@ -162,8 +159,10 @@ def _work(
     info: Any,
     init_fn: Callable[[int], None] | None,
     device: int | None,
+    torch_threads: int,
     set_up: SimpleQueue[Exception | None],
 ) -> None:
+    _local.torch_threads = torch_threads
     with _reporting_to(window):
         with _setting_up(set_up, device, f"worker {info.id}; stage: worker_init_fn"):
             if init_fn:
@@ -172,6 +171,7 @@ def _work(
                 set_worker_info(None)
         while serve(window, fetcher, info.dataset, info):
             pass
+        window.discard()  # it is closed: whoever keeps an error of ours shall not keep the batches
 
 
 def serve(window: Window[Batch], fetcher: Fetcher, dataset: Any, info: Any) -> bool:
@@ -194,6 +194,8 @@ def serve(window: Window[Batch], fetcher: Fetcher, dataset: Any, info: Any) -> b
         set_worker_info(outer)
     if window.deliver(batch, stop - start, perf_counter() - started):
         fetcher.finish(batch)
+        if batch.dropped:
+            batch.release()  # `discard` may have done so before there was anything to let go
         window.complete(batch)
     return True
 
@@ -259,7 +261,35 @@ def _current_device() -> int | None:
 
 
 @contextmanager
-def _random_states_kept() -> Iterator[None]:
+def _torch_threads_kept() -> Iterator[int]:
+    """Give the number of torch's threads, and set it back afterwards.
+
+    Setting it in any thread sets it for threads to come, and for the main thread unless that has
+    looked at its own before. So: look, let the workers set theirs, set it back; one start at a time,
+    or one would look at what another has set.
+    """
+    known: int | None = getattr(_local, "torch_threads", None)
+    if known is not None:  # in a worker, whose own number is 1 and shall stay so
+        try:
+            yield known
+        finally:
+            setter = threading.Thread(target=torch.set_num_threads, args=(known,))
+            setter.start()
+            setter.join()
+        return
+    with window_module.starting:
+        known = torch.get_num_threads()
+        try:
+            yield known
+        finally:
+            torch.set_num_threads(known)
+
+
+@contextmanager
+def _random_states_kept(needed: bool) -> Iterator[None]:
+    if not needed:
+        yield
+        return
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from itertools import chain, islice
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fastload
 from fastload.sampler import RankSampler, mix64, permuted
 
 
@@ -88,3 +91,88 @@ def test_indices_are_slices_of_the_order() -> None:
 def test_a_long_order_costs_nothing_to_begin() -> None:
     # 8 TB if it were stored.
     assert 0 <= next(iter(RankSampler(10**12, rank=0, world_size=1))) < 10**12
+
+
+# An iterator stays in the epoch in which it began, also where that is longer than the 8,192 positions that are computed
+# at a time.
+
+LONG = 20_000
+
+DISTURBANCES: dict[str, Callable[[RankSampler], object]] = {
+    "set_epoch": lambda sampler: sampler.set_epoch(5),
+    "another iter()": iter,
+    "another iterator, read": lambda sampler: list(islice(sampler, 10_000)),
+    "set_epoch and another iterator": lambda sampler: (sampler.set_epoch(5), list(sampler)),
+    "a loader's next epoch": lambda sampler: (sampler.begin_epoch(), sampler.begin_epoch()),
+}
+
+
+def long_orders(epochs: int) -> list[list[int]]:
+    """Return the order of each epoch, each from a sampler that nobody disturbs."""
+    orders = []
+    for epoch in range(epochs):
+        sampler = RankSampler(LONG, rank=0, world_size=1, seed=3)
+        sampler.set_epoch(epoch)
+        orders.append(sampler.indices(0, LONG).tolist())
+    return orders
+
+
+@pytest.mark.parametrize("after", [0, 1, 100, 8192, 8193])
+@pytest.mark.parametrize("name", DISTURBANCES)
+def test_an_iterator_stays_in_its_epoch(name: str, after: int) -> None:
+    sampler = RankSampler(LONG, rank=0, world_size=1, seed=3)
+    running = iter(sampler)
+    got = list(islice(running, after))
+    DISTURBANCES[name](sampler)
+    got += running
+    assert got == long_orders(1)[0]
+
+
+def long_loader(workers: int, persistent: bool) -> fastload.DataLoader[int]:
+    return fastload.DataLoader(
+        range(LONG),  # type: ignore[arg-type]
+        500,
+        shuffle=True,
+        seed=3,
+        num_workers=workers,
+        collate_fn=list,
+        persistent_workers=persistent,
+    )
+
+
+@pytest.mark.parametrize("taken", [0, 1, 17])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_an_epoch_of_a_loader_stays_the_one_it_began_as(
+    workers: int, persistent: bool, taken: int
+) -> None:
+    orders = long_orders(8)
+    with long_loader(workers, persistent) as loader:
+        for began_as, then in [(0, 7), (7, 2), (2, 3)]:
+            running = iter(loader)
+            got = list(islice(running, taken))
+            loader.set_epoch(then)
+            assert list(islice(iter(loader.sampler), 10_000)) == orders[then][:10_000]
+            got += running
+            assert list(chain.from_iterable(got)) == orders[began_as]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_of_a_loader_that_run_at_once(workers: int) -> None:
+    orders = long_orders(2)
+    with long_loader(workers, persistent=False) as loader:
+        first = iter(loader)
+        got = list(islice(first, 3))
+        second = iter(loader)
+        after = list(islice(second, 30))
+        got += first
+        after += second
+    assert list(chain.from_iterable(got)) == orders[0]
+    assert list(chain.from_iterable(after)) == orders[1]
+
+
+def test_persistent_workers_begin_the_next_epoch_in_the_middle_of_one() -> None:
+    orders = long_orders(3)
+    with long_loader(2, persistent=True) as loader:
+        assert list(chain.from_iterable(islice(loader, 20))) == orders[0][:10_000]
+        iter(loader)
+        assert list(chain.from_iterable(loader)) == orders[2]

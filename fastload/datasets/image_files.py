@@ -119,10 +119,11 @@ class ImageFileList(ImageFiles):
             training set.
         rank, world_size: take only every `world_size`-th path, beginning with that of number `rank`.
 
-    Raises `FileListError`, which names file and line, for a list that is missing, empty or no text,
-    has fewer paths than there are ranks, or holds a path without a parent directory or of a class
-    not among `classes`. Whether the listed files exist is not looked up: that would cost a system
-    call for each; a missing one raises FileNotFoundError when it is read.
+    Raises `FileListError`, which names file and line, for a `base_dir` that is no directory, and for
+    a list that is missing, empty or no text, has fewer paths than there are ranks, or holds a path
+    without a parent directory or of a class not among `classes`. Whether the listed files exist is
+    not looked up: that would cost a system call for each; a missing one raises FileNotFoundError
+    when it is read.
     """
 
     def __init__(
@@ -139,12 +140,16 @@ class ImageFileList(ImageFiles):
         self.file_list = os.fspath(file_list)
         base = os.path.dirname(self.file_list) if base_dir is None else os.fspath(base_dir)
         self.base_dir = base
+        if base_dir is not None and not os.path.isdir(base):
+            raise FileListError(f"{self.file_list}: base_dir is no directory: {base}")
         given = None if classes is None else _read_classes(classes)
         files = _read_list(self.file_list, os.fsencode(base), given)
         paths = PathTable(files, rank=rank, world_size=world_size)
         if paths.total < world_size:
-            found = f"{paths.total} paths for {world_size} ranks" if paths.total else "no path"
-            raise FileListError(f"{self.file_list}: the file list has {found}")
+            found = f"has {paths.total} paths for {world_size} ranks"
+            raise FileListError(
+                f"{self.file_list}: the file list {found if paths.total else 'is empty'}"
+            )
         names = [os.path.basename(directory.rstrip("/")) for directory in paths.directories]
         super().__init__(
             paths,

@@ -37,7 +37,14 @@ def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
     work = runs[0].workload
     listed = ImageFileList(work.file_list, base_dir=work.base_dir)
     order = sample_order(len(listed), max(run.ordered_samples for run in runs), seed=work.seed)
-    return len(listed), [listed.locate(index) for index in dict.fromkeys(order)]
+    files = [listed.locate(index) for index in dict.fromkeys(order)]
+    for path in files:
+        if not os.path.exists(path):
+            raise BenchError(
+                f"{path}: no such file; it is listed in {work.file_list}, whose relative paths start from "
+                f"{listed.base_dir or '.'} (--base-dir names another folder)"
+            )
+    return len(listed), files
 
 
 def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Outcome:

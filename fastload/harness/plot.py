@@ -121,7 +121,7 @@ def _dress(axes: Axes, counts: Sequence[int]) -> None:
 
 def _conditions(rows: Sequence[Row], workload: Workload) -> str:
     work = {
-        "resize": "Resize 256 + ToTensor",
+        "resize": "Resize((256, 256)) + ToTensor",
         "rrc": "RandomResizedCrop 224 + flip + ToTensor + Normalize",
     }
     step = f", simulated step of {workload.step_ms:g} ms" if workload.step_ms > 0 else ""

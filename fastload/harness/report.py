@@ -173,8 +173,10 @@ def _notes(rows: Sequence[Row], workload: Workload) -> list[str]:
     cache = "read before" if workload.cache == "warm" else "dropped from the page cache before"
     columns = {
         "img/s": "samples per second after the warm-up; CPU and waited are of the same time",
+        "min-max": "of the runs' img/s",
+        "x serial": "img/s over that of the serial run beside it",
         "1st batch": "seconds from iter(), starting threads or processes included",
-        "CPU": "user + system, children included",
+        "CPU": "seconds of user + system per 1000 samples, children included",
         "peak": "PSS of anonymous and shared memory, children included, mapped libraries left out",
         "waited": "share of the time in which the loop waited for the loader",
         "unique": "different samples among those delivered",
@@ -187,13 +189,18 @@ def _notes(rows: Sequence[Row], workload: Workload) -> list[str]:
     for row in rows:
         if row.loader == "serial" and row.intraop_threads > 1:
             columns["serial"] = (
-                f"in the loop's own process, where torch runs {row.intraop_threads} threads within an operation"
+                f"in the loop's own process, where torch runs {row.intraop_threads} threads within an operation, "
+                "which add to its CPU seconds as they wait for work"
             )
     if warning := noise(rows):
         columns["noise"] = warning
     return [
         f"{workload.steps} steps of {workload.batch_size} samples, the first {WARMUP_STEPS} of them warm-up; "
-        f"{counts} run(s) of each, interleaved, in fresh processes; medians.",
+        + (
+            "one run of each, in a fresh process: no evidence of small differences."
+            if counts == "1"
+            else f"{counts} runs of each, interleaved, in fresh processes; medians."
+        ),
         *(f"{name:<9}  {meaning}" for name, meaning in columns.items()),
     ]
 

@@ -215,8 +215,10 @@ def test_a_list_that_cannot_be_used_says_why(tree: Path) -> None:
         ImageFileList(tree / "none.txt")
     with pytest.raises(FileListError, match="the file list cannot be read: Is a directory"):
         ImageFileList(tree)
+    with pytest.raises(FileListError, match="base_dir is no directory: nowhere"):
+        ImageFileList(tree / "none.txt", base_dir="nowhere")
     for lines in ([], ["", "  "]):
-        with pytest.raises(FileListError, match=r"empty\.txt: the file list has no path"):
+        with pytest.raises(FileListError, match=r"empty\.txt: the file list is empty"):
             ImageFileList(write_list(tree / "empty.txt", lines))
     with pytest.raises(FileListError, match=r"0\.jpg: the file list is not a text file"):
         ImageFileList(tree / LISTED[0])

@@ -16,11 +16,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, Sampler, TensorDataset
+from torch.utils.data import Dataset, Sampler, Subset, TensorDataset
 
 import fastload
-from fastload.errors import EmptyBatchError, TooManyErrorsError
+import fastload.loader
+from fastload import workers as workers_module
+from fastload.errors import EmptyBatchError, TooManyErrorsError, WorkerCrashError
+from fastload.fetch import Fetcher
 from fastload.testing import FailingDataset
+from fastload.window import Window
 
 WORKERS = [0, 1, 4]
 DEADLINE_S = 30.0  # only a deadlock waits that long
@@ -658,3 +662,225 @@ def test_errors_are_counted_in_order_whatever_the_timing() -> None:
         got = drain(loader)
         assert got[:2] == [[1], [3]], "the first two in order are within the bound"
         assert type(got[2]) is TooManyErrorsError
+
+
+# torch's Subset, which has `__getitems__` whether or not what it is a part of has.
+
+
+class Meeting(Dataset[int]):
+    """Samples 0 and 1 are both being read at once, or neither ever is."""
+
+    def __init__(self) -> None:
+        self.both = threading.Barrier(2)
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        if index in (0, 1):
+            self.both.wait(DEADLINE_S)
+        return index
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_workers_share_a_batch_of_a_subset(nested: bool) -> None:
+    dataset = Subset(Meeting(), range(9, -1, -1))
+    if nested:
+        dataset = Subset(dataset, range(10))
+    loader = fastload.DataLoader(dataset, 2, sampler=[9, 8, 3], num_workers=2)
+    first, second = drain(loader)
+    assert sorted(first) == [0, 1]
+    assert len(second) == 1
+
+
+@pytest.mark.parametrize("on_error", ["raise", lambda index, error: -1], ids=["raise", "replace"])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_bad_sample_of_a_subset_is_named(workers: int, on_error: Any) -> None:
+    """By the index that the sampler gave, as in any data set, and by its file, which the whole knows."""
+    seen: list[Exception] = []
+
+    def keep(index: int, error: Exception) -> Any:
+        seen.append(error)
+        return on_error(index, error)
+
+    part = Subset(Subset(Located(100, unreadable(42)), range(0, 100, 2)), range(10, 30))
+    loader = fastload.DataLoader(
+        part, 4, num_workers=workers, on_error=keep if callable(on_error) else on_error
+    )
+    got = drain(loader)
+    expected = [[20 + 2 * i for i in batch] for batch in batches(20, 4)]
+    assert got[:2] + got[3:] == expected[:2] + expected[3:]
+    if callable(on_error):
+        assert got[2] == [36, 38, 40, -1]
+        (error,) = seen
+    else:
+        error = got[2]
+    assert type(error) is Unreadable
+    assert "sample index 11, position 3 of batch 2 of epoch 0" in note(error)
+    assert "stage: sample; file: shelf/00042.jpg" in note(error)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_subset_of_what_reads_batches_reads_batches(workers: int, nested: bool) -> None:
+    class Watched(Gathered):
+        def __getitem__(self, index: int) -> int:
+            raise AssertionError("read sample by sample")
+
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            calls.append(list(indices))
+            if 42 in indices:
+                raise Unreadable(42, "torn")
+            return list(indices)
+
+    calls: list[list[int]] = []
+    dataset: Dataset[int] = Subset(Watched(100, {}), range(20, 60))
+    got = drain(
+        fastload.DataLoader(
+            Subset(dataset, range(40)) if nested else dataset, 10, num_workers=workers
+        )
+    )
+    expected = [list(range(i, i + 10)) for i in range(20, 60, 10)]
+    assert sorted(calls) == expected, "each batch in one call"
+    assert got[:2] + got[3:] == expected[:2] + expected[3:]
+    assert type(got[2]) is Unreadable
+    assert "__getitems__([20, 21, 22, 23, 24, 25, 26, 27, ... 10 in all])" in note(got[2])
+
+
+# A fault of the pipeline itself.
+
+
+def loader_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("fastload-")]
+
+
+def break_in_a_thread(monkeypatch: pytest.MonkeyPatch, place: str, fault: BaseException) -> None:
+    """Let a thread of the loader meet `fault` at its third passage through a place of the pipeline."""
+    owner, name = {
+        "serve": (workers_module, "serve"),
+        "read": (Fetcher, "read"),
+        "finish": (Fetcher, "finish"),
+        "claim": (Window, "claim"),
+        "deliver": (Window, "deliver"),
+        "complete": (Window, "complete"),
+        "collect": (Window, "collect"),
+        "pin": (workers_module, "pin_batch"),
+    }[place]
+    whole = getattr(owner, name)
+    passages = iter(range(10_000))  # next() is atomic
+
+    def broken(*args: Any) -> Any:
+        assert threading.current_thread().name.startswith("fastload-")
+        if next(passages) == 2:
+            raise fault
+        return whole(*args)
+
+    monkeypatch.setattr(owner, name, broken)
+
+
+@pytest.mark.parametrize("kind", [AssertionError, MemoryError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "place", ["serve", "read", "finish", "claim", "deliver", "complete", "collect", "pin"]
+)
+def test_a_fault_in_a_loader_thread_reaches_the_loop(
+    place: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some of the batches before it; and from then on it is all that comes."""
+    collected = place in ("collect", "pin")
+    if collected:  # the collector's work is simulated: here may be nothing to pin for
+        monkeypatch.setattr(fastload.loader, "_can_pin", lambda loader: True)
+        monkeypatch.setattr(workers_module, "pin_batch", lambda batch: None)
+    loader = fastload.DataLoader(
+        range(100),  # type: ignore[arg-type]
+        5,
+        num_workers=3,
+        pin_memory=collected,
+        persistent_workers=True,
+    )
+    fault = kind("injected")
+    with monkeypatch.context() as broken:
+        break_in_a_thread(broken, place, fault)
+        got: list[Any] = []
+        with pytest.raises(WorkerCrashError) as caught:
+            iterator = iter(loader)
+            for batch in iterator:
+                got.append(batch.tolist())
+        assert caught.value.__cause__ is fault
+        assert got == batches(100, 5)[: len(got)]
+        with pytest.raises(WorkerCrashError):
+            next(iterator)
+        for thread in loader_threads():
+            thread.join(DEADLINE_S)
+        assert not loader_threads()
+    with loader:
+        for _ in range(2):
+            assert drain(loader) == batches(100, 5)
+
+
+def check_cannot_begin(loader: Any, error: type[BaseException], match: str) -> BaseException:
+    """Check that `iter()` raises, leaves no thread and nothing for the end of the process to wait for."""
+    with pytest.raises(error, match=match) as caught:
+        iter(loader)
+    assert not loader_threads()
+    assert not [t for t in workers_module._alive if t.name.startswith("fastload-")]
+    return caught.value
+
+
+@pytest.mark.parametrize("init", [None, lambda worker: None], ids=["plain", "worker_init_fn"])
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+@pytest.mark.parametrize("broken", ["worker-0", "worker-2", "worker-3", "collector"])
+def test_a_thread_that_cannot_be_set_up(
+    broken: str, kind: type[BaseException], init: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_num_threads = torch.set_num_threads
+
+    def refusing(count: int) -> None:
+        if threading.current_thread().name == f"fastload-{broken}":
+            raise kind("cannot be set up")
+        set_num_threads(count)
+
+    monkeypatch.setattr(fastload.loader, "_can_pin", lambda loader: True)
+    monkeypatch.setattr(workers_module, "pin_batch", lambda batch: None)
+    loader = fastload.DataLoader(
+        range(100),  # type: ignore[arg-type]
+        10,
+        num_workers=4,
+        pin_memory=True,
+        worker_init_fn=init,
+    )
+    before = torch.get_num_threads()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "set_num_threads", refusing)
+        error = check_cannot_begin(loader, RuntimeError, "cannot be set up")
+    assert broken.replace("-", " ") in note(error)
+    assert torch.get_num_threads() == before
+    assert drain(loader) == batches(100, 10)
+
+
+@pytest.mark.parametrize("init", [None, lambda worker: None], ids=["plain", "worker_init_fn"])
+@pytest.mark.parametrize("broken", ["worker-0", "worker-2", "collector"])
+def test_a_thread_that_cannot_be_started(
+    broken: str, init: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refusing(thread: threading.Thread) -> None:
+        if thread.name == f"fastload-{broken}":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(fastload.loader, "_can_pin", lambda loader: True)
+    monkeypatch.setattr(workers_module, "pin_batch", lambda batch: None)
+    loader = fastload.DataLoader(
+        range(100),  # type: ignore[arg-type]
+        10,
+        num_workers=4,
+        pin_memory=True,
+        worker_init_fn=init,
+    )
+    before = torch.get_num_threads()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refusing)
+        check_cannot_begin(loader, RuntimeError, "can't start new thread")
+    assert torch.get_num_threads() == before
+    assert drain(loader) == batches(100, 10)

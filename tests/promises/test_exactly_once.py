@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import chain, count, islice
+from itertools import accumulate, chain, count, islice
 from typing import Any
 
 import hypothesis
@@ -33,6 +33,8 @@ from torch.utils.data import (
 )
 
 import fastload
+from fastload.fetch import Batch
+from fastload.window import Window
 
 WORKERS = [0, 1, 2, 4, 8, 32]
 
@@ -420,3 +422,77 @@ def test_a_subset_of_a_dataset_is_a_dataset() -> None:
     chosen = [90, 3, 3, 17, 50, 4, 88]
     loader = fastload.DataLoader(Subset(Counted(100), chosen), 3, num_workers=2)
     assert plain(list(loader)) == batches_of(chosen, 3, drop_last=False)
+
+
+# The place of a batch: all that a sample may depend on besides its index.
+
+UNEVEN = [[5, 6, 7, 8, 9], [0], [], [3, 4], list(range(60, 97)), [99]]
+
+PLACED: dict[str, tuple[dict[str, Any], list[int]]] = {  # arguments, and the size of each batch
+    "last batch shorter": ({"batch_size": 7, "shuffle": True}, [7] * 14 + [2]),
+    "drop_last": ({"batch_size": 7, "shuffle": True, "drop_last": True}, [7] * 14),
+    "uneven": ({"batch_sampler": UNEVEN, "collate_fn": list}, [5, 1, 0, 2, 37, 1]),
+    "no batches": ({"batch_size": None}, [1] * 100),
+    "batches out of a sampler": (
+        {"batch_size": None, "sampler": BatchSampler(range(100), 7, drop_last=False)},
+        [7] * 14 + [2],
+    ),
+    "seed": ({"batch_size": 7, "shuffle": True, "seed": 5}, [7] * 14 + [2]),
+}
+
+
+@pytest.fixture
+def issued(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """Every batch, as the loader puts it into its window."""
+    batches: list[Batch] = []
+    issue = Window.issue
+
+    def watched(window: Window[Batch], batch: Batch) -> None:
+        batches.append(batch)
+        issue(window, batch)
+
+    monkeypatch.setattr(Window, "issue", watched)
+    return batches
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize("name", PLACED)
+def test_every_batch_knows_its_place(
+    name: str, workers: int, persistent: bool, issued: list[Batch]
+) -> None:
+    options, sizes = PLACED[name]
+    before = list(accumulate(sizes, initial=0))
+    with fastload.DataLoader(
+        Rows(), **options, num_workers=workers, persistent_workers=persistent
+    ) as loader:
+        for begun, epoch in enumerate([0, 1, 2, 8, 9]):
+            if epoch == 8:
+                loader.set_epoch(8)
+            if begun == 1:  # left in the middle
+                for _ in islice(loader, 3):
+                    pass
+                loader.set_epoch(1)
+            issued.clear()
+            assert len(list(loader)) == len(sizes)
+            assert [batch.epoch for batch in issued] == [epoch] * len(sizes)
+            assert [batch.ordinal for batch in issued] == list(range(len(sizes)))
+            assert [batch.position for batch in issued] == before[:-1]
+            assert [batch.size for batch in issued] == sizes
+
+
+def test_a_failure_of_the_sampler_takes_a_place_and_no_position(issued: list[Batch]) -> None:
+    class Gap(Sampler[list[int]]):
+        def __iter__(self) -> Iterator[list[int]]:
+            return map(self.batch, range(4))
+
+        def batch(self, n: int) -> list[int]:
+            if n == 1:
+                raise OSError("out of the sampler")
+            return [n] * (n + 1)
+
+    iterator = iter(fastload.DataLoader(Rows(), batch_sampler=Gap(), num_workers=2))
+    next(iterator)
+    with pytest.raises(OSError, match="out of the sampler"):
+        next(iterator)
+    assert len(list(iterator)) == 2
+    assert [(batch.ordinal, batch.position) for batch in issued] == [(0, 0), (1, 1), (2, 1), (3, 4)]

@@ -10,6 +10,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from itertools import islice
@@ -452,3 +453,178 @@ def test_what_was_kept_long_and_let_go_is_given_back(workers: int) -> None:
     assert full > 13.9, "or there was nothing to give back"
     assert left < in_flight + 1 + 0.5
     assert end < 0.5
+
+
+# An error may be kept for long, in a list of what failed. Its traceback holds frames of the loader.
+
+
+class TornError(OSError):
+    """To which a weak reference can be made, unlike to OSError itself."""
+
+
+class Torn(Dataset[torch.Tensor]):
+    """Rows of `size` floats, of which 1 and 9 cannot be read; `given` refers weakly to the others."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.given: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.read = threading.Semaphore(0)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.read.release()
+        if index in (1, 9):
+            raise TornError(f"row {index} is torn")
+        row = torch.full((self.size,), float(index))
+        self.given[index] = weakref.ref(row)
+        return row
+
+
+class Keeping:
+    """Keeps the errors that `on_error` is given and those that come out of `next()`."""
+
+    def __init__(self, way: str) -> None:
+        self.errors: list[Exception] = []
+        self.way = way
+        self.option = "raise" if way == "raise" else self
+
+    def __call__(self, index: int, error: Exception) -> Any:
+        self.errors.append(error)
+        if self.way == "on_error raises":
+            raise ValueError(f"no stand-in for row {index}")
+        return fastload.SKIP
+
+    def next(self, iterator: Iterator[torch.Tensor]) -> weakref.ref[torch.Tensor] | None:
+        """Return a weak reference to the next batch, or None after its error was kept."""
+        try:
+            return weakref.ref(next(iterator))
+        except (OSError, ValueError) as error:
+            self.errors.append(error)
+            return None
+        finally:
+            del iterator  # this frame too is in the traceback
+
+
+WAYS = {"raise": 2, "skip": 2, "on_error raises": 4}  # and the number of errors to be kept
+
+
+def alive(refs: Any) -> int:
+    return sum(ref is not None and ref() is not None for ref in refs)
+
+
+@pytest.mark.parametrize("collate_fn", [None, torch.stack], ids=["default_collate", "stack"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_errors_that_are_kept_keep_no_batch_and_no_sample(
+    workers: int, way: str, size: str, collate_fn: Any
+) -> None:
+    keeping, dataset = Keeping(way), Torn(SIZES[size])
+    loader = fastload.DataLoader(
+        dataset, BATCH, num_workers=workers, collate_fn=collate_fn, on_error=keeping.option
+    )
+    iterator = iter(loader)
+    batches = [keeping.next(iterator) for _ in range(LENGTH // BATCH)]
+    assert len(keeping.errors) == WAYS[way]
+    gc.collect()
+    assert alive(batches) == 0, "in the middle, with all threads there"
+    assert next(iterator, None) is None
+    gc.collect()
+    assert (alive(batches), alive(dataset.given.values())) == (0, 0)
+    assert all(error.__traceback__ for error in keeping.errors), "or nothing was kept"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("workers", [1, 3])  # without, the error came through the iterator's frames
+def test_errors_that_are_kept_keep_no_iterator_and_no_thread(
+    workers: int, way: str, persistent: bool
+) -> None:
+    keeping = Keeping(way)
+    loader = fastload.DataLoader(
+        Torn(5),
+        BATCH,
+        num_workers=workers,
+        on_error=keeping.option,
+        persistent_workers=persistent and workers > 0,
+    )
+    iterator = iter(loader)
+    for _ in range(4):
+        keeping.next(iterator)
+    assert len(keeping.errors) == WAYS[way]
+    threads = [t for t in threading.enumerate() if t.name.startswith("fastload-")]
+    assert len(threads) == workers
+    gone = weakref.ref(iterator), weakref.ref(loader)
+    del iterator, loader
+    gc.collect()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert not any(thread.is_alive() for thread in threads)
+    assert alive(gone) == 0
+    assert all(error.__traceback__ for error in keeping.errors), "or nothing was kept"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_errors_that_are_kept_keep_nothing_of_an_epoch_left_in_the_middle(
+    workers: int, way: str
+) -> None:
+    """The loop leaves after the first batch, when the two after it are complete, or lack row 9."""
+    collated = []
+
+    def stack(rows: list[torch.Tensor]) -> torch.Tensor:
+        batch = torch.stack(rows)
+        collated.append(weakref.ref(batch))
+        return batch
+
+    keeping, dataset = Keeping(way), Torn(5)
+    loader = fastload.DataLoader(
+        dataset,
+        BATCH,
+        num_workers=workers,
+        collate_fn=stack,
+        on_error=keeping.option,
+        prefetch_batches=2,
+    )
+    iterator = iter(loader)
+    keeping.next(iterator)
+    for _ in range(2 * BATCH):
+        assert dataset.read.acquire(timeout=DEADLINE_S)
+    threads = [t for t in threading.enumerate() if t.name.startswith("fastload-")]
+    del iterator, loader
+    gc.collect()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    gc.collect()
+    assert keeping.errors
+    assert (alive(collated), alive(dataset.given.values())) == (0, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_out_of_next_is_in_no_reference_cycle(workers: int) -> None:
+    """It is gone, and whatever it holds with it, at the end of its handler: nobody need collect garbage."""
+
+    class Watched(Torn):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            try:
+                return super().__getitem__(index)
+            except OSError as error:
+                errors.append(weakref.ref(error))
+                raise
+
+    errors: list[weakref.ref[OSError]] = []
+    gc.collect()
+    gc.disable()
+    try:
+        with fastload.DataLoader(Watched(5), BATCH, num_workers=workers) as loader:
+            iterator = iter(loader)
+            for _ in range(LENGTH // BATCH):
+                with suppress(OSError):
+                    next(iterator)
+            assert next(iterator, None) is None
+        assert len(errors) == 2
+        assert alive(errors) == 0
+    finally:
+        gc.enable()

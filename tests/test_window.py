@@ -1,0 +1,99 @@
+"""A worker claims runs that last about RUN_SECONDS: as many units as the median cost so far fits into it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import cycle, islice
+from statistics import median
+
+import pytest
+
+from fastload.window import RUN_SECONDS, Ticket, Window
+
+COSTS_S = [1e-3, 50e-6, 10e-6, 1e-6]  # of a unit
+OUTLIERS = {"100 times as long": 100.0, "100 times as short": 0.01}
+
+
+def runs(cost_s: Callable[[int], float], count: int) -> list[int]:
+    """Return the lengths of `count` claims, where the n-th is reported to have cost `cost_s(n)` seconds a unit."""
+    window: Window[Ticket] = Window(1)
+    lengths: list[int] = []
+    window.issue(Ticket(1_000_000_000))  # so many units that their end cuts no run short
+    for n in range(count):
+        claim = window.claim()
+        assert claim is not None
+        lengths.append(claim.stop - claim.start)
+        assert not window.deliver(claim.ticket, lengths[-1], lengths[-1] * cost_s(n))
+    return lengths
+
+
+def fitting(cost_s: float) -> int:
+    """Return how many units of that cost last RUN_SECONDS; one where a single unit lasts longer."""
+    return max(1, round(RUN_SECONDS / cost_s))
+
+
+@pytest.mark.parametrize("cost_s", COSTS_S)
+def test_a_run_lasts_about_run_seconds(cost_s: float) -> None:
+    lengths = runs(lambda n: cost_s, 20)
+    assert lengths[0] == 1, "while the cost is unknown"
+    assert all(abs(length - fitting(cost_s)) <= 1 for length in lengths[1:])
+
+
+def test_units_of_10_us_come_in_runs_of_25() -> None:
+    assert RUN_SECONDS == 250e-6
+    assert all(length in (24, 25) for length in runs(lambda n: 10e-6, 20)[1:])
+
+
+@pytest.mark.parametrize("factor", OUTLIERS.values(), ids=OUTLIERS)
+@pytest.mark.parametrize("cost_s", COSTS_S)
+def test_one_outlier_changes_the_next_run_by_at_most_a_quarter_and_no_later_one(
+    cost_s: float, factor: float
+) -> None:
+    lengths = runs(lambda n: cost_s * factor if n == 10 else cost_s, 20)
+    expected = fitting(cost_s)
+    assert expected / 1.25 - 1 <= lengths[11] <= expected * 1.25
+    assert all(abs(length - expected) <= 1 for length in lengths[1:11] + lengths[12:])
+
+
+@pytest.mark.parametrize("factor", OUTLIERS.values(), ids=OUTLIERS)
+@pytest.mark.parametrize("cost_s", COSTS_S)
+def test_runs_follow_the_median_where_one_delivery_in_ten_is_far_off(
+    cost_s: float, factor: float
+) -> None:
+    """Their mean cost would be 11 times the median; with the latest cost, runs would change 100-fold."""
+    expected = fitting(cost_s)
+    for seed in range(20):
+        draw = random.Random(seed)
+        lengths = runs(lambda n, d=draw: cost_s * (factor if d.random() < 0.1 else 1.0), 500)[25:]
+        assert abs(median(lengths) - expected) <= 1
+        off = sum(not expected / 1.25 - 1 <= length <= expected * 1.25 for length in lengths)
+        assert off <= len(lengths) / 20, "only after two outliers in a row"
+
+
+@pytest.mark.parametrize("factor", OUTLIERS.values(), ids=OUTLIERS)
+def test_a_first_delivery_that_was_far_off_is_forgotten(factor: float) -> None:
+    """25 deliveries: 1.25 to the power of 21 is 100."""
+    lengths = runs(lambda n: 10e-6 * (factor if n == 0 else 1.0), 40)
+    assert lengths[1] == fitting(10e-6 * factor)
+    assert all(abs(length - 25) <= 1 for length in lengths[25:])
+
+
+def test_runs_follow_a_cost_that_changes_for_good() -> None:
+    lengths = runs(lambda n: 10e-6 if n < 50 else 50e-6, 100)
+    assert abs(lengths[50] - 25) <= 1
+    assert all(abs(length - 5) <= 1 for length in lengths[60:])
+    assert lengths[50:60] == sorted(lengths[50:60], reverse=True), "step by step"
+
+
+def test_a_run_ends_with_its_batch() -> None:
+    window: Window[Ticket] = Window(20)
+    for units in islice(cycle([7, 40]), 12):
+        window.issue(Ticket(units))
+    lengths = []
+    while window.has_work():
+        claim = window.claim()
+        assert claim is not None
+        lengths.append(claim.stop - claim.start)
+        window.deliver(claim.ticket, lengths[-1], lengths[-1] * 15.5e-6)  # 16 of them
+    assert lengths == [1, 6, *[16, 16, 8], *([7, 16, 16, 8] * 5)]
