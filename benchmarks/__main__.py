@@ -17,7 +17,17 @@ from benchmarks._report import Row, table
 from benchmarks._run import Case, Outcome, execute, load
 from fastload.harness.report import caption, provenance, write_json
 
-NAMES = ("images", "latency", "engine", "tensor_dataset", "memory", "collate", "thread_cost")
+NAMES = (
+    "images",
+    "latency",
+    "engine",
+    "tensor_dataset",
+    "memory",
+    "collate",
+    "thread_cost",
+    "randomness",
+    "beside",
+)
 FORMAT = "fastload-benchmarks/1"
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -55,7 +65,8 @@ class Section:
 def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path | None) -> None:
     """Measure fastload against torch's DataLoader: all benchmarks, or those named.
 
-    Names: images, latency, engine, tensor_dataset, memory, collate, thread_cost. README.md says what each one is.
+    Names: images, latency, engine, tensor_dataset, memory, collate, thread_cost, randomness, beside. README.md says
+    what each one is.
 
     Every case is a fresh process, and cases take turns, so leave the machine to them. An aim that is not met is
     reported and is no failure; a case that breaks is one (exit status 1). Ctrl-C ends with the table of the

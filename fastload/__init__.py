@@ -5,19 +5,36 @@
     epoch), one part   read, transform, write    ordered      batches in order   in loader:
     per rank           into the batch's slot     hand-off     and pins them
 
-Files are the pipeline: `sampler` (the order), `fetch` (a batch is read and finished), `collate` (from
-samples to a batch, in slots), `window` (the hand-off; all locks), `workers` (all threads), `loader`
-(wires these; epochs). They share `telemetry`, `errors` and `torch_private` (all that torch does not
-promise). `testing` has fakes; `cli` is the command, the only file that imports folders. Folders are
-plug-ins, which the files never import: `datasets`, `image`, `harness`.
+Files are the pipeline: `sampler` (the order), `randomness` (a stream for each sample), `fetch` (a batch
+is read and finished; `lanes`: of an iterable data set), `collate` (from samples to a batch, in
+slots), `window` (the hand-off; all locks), `workers` (all threads), `order` (what is next, and the
+state), `iterator` (the loop's side of an epoch), `loader` (wires these). They share `telemetry`
+(`diagnosis` reads it), `errors` and `torch_private` (all that torch does not promise). `check` tells
+whether a data set suits threads, `testing` has fakes; `cli` is the command, the only file that
+imports folders. Folders are plug-ins, which the files never import: `datasets`, `image`, `harness`.
 """
 
 from fastload import errors
+from fastload.check import check
 from fastload.fetch import SKIP
 from fastload.loader import DataLoader
+from fastload.randomness import random_stream, sample_generator, sample_rng
 from fastload.sampler import RankSampler
-from fastload.telemetry import Stats
+from fastload.telemetry import Stats, profiler_config, stage
 
 __version__ = "0.1.0"
 
-__all__ = ["SKIP", "DataLoader", "RankSampler", "Stats", "__version__", "errors"]
+__all__ = [
+    "SKIP",
+    "DataLoader",
+    "RankSampler",
+    "Stats",
+    "__version__",
+    "check",
+    "errors",
+    "profiler_config",
+    "random_stream",
+    "sample_generator",
+    "sample_rng",
+    "stage",
+]

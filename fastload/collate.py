@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -53,6 +53,10 @@ class SampleBox:
     def put(self, position: int, sample: Any) -> None:
         """See `Box`."""
         self._samples[position] = sample
+
+    def shorten(self, n: int) -> None:
+        """Only `n` samples came."""
+        del self._samples[n:]
 
     def make(self, absent: Collection[int]) -> Any:
         """See `Box`."""
@@ -289,6 +293,19 @@ def _torch_takes(dtype: np.dtype[Any]) -> bool:
     return True
 
 
+def data_bytes(data: Any) -> int:
+    """Bytes of the tensors, arrays and byte strings in a batch; of a dense tensor that is no view, its memory."""
+    if isinstance(data, torch.Tensor | np.ndarray | memoryview):
+        return int(data.nbytes) if not (isinstance(data, torch.Tensor) and data.is_sparse) else 0
+    if isinstance(data, bytes | bytearray):
+        return len(data)
+    if isinstance(data, Mapping):
+        return sum(map(data_bytes, data.values()))
+    if isinstance(data, list | tuple):
+        return sum(map(data_bytes, data))
+    return 0
+
+
 # ---- slots: the memory of a batch ----
 
 
@@ -335,6 +352,11 @@ class SlotPool:
         loan.memory = memory
         self._loans[id(loan)] = loan
         return lent
+
+    @property
+    def lent(self) -> int:
+        """Blocks whose batch is alive: in flight, or kept by the user."""
+        return len(self._loans)
 
     def _returned(self, loan: weakref.ref[np.ndarray]) -> None:
         memory = self._loans.pop(id(loan)).memory

@@ -27,6 +27,14 @@ class EmptyBatchError(FastloadError, RuntimeError):
     """Every sample of a batch was skipped by `on_error`; `__cause__` is the last failure."""
 
 
+class DatasetCopyError(FastloadError, RuntimeError):
+    """A data set cannot be copied for each worker; `__cause__` says why."""
+
+
+class StateError(FastloadError, ValueError):
+    """A state does not fit the loader that shall load it; the message names field, both values and remedy."""
+
+
 class DecodeError(FastloadError, ValueError):
     """A file is there but is not a picture that can be decoded.
 

@@ -6,19 +6,24 @@ signal handler passes through.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import Subset, TensorDataset, default_collate, default_convert
 
-from fastload.collate import VOID, Box, SampleBox, SlotPool, collate_box
+from fastload.collate import VOID, Box, SampleBox, SlotPool, collate_box, data_bytes
 from fastload.errors import DecodeError, EmptyBatchError
+from fastload.randomness import Stream, StreamKeys
+from fastload.telemetry import Recorder
 from fastload.torch_private import collate_handler, collate_tensors
 from fastload.window import Ticket
 
@@ -39,6 +44,24 @@ SKIP = _Skip()
 LIGHT_BYTES = 1024 * 1024
 """Gathering a batch of this size costs about what two changes of threads cost: some 100 us."""
 
+RETRY_SECONDS = 0.1
+"""The wait before the first retry of a read; it doubles with each."""
+
+_TRANSIENT = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EAGAIN,
+    errno.EINTR,
+    errno.EREMOTEIO,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+}
+
 OnError = Literal["raise", "skip"] | Callable[[Any, Exception], Any]
 
 
@@ -46,8 +69,8 @@ class Batch(Ticket):
     """A batch on its way through the pipeline: the indices of its samples, then its data or its error.
 
     `epoch` and `position` (of its first sample, in this loader's order) with the index of a sample
-    are all that the sample may depend on. `ordinal` counts the batches of the epoch, `size` the
-    samples as the sampler gave them.
+    are all that the sample may depend on: with the seed, they are the key of its random stream.
+    `ordinal` counts the batches of the epoch, `size` the samples as the sampler gave them.
     """
 
     __slots__ = (
@@ -59,20 +82,35 @@ class Batch(Ticket):
         "first_failed",
         "handled",
         "indices",
+        "keys",
         "left_out",
         "ordinal",
         "position",
+        "recorders",
+        "retries",
         "size",
         "skipped",
         "where",
     )
 
     def __init__(
-        self, units: int, indices: Any, *, size: int, epoch: int, ordinal: int, position: int
+        self,
+        units: int,
+        indices: Any,
+        *,
+        size: int,
+        keys: StreamKeys,
+        recorders: list[Recorder],
+        epoch: int,
+        ordinal: int,
+        position: int,
+        lane: int = 0,
     ) -> None:
-        super().__init__(units)
+        super().__init__(units, lane)
         self.indices = indices
         self.size = size
+        self.keys = keys
+        self.recorders = recorders
         self.epoch = epoch
         self.ordinal = ordinal
         self.position = position
@@ -83,6 +121,7 @@ class Batch(Ticket):
         self.failed: dict[int, tuple[Exception, str]] = {}
         self.first_failed = units
         self.handled: dict[int, Exception] = {}
+        self.retries: deque[int] = deque()  # the error number of each read that was tried again
         self.skipped: set[int] = set()
         # What the loop gets: the data, or the error with its place, or nothing at all, where a
         # single sample, without batching, was skipped.
@@ -99,17 +138,27 @@ class Batch(Ticket):
         self.box = VOID
         self.data = None
 
+    def stream_key(self, at: int | None) -> int:
+        """The key of the random stream of the sample at a position, or (None) of the batch."""
+        if at is None:
+            return self.keys.batch(self.position, next(iter(self.indices), None))
+        return self.keys.sample(self.position + at, self.indices[at])
+
 
 class Fetcher:
-    """Reads and finishes batches of one data set. Shared by all workers; holds no state of its own.
+    """Reads and finishes batches of one data set. Shared by all workers.
+
+    `noticed` collects what the workers noticed of random numbers that cannot be keyed.
 
     Args:
         batched: indices come as one sequence a batch (torch's automatic batching); else one index is
             one "batch".
         collate_fn: applied to the list of samples, or to the one sample; torch's `default_collate` is
             done in slots.
-        on_error: see `fastload.DataLoader`.
+        on_error, retries: see `fastload.DataLoader`.
         pool: where the slots come from.
+
+    Whoever wires it sets `pause`, which waits so many seconds, or until nobody wants the batch.
     """
 
     def __init__(
@@ -119,20 +168,29 @@ class Fetcher:
         batched: bool,
         collate_fn: Callable[[Any], Any],
         on_error: OnError,
+        retries: int = 0,
         pool: SlotPool,
     ) -> None:
         self._batched = batched
         self._collate_fn = collate_fn
         self._on_error = on_error
+        self._retries = retries
         self._pool = pool
+        self.pause: Callable[[float], None] = _no_pause
+        self.noticed: deque[str] = deque()
         self._slots = batched and collate_fn is default_collate
-        self._gathers = (self._slots or collate_fn is default_convert) and _can_gather(dataset)
+        self.gathers = (self._slots or collate_fn is default_convert) and _can_gather(dataset)
         self._getitems = batched and _reads_batches(dataset)
 
     @property
     def whole(self) -> bool:
         """Whether a batch is one unit of work: read in one call."""
-        return self._gathers or self._getitems or not self._batched
+        return self.gathers or self._getitems or not self._batched
+
+    @property
+    def collates(self) -> bool:
+        """Whether a batch is made by a function of the user's."""
+        return self._collate_fn not in (default_collate, default_convert)
 
     @property
     def batches_in_parallel(self) -> bool:
@@ -141,13 +199,13 @@ class Fetcher:
 
     def is_light(self, dataset: Any, batch_size: int | None) -> bool:
         """Whether batches run no code of the user's and are sooner made than handed to a thread and back."""
-        if not self._gathers or batch_size is None:
+        if not self.gathers or batch_size is None:
             return False
         row_bytes: int = sum(tensor[:1].nbytes for tensor in dataset.tensors)
         return batch_size * row_bytes <= LIGHT_BYTES
 
-    def batch(self, indices: Any, *, epoch: int, ordinal: int, position: int) -> Batch:
-        """A new batch, to be issued."""
+    def batch(self, indices: Any, **place: Any) -> Batch:
+        """A new batch, to be issued; `place` as of `Batch`."""
         if type(indices) is list:
             indices = indices.copy()  # the sampler may use its list again
         elif self._batched and not self._getitems and not isinstance(indices, list | tuple):
@@ -155,7 +213,9 @@ class Fetcher:
         # Without batching a list comes from a sampler that batches; any other key is one sample.
         size = len(indices) if self._batched or isinstance(indices, list) else 1
         units = 1 if self.whole else max(1, size)
-        batch = Batch(units, indices, size=size, epoch=epoch, ordinal=ordinal, position=position)
+        if not self._batched:
+            indices = [indices]  # a batch of one
+        batch = Batch(units, indices, size=size, **place)
         if not self.whole:
             batch.box = self._box(batch)
         return batch
@@ -164,31 +224,49 @@ class Fetcher:
         n = len(batch.indices)
         return collate_box(n, self._pool) if self._slots else SampleBox(n, self._collate_fn)
 
-    def read(self, batch: Batch, start: int, stop: int, dataset: Any) -> None:
-        """Read units `start` to `stop` of `batch`; give up between samples once the batch is dropped."""
-        if self.whole:
-            self._read_whole(batch, dataset)
-        else:
-            self._read_samples(batch, start, min(stop, len(batch.indices)), dataset)
+    def read(self, batch: Batch, start: int, stop: int, dataset: Any, stream: Stream) -> None:
+        """Read units `start` to `stop` of `batch`, each sample in its random stream.
 
-    def _read_samples(self, batch: Batch, start: int, stop: int, dataset: Any) -> None:
+        Gives up between samples once the batch is dropped.
+        """
+        if self.whole:
+            self._read_whole(batch, dataset, stream)
+        else:
+            self._read_samples(batch, start, min(stop, len(batch.indices)), dataset, stream)
+
+    def _read_samples(
+        self, batch: Batch, start: int, stop: int, dataset: Any, stream: Stream
+    ) -> None:
         # No name here for the box: an error that the user keeps holds this frame with its traceback,
         # and of the batch only what `finish` and the loop leave in it.
         indices = batch.indices
-        k = start
+        stream.source = batch
+        k, attempt = start, 0
         while k < stop:
             try:
                 # After a failure only samples before it can change what the batch raises.
                 # `first_failed` is the place of some failure, if not of the first, so a sample too
                 # many may be read and never one too few.
                 while k < stop and k <= batch.first_failed and not batch.dropped:
+                    stream.at, stream.stale = k, True
                     batch.box.put(k, dataset[indices[k]])  # type: ignore[union-attr]
-                    k += 1
+                    k, attempt = k + 1, 0
                 return
             except BaseException as exc:
                 pass_signals(exc)
-                self._sample_failed(batch, k, dataset, exc)
-                k += 1
+                if not self._is_retried(batch, exc, attempt):
+                    self._sample_failed(batch, k, dataset, exc)
+                    k, attempt = k + 1, 0
+                else:
+                    attempt += 1
+
+    def _is_retried(self, batch: Batch, exc: BaseException, attempt: int) -> bool:
+        """Whether to read again after `exc`; then it has been waited, and counted."""
+        if attempt >= self._retries or not is_transient(exc):
+            return False
+        batch.retries.append(exc.errno)  # type: ignore[attr-defined]
+        self.pause(RETRY_SECONDS * 2**attempt)
+        return not batch.dropped
 
     def _sample_failed(self, batch: Batch, k: int, dataset: Any, exc: BaseException) -> None:
         index = batch.indices[k]
@@ -221,40 +299,56 @@ class Fetcher:
         batch.failed[k] = error, where
         batch.first_failed = min(batch.first_failed, k)
 
-    def _read_whole(self, batch: Batch, dataset: Any) -> None:
-        try:
-            if self._gathers and (data := _gathered(dataset, batch.indices)):
-                batch.data = data
-            elif not self._batched:
-                batch.box = SampleBox(1, _only(self._collate_fn))
-                batch.box.put(0, dataset[batch.indices])
-            elif self._getitems:
-                samples = dataset.__getitems__(batch.indices)
-                batch.box = SampleBox(0, lambda _: self._collate_fn(samples))
-            else:
-                self._read_one_by_one(batch, dataset)
-        except BaseException as exc:
-            pass_signals(exc)
-            self._whole_failed(batch, dataset, exc)
+    def _read_whole(self, batch: Batch, dataset: Any, stream: Stream) -> None:
+        for attempt in count():
+            stream.move(batch, None if self._batched else 0)
+            try:
+                self._read_at_once(batch, dataset, stream)
+            except BaseException as exc:
+                pass_signals(exc)
+                if self._is_retried(batch, exc, attempt):
+                    continue
+                self._whole_failed(batch, dataset, exc, stream)
+            return
 
-    def _whole_failed(self, batch: Batch, dataset: Any, exc: BaseException) -> None:
+    def _read_at_once(self, batch: Batch, dataset: Any, stream: Stream) -> None:
         if not self._batched:
-            batch.indices = [batch.indices]  # as a batch of one, which this is for error handling
+            (index,) = batch.indices
+            if self.gathers and (data := _gathered(dataset, index)):
+                batch.data = data
+            else:
+                batch.box = SampleBox(1, _only(self._collate_fn))
+                batch.box.put(0, dataset[index])
+        elif self.gathers and (data := _gathered(dataset, batch.indices)):
+            batch.data = data
+        elif self._getitems:
+            samples = dataset.__getitems__(batch.indices)
+            batch.box = SampleBox(0, lambda _: self._collate_fn(samples))
+        else:
+            self._read_one_by_one(batch, dataset, stream)
+
+    def _whole_failed(self, batch: Batch, dataset: Any, exc: BaseException, stream: Stream) -> None:
+        if not self._batched:
             self._sample_failed(batch, 0, dataset, exc)
         elif self._on_error != "raise" and issubclass(type(exc), Exception):
-            self._read_one_by_one(batch, dataset)  # which shows the bad samples
+            self._read_one_by_one(batch, dataset, stream)  # which shows the bad samples
         else:
             where = f"__getitems__({_short(batch.indices)}), {batch}; stage: sample"
             batch.failed[0] = contained(exc), where
 
-    def _read_one_by_one(self, batch: Batch, dataset: Any) -> None:
+    def _read_one_by_one(self, batch: Batch, dataset: Any, stream: Stream) -> None:
         n = batch.first_failed = len(batch.indices)
         batch.box = self._box(batch)
-        self._read_samples(batch, 0, n, dataset)
+        self._read_samples(batch, 0, n, dataset, stream)
 
-    def finish(self, batch: Batch) -> None:
-        """Make the batch of its samples, or its error of theirs. Called once, by who delivered the last of them."""
+    def finish(self, batch: Batch, stream: Stream) -> None:
+        """Make the batch of its samples, or its error of theirs, in the random stream of the batch.
+
+        Called once, by who delivered the last of them.
+        """
         box, batch.box = batch.box, None
+        if stream.source is not batch or stream.at is not None:
+            stream.move(batch, None)  # else it goes on where `__getitems__` left it
         try:
             if batch.failed:
                 batch.error, batch.where = batch.failed[min(batch.failed)]
@@ -269,6 +363,7 @@ class Fetcher:
                         f"all {batch.size} samples of {batch} were skipped by on_error"
                     ) from batch.handled[max(skipped)]
                 batch.data = box.make(skipped)
+            batch.nbytes = data_bytes(batch.data)
         except EmptyBatchError as exc:
             batch.error = exc
         except BaseException as exc:
@@ -277,6 +372,15 @@ class Fetcher:
             if replaced := [batch.indices[k] for k in sorted(batch.handled.keys() - batch.skipped)]:
                 where += f", of which {_short(replaced)} are what on_error returned"
             batch.error, batch.where = contained(exc), where
+
+
+def _no_pause(seconds: float) -> None:
+    return
+
+
+def is_transient(exc: BaseException) -> bool:
+    """Whether an error of the operating system may be gone the next time, as on a network file system."""
+    return issubclass(type(exc), OSError) and getattr(exc, "errno", None) in _TRANSIENT
 
 
 def _can_gather(dataset: Any) -> bool:
@@ -368,15 +472,25 @@ def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
 
 
 def _file(dataset: Any, index: Any, exc: BaseException) -> str:
-    """`; file: ...` where it is known: from the error, from the data set's `locate`, from torchvision's `samples`."""
+    """`; file: ...` where it is known: from the error, or from the data set."""
     try:
         name = exc.path if isinstance(exc, DecodeError) else getattr(exc, "filename", None)
-        if name is None:
-            while type(dataset) is Subset:
-                dataset, index = dataset.dataset, dataset.indices[index]
-            locate = getattr(dataset, "locate", None)
-            name = locate(index) if locate else dataset.samples[index][0]
-        return f"; file: {os.fspath(name)}" if isinstance(name, str | os.PathLike) else ""
+        named = os.fspath(name) if isinstance(name, str | os.PathLike) else ""
+    except BaseException as raised:
+        pass_signals(raised)
+        named = ""
+    named = named or file_of(dataset, index)
+    return f"; file: {named}" if named else ""
+
+
+def file_of(dataset: Any, index: Any) -> str:
+    """The file of a sample, from the data set's `locate` or torchvision's `samples`; empty if it has none."""
+    try:
+        while type(dataset) is Subset:
+            dataset, index = dataset.dataset, dataset.indices[index]
+        locate = getattr(dataset, "locate", None)
+        name = locate(index) if locate else dataset.samples[index][0]
+        return os.fspath(name) if isinstance(name, str | os.PathLike) else ""
     except BaseException as raised:
         pass_signals(raised)
         return ""  # a data set without files, an index that it does not have, or code that fails

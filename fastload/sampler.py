@@ -156,6 +156,11 @@ class RankSampler(Sampler[int]):
         self.epoch = integer("epoch", epoch)
         self._fresh = True
 
+    @property
+    def is_set(self) -> bool:
+        """Whether `epoch` was set, and has not been run by a fastload loader since."""
+        return self._fresh
+
     def begin_epoch(self) -> int:
         """Called by a fastload loader at `iter()`: go to the next epoch, unless `set_epoch` fixed it; return it."""
         if not self._fresh:
@@ -176,9 +181,10 @@ class RankSampler(Sampler[int]):
         return permuted(positions, self.length, key)
 
     def __iter__(self) -> Iterator[int]:
-        return self._ordered(self.epoch)  # as it is now: `set_epoch` in the middle is for the next
+        return self.ordered(self.epoch)  # as it is now: `set_epoch` in the middle is for the next
 
-    def _ordered(self, epoch: int) -> Iterator[int]:
+    def ordered(self, epoch: int, start: int = 0) -> Iterator[int]:
+        """The indices of an epoch from local position `start` on; costs nothing to begin."""
         n = len(self)
-        for start in range(0, n, _CHUNK):
-            yield from self._indices(epoch, start, min(start + _CHUNK, n)).tolist()
+        for first in range(start, n, _CHUNK):
+            yield from self._indices(epoch, first, min(first + _CHUNK, n)).tolist()

@@ -12,6 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.autograd import profiler as torch_profiler
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
@@ -67,6 +70,11 @@ def pin(data: Any) -> Any:
     return torch_pin_memory.pin_memory(data)  # type: ignore[no-untyped-call]
 
 
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in shared memory. Public, but without types."""
+    return bool(tensor.is_shared())  # type: ignore[no-untyped-call]
+
+
 def collate_handler(kind: type) -> Callable[..., Any] | None:
     """The function that torch's `default_collate` applies to samples of type `kind`, those of users
     included.
@@ -84,3 +92,16 @@ collate_tensors: Callable[..., Any] = torch_collate.collate_tensor_fn
 
 collate_arrays: Callable[..., Any] = torch_collate.collate_numpy_array_fn
 """Torch's own handler of NumPy arrays."""
+
+
+def profiler_is_on() -> bool:
+    """Whether any of torch's profilers runs, whichever thread started it; 50 ns.
+
+    The flag that torch keeps for such checks. Its functions tell of the calling thread alone.
+    """
+    return torch_profiler._is_profiler_enabled
+
+
+def all_threads_profiler_config() -> _ExperimentalConfig:
+    """An `experimental_config` by which a profiler sees the threads that run already, too."""
+    return _ExperimentalConfig(profile_all_threads=True)

@@ -42,10 +42,12 @@ starting = threading.Lock()
 class Ticket:
     """A place in the order. All fields belong to the lock of the window that issued it."""
 
-    __slots__ = ("claimed", "delivered", "dropped", "number", "stage", "units")
+    __slots__ = ("claimed", "delivered", "dropped", "lane", "nbytes", "number", "stage", "units")
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, units: int, lane: int = 0) -> None:
         self.units = units
+        self.lane = lane
+        self.nbytes = 0  # once complete, for a window that is bounded in bytes
         self.number = -1
         self.claimed = 0
         self.delivered = 0
@@ -79,14 +81,31 @@ class WindowCounts(NamedTuple):
 class Window(Generic[T]):
     """A bounded window on an ordered stream of tickets, `depth` places wide.
 
+    With `max_bytes`, it is also bounded by the bytes of the tickets in flight, each of those that are
+    not complete yet counted as the mean so far; one is always let in, and only one until the first is
+    complete.
+
+    Workers claim from *lanes*: one for all of them where any may do any work, or one each where a
+    ticket is a certain worker's.
+
     `collected=True` puts a collector between the workers and the loop. With `in_order=False`,
     `take()` gives whichever ticket is ready, and the bound counts from the oldest one not yet
     taken. Only one thread at a time may take and issue, the one that holds `taking`; only one may
     collect; any number may claim and deliver.
     """
 
-    def __init__(self, depth: int, *, in_order: bool = True, collected: bool = False) -> None:
+    def __init__(
+        self,
+        depth: int,
+        *,
+        in_order: bool = True,
+        collected: bool = False,
+        lanes: int = 1,
+        max_bytes: int | None = None,
+    ) -> None:
         self.depth = depth
+        self.max_bytes = max_bytes
+        self.lanes = lanes
         self.in_order = in_order
         self.collected = collected
         # Owns every field below and those of the tickets. Re-entrant, because a garbage collection
@@ -97,7 +116,11 @@ class Window(Generic[T]):
         _windows.add(self)
         self._issued = 0
         self._flight: deque[T] = deque()  # issued, not taken; in order
-        self._open: deque[T] = deque()  # those of them with units to claim; in order
+        # Those of them with units to claim; in order, by lane.
+        self._open: list[deque[T]] = [deque() for _ in range(self.lanes)]
+        self._complete_bytes = 0  # of those in flight that are complete
+        self._complete_count = 0
+        self._measured = self._measured_bytes = 0  # of all that were ever complete
         self._ready_tickets: deque[T] = deque()  # those that can be taken; as they became ready
         self._unit_seconds = 0.0  # estimated cost of a unit; 0 = unknown
         self._closed = False
@@ -112,15 +135,17 @@ class Window(Generic[T]):
         # Owns the loop's side, where several threads share one iterator: held by the one in `next()`.
         self.taking = threading.RLock()
         # Who waits, each thread at a lock of its own, to be woken when ...
-        self._workers: deque[threading.Lock] = deque()  # a ticket has units to claim
+        # ... a ticket of their lane has units to claim
+        self._workers: list[deque[threading.Lock]] = [deque() for _ in range(self.lanes)]
         self._collector: deque[threading.Lock] = deque()  # a ticket is complete
         self._loop: deque[threading.Lock] = deque()  # a ticket can be taken
+        self._pauses: deque[threading.Lock] = deque()  # the window is closed
 
     def __repr__(self) -> str:
         with self._lock:
             return (
                 f"Window(depth={self.depth}, issued={self._issued}, flight={len(self._flight)}, "
-                f"open={len(self._open)}, ready={len(self._ready_tickets)}, closed={self._closed})"
+                f"open={sum(map(len, self._open))}, ready={len(self._ready_tickets)}, closed={self._closed})"
             )
 
     # ---- the loop ----
@@ -128,6 +153,10 @@ class Window(Generic[T]):
     def begin(self) -> None:
         """Discard what is in flight and start to count anew."""
         self.discard()
+        self.recount()
+
+    def recount(self) -> None:
+        """Start to count anew."""
         with self._lock:
             self._idle.restart()
             self._consumer_wait_s = self._occupancy_sum = 0.0
@@ -140,16 +169,32 @@ class Window(Generic[T]):
             for ticket in dropped:
                 ticket.dropped = True
             self._flight.clear()
-            self._open.clear()
             self._ready_tickets.clear()
+            self._complete_bytes = self._complete_count = 0
+            for line in self._open:
+                line.clear()
         for ticket in dropped:
             ticket.release()
 
     def has_room(self) -> bool:
         """Whether one more ticket may be issued."""
         with self._lock:
-            oldest = self._flight[0].number if self._flight else self._issued
-            return self._issued - oldest < self.depth
+            if not self._flight:
+                return True
+            if self._issued - self._flight[0].number >= self.depth:
+                return False
+            if self.max_bytes is None:
+                return True
+            if not self._measured:
+                return False  # until it is known how large they are
+            unknown = len(self._flight) - self._complete_count + 1
+            mean = self._measured_bytes / self._measured
+            return self._complete_bytes + unknown * mean <= self.max_bytes
+
+    def oldest(self) -> T | None:
+        """The ticket that has been in flight for longest."""
+        with self._lock:
+            return self._flight[0] if self._flight else None
 
     def issue(self, ticket: T) -> None:
         """Put `ticket` in the next place. The caller has seen `has_room()`; only its own thread
@@ -163,13 +208,13 @@ class Window(Generic[T]):
             self._issued += 1
             self._flight.append(ticket)
             if ticket.units:
-                self._open.append(ticket)
-                self._wake(self._workers, -(-ticket.units // self._run_length(ticket)))
+                self._open[ticket.lane].append(ticket)
+                self._wake(self._workers[ticket.lane], -(-ticket.units // self._run_length(ticket)))
 
     def has_work(self) -> bool:
         """Whether `claim()` would return at once."""
         with self._lock:
-            return self._closed or bool(self._open)
+            return self._closed or any(self._open)
 
     def take(self, timeout: float | None = None) -> T | None:
         """Wait for the next ticket and take it out of the window; None at the end: nothing is in
@@ -211,6 +256,8 @@ class Window(Generic[T]):
         else:
             ticket = self._ready_tickets.popleft()
             self._flight.remove(ticket)
+        self._complete_bytes -= ticket.nbytes
+        self._complete_count -= 1
         return ticket
 
     def check(self) -> None:
@@ -225,31 +272,34 @@ class Window(Generic[T]):
 
     # ---- the workers ----
 
-    def claim(self) -> Claim[T] | None:
-        """Wait for units to work on; None when the window is closed."""
+    def claim(self, lane: int = 0) -> Claim[T] | None:
+        """Wait for units to work on in a lane; None when the window is closed."""
+        workers, open_tickets = self._workers[lane], self._open[lane]
         turn = None
         while True:
             with self._lock:
                 if turn:
-                    self._leave(self._workers, turn)
+                    self._leave(workers, turn)
                     self._idle.stop()
                 if self._closed:
                     return None
-                if self._open:
-                    return self._claim(self._open[0])
+                if open_tickets:
+                    claim = self._claim(open_tickets)
+                    if open_tickets:
+                        # `issue` woke as many as it foresaw runs; whoever leaves work wakes one more,
+                        # so that no worker sleeps beside open units, whatever was foreseen.
+                        self._wake(workers, 1)
+                    return claim
                 self._idle.start()
-                turn = self._line_up(self._workers)
+                turn = self._line_up(workers)
             turn.acquire()
 
-    def _claim(self, ticket: T) -> Claim[T]:
+    def _claim(self, open_tickets: deque[T]) -> Claim[T]:
+        ticket = open_tickets[0]
         start = ticket.claimed
         ticket.claimed = min(start + self._run_length(ticket), ticket.units)
         if ticket.claimed == ticket.units:
-            self._open.popleft()
-        if self._open:
-            # `issue` woke as many as it foresaw runs; whoever leaves work wakes one more, so that no
-            # worker sleeps beside open units, whatever was foreseen.
-            self._wake(self._workers, 1)
+            open_tickets.popleft()
         return Claim(ticket, start, ticket.claimed)
 
     def deliver(self, ticket: T, units: int, seconds: float) -> bool:
@@ -272,6 +322,10 @@ class Window(Generic[T]):
         with self._lock:
             if ticket.dropped:
                 return
+            self._complete_count += 1
+            self._complete_bytes += ticket.nbytes
+            self._measured += 1
+            self._measured_bytes += ticket.nbytes
             if self.collected:
                 ticket.stage = _COMPLETE
                 self._wake(self._collector)
@@ -333,7 +387,7 @@ class Window(Generic[T]):
             self._closed = True
             for ticket in tuple(self._flight):
                 ticket.dropped = True
-            for line in (self._workers, self._collector, self._loop):
+            for line in (*self._workers, self._collector, self._loop, self._pauses):
                 self._wake(line)
 
     def break_down(self, fault: BaseException) -> None:
@@ -341,6 +395,14 @@ class Window(Generic[T]):
         with self._lock:
             self._fault = fault
         self.close()
+
+    def pause(self, seconds: float) -> None:
+        """Wait so long, or until the window is closed."""
+        with self._lock:
+            turn = self._line_up(self._pauses)
+        turn.acquire(timeout=seconds)
+        with self._lock:
+            self._leave(self._pauses, turn)
 
     def _line_up(self, line: deque[threading.Lock]) -> threading.Lock:
         """A turn in `line`: a lock to be acquired once, without the window's, to wait until woken.

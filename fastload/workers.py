@@ -11,24 +11,30 @@ from __future__ import annotations
 
 import atexit
 import copy
+import os
 import random
 import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import islice
 from queue import SimpleQueue
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
 import torch
 
 from fastload import window as window_module
-from fastload.fetch import Batch, Fetcher, annotate, contained
+from fastload.errors import DatasetCopyError
+from fastload.fetch import Batch, Fetcher, annotate, contained, file_of, shown
+from fastload.randomness import GlobalDraws, Stream, entered
+from fastload.telemetry import Place, Recorder, recording, span
 from fastload.torch_private import (
     current_worker_info,
+    is_shared,
     make_worker_info,
     pin,
     set_worker_info,
@@ -38,6 +44,9 @@ from fastload.window import Window
 
 JOIN_SECONDS = 5.0
 """How long `close()` waits for calls in progress before it names the threads that hang and returns."""
+
+COLLECTOR, LOOP = -2, -1
+"""Of a batch's recorders, those that are not a worker's."""
 
 _local = threading.local()
 
@@ -67,7 +76,8 @@ def start(
             restored afterwards.
         base_seed: `get_worker_info().seed` of worker i is `base_seed + i`.
 
-    Raises what `init_fn` or the copying of the dataset raised; no thread is left then.
+    Raises what `init_fn` raised, `DatasetCopyError` where the data set cannot be copied; no thread is
+    left then.
     """
     show_worker_info_in_threads()
     device = _current_device()
@@ -94,7 +104,7 @@ def start(
     try:
         with _torch_threads_kept() as torch_threads, _random_states_kept(init_fn is not None):
             for i in range(num_workers):
-                mine = copy.deepcopy(dataset) if copy_dataset else dataset
+                mine = _copied(dataset) if copy_dataset else dataset
                 info = make_worker_info(i, num_workers, base_seed + i, mine)
                 name = f"fastload-worker-{i}"
                 launch(name, _work, window, fetcher, info, init_fn, device, torch_threads)
@@ -108,6 +118,20 @@ def start(
         join(threads)
         raise
     return threads
+
+
+def _copied(dataset: Any) -> Any:
+    """A deep copy. A tensor in shared memory is meant to be shared: Hugging Face tells its copies the epoch by one."""
+    values = vars(dataset).values() if hasattr(dataset, "__dict__") else ()
+    shared = {id(v): v for v in values if isinstance(v, torch.Tensor) and is_shared(v)}
+    try:
+        return copy.deepcopy(dataset, dict(shared))
+    except Exception as error:
+        raise DatasetCopyError(
+            f"{type(dataset).__name__} cannot be copied for each worker "
+            f"({type(error).__name__}: {shown(error, str)}): open in __iter__ or __getitem__ what cannot be "
+            'copied, or use num_workers=0 or worker_method="process"'
+        ) from error
 
 
 def join(threads: Iterable[threading.Thread]) -> None:
@@ -132,6 +156,13 @@ def join(threads: Iterable[threading.Thread]) -> None:
         )
 
 
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def whereabouts(threads: Iterable[threading.Thread]) -> str:
     """What each thread is doing: its stack, innermost call last."""
     frames = sys._current_frames()
@@ -153,6 +184,37 @@ def _end_all() -> None:
 # ---- what the threads run ----
 
 
+class Site:
+    """Where a run of samples is read: by which worker, from which data set, with which random stream.
+
+    `info` is what `get_worker_info()` returns in the data set; None where the loop itself serves:
+    then it returns whatever it did, which is an outer worker's if the loop runs in a sample.
+    """
+
+    def __init__(self, worker: int, dataset: Any, info: Any, *, lane: int = 0) -> None:
+        self.worker = worker
+        self.dataset = dataset
+        self.info = info
+        self.lane = lane
+        self.stream = Stream()
+        # One worker looks for all: a look costs some 100 us, of each of them as it starts.
+        looking = () if worker else ("sample", "collate")
+        self._draws = {stage: GlobalDraws(self.stream.noticed) for stage in looking}
+
+    @contextmanager
+    def looking(self, stage: str) -> Iterator[None]:
+        """Notice in the block what draws from global random state."""
+        draws = self._draws.get(stage)
+        if draws is None:
+            yield
+            return
+        draws.begin()
+        try:
+            yield
+        finally:
+            draws.end()
+
+
 def _work(
     window: Window[Batch],
     fetcher: Fetcher,
@@ -169,35 +231,66 @@ def _work(
                 set_worker_info(info)
                 init_fn(info.id)
                 set_worker_info(None)
-        while serve(window, fetcher, info.dataset, info):
-            pass
+        site = Site(info.id, info.dataset, info, lane=info.id if window.lanes > 1 else 0)
+        with entered(site.stream):
+            while serve(window, fetcher, site):
+                pass
         window.discard()  # it is closed: whoever keeps an error of ours shall not keep the batches
 
 
-def serve(window: Window[Batch], fetcher: Fetcher, dataset: Any, info: Any) -> bool:
-    """Claim one run of units, read them, finish the batch if they were its last. False if closed.
-
-    `info` is what `get_worker_info()` returns in the data set; None where the loop itself serves:
-    then it returns whatever it did, which is an outer worker's if the loop runs in a sample.
-    """
-    claim = window.claim()
+def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:
+    """Claim one run of units, read them, finish the batch if they were its last. False if closed."""
+    claim = window.claim(site.lane)
     if claim is None:
         return False
     batch, start, stop = claim
+    recorder = batch.recorders[site.worker]
     started = perf_counter()
+    if fetcher.gathers:  # no code of the user's, nothing drawn: a batch may take 30 us in all
+        fetcher.read(batch, start, stop, site.dataset, site.stream)
+        cpu_s = perf_counter() - started
+    else:
+        cpu_s = _read(batch, start, stop, fetcher, site, recorder)
+    read = perf_counter()
+    units = batch.size if fetcher.whole else stop - start
+    place = Place(batch.epoch, batch.ordinal, next(islice(batch.indices, start, None), None))
+    if read - started > recorder.slowest_s:
+        place = place._replace(file=file_of(site.dataset, place.index))
+    recorder.run(max(1, units), read - started, cpu_s, place)
+    if window.deliver(batch, stop - start, read - started):
+        _finish(batch, fetcher, site, recorder)
+        window.complete(batch)
+    site.stream.move(None, None)  # which keeps no batch
+    while site.stream.noticed:
+        fetcher.noticed.append(site.stream.noticed.pop())
+    recorder.probe()
+    return True
+
+
+def _read(
+    batch: Batch, start: int, stop: int, fetcher: Fetcher, site: Site, recorder: Recorder
+) -> float:
+    """Read a run with all that user code may ask for in place; the CPU seconds that it took."""
+    stream = site.stream
     outer = current_worker_info()
-    set_worker_info(info or outer)
+    set_worker_info(site.info or outer)
+    cpu_started = thread_time()
     try:
-        fetcher.read(batch, start, stop, dataset)
+        with recording(recorder), span("sample"), site.looking("sample"):
+            fetcher.read(batch, start, stop, site.dataset, stream)
     finally:
         # Not while collating: where torch's collate finds a worker info, it takes shared memory.
         set_worker_info(outer)
-    if window.deliver(batch, stop - start, perf_counter() - started):
-        fetcher.finish(batch)
-        if batch.dropped:
-            batch.release()  # `discard` may have done so before there was anything to let go
-        window.complete(batch)
-    return True
+    return thread_time() - cpu_started
+
+
+def _finish(batch: Batch, fetcher: Fetcher, site: Site, recorder: Recorder) -> None:
+    started = perf_counter()
+    with span("collate"), site.looking("collate") if fetcher.collates else nullcontext():
+        fetcher.finish(batch, site.stream)
+    recorder.add("collate", perf_counter() - started)
+    if batch.dropped:
+        batch.release()  # `discard` may have done so before there was anything to let go
 
 
 def _collect(
@@ -207,7 +300,10 @@ def _collect(
         with _setting_up(set_up, device, "collector; stage: start"):
             pass
         while (batch := window.collect()) is not None:
-            pin_batch(batch)
+            started = perf_counter()
+            with span("pin"):
+                pin_batch(batch)
+            batch.recorders[COLLECTOR].add("pin", perf_counter() - started)
             window.publish(batch)
             del batch  # not kept while waiting
 

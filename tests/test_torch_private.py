@@ -135,3 +135,34 @@ def test_a_number_of_threads_set_before_it_was_looked_at_is_not_kept() -> None:
                 torch.set_num_threads(before)
 
     assert count(look_first=True) == 1
+
+
+def test_the_profiler_s_flag_is_seen_in_all_threads() -> None:
+    # The reason why it is asked, and not torch's functions, which know of their own thread.
+    assert not torch_private.profiler_is_on()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+    ):
+        assert torch_private.profiler_is_on()
+        assert pool.submit(torch_private.profiler_is_on).result()
+    assert not torch_private.profiler_is_on()
+
+
+def test_a_profile_sees_threads_that_run_already_only_by_our_configuration() -> None:
+    def record() -> None:
+        with torch.profiler.record_function("span"):
+            pass
+
+    def seen(pool: ThreadPoolExecutor, config: Any) -> int:
+        cpu = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(
+            activities=cpu, experimental_config=config, acc_events=True
+        ) as profile:
+            pool.submit(record).result()
+        return sum(event.name == "span" for event in profile.events())
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(record).result()
+        assert seen(pool, torch_private.all_threads_profiler_config()) == 1
+        assert seen(pool, None) == 0

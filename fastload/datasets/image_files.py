@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from fastload.errors import FileListError
 from fastload.image.decode import decode_rgb
+from fastload.telemetry import stage
 
 Path = str | os.PathLike[str]
 T = TypeVar("T", covariant=True)
@@ -80,7 +81,8 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         picture: Any = decode_rgb(self.locate(index))
         target: Any = int(self.targets[index])
         if self.transform is not None:
-            picture = self.transform(picture)
+            with stage("transform"):
+                picture = self.transform(picture)
         if self.target_transform is not None:
             target = self.target_transform(target)
         return picture, target

@@ -8,6 +8,7 @@ import os
 from PIL import Image, UnidentifiedImageError
 
 from fastload.errors import DecodeError
+from fastload.telemetry import stage
 
 
 def decode_rgb(path: str | os.PathLike[str]) -> Image.Image:
@@ -23,11 +24,13 @@ def decode_rgb(path: str | os.PathLike[str]) -> Image.Image:
     not decoded: empty, truncated, damaged, not a picture, or more pixels than Pillow's limit.
     """
     name = os.fspath(path)
-    encoded = _read(name)
+    with stage("read"):
+        encoded = _read(name)
     if not encoded:
         raise DecodeError(name, "the file is empty")
     try:
-        return Image.open(io.BytesIO(encoded)).convert("RGB")
+        with stage("decode"):
+            return Image.open(io.BytesIO(encoded)).convert("RGB")
     except MemoryError:
         raise
     except UnidentifiedImageError as error:

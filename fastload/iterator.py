@@ -1,0 +1,473 @@
+"""The loop's side of the pipeline: fills the window out of the order, takes batches, begins and ends epochs."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import nullcontext
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fastload import workers
+from fastload.collate import SlotPool
+from fastload.errors import LoaderClosedError, LoaderTimeoutError, TooManyErrorsError
+from fastload.fetch import Batch, Fetcher, annotate, neutral_modes, shown
+from fastload.lanes import LaneFetcher, LaneOrder
+from fastload.order import SampledOrder, describe, is_function, partition, single_sampler
+from fastload.randomness import entered
+from fastload.sampler import RankSampler, integer, mix64
+from fastload.tally import Tally
+from fastload.telemetry import Recorder, span
+from fastload.window import Window
+from fastload.workers import LOOP, Site, pin_batch, serve
+
+if TYPE_CHECKING:
+    from fastload.loader import DataLoader
+
+_log = logging.getLogger("fastload")
+
+
+class ThreadIterator(Iterator[Any]):
+    """One pass over a loader's data; with persistent workers, one after another. Made by `iter(loader)`."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        if loader.num_workers == 0 and loader.timeout:
+            raise ValueError(
+                "timeout needs num_workers > 0: without workers nobody could stop waiting"
+            )
+        factor = 1 if loader.prefetch_factor is None else loader.prefetch_factor
+        if integer("prefetch_factor", factor) == 0 and loader.prefetch_batches is None:
+            raise ValueError("prefetch_factor must be 1 or more to load anything, got 0")
+        self._pid = os.getpid()
+        self._loader = weakref.ref(loader)
+        self._pins = loader.pin_memory and _can_pin(loader)
+        self._timeout = min(loader.timeout, threading.TIMEOUT_MAX) or None
+        self._sampler = loader._index_sampler
+        pool = SlotPool()
+        self._fetcher = self._make_fetcher(loader, pool)
+        light = (
+            not self._pins
+            and loader.worker_init_fn is None
+            and self._fetcher.is_light(loader.dataset, batch_size(loader))
+        )
+        num_workers = 0 if light else loader.num_workers
+        self._inline = num_workers == 0
+        self._site = Site(0, loader.dataset, None)  # of the loop, where there are no workers
+        self._window: Window[Batch] = Window(
+            _depth(loader, self._fetcher, num_workers),
+            in_order=loader.in_order,
+            collected=self._pins and not self._inline,
+            lanes=max(1, num_workers) if loader.iterable else 1,
+            max_bytes=loader.prefetch_bytes,
+        )
+        self._fetcher.pause = self._window.pause
+        pool.limit = self._window.depth + 1
+        self._tally = loader._tally = Tally(num_workers, pool)
+        # Holds no reference to the iterator, which may die anywhere, also in a thread of its own: so
+        # the threads are told to end and not waited for.
+        weakref.finalize(self, _retire, self._tally, self._window).atexit = False
+        base_seed = self._begin_first(loader)
+        if loader.worker_init_fn is None:
+            self._issue_ahead()  # a thread finds work the moment that it is there
+        self._threads = workers.start(
+            self._window,
+            self._fetcher,
+            loader.dataset,
+            num_workers=num_workers,
+            copy_dataset=loader.copy_dataset or loader.iterable,
+            init_fn=loader.worker_init_fn,
+            base_seed=base_seed,
+        )
+        loader._threads = [t for t in loader._threads if t.is_alive()] + self._threads
+        loader._iterators.add(self)
+        self._issue_ahead()
+
+    def _make_fetcher(self, loader: DataLoader[Any], pool: SlotPool) -> Fetcher:
+        how: dict[str, Any] = {
+            "collate_fn": loader.collate_fn,
+            "on_error": loader.on_error,
+            "retries": loader.retries,
+            "pool": pool,
+        }
+        if not loader.iterable:
+            return Fetcher(loader.dataset, batched=loader._auto_collation, **how)
+        return LaneFetcher(
+            loader.dataset,
+            lanes=max(1, loader.num_workers),
+            batch_size=loader.batch_size,
+            drop_last=loader.drop_last,
+            **how,
+        )
+
+    # ---- epochs ----
+
+    def _begin_first(self, loader: DataLoader[Any]) -> int:
+        """Begin the first epoch, with the draws that torch makes, in torch's order; the base seed."""
+        resume = loader._resume
+        twice = loader.num_workers and loader.seed is None and not loader.iterable
+        if resume is not None and resume["stream_seed"] is not None:
+            base_seed = int(resume["stream_seed"])  # drawn already, when the epoch began
+            order = self._make_order(loader)
+        elif twice:
+            iter(
+                self._sampler
+            )  # a sampler that draws in `__iter__` itself draws twice, as in torch
+            base_seed = _base_seed(loader)
+            order = self._make_order(loader)
+        else:
+            order = self._make_order(loader)
+            base_seed = _base_seed(loader)
+        self._window.begin()
+        self._begin(loader, order, self._stream_seed(loader, base_seed))
+        return base_seed
+
+    def _reset(self, loader: DataLoader[Any]) -> None:
+        """Begin another epoch with the same workers; torch's `DataLoader.__iter__` calls it under this name."""
+        ahead = self._ahead
+        if (
+            ahead is not None
+            and self._ended
+            and loader._resume is None
+            and (ahead.epoch, ahead.about) == (loader._epoch, describe(loader))
+        ):
+            self._window.recount()
+            self._begin(loader, ahead, None)
+        else:
+            self._window.begin()
+            order = self._make_order(loader)
+            self._begin(loader, order, self._stream_seed(loader, self._order.seed))
+        self._issue_ahead()
+
+    def _make_order(self, loader: DataLoader[Any]) -> SampledOrder | LaneOrder:
+        how: dict[str, Any] = {
+            "epoch": loader._epoch,
+            "about": describe(loader),
+            "resume": loader._resume,
+        }
+        rank, _ = partition(self._sampler, loader.dataset)
+        if isinstance(self._fetcher, LaneFetcher):
+            lanes = max(1, loader.num_workers)
+            return LaneOrder(self._fetcher, lanes=lanes, rank=rank, **how)
+        return SampledOrder(self._sampler, self._fetcher, rank=rank, **how)
+
+    def _stream_seed(self, loader: DataLoader[Any], base_seed: int) -> int:
+        resume, loader._resume = loader._resume, None
+        if loader.seed is not None:
+            return loader.seed
+        if resume and resume["stream_seed"] is not None:
+            return int(resume["stream_seed"])
+        return base_seed
+
+    def _begin(
+        self, loader: DataLoader[Any], order: SampledOrder | LaneOrder, seed: int | None
+    ) -> None:
+        """Begin an epoch; `seed` is None where it is under way already."""
+        if seed is not None:
+            order.begin(seed, self._new_recorders())
+        self._order = loader._order = order
+        self._ahead: SampledOrder | None = None  # the next epoch's, once it is under way
+        self._runs_ahead = (
+            loader.persistent_workers
+            and loader.in_order
+            and not self._inline
+            and isinstance(order, SampledOrder)
+            and is_function(self._sampler)
+        )
+        self._persistent = loader.persistent_workers
+        self._max_errors = loader.max_errors
+        self._handled = 0
+        self._begun = False  # the loop has asked for a batch
+        self._ended = False  # the loop has had all its batches
+        self._warned = loader._warned if loader.seed is not None or loader.num_workers else None
+        self._on_stats = loader.on_stats
+        self._told = perf_counter()
+        self._tally.begin(order.epoch, self._window, order.recorders)
+
+    def _new_recorders(self) -> list[Recorder]:
+        return [Recorder() for _ in range(max(1, self._tally.workers) + 2)]
+
+    def _end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._order.end()
+        self._tally.end()
+        if not self._persistent:
+            self._window.close()
+            workers.join(self._threads)
+        self._tell()
+
+    # ---- the loop's side ----
+
+    def __iter__(self) -> ThreadIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __next__(self) -> Any:
+        if self._fetcher.noticed:
+            self._warn()
+        if isinstance(self._order, LaneOrder):
+            self._warn_of_length()
+        if not self._begun:
+            self._follow_set_epoch()
+        while not self._ended:
+            with self._window.taking:
+                batch = None if self._ended else self._take()
+                if batch is None:
+                    self._end()
+                    break
+                self._count(batch)
+            if batch.error is not None:
+                # The traceback of the error holds this frame and, where it was caught, the batch: with
+                # the error in neither, it is in no reference cycle; and whoever keeps a worker's
+                # error does not keep this iterator and its threads with it.
+                error, batch.error = batch.error, None
+                annotate(error, batch.where)
+                try:
+                    raise error
+                finally:
+                    del error, self
+            if not batch.left_out:
+                # An error that `on_error` was given may be kept, and with it the batch, and this frame
+                # where there are no workers: not its data.
+                try:
+                    return batch.data
+                finally:
+                    batch.data = None
+        raise StopIteration
+
+    def _follow_set_epoch(self) -> None:
+        """Where the sampler was set to another epoch since `iter()`, and nothing was taken yet: that one.
+
+        Lightning calls `iter()` first and the sampler's `set_epoch` then.
+        """
+        self._begun = True
+        sampler, loader = single_sampler(self._sampler), self._loader()
+        if loader is None or loader._epoch_is_set or not isinstance(sampler, RankSampler):
+            return  # the loader's own `set_epoch` is for the next `iter()`
+        if sampler.is_set and sampler.epoch != self._order.epoch:
+            loader._epoch = loader._begin_epoch()
+            self._reset(loader)
+            self._begun = True
+
+    def _take(self) -> Batch | None:
+        if self._pid != os.getpid():
+            raise LoaderClosedError(
+                f"this iterator belongs to process {self._pid}, from which this one was forked: "
+                "begin an epoch of your own here with iter(loader)"
+            )
+        self._window.check()
+        self._issue()
+        if self._inline:
+            self._serve()
+        if self._ahead is not None:
+            oldest = self._window.oldest()
+            if oldest is None or oldest.epoch == self._ahead.epoch:
+                return None
+        try:
+            batch = self._window.take(self._timeout)
+        except LoaderTimeoutError as exc:
+            raise LoaderTimeoutError(
+                f"{exc}. Nothing is lost, next() may be called again. The workers were here:\n"
+                f"{workers.whereabouts(self._threads)}"
+            ) from None
+        if batch is not None:
+            self._order.delivered(batch)
+        self._issue_ahead()
+        return batch
+
+    def _issue_ahead(self) -> None:
+        if not self._inline:
+            self._issue()
+
+    def _issue(self) -> None:
+        """Fill the window. The only place that runs the sampler, and only on the loop's thread, as torch does."""
+        order = self._ahead or self._order
+        while not order.exhausted and self._window.has_room():
+            started = perf_counter()
+            try:
+                with span("sampler"):
+                    batch = next(order)
+            except StopIteration:
+                if self._ahead is None and self._runs_ahead:
+                    order = self._ahead = self._next_order()
+                    continue
+                return
+            batch.recorders[LOOP].add("sampler", perf_counter() - started)
+            self._window.issue(batch)
+            if batch.error is not None:
+                self._window.complete(batch)
+
+    def _next_order(self) -> SampledOrder:
+        """The next epoch's, which the workers begin while the loop is busy with the end of this one."""
+        rank, _ = partition(self._sampler, self._site.dataset)
+        order = SampledOrder(
+            self._sampler,
+            self._fetcher,
+            epoch=self._order.epoch + 1,
+            rank=rank,
+            about=self._order.about,
+        )
+        order.begin(self._order.seed, self._new_recorders())
+        return order
+
+    def _serve(self) -> None:
+        """Without workers: do here, in the modes of a fresh thread, what a worker would."""
+        started = perf_counter()
+        try:
+            drawing = nullcontext() if self._fetcher.gathers else entered(self._site.stream)
+            with neutral_modes(), drawing:
+                while self._window.has_work() and serve(self._window, self._fetcher, self._site):
+                    pass
+        except BaseException:
+            self._window.discard()  # Ctrl-C: this batch will not come, and must not be waited for
+            raise
+        self._tally.served_s += perf_counter() - started
+
+    # ---- what is counted and told ----
+
+    def _count(self, batch: Batch) -> None:
+        tally = self._tally
+        tally.batches += not batch.left_out
+        tally.errors += len(batch.handled) + (batch.error is not None)
+        for k, exc in sorted(batch.handled.items()):
+            what = "skipped" if k in batch.skipped else "replaced"
+            _log.warning(
+                "fastload: %s sample index %s: %s: %s",
+                what,
+                shown(batch.indices[k]),
+                type(exc).__name__,
+                shown(exc, str),
+            )
+        tally.retries += len(batch.retries)
+        self._handled += len(batch.handled)
+        if batch.handled and self._max_errors is not None and self._handled > self._max_errors:
+            last = batch.handled[max(batch.handled)]
+            batch.error = TooManyErrorsError(
+                f"{self._handled} samples of epoch {batch.epoch} failed, max_errors={self._max_errors} allows fewer"
+            )
+            batch.error.__cause__ = last
+            batch.data = None
+        batch.handled.clear()  # the errors refer to the batch by their tracebacks
+        if self._pins and self._inline and batch.error is None:
+            pin_batch(batch)
+        if batch.error is None and not batch.left_out:
+            tally.samples += batch.size - len(batch.skipped)
+            tally.bytes += batch.nbytes
+        if perf_counter() - self._told > TELL_SECONDS:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told = perf_counter()
+        if self._on_stats is not None:
+            self._on_stats(self._tally.stats())
+
+    def _warn(self) -> None:
+        """Warn, once for a loader, of random numbers that cannot be keyed; before a batch is taken, so that none is
+        lost where warnings are errors."""
+        while self._fetcher.noticed:
+            what = self._fetcher.noticed.popleft()
+            if self._warned is None or what in self._warned:
+                continue
+            self._warned.add(what)
+            warnings.warn(
+                f"fastload: {type(self._site.dataset).__name__} seems to draw from {what}, which all threads share: "
+                "its samples are not reproducible. Draw from fastload.sample_generator() (torch) or "
+                "fastload.sample_rng() (NumPy, and in place of Python's random), or use "
+                'worker_method="process".',
+                stacklevel=3,
+            )
+
+    def _warn_of_length(self) -> None:
+        """As torch does, where an iterable data set gives more than its `len()` said."""
+        loader = self._loader()
+        declared: Any = None if loader is None else loader._IterableDataset_len_called
+        if declared is not None and self._tally.batches > declared and not self._ended:
+            warnings.warn(
+                f"Length of IterableDataset {self._site.dataset} was reported to be {declared} (when accessing "
+                f"len(dataloader)), but {self._tally.batches} samples have been fetched.",
+                stacklevel=3,
+            )
+
+    # ---- anyone's ----
+
+    @property
+    def alive(self) -> bool:
+        """Whether another epoch can be run with these threads."""
+        return not self._window.closed
+
+    def close(self) -> None:
+        """Let the threads end, after the calls that they are in; `next()` then raises `LoaderClosedError`."""
+        _retire(self._tally, self._window)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an iterator with threads cannot be pickled or copied; pickle its loader")
+
+
+TELL_SECONDS = 10.0
+"""How often `on_stats` is called within an epoch."""
+
+
+def _retire(tally: Tally, window: Window[Batch]) -> None:
+    window.close()
+    tally.end()
+
+
+def _depth(loader: DataLoader[Any], fetcher: Fetcher, workers: int) -> int:
+    """Batches in flight at most; see the docstring of `DataLoader`."""
+    if workers == 0:
+        return 1
+    if loader.prefetch_batches is not None:
+        return loader.prefetch_batches
+    if loader.prefetch_factor is not None:
+        return loader.prefetch_factor * workers
+    if fetcher.batches_in_parallel:
+        return 2 + workers
+    return 2 + math.ceil(workers / (batch_size(loader) or 1))
+
+
+def batch_size(loader: DataLoader[Any]) -> int | None:
+    """Samples in a batch; None where a batch sampler of the user's does not say."""
+    size = loader.batch_size or getattr(loader._index_sampler, "batch_size", None)
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _base_seed(loader: DataLoader[Any]) -> int:
+    """What `get_worker_info().seed` counts from: torch's draw, in torch's place, or a function of (seed, epoch)."""
+    if loader.seed is not None:
+        return mix64(mix64(loader.seed) ^ loader._epoch) >> 1
+    return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+
+
+def _can_pin(loader: DataLoader[Any]) -> bool:
+    """Whether there is anything to pin for; warns in torch's words where there is not."""
+    if loader.pin_memory_device:
+        warnings.warn(
+            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
+            f"ignore pin_memory_device='{loader.pin_memory_device}'.",
+            stacklevel=4,
+        )
+    accelerator = (
+        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    )
+    if accelerator is None:
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, "
+            "then device pinned memory won't be used.",
+            stacklevel=4,
+        )
+    elif accelerator.type == "mps":
+        warnings.warn(
+            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
+            stacklevel=4,
+        )
+    return accelerator is not None and accelerator.type != "mps"

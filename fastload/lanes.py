@@ -1,0 +1,233 @@
+"""Iterable data sets: each worker reads a copy of its own, in a lane of its own; batches come from the lanes in turn.
+
+The order is torch's: the lanes take turns, and one that has ended is passed over. So it depends on the
+number of workers, as whatever a data set makes of `get_worker_info()` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from fastload.collate import SampleBox
+from fastload.fetch import Batch, Fetcher, contained, pass_signals
+from fastload.randomness import Stream, StreamKeys
+from fastload.sampler import mix64
+from fastload.telemetry import Recorder
+
+BEGINNING: dict[str, Any] = {"samples": 0, "state": None, "ended": False}
+
+
+class Part(Batch):
+    """A batch out of one lane. What is in it is known when it is read: its position, size and indices too.
+
+    The "index" of a sample is its number in the worker's copy.
+    """
+
+    __slots__ = ("ended", "saved", "state")
+
+    def __init__(self, lane: int, size: int, saved: dict[str, Any], **place: Any) -> None:
+        super().__init__(1, [], size=size, position=0, lane=lane, **place)
+        self.saved = saved  # where the lane begins, this epoch
+        self.ended = False  # the lane had nothing more, for this batch neither
+        self.state = saved  # of the lane, behind this batch
+
+    def __str__(self) -> str:
+        return f"batch {self.ordinal} of epoch {self.epoch}, out of worker {self.lane}"
+
+
+class LaneFetcher(Fetcher):
+    """Reads batches of an iterable data set. A lane is touched by its own worker alone: no locks."""
+
+    def __init__(
+        self, dataset: Any, *, lanes: int, batch_size: int | None, drop_last: bool, **how: Any
+    ) -> None:
+        super().__init__(dataset, batched=batch_size is not None, **how)
+        self.batch_size = batch_size or 1
+        self._drop_last = drop_last
+        self._lanes: list[_Lane | None] = [None] * lanes
+
+    @property
+    def whole(self) -> bool:
+        """A batch is read in one go."""
+        return True
+
+    def read(self, batch: Batch, start: int, stop: int, dataset: Any, stream: Stream) -> None:
+        """Take the samples of `batch` out of its lane, each in its random stream."""
+        assert isinstance(batch, Part)
+        stream.move(batch, None)
+        lane = self._lanes[batch.lane]
+        if lane is None or lane.keys is not batch.keys:  # a new epoch
+            lane = self._lanes[batch.lane] = _Lane(dataset, batch.keys)
+            try:
+                lane.begin(batch, stream)
+            except BaseException as exc:
+                pass_signals(exc)
+                lane.ended = True
+                self._fail(batch, 0, contained(exc), f"{batch}; stage: iter")
+        self._fill(batch, lane, stream)
+        short = batch.size < self.batch_size
+        if lane.ended and not batch.failed and (not batch.size or (short and self._drop_last)):
+            batch.ended = batch.left_out = True
+            batch.box = None
+        batch.state = lane.state()
+
+    def _fill(self, batch: Part, lane: _Lane, stream: Stream) -> None:
+        box = SampleBox(self.batch_size, self._collate_fn if self._batched else self._collate_one)
+        batch.box = box
+        batch.size = 0
+        batch.position = lane.samples
+        batch.indices = range(lane.samples, lane.samples + self.batch_size)
+        while batch.size < self.batch_size and not (lane.ended or batch.failed or batch.dropped):
+            k = batch.size
+            stream.move(batch, k)
+            try:
+                sample = lane.take()
+            except BaseException as exc:
+                pass_signals(exc)
+                batch.size += 1
+                self._sample_failed(batch, k, lane.dataset, exc)
+            else:
+                if not lane.ended:
+                    batch.size += 1
+                    box.put(k, sample)
+        box.shorten(batch.size)
+
+    def _collate_one(self, samples: list[Any]) -> Any:
+        return self._collate_fn(samples[0])
+
+
+class _Lane:
+    """One worker's pass over its copy of the data set, in one epoch."""
+
+    def __init__(self, dataset: Any, keys: StreamKeys) -> None:
+        self.dataset = dataset
+        self.keys = keys
+        self.samples = 0  # taken, those that raised included
+        self.ended = False
+        self._iterator: Iterator[Any] = iter(())
+
+    def begin(self, batch: Part, stream: Stream) -> None:
+        """Make the iterator and bring it to where the lane begins: by the state of the data set or of its
+        iterator; where neither has one, by reading again up to there."""
+        saved = batch.saved
+        if saved["ended"]:
+            self.samples, self.ended = saved["samples"], True
+            return
+        state = saved["state"]
+        of_dataset = state is not None and hasattr(self.dataset, "load_state_dict")
+        if of_dataset:
+            self.dataset.load_state_dict(state)
+        self._iterator = iter(self.dataset)
+        if state is not None:
+            if not of_dataset:
+                self._iterator.load_state_dict(state)  # type: ignore[attr-defined]
+            self.samples = saved["samples"]
+            return
+        batch.indices = range(saved["samples"])
+        for k in batch.indices:
+            stream.move(batch, k)
+            with suppress(Exception):  # it was delivered in its place
+                self.take()
+
+    def take(self) -> Any:
+        """The next sample; sets `ended` where there is none."""
+        try:
+            sample = next(self._iterator)
+        except StopIteration:
+            self.ended = True
+            return None
+        except BaseException:
+            self.samples += 1
+            raise
+        self.samples += 1
+        return sample
+
+    def state(self) -> dict[str, Any]:
+        """Where the lane is, for a `Part`'s `saved`."""
+        state = None
+        for source in (self.dataset, self._iterator):  # as `begin` looks for them
+            if hasattr(source, "state_dict") and hasattr(source, "load_state_dict"):
+                state = source.state_dict()
+                break
+        return {"samples": self.samples, "state": state, "ended": self.ended}
+
+
+class LaneOrder:
+    """The batches of one epoch of an iterable data set. As `SampledOrder`, on the loop's thread."""
+
+    def __init__(
+        self,
+        fetcher: LaneFetcher,
+        *,
+        lanes: int,
+        epoch: int,
+        rank: int,
+        about: dict[str, Any],
+        resume: dict[str, Any] | None = None,
+    ) -> None:
+        self.epoch = epoch
+        self.about = about
+        self.recorders: list[Recorder] = []
+        self.exhausted = False
+        self._fetcher = fetcher
+        self._rank = rank
+        self._ordinal = 0
+        self._ended = False
+        self._lanes = list(resume["lanes"]) if resume else [BEGINNING] * lanes  # as delivered
+        self._began = tuple(self._lanes)
+        self._active = [not lane["ended"] for lane in self._lanes]
+        self._turn = resume["turn"] if resume else 0  # of the next batch to be read
+        self._delivered_turn = self._turn  # of the next batch to be delivered
+
+    def begin(self, seed: int, recorders: list[Recorder]) -> None:
+        """Fix the random streams: of each lane its own."""
+        self.seed = seed
+        self.recorders = recorders
+        n = len(self._lanes)
+        mine = mix64(seed & 0xFFFF_FFFF_FFFF_FFFF) ^ self._rank
+        self._keys = [StreamKeys(mine, self.epoch, rank=i, world_size=n) for i in range(n)]
+
+    def __next__(self) -> Batch:
+        if not any(self._active):
+            self.exhausted = True
+            raise StopIteration
+        while not self._active[self._turn]:
+            self._turn = (self._turn + 1) % len(self._lanes)
+        lane = self._turn
+        self._turn = (lane + 1) % len(self._lanes)
+        self._ordinal += 1
+        return Part(
+            lane,
+            self._fetcher.batch_size,
+            self._began[lane],
+            keys=self._keys[lane],
+            recorders=self.recorders,
+            epoch=self.epoch,
+            ordinal=self._ordinal - 1,
+        )
+
+    def delivered(self, batch: Batch) -> None:
+        """The loop has had `batch`, or it turned out that its lane had ended."""
+        assert isinstance(batch, Part)
+        self._lanes[batch.lane] = batch.state
+        if batch.ended:
+            self._active[batch.lane] = False
+        else:
+            self._delivered_turn = (batch.lane + 1) % len(self._lanes)
+
+    def end(self) -> None:
+        """The loop has been told that there is no more."""
+        self._ended = True
+
+    def state(self) -> dict[str, Any]:
+        """What was delivered; see `DataLoader.state_dict`."""
+        return {
+            **self.about,
+            "stream_seed": self.seed,
+            "epoch": self.epoch,
+            "turn": self._delivered_turn,
+            "lanes": list(self._lanes),
+            "ended": self._ended,
+        }

@@ -1,0 +1,427 @@
+"""One stream of random numbers for each sample and each batch, handed to unmodified transforms.
+
+A stream is keyed by (seed, epoch, position, index), so what a sample draws depends neither on the
+number of workers nor on timing, and an index that comes twice in an epoch draws anew. In the thread
+that reads, a `TorchFunctionMode` gives the sample's generator to every function of torch that draws
+on the CPU and takes one; other threads, and torch's global state, see nothing of it.
+
+What draws from Python's or NumPy's global state, or in a function of torch that takes no generator,
+cannot be keyed. It is noticed, and the loader warns once.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from types import FrameType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from fastload.sampler import integer, mix64
+
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+_BATCH = 0x6261_7463_6800_0000  # sets the stream of a batch apart from that of its first sample
+_local = threading.local()
+
+
+class StreamKeys:
+    """The keys of all streams of one epoch, as one rank sees them. Immutable.
+
+    Args:
+        seed, epoch: integers.
+        rank, world_size: local position k is global position `k * world_size + rank`, as in
+            `RankSampler`, so that a sample draws the same in a world of another size.
+    """
+
+    __slots__ = ("_epoch_key", "_rank", "_world_size")
+
+    def __init__(self, seed: int, epoch: int, *, rank: int = 0, world_size: int = 1) -> None:
+        self._epoch_key = mix64(mix64(seed & _MASK) ^ (epoch & _MASK))
+        self._rank = rank
+        self._world_size = world_size
+
+    def sample(self, position: int, index: Any) -> int:
+        """64 bits for the sample `index` at a local position of the epoch."""
+        place = position * self._world_size + self._rank
+        return mix64(mix64(self._epoch_key ^ place) ^ _index_bits(index))
+
+    def batch(self, position: int, first: Any) -> int:
+        """64 bits for the batch that begins at a local position with the sample `first`."""
+        return mix64(self.sample(position, first) ^ _BATCH)
+
+
+def _index_bits(index: Any) -> int:
+    try:
+        return operator.index(index) & _MASK
+    except TypeError:  # a key of another kind, of which its text is the same in every process
+        return int.from_bytes(blake2b(repr(index).encode(), digest_size=8).digest(), "little")
+
+
+# ---- noticing what cannot be keyed ----
+
+
+class GlobalDraws:
+    """Notices draws from Python's and NumPy's global random state, in what one thread runs.
+
+    It looks at the first eight runs, then at every one whose number is a power of two. A call of
+    Python's random functions is seen for certain, by a profile function of this thread. NumPy's make
+    no such event: there the state is compared, at some 50 us a look, and as the loop may draw
+    meanwhile, only four looks of which each saw a change count.
+    """
+
+    def __init__(self, noticed: set[str]) -> None:
+        self._noticed = noticed
+        self._runs = 0
+        self._looks = self._changes = 0
+        self._numpy: tuple[Any, ...] | None = None
+        self._profiling = False
+
+    def begin(self) -> None:
+        """A run of user code begins."""
+        self._runs += 1
+        if self._runs > 8 and self._runs & (self._runs - 1):
+            return
+        self._numpy = _numpy_state()
+        if sys.getprofile() is None:
+            self._profiling = True
+            sys.setprofile(self._saw)
+
+    def end(self) -> None:
+        """The run has ended: put into `noticed` what drew."""
+        if self._numpy is None:
+            return
+        if self._profiling:
+            sys.setprofile(None)
+            self._profiling = False
+        self._looks += 1
+        self._changes += self._numpy != _numpy_state()
+        self._numpy = None
+        if self._changes == self._looks == 4:
+            self._noticed.add("NumPy's global random state")
+
+    def _saw(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call" and getattr(argument, "__self__", None) is _PYTHON:
+            self._noticed.add("Python's global random state")
+
+
+_PYTHON = random.random.__self__  # type: ignore[attr-defined]  # the generator of the module's functions
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    _, key, place, *rest = np.random.get_state()
+    return (place, *rest, np.asarray(key).tobytes())
+
+
+def global_states() -> tuple[Any, Any, Any]:
+    """Python's, NumPy's and torch's global random state, to be compared."""
+    return random.getstate(), _numpy_state(), torch.get_rng_state().numpy().tobytes()
+
+
+# ---- streams ----
+
+
+class Keyed(Protocol):
+    """What has streams: a batch, at its positions and (None) as a whole."""
+
+    def stream_key(self, at: int | None) -> int:
+        """64 bits for the stream at a place."""
+
+
+class Stream(TorchFunctionMode):
+    """The random numbers of what a thread works on. Entered as a mode; belongs to its thread.
+
+    The thread sets `source`, `at` and `stale` when it goes on to the next sample: three stores. Keys
+    and generators are made when something draws: about 2 us for torch, 10 us for NumPy.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source: Keyed | None = None
+        self.at: int | None = None
+        self.stale = True  # the generators are those of the place before
+        self.noticed: set[str] = set()  # what drew from a state that cannot be keyed
+        self._key: int | None = None
+        self._torch = torch.Generator()
+        self._torch_fresh = False
+        self._numpy: np.random.Generator | None = None
+
+    def move(self, source: Keyed | None, at: int | None) -> None:
+        """Go to a place, whose stream begins at its beginning."""
+        self.source = source
+        self.at = at
+        self.stale = True
+
+    def generator(self) -> torch.Generator:
+        """Torch's generator for this place; good until the stream moves on."""
+        self._refresh()
+        if not self._torch_fresh:
+            assert self._key is not None
+            self._torch.manual_seed(self._key)
+            self._torch_fresh = True
+        return self._torch
+
+    def rng(self) -> np.random.Generator:
+        """NumPy's generator for this place: Philox, whose key it is."""
+        self._refresh()
+        if self._numpy is None:
+            self._numpy = np.random.Generator(np.random.Philox(key=self._key))
+        return self._numpy
+
+    def _refresh(self) -> None:
+        if self.stale:
+            assert self.source is not None
+            self._key = self.source.stream_key(self.at)
+            self._torch_fresh, self._numpy = False, None
+            self.stale = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called by torch for each of its functions that this thread calls."""
+        draw = _DRAWS.get(func)
+        if draw is None or self.source is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return draw(self, func, args, kwargs or {})
+
+
+# ---- torch's random functions ----
+
+
+def _keyed(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A function with a `generator` argument; on another device than the CPU, or given one, as it is."""
+    given = kwargs.get("generator") is not None or any(type(a) is torch.Generator for a in args)
+    if not given and _on_cpu(args, kwargs):
+        kwargs = {**kwargs, "generator": stream.generator()}
+    return func(*args, **kwargs)
+
+
+def _like(fill: str) -> Callable[..., Any]:
+    """`rand_like` and its kin, which take a generator only in the latest torch: the same in all."""
+
+    def draw(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if kwargs.get("generator") is not None or not _on_cpu(args, kwargs):
+            return func(*args, **kwargs)
+        bounds = [kwargs[name] for name in ("low", "high") if name in kwargs]
+        options = {
+            k: v for k, v in kwargs.items() if k not in ("generator", "input", "low", "high")
+        }
+        given: list[Any] = [*args, kwargs["input"]] if "input" in kwargs else [*args]
+        like, *rest = given
+        out = torch.empty_like(like, **options).detach()
+        limits = [*rest, *bounds]
+        if fill == "random_" and len(limits) == 1:
+            limits.insert(0, 0)
+        getattr(out, fill)(*limits, generator=stream.generator())
+        return out.requires_grad_(bool(kwargs.get("requires_grad")))
+
+    return draw
+
+
+def _unkeyed(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A function that takes no generator: notice if it drew."""
+    before = torch.get_rng_state()
+    out = func(*args, **kwargs)
+    if not torch.equal(before, torch.get_rng_state()):
+        stream.noticed.add(f"torch's global random state ({func.__name__})")
+    return out
+
+
+def _on_cpu(args: Any, kwargs: dict[str, Any]) -> bool:
+    device = kwargs.get("device")
+    if device is not None:
+        return torch.device(device).type == "cpu"
+    return all(a.is_cpu for a in args if isinstance(a, torch.Tensor))
+
+
+KEYED = [
+    *(
+        getattr(torch, name)
+        for name in (
+            "bernoulli",
+            "binomial",
+            "multinomial",
+            "normal",
+            "poisson",
+            "rand",
+            "randint",
+            "randn",
+            "randperm",
+            "rrelu",
+            "rrelu_",
+            "_sample_dirichlet",
+            "_standard_gamma",
+        )
+    ),
+    *(
+        getattr(torch.Tensor, name)
+        for name in (
+            "bernoulli",
+            "bernoulli_",
+            "cauchy_",
+            "exponential_",
+            "geometric_",
+            "log_normal_",
+            "multinomial",
+            "normal_",
+            "random_",
+            "uniform_",
+        )
+    ),
+    *(
+        getattr(nn.init, name)
+        for name in (
+            "kaiming_normal_",
+            "kaiming_uniform_",
+            "normal_",
+            "orthogonal_",
+            "sparse_",
+            "trunc_normal_",
+            "uniform_",
+            "xavier_normal_",
+            "xavier_uniform_",
+        )
+    ),
+]
+"""Functions of torch that draw and take a generator."""
+
+LIKE = {torch.rand_like: "uniform_", torch.randn_like: "normal_", torch.randint_like: "random_"}
+"""Functions that draw as the method named here does, on a tensor like their argument."""
+
+UNKEYED = [
+    *(
+        getattr(torch, name)
+        for name in (
+            "alpha_dropout",
+            "alpha_dropout_",
+            "dropout",
+            "dropout_",
+            "feature_alpha_dropout",
+            "feature_alpha_dropout_",
+            "feature_dropout",
+            "feature_dropout_",
+            "native_dropout",
+        )
+    ),
+    *(
+        getattr(functional, name)
+        for name in (
+            "alpha_dropout",
+            "dropout",
+            "dropout1d",
+            "dropout2d",
+            "dropout3d",
+            "feature_alpha_dropout",
+            "fractional_max_pool2d",
+            "fractional_max_pool2d_with_indices",
+            "fractional_max_pool3d",
+            "fractional_max_pool3d_with_indices",
+            "gumbel_softmax",
+            "multi_head_attention_forward",
+            "rrelu",
+            "scaled_dot_product_attention",
+        )
+    ),
+]
+"""Functions of torch that may draw and take no generator: noticed when they do."""
+
+_DRAWS: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(KEYED, _keyed),
+    **{func: _like(fill) for func, fill in LIKE.items()},
+    **dict.fromkeys(UNKEYED, _unkeyed),
+}
+
+
+# ---- what users call ----
+
+
+def current_stream() -> Stream | None:
+    """The stream that this thread has entered."""
+    stream: Stream | None = getattr(_local, "stream", None)
+    return stream
+
+
+@contextmanager
+def entered(stream: Stream) -> Iterator[None]:
+    """Let this thread draw from `stream`; the one before is back afterwards."""
+    before = current_stream()
+    _local.stream = stream
+    try:
+        with stream:
+            yield
+    finally:
+        _local.stream = before
+
+
+class _Fixed:
+    def __init__(self, key: int) -> None:
+        self._key = key
+
+    def stream_key(self, at: int | None) -> int:
+        return self._key
+
+
+@contextmanager
+def random_stream(
+    *,
+    seed: int,
+    epoch: int,
+    position: int,
+    index: Any,
+    batch: bool = False,
+) -> Iterator[None]:
+    """Draw in this block what a loader with `seed` draws for one sample, or for one batch.
+
+    So a plain loop reproduces any batch, one stream after another:
+
+        for k, index in enumerate(indices):
+            with fastload.random_stream(seed=7, epoch=0, position=first + k, index=index):
+                samples.append(dataset[index])
+        with fastload.random_stream(seed=7, epoch=0, position=first, index=indices[0], batch=True):
+            expected = collate_fn(samples)
+
+    Args:
+        seed, epoch: of the loader.
+        position: the global position of the sample, or of the first sample of the batch, in the
+            order of the epoch: with `RankSampler`, `local position * world_size + rank`.
+        index: what the sampler gave for the sample, or for the first sample of the batch.
+        batch: the stream of a batch, in which `collate_fn` and `__getitems__` run.
+    """
+    keys = StreamKeys(integer("seed", seed), integer("epoch", epoch))
+    make = keys.batch if batch else keys.sample
+    stream = Stream()
+    stream.move(_Fixed(make(integer("position", position), index)), None)
+    with entered(stream):
+        yield
+
+
+def sample_generator() -> torch.Generator:
+    """Torch's generator for the sample, or the batch, that this thread works on.
+
+    It is the one that torch's random functions get by themselves there, so draws of either come out
+    of one stream; use it while the sample is read and not later. Outside of a loader and of
+    `random_stream` it is torch's default generator.
+    """
+    stream = current_stream()
+    return torch.default_generator if stream is None or not stream.source else stream.generator()
+
+
+def sample_rng() -> np.random.Generator:
+    """A NumPy generator for the sample, or the batch, that this thread works on; 10 us when it is made.
+
+    For all draws that are not torch's: `rng.random()`, `rng.integers(n)`, `rng.shuffle(list)`. Outside of
+    a loader and of `random_stream`, a new one seeded by a draw of torch's default generator.
+    """
+    stream = current_stream()
+    if stream is None or not stream.source:
+        return np.random.default_rng(int(torch.randint(2**63 - 1, ()).item()))
+    return stream.rng()

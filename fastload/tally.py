@@ -1,0 +1,91 @@
+"""What an epoch counts: the loop's own counts, and those of the window and the recorders, in one snapshot."""
+
+from __future__ import annotations
+
+from time import perf_counter, process_time
+
+from fastload.collate import SlotPool
+from fastload.fetch import Batch
+from fastload.telemetry import Recorder, Stats, merge
+from fastload.window import Window
+from fastload.workers import usable_cores
+
+
+class Tally:
+    """What an iterator counts in an epoch. Outlives it, so that `loader.stats()` can be asked after the loop."""
+
+    def __init__(self, workers: int, pool: SlotPool) -> None:
+        self.workers = workers
+        self._pool = pool
+        self._window: Window[Batch] | None = None
+        self._final = NO_STATS
+
+    def begin(self, epoch: int, window: Window[Batch], recorders: list[Recorder]) -> None:
+        """Count anew, with what `window` counts since its own `recount()` and what `recorders` do."""
+        self.epoch = epoch
+        self.samples = 0
+        self.batches = 0
+        self.errors = 0
+        self.bytes = 0
+        self.retries = 0
+        self.served_s = 0.0  # without workers, the loop waits for itself
+        self._recorders = recorders
+        self._started = perf_counter()
+        self._cpu_started = process_time()
+        self._window = window
+
+    def stats(self) -> Stats:
+        """A snapshot; after the end, the last one."""
+        window = self._window
+        if window is None:
+            return self._final
+        waits = window.counts()
+        measured = merge(self._recorders)
+        return Stats(
+            epoch=self.epoch,
+            workers=self.workers,
+            depth=window.depth,
+            samples=self.samples,
+            batches=self.batches,
+            errors=self.errors,
+            elapsed_s=perf_counter() - self._started,
+            consumer_wait_s=waits.consumer_wait_s + self.served_s,
+            worker_wait_s=waits.worker_wait_s,
+            occupancy=waits.occupancy if self.workers else 0.0,
+            bytes=self.bytes,
+            retries=self.retries,
+            stages=measured.stages,
+            sample_cpu_s=measured.sample_cpu_s,
+            core_wait_s=measured.core_wait_s,
+            gil_pressure=measured.gil_pressure,
+            gil_probes=measured.gil_probes,
+            slowest_s=measured.slowest_s,
+            slowest=measured.slowest,
+            busy_s=sum(
+                measured.stages[name].seconds
+                for name in ("sample", "collate")
+                if name in measured.stages
+            ),
+            slots_in_use=self._pool.lent,
+            cores=usable_cores(),
+            process_cpu_s=process_time() - self._cpu_started,
+        )
+
+    def end(self) -> None:
+        """Keep the figures as they are, and the window no longer: batches in flight lie in it."""
+        self._final = self.stats()
+        self._window = None
+
+
+NO_STATS = Stats(
+    epoch=-1,
+    workers=0,
+    depth=0,
+    samples=0,
+    batches=0,
+    errors=0,
+    elapsed_s=0.0,
+    consumer_wait_s=0.0,
+    worker_wait_s=0.0,
+    occupancy=0.0,
+)

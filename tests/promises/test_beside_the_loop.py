@@ -1,0 +1,609 @@
+"""Promise: beside the training loop: bytes are bounded, reads are retried, epochs follow without a gap.
+
+Samples of any size within `prefetch_bytes`; transient errors read again with a back-off that `close()`
+ends; with persistent workers the next epoch is under way before it is asked for, and is thrown away
+where another one is; loaders side by side; `on_stats` for loggers; spans of worker threads in a trace.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import fastload
+from fastload import DataLoader, RankSampler, Stats
+
+DEADLINE_S = 30.0  # only a deadlock waits that long
+GRACE_S = 0.05  # what a loader that reads too much is given to do so
+KIB = 1024
+
+
+class Reads(Dataset[int]):
+    """Its own indices; `reads` holds (index, thread, moment) of each call, in order."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.reads: list[tuple[int, int, float]] = []
+        self.turn = threading.Condition()  # owns reads
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        with self.turn:
+            self.reads.append((index, threading.get_ident(), time.monotonic()))
+            self.turn.notify_all()
+        return index
+
+    def wait_for_reads(self, count: int) -> None:
+        with self.turn:
+            assert self.turn.wait_for(lambda: len(self.reads) >= count, DEADLINE_S), self.reads
+
+    def count(self, index: int) -> int:
+        return sum(read == index for read, _, _ in self.reads)
+
+
+class Plain(Dataset[int]):
+    """Its own indices, for torch's processes."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def given(loader: Any) -> list[Any]:
+    return [batch.tolist() for batch in loader]
+
+
+def batches(order: list[int], batch_size: int) -> list[list[int]]:
+    return [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+
+
+def fastload_threads() -> list[str]:
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith("fastload-"))
+
+
+# ---- bytes in flight ----
+
+
+class Sized(Reads):
+    """Sample k is `sizes[k]` bytes; what is read and was not taken by the loop is in flight."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(len(sizes))
+        self.sizes = sizes
+        self.in_flight = self.most = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with self.turn:
+            self.in_flight += self.sizes[index]
+            self.most = max(self.most, self.in_flight)
+        super().__getitem__(index)
+        return torch.full((self.sizes[index],), index % 251, dtype=torch.uint8)
+
+    def taken(self, count: int) -> None:
+        with self.turn:
+            self.in_flight -= count
+
+
+def take_all(
+    loader: DataLoader[Any], dataset: Sized, *, pause_at: tuple[int, ...] = ()
+) -> list[int]:
+    """The sizes of all samples in order; at some batches the loop stands until no more is read."""
+    sizes: list[int] = []
+    iterator = iter(loader)
+    for step in range(10**6):
+        if step in pause_at:
+            dataset.wait_for_reads(len(sizes) + 1)
+            time.sleep(GRACE_S)
+        batch = next(iterator, None)
+        if batch is None:
+            return sizes
+        samples = batch if isinstance(batch, list) else [batch]
+        sizes += [sample.numel() for sample in samples]
+        dataset.taken(sum(sample.numel() for sample in samples))
+    raise AssertionError("no end")
+
+
+SIZES = [64 * KIB] + [(KIB, 64 * KIB, 4 * KIB, 16 * KIB, 2 * KIB, KIB)[k % 6] for k in range(200)]
+LIMIT = 256 * KIB
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_bytes_in_flight_are_bounded_for_samples_of_different_size(
+    batch_size: int | None, workers: int
+) -> None:
+    dataset = Sized(SIZES)
+    collate_fn: Any = {} if batch_size is None else {"collate_fn": list}
+    loader = DataLoader(
+        dataset,
+        batch_size,
+        num_workers=workers,
+        prefetch_bytes=LIMIT,
+        prefetch_batches=1000,
+        **collate_fn,
+    )
+    assert take_all(loader, dataset, pause_at=(0, 1, 2, 20, 50)) == SIZES
+    largest = 64 * KIB * (batch_size or 1)
+    # A worker may begin a batch that turns out larger than the largest before it.
+    assert dataset.most <= LIMIT + workers * largest, f"{dataset.most / KIB} KiB"
+    assert dataset.most > LIMIT / 2, "what there is room for is used"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_with_equal_sizes_as_many_batches_are_in_flight_as_fit(workers: int) -> None:
+    dataset = Sized([8 * KIB] * 60)
+    loader = DataLoader(
+        dataset,
+        2,
+        num_workers=workers,
+        prefetch_bytes=80 * KIB,
+        prefetch_batches=1000,
+        collate_fn=list,
+    )
+    with loader:
+        iterator = iter(loader)
+        for taken in range(1, 6):
+            dataset.taken(sum(sample.numel() for sample in next(iterator)))
+            dataset.wait_for_reads(2 * (taken + 5))
+            time.sleep(GRACE_S)
+            assert len(dataset.reads) == 2 * (taken + 5), "5 batches of 16 KiB"
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_a_batch_larger_than_the_bound_is_let_in_alone(workers: int) -> None:
+    sizes = [KIB, 64 * KIB, KIB, 64 * KIB, 64 * KIB, KIB, KIB]
+    dataset = Sized(sizes)
+    loader = DataLoader(dataset, None, num_workers=workers, prefetch_bytes=KIB)
+    assert take_all(loader, dataset) == sizes
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_the_bound_in_batches_holds_as_well(in_order: bool) -> None:
+    dataset = Sized([KIB] * 60)
+    loader = DataLoader(
+        dataset, None, num_workers=2, prefetch_bytes=10**9, prefetch_batches=5, in_order=in_order
+    )
+    with loader:
+        iterator = iter(loader)
+        next(iterator)
+        dataset.wait_for_reads(6)
+        time.sleep(GRACE_S)
+        assert len(dataset.reads) == 6
+
+
+# ---- transient errors ----
+
+
+class Flaky(Reads):
+    """Index k raises `failures[k]` as often as that list is long, then is read; then draws a number."""
+
+    def __init__(self, length: int, failures: dict[int, list[BaseException]]) -> None:
+        super().__init__(length)
+        self.failures = {k: list(errors) for k, errors in failures.items()}
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        number = torch.rand((), dtype=torch.double)
+        super().__getitem__(index)
+        left = self.failures.get(index)
+        if left:
+            raise left.pop(0)
+        return torch.stack([torch.tensor(index, dtype=torch.double), number])
+
+
+TRANSIENT = [errno.EIO, errno.ESTALE, errno.ETIMEDOUT]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("code", TRANSIENT, ids=errno.errorcode.get)
+def test_a_transient_error_is_read_again_after_a_pause_with_the_same_numbers(
+    code: int, workers: int
+) -> None:
+    dataset = Flaky(12, {5: [OSError(code, "simulated"), OSError(code, "simulated")]})
+    loader = DataLoader(dataset, 4, num_workers=workers, retries=2, seed=3)
+    got = [*loader]
+    expected = [*DataLoader(Flaky(12, {}), 4, seed=3)]
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+    moments = [moment for index, _, moment in dataset.reads if index == 5]
+    assert len(moments) == 3
+    assert 0.1 <= moments[1] - moments[0] < 0.2
+    assert 0.2 <= moments[2] - moments[1] < 0.4, "the pause doubles"
+    assert Counter(index for index, _, _ in dataset.reads) == Counter([*range(12), 5, 5])
+    assert loader.stats().errors == 0, "it did not fail in the end"
+
+
+def test_what_was_read_again_is_counted() -> None:
+    dataset = Flaky(6, {k: [OSError(errno.EIO, "simulated")] for k in (1, 4)})
+    loader = DataLoader(dataset, 2, num_workers=2, retries=1)
+    assert len([*loader]) == 3
+    assert loader.stats().retries == 2  # type: ignore[attr-defined]
+    assert "retr" in str(loader.stats()) or "again" in str(loader.stats())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("retries", [0, 1])
+def test_after_the_last_attempt_the_error_arrives_in_its_place(workers: int, retries: int) -> None:
+    dataset = Flaky(8, {3: [OSError(errno.EIO, "gone", "scan-7.tif")] * 9})
+    iterator = iter(DataLoader(dataset, 2, num_workers=workers, retries=retries))
+    assert next(iterator)[:, 0].tolist() == [0, 1]
+    with pytest.raises(OSError, match="scan-7") as caught:
+        next(iterator)
+    assert caught.value.errno == errno.EIO
+    assert dataset.count(3) == 1 + retries
+    assert [batch[:, 0].tolist() for batch in iterator] == [[4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EACCES, errno.ENOSPC, None])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_that_does_not_pass_is_not_read_again(workers: int, code: int | None) -> None:
+    error = ValueError("no") if code is None else OSError(code, "no")
+    kind, dataset = type(error), Flaky(4, {1: [error]})
+    del error  # raised, it holds the frames that it came through
+    iterator = iter(DataLoader(dataset, 2, num_workers=workers, retries=5))
+    started = time.monotonic()
+    with pytest.raises(kind):
+        next(iterator)
+    assert time.monotonic() - started < 0.1 + 2.0 * (workers > 0), "no pause"
+    assert dataset.count(1) == 1
+    assert next(iterator)[:, 0].tolist() == [2, 3]
+
+
+def test_skip_comes_after_the_retries() -> None:
+    dataset = Flaky(4, {1: [OSError(errno.EIO, "x")] * 9, 2: [OSError(errno.EIO, "x")]})
+    loader = DataLoader(dataset, 2, num_workers=1, retries=1, on_error="skip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        got = [batch[:, 0].tolist() for batch in loader]
+    assert got == [[0], [2, 3]]
+    assert dataset.count(1) == 2
+    assert loader.stats().errors == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_read_in_one_call_is_read_again(workers: int) -> None:
+    class Gathered(Reads):
+        failed = 0
+
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            if 4 in indices and not self.failed:
+                self.failed += 1
+                raise OSError(errno.ESTALE, "simulated")
+            return [self[index] for index in indices]
+
+    dataset = Gathered(8)
+    assert given(DataLoader(dataset, 4, num_workers=workers, retries=1)) == batches([*range(8)], 4)
+    assert dataset.failed == 1
+
+
+@pytest.mark.parametrize("way", ["close", "del"])
+def test_close_wakes_a_worker_that_waits_to_read_again(way: str) -> None:
+    dataset = Flaky(4, {0: [OSError(errno.EIO, "simulated")] * 99})
+    loader = DataLoader(dataset, 1, num_workers=1, retries=20)
+    iterator = iter(loader)
+    with dataset.turn:
+        assert dataset.turn.wait_for(lambda: dataset.count(0) >= 4, DEADLINE_S)
+    started = time.monotonic()  # the pause is 0.8 s now
+    if way == "close":
+        loader.close()
+        assert not fastload_threads()
+    else:
+        del iterator
+        gc.collect()
+        while fastload_threads() and time.monotonic() < started + 5:
+            time.sleep(0.001)
+    assert time.monotonic() - started < 0.5
+    assert dataset.count(0) == 4
+
+
+# ---- the next epoch ----
+
+LENGTH, BATCH = 24, 4
+
+
+def order_of(kind: str, epoch: int) -> list[int]:
+    """The order of the epoch as a sampler of its own gives it."""
+    if kind == "sequential":
+        return [*range(LENGTH)]
+    sampler = RankSampler(LENGTH, rank=0, world_size=1, seed=9)
+    sampler.set_epoch(epoch)
+    return [*sampler]
+
+
+def persistent(kind: str, dataset: Any, **options: Any) -> DataLoader[Any]:
+    how: dict[str, Any] = {
+        "sequential": {},
+        "rank sampler": {"sampler": RankSampler(LENGTH, rank=0, world_size=1, seed=9)},
+        "seed": {"shuffle": True, "seed": 9},
+    }[kind]
+    return DataLoader(dataset, BATCH, num_workers=2, persistent_workers=True, **how, **options)
+
+
+KINDS = ["sequential", "rank sampler", "seed"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_epoch_is_under_way_before_it_is_asked_for(kind: str) -> None:
+    dataset = Reads(LENGTH)
+    with persistent(kind, dataset) as loader:
+        for epoch in range(4):
+            assert given(loader) == batches(order_of(kind, epoch), BATCH)
+            assert loader.stats().epoch == epoch
+            assert loader.stats().batches == LENGTH // BATCH
+            ahead = loader.stats().depth * BATCH
+            dataset.wait_for_reads((epoch + 1) * LENGTH + ahead)
+            time.sleep(GRACE_S)
+            # The first of an epoch may be read before the last of the one before.
+            had = [index for index, _, _ in dataset.reads]
+            wanted = [*range(LENGTH)] * (epoch + 1) + order_of(kind, epoch + 1)[:ahead]
+            assert Counter(had) == Counter(wanted), "what the window holds, and no more"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_epoch_begins_when_the_last_batch_is_handed_out(kind: str) -> None:
+    dataset = Reads(LENGTH)
+    with persistent(kind, dataset) as loader:
+        iterator = iter(loader)
+        got = [next(iterator).tolist() for _ in range(LENGTH // BATCH)]
+        dataset.wait_for_reads(LENGTH + 1)
+        assert got == batches(order_of(kind, 0), BATCH)
+        assert next(iterator, None) is None
+        assert given(loader) == batches(order_of(kind, 1), BATCH)
+
+
+@pytest.mark.parametrize("how", ["not persistent", "torch's draws"])
+def test_where_the_order_is_not_known_or_threads_end_nothing_is_read_ahead(how: str) -> None:
+    dataset = Reads(LENGTH)
+    options: Any = {"persistent_workers": True, "shuffle": True} if how != "not persistent" else {}
+    with DataLoader(dataset, BATCH, num_workers=2, **options) as loader:
+        state = torch.get_rng_state() if not options else None
+        list(loader)
+        time.sleep(GRACE_S)
+        assert len(dataset.reads) == LENGTH
+        if state is None:
+            torch.manual_seed(5)
+            got = given(loader)
+            theirs = torch.utils.data.DataLoader(Plain(LENGTH), BATCH, num_workers=2, **options)
+            list(theirs)
+            torch.manual_seed(5)
+            expected = given(theirs)
+            assert got == expected, "the draws are made when the epoch is asked for"
+
+
+@pytest.mark.parametrize("kind", ["rank sampler", "seed"])
+@pytest.mark.parametrize("other", [0, 1, 7])
+def test_set_epoch_to_another_epoch_discards_what_was_begun(kind: str, other: int) -> None:
+    dataset = Flaky(LENGTH, {})
+    with persistent(kind, dataset) as loader:
+        list(loader)
+        dataset.wait_for_reads(LENGTH + 1)
+        loader.set_epoch(other)
+        got = [*loader]
+        assert [batch[:, 0].int().tolist() for batch in got] == batches(
+            order_of(kind, other), BATCH
+        )
+        assert loader.stats().epoch == other
+        assert loader.stats().samples == LENGTH
+        again = [batch[:, 0].int().tolist() for batch in loader]
+        assert again == batches(order_of(kind, other + 1), BATCH)
+    if kind == "seed":
+        fresh = DataLoader(Flaky(LENGTH, {}), BATCH, shuffle=True, seed=9)
+        fresh.set_epoch(other)
+        assert all(torch.equal(a, b) for a, b in zip(got, fresh, strict=True)), "random numbers too"
+
+
+def test_the_sampler_s_own_set_epoch_discards_what_was_begun() -> None:
+    """The usual loop calls the sampler's, not the loader's."""
+    dataset, sampler = Reads(LENGTH), RankSampler(LENGTH, rank=0, world_size=1, seed=9)
+    with DataLoader(
+        dataset, BATCH, sampler=sampler, num_workers=2, persistent_workers=True
+    ) as loader:
+        for epoch in (0, 1, 5, 2, 3):
+            sampler.set_epoch(epoch)
+            assert given(loader) == batches(order_of("rank sampler", epoch), BATCH)
+            dataset.wait_for_reads(len(dataset.reads))
+            time.sleep(0.01)
+
+
+def test_errors_of_the_next_epoch_arrive_in_the_next_epoch() -> None:
+    class FailsLater(Reads):
+        def __getitem__(self, index: int) -> int:
+            super().__getitem__(index)
+            if self.count(0) == 2 and index == 0:
+                raise ValueError("second time")
+            return index
+
+    dataset = FailsLater(LENGTH)
+    with persistent("sequential", dataset) as loader:
+        assert given(loader) == batches([*range(LENGTH)], BATCH)
+        dataset.wait_for_reads(LENGTH + BATCH)
+        assert loader.stats().errors == 0
+        iterator = iter(loader)
+        with pytest.raises(ValueError, match="second time"):
+            next(iterator)
+        assert given(iterator) == batches([*range(LENGTH)], BATCH)[1:]
+
+
+def test_the_state_between_epochs_does_not_see_what_was_begun() -> None:
+    dataset = Flaky(LENGTH, {})
+    with persistent("seed", dataset) as loader:
+        list(loader)
+        dataset.wait_for_reads(LENGTH + BATCH)
+        state = json.loads(json.dumps(loader.state_dict()))
+        expected = [*loader]
+        iterator = iter(loader)
+        next(iterator)
+        middle = json.loads(json.dumps(loader.state_dict()))
+        rest = [*iterator]
+        loader.load_state_dict(state)
+        assert all(torch.equal(a, b) for a, b in zip(loader, expected, strict=True))
+        loader.load_state_dict(middle)
+        assert all(torch.equal(a, b) for a, b in zip(loader, rest, strict=True))
+    resumed = DataLoader(Flaky(LENGTH, {}), BATCH, shuffle=True, seed=9)
+    resumed.load_state_dict(state)
+    assert all(torch.equal(a, b) for a, b in zip(resumed, expected, strict=True))
+
+
+@pytest.mark.parametrize("way", ["close", "del"])
+def test_threads_end_with_the_next_epoch_under_way(way: str) -> None:
+    dataset = Reads(LENGTH)
+    loader = persistent("sequential", dataset)
+    list(loader)
+    dataset.wait_for_reads(LENGTH + 1)
+    if way == "close":
+        loader.close()
+        assert not fastload_threads()
+        assert given(loader) == batches([*range(LENGTH)], BATCH), "and it can begin again"
+        loader.close()
+    else:
+        del loader
+        gc.collect()
+        deadline = time.monotonic() + 0.5
+        while fastload_threads() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert not fastload_threads()
+
+
+# ---- side by side ----
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_train_and_validation_side_by_side(workers: int, keep: bool) -> None:
+    options: Any = {"num_workers": workers, "persistent_workers": keep and workers > 0}
+    train = DataLoader(Reads(40), 5, shuffle=True, seed=9, **options)
+    valid = DataLoader(Reads(12), 4, **options)
+    plain_order = DataLoader(Reads(40), 5, shuffle=True, seed=9)
+    with train, valid:
+        for _ in range(3):
+            seen = []
+            for step, batch in enumerate(train):
+                seen.append(batch.tolist())
+                if step % 3 == 1:
+                    assert given(valid) == batches([*range(12)], 4)
+            assert seen == given(plain_order)
+        assert (train.stats().samples, valid.stats().samples) == (40, 12)
+        valid.close()
+        assert given(train) == given(plain_order), "closing one leaves the other alone"
+
+
+# ---- for loggers ----
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("keep", [False, True])
+def test_on_stats_is_called_at_the_end_of_each_epoch_in_the_loop_s_thread(
+    keep: bool, workers: int
+) -> None:
+    told: list[tuple[Stats, int]] = []
+
+    def tell(stats: Stats) -> None:
+        told.append((stats, threading.get_ident()))
+
+    loader = DataLoader(
+        Reads(10), 4, num_workers=workers, persistent_workers=keep and workers > 0, on_stats=tell
+    )
+    with loader:
+        for epoch in range(3):
+            assert len(given(loader)) == 3
+            assert len(told) == epoch + 1
+            stats, thread = told[-1]
+            assert thread == threading.get_ident()
+            assert (stats.epoch, stats.samples, stats.batches) == (epoch, 10, 3)
+            assert str(stats)
+        next(iter(loader))
+    assert len(told) == 3, "an epoch that the loop leaves has no end"
+
+
+@pytest.mark.slow
+def test_on_stats_is_called_every_ten_seconds() -> None:
+    told: list[Stats] = []
+    with DataLoader(Reads(100), 4, num_workers=2, on_stats=told.append) as loader:
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        assert told == []
+        time.sleep(10.2)
+        next(iterator)
+        next(iterator)
+        assert len(told) == 1
+        assert told[0].elapsed_s >= 10
+        assert told[0].batches in (3, 4, 5)
+
+
+# ---- a profiler's trace ----
+
+
+class Staged(Reads):
+    def __getitem__(self, index: int) -> int:
+        with fastload.stage("read"):
+            super().__getitem__(index)
+        with fastload.stage("decode"):
+            torch.ones(4).sum()
+        return index
+
+
+def spans(path: Path) -> dict[str, set[Any]]:
+    """The threads in which each span of a trace was seen."""
+    found: dict[str, set[Any]] = {}
+    for event in json.loads(path.read_text())["traceEvents"]:
+        if event.get("ph") == "X":
+            found.setdefault(event["name"], set()).add(event["tid"])
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("begun", ["before", "within"])
+def test_a_torch_trace_has_the_stages_of_worker_threads(tmp_path: Path, begun: str) -> None:
+    dataset = Staged(4000)
+    with DataLoader(dataset, 8, num_workers=2, prefetch_batches=4) as loader:
+        iterator: Any = iter(loader)
+        if begun == "before":
+            next(iterator)
+        else:
+            loader.close()
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            experimental_config=fastload.profiler_config(),
+        ) as profile:
+            iterator = iter(loader) if begun == "within" else iterator
+            for _ in range(30):
+                with torch.profiler.record_function("step of the loop"):
+                    next(iterator)
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    found = spans(tmp_path / "trace.json")
+    (loop,) = found["step of the loop"]
+    for name in ("fastload.read", "fastload.decode"):
+        assert name in found, sorted(n for n in found if "fastload" in n)
+        assert loop not in found[name]
+    assert found["fastload.read"] == found["fastload.decode"], "the same worker threads"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_inline_the_stages_are_in_the_trace_of_the_loop(tmp_path: Path) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        given(DataLoader(Staged(8), 4))
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    assert {"fastload.read", "fastload.decode"} <= set(spans(tmp_path / "trace.json"))
+
+
+def test_outside_of_a_loader_a_stage_does_nothing() -> None:
+    read: Callable[[int], Any] = Staged(4).__getitem__
+    assert read(3) == 3

@@ -1,0 +1,1043 @@
+"""Promise: an iterable data set, read by threads, gives what torch's processes give, and more.
+
+Each worker thread reads a copy of its own. The batches and their order are those of torch's
+DataLoader with the same `num_workers`; errors arrive in place and cost the other workers nothing;
+a state taken at any step is resumed bit for bit; and no thread is left.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import gc
+import json
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import IterableDataset, get_worker_info
+
+import fastload
+from fastload.errors import EmptyBatchError, LoaderTimeoutError, StateError, TooManyErrorsError
+
+WORKERS = [0, 1, 2, 3, 5]
+DEADLINE_S = 30.0  # only a deadlock waits that long
+SHARD = 1000  # more than any shard holds: sample k of shard s is s * SHARD + k
+Event = tuple[str, Any]
+
+# Torch's own loader says so of more processes than cores.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+def my_part() -> tuple[int, int]:
+    """This worker's number and how many there are; (0, 1) outside of a worker."""
+    info = get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+class Log:
+    """A list that all copies of a data set share."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []  # list.append is atomic
+        self.turn = threading.Condition()
+
+    def __deepcopy__(self, _: Any) -> Log:
+        return self
+
+    def add(self, entry: Any) -> None:
+        with self.turn:
+            self.entries.append(entry)
+            self.turn.notify_all()
+
+    def wait_for(self, condition: Callable[[list[Any]], bool]) -> None:
+        with self.turn:
+            assert self.turn.wait_for(lambda: condition(self.entries), DEADLINE_S), self.entries
+
+
+class Sharded(IterableDataset[int]):
+    """`lengths[s]` samples in shard s, which worker s modulo the number of workers reads."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+
+    def __iter__(self) -> Iterator[int]:
+        worker, workers = my_part()
+        for shard in range(worker, len(self.lengths), workers):
+            for k in range(self.lengths[shard]):
+                yield shard * SHARD + k
+
+
+class Whole(IterableDataset[int]):
+    """Not sharded: each worker yields all."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.length))
+
+
+class OwnIterator(IterableDataset[int]):
+    """Its own iterator, never rewound: what was read is gone, for this copy."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.at = length, 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == self.length:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+
+class CountsEpochs(IterableDataset[int]):
+    """Remembers in the copy how often it was begun."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        worker, workers = my_part()
+        return iter(range(100 * epoch + worker, 100 * epoch + 11, workers))
+
+
+DATASETS: dict[str, Callable[[], IterableDataset[int]]] = {
+    "uneven": lambda: Sharded([7, 1, 0, 13, 4, 9, 2]),
+    "fewer shards than workers": lambda: Sharded([5, 11]),
+    "one long": lambda: Sharded([1, 30]),
+    "unsharded": lambda: Whole(10),
+    "own iterator": lambda: OwnIterator(9),
+    "one sample": lambda: Sharded([1]),
+    "empty": lambda: Sharded([]),
+}
+
+
+def torch_loader(dataset: Any, **options: Any) -> torch.utils.data.DataLoader[Any]:
+    if options.get("num_workers"):
+        options["multiprocessing_context"] = "fork"
+    return torch.utils.data.DataLoader(dataset, **options)
+
+
+def plain(batch: Any) -> Any:
+    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
+def given(loader: Any) -> list[Any]:
+    return [plain(batch) for batch in loader]
+
+
+def heard(iterator: Iterator[Any], most: int = 200) -> list[Event]:
+    """What a loop hears that goes on after errors: batches, and the types of errors, in order."""
+    events: list[Event] = []
+    for _ in range(most):
+        try:
+            events.append(("batch", plain(next(iterator))))
+        except StopIteration:
+            return events
+        except Exception as error:
+            events.append(("error", type(error).__name__))
+    raise AssertionError(f"no end after {most} steps: {events[-5:]}")
+
+
+def fastload_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("fastload-")]
+
+
+# ---- batches and order are torch's ----
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", DATASETS)
+def test_batches_and_their_order_are_those_of_torch_s_processes(name: str, workers: int) -> None:
+    for batch_size, drop_last in ((1, False), (4, False), (4, True), (7, False), (None, False)):
+        options = {"batch_size": batch_size, "drop_last": drop_last, "num_workers": workers}
+        expected = given(torch_loader(DATASETS[name](), **options))
+        loader = fastload.DataLoader(DATASETS[name](), **options)
+        got = [*loader]
+        assert [plain(batch) for batch in got] == expected, options
+        stats = loader.stats()
+        assert stats.batches == len(expected)
+        assert stats.samples == sum(1 if batch_size is None else len(b) for b in expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+def test_drop_last_drops_the_rest_of_each_worker(workers: int) -> None:
+    options = {"batch_size": 7, "drop_last": True, "num_workers": workers}
+    dataset = Sharded([20, 6, 15, 8, 7])
+    expected = given(torch_loader(dataset, **options))
+    assert given(fastload.DataLoader(dataset, **options)) == expected
+    assert all(len(batch) == 7 for batch in expected)
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nested_samples_are_collated_as_torch_does(workers: int, batch_size: int | None) -> None:
+    class Nested(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for k in Sharded([5, 4]):
+                yield {"x": torch.full((2, 3), float(k)), "meta": (str(k), [k, k + 0.5])}
+
+    options = {"batch_size": batch_size, "num_workers": workers}
+    got = [*fastload.DataLoader(Nested(), **options)]
+    expected = [*torch_loader(Nested(), **options)]
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        assert type(one) is type(other)
+        torch.testing.assert_close(one["x"], other["x"], rtol=0, atol=0)
+        assert one["x"].dtype == other["x"].dtype
+        assert str(one["meta"]) == str(other["meta"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_fn_gets_the_samples_of_one_worker(workers: int) -> None:
+    options = {"batch_size": 4, "num_workers": workers, "collate_fn": sorted}
+    dataset = Sharded([6, 9, 3])
+    assert given(fastload.DataLoader(dataset, **options)) == given(torch_loader(dataset, **options))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("name", ["uneven", "own iterator", "counts epochs", "empty"])
+def test_epoch_after_epoch_as_torch(name: str, workers: int, persistent: bool) -> None:
+    """Persistent copies remember what they did; the others are made anew for each epoch."""
+    make = {**DATASETS, "counts epochs": CountsEpochs}[name]
+    options = {"batch_size": 4, "num_workers": workers, "persistent_workers": persistent}
+    theirs = torch_loader(make(), **options)
+    with fastload.DataLoader(make(), **options) as ours:
+        for _ in range(3):
+            assert given(ours) == given(theirs)
+
+
+@pytest.mark.parametrize("name", ["uneven", "own iterator", "counts epochs"])
+def test_inline_the_data_set_itself_is_read_as_in_torch(name: str) -> None:
+    make = {**DATASETS, "counts epochs": CountsEpochs}[name]
+    ours, theirs = fastload.DataLoader(make(), 4), torch_loader(make(), batch_size=4)
+    for _ in range(3):
+        assert given(ours) == given(theirs)
+
+
+def test_with_workers_the_data_set_itself_is_never_touched() -> None:
+    dataset = OwnIterator(9)
+    loader = fastload.DataLoader(dataset, 4, num_workers=2)
+    assert given(loader) == given(loader)
+    assert dataset.at == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_more_samples_than_the_length_says_is_warned_about_as_in_torch(workers: int) -> None:
+    class Sized(Whole):
+        def __len__(self) -> int:
+            return self.length - 5
+
+    for make in (torch_loader, fastload.DataLoader):
+        loader: Any = make(Sized(12), batch_size=1, num_workers=workers)
+        assert len(loader) == 7
+        with pytest.warns(UserWarning, match="Length of IterableDataset"):
+            list(loader)
+
+
+# ---- the worker ----
+
+
+def test_each_worker_reads_its_copy_in_one_thread_of_its_own() -> None:
+    class Watched(Sharded):
+        def __init__(self) -> None:
+            super().__init__([9, 9, 9])
+            self.log = Log()
+
+        def __iter__(self) -> Iterator[int]:
+            for k in super().__iter__():
+                info = get_worker_info()
+                assert info is not None
+                assert info.dataset is self, "the copy, not the original"
+                self.log.add((info.id, threading.current_thread().name, id(self)))
+                yield k
+
+    dataset = Watched()
+    assert len(given(fastload.DataLoader(dataset, 2, num_workers=3))) == 15
+    seen = set(dataset.log.entries)
+    assert len(seen) == 3, "one thread and one copy for each worker"
+    assert {worker for worker, _, _ in seen} == {0, 1, 2}
+    assert len({name for _, name, _ in seen}) == 3
+    assert all(name.startswith("fastload-worker") for _, name, _ in seen)
+    assert id(dataset) not in {copied for _, _, copied in seen}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_worker_init_fn_may_shard_the_worker_s_copy(workers: int) -> None:
+    """The second example in the documentation of torch's IterableDataset."""
+
+    class Range(IterableDataset[int]):
+        def __init__(self, start: int, end: int) -> None:
+            self.start, self.end = start, end
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(self.start, self.end))
+
+    def shard(worker: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        assert info.id == worker
+        part = info.dataset
+        per = -(-(part.end - part.start) // info.num_workers)
+        part.start += worker * per
+        part.end = min(part.start + per, part.end)
+
+    options = {"batch_size": 4, "num_workers": workers, "worker_init_fn": shard}
+    ours = fastload.DataLoader(Range(3, 26), **options)
+    expected = given(torch_loader(Range(3, 26), **options))
+    assert given(ours) == expected
+    assert given(ours) == expected, "and again, on new copies"
+
+
+def test_without_order_a_worker_that_stalls_holds_back_only_its_own() -> None:
+    class Stalling(Sharded):
+        def __init__(self) -> None:
+            super().__init__([12, 12])
+            self.log = Log()
+
+        def __iter__(self) -> Iterator[int]:
+            if my_part()[0] == 0:
+                self.log.wait_for(lambda entries: "go" in entries)
+            return super().__iter__()
+
+    dataset = Stalling()
+    loader = fastload.DataLoader(dataset, 4, num_workers=2, prefetch_batches=8, in_order=False)
+    with loader:
+        iterator = iter(loader)
+        early = [plain(next(iterator)) for _ in range(3)]
+        assert early == [[SHARD + k for k in range(at, at + 4)] for at in (0, 4, 8)]
+        dataset.log.add("go")
+        assert given(iterator) == [[*range(at, at + 4)] for at in (0, 4, 8)]
+
+
+def test_a_time_out_says_which_worker_it_waits_for_and_loses_nothing() -> None:
+    class Stuck(Sharded):
+        def __init__(self) -> None:
+            super().__init__([2, 2])
+            self.log = Log()
+
+        def __iter__(self) -> Iterator[int]:
+            if my_part()[0] == 1:
+                self.stand_still()
+            return super().__iter__()
+
+        def stand_still(self) -> None:
+            self.log.wait_for(lambda entries: "go" in entries)
+
+    dataset = Stuck()
+    with fastload.DataLoader(dataset, 2, num_workers=2, timeout=0.2) as loader:
+        iterator = iter(loader)
+        assert plain(next(iterator)) == [0, 1]
+        with pytest.raises(LoaderTimeoutError, match="stand_still"):
+            next(iterator)
+        dataset.log.add("go")
+        assert given(iterator) == [[SHARD, SHARD + 1]]
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 5])
+def test_no_more_batches_are_in_flight_than_the_window_holds(prefetch: int) -> None:
+    class Counted(IterableDataset[int]):
+        def __init__(self) -> None:
+            self.log = Log()
+
+        def __iter__(self) -> Iterator[int]:
+            for k in count():
+                self.log.add(k)
+                yield k
+
+    dataset = Counted()
+    with fastload.DataLoader(dataset, 3, num_workers=2, prefetch_batches=prefetch) as loader:
+        iterator = iter(loader)
+        for taken in range(5):
+            dataset.log.wait_for(lambda entries, n=3 * (taken + prefetch): len(entries) >= n)
+            time.sleep(0.03)  # what a loader that reads too much is given to do so
+            # A worker may look one sample ahead of the batches that it owes.
+            assert len(dataset.log.entries) <= 3 * (taken + prefetch) + 2
+            next(iterator)
+
+
+# ---- endless ----
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return count(my_part()[0] * SHARD)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("way", ["close", "with", "break", "del"])
+def test_an_endless_data_set_is_left_in_the_middle(workers: int, way: str) -> None:
+    loader = fastload.DataLoader(Endless(), 4, num_workers=workers)
+    expected = [
+        [(k % max(workers, 1)) * SHARD + k // max(workers, 1) * 4 + i for i in range(4)]
+        for k in range(9)
+    ]
+    if way == "with":
+        with loader:
+            got = [plain(batch) for batch in islice(loader, 9)]
+    elif way == "break":
+        got = []
+        for batch in loader:
+            got.append(plain(batch))
+            if len(got) == 9:
+                break
+        del batch
+    else:
+        iterator = iter(loader)
+        got = [plain(next(iterator)) for _ in range(9)]
+        if way == "del":
+            del iterator
+        else:
+            loader.close()
+    assert got == expected
+    if way in ("close", "with"):
+        assert not fastload_threads(), "close() returned before its threads had ended"
+    gc.collect()
+    deadline = time.monotonic() + 0.5
+    while fastload_threads() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not fastload_threads()
+
+
+# ---- errors ----
+
+
+class Hazards(IterableDataset[int]):
+    """`length` samples a worker. `faults[worker, k]` is raised in the place of sample k.
+
+    `dies` says whether the worker's iterator is a generator, which an exception ends.
+    """
+
+    def __init__(
+        self, length: int, faults: dict[tuple[int, int], BaseException], dies: bool
+    ) -> None:
+        self.length, self.faults, self.dies = length, faults, dies
+
+    def __iter__(self) -> Iterator[int]:
+        steps = _Steps(self, my_part()[0])
+        return (k for k in steps) if self.dies else steps
+
+
+class _Steps:
+    def __init__(self, dataset: Hazards, worker: int) -> None:
+        self.dataset, self.worker, self.at = dataset, worker, 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self.at >= self.dataset.length:
+            raise StopIteration
+        place, self.at = (self.worker, self.at), self.at + 1
+        if place in self.dataset.faults:
+            raise copy.copy(self.dataset.faults[place])
+        return place[0] * SHARD + place[1]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, None])
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("dies", [True, False])
+def test_an_error_is_in_its_place_and_the_rest_arrives_as_in_torch(
+    dies: bool, workers: int, batch_size: int | None
+) -> None:
+    faults: dict[tuple[int, int], BaseException] = {
+        (0, 5): ValueError("five"),
+        (0, 8): KeyError("eight"),
+        (2, 0): OSError(errno.ENOENT, "zero"),
+    }
+    options = {"batch_size": batch_size, "num_workers": workers}
+    expected = heard(iter(torch_loader(Hazards(11, faults, dies), **options)))
+    got = heard(iter(fastload.DataLoader(Hazards(11, faults, dies), **options)))
+    assert got == expected
+    assert sum(kind == "error" for kind, _ in got) >= 1
+
+
+def test_an_error_keeps_type_and_traceback_and_says_which_worker() -> None:
+    class Breaking(Sharded):
+        def __iter__(self) -> Iterator[int]:
+            for k in super().__iter__():
+                if k == SHARD + 2:
+                    self.break_down(k)
+                yield k
+
+        def break_down(self, k: int) -> None:
+            raise LookupError(f"sample {k} is bad")
+
+    iterator = iter(fastload.DataLoader(Breaking([4, 4]), 2, num_workers=2))
+    got = [plain(next(iterator)) for _ in range(3)]
+    assert got == [[0, 1], [SHARD, SHARD + 1], [2, 3]]
+    with pytest.raises(LookupError, match="sample 1002 is bad") as caught:
+        next(iterator)
+    assert "break_down" in [entry.name for entry in caught.traceback]
+    notes = " ".join(caught.value.__notes__)
+    assert "worker 1" in notes
+    assert "2" in notes, "its position in the worker"
+    assert list(iterator) == []
+
+
+@pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_would_end_a_thread_or_the_epoch_becomes_a_runtime_error(
+    workers: int, fault: type[BaseException]
+) -> None:
+    iterator = iter(
+        fastload.DataLoader(Hazards(4, {(0, 1): fault("out")}, False), 1, num_workers=workers)
+    )
+    events: list[Any] = []
+    for _ in range(4 * workers):
+        try:
+            events.append(plain(next(iterator))[0])
+        except RuntimeError as error:
+            assert isinstance(error.__cause__, fault)
+            events.append("error")
+    assert list(iterator) == []
+    assert [e for e in events if e == "error" or e < SHARD] == [0, "error", 2, 3]
+    assert [e for e in events if e != "error" and e >= SHARD] == [SHARD + k for k in range(4)][
+        : 4 * (workers - 1)
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stop_iteration_inside_a_generator_is_an_error_and_no_silent_end(workers: int) -> None:
+    class Nexts(Sharded):
+        def __iter__(self) -> Iterator[int]:
+            yield from super().__iter__()
+            next(iter([]))
+
+    iterator = iter(fastload.DataLoader(Nexts([2, 2]), None, num_workers=workers))
+    events = heard(iterator)
+    assert [value for kind, value in events if kind == "batch"] == (
+        [0, SHARD, 1, SHARD + 1] if workers else [0, 1, SHARD, SHARD + 1]
+    )
+    assert [value for kind, value in events if kind == "error"] == ["RuntimeError"] * max(
+        workers, 1
+    )
+
+
+@pytest.mark.parametrize("fault", [ValueError, StopIteration, SystemExit])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_an_error_in_iter_comes_in_place_of_that_worker_s_first_batch(
+    workers: int, fault: type[BaseException]
+) -> None:
+    class NoStart(Sharded):
+        def __iter__(self) -> Iterator[int]:
+            if my_part()[0] == 0:
+                raise fault("no start")
+            return super().__iter__()
+
+    iterator = iter(fastload.DataLoader(NoStart([3, 3, 3]), 2, num_workers=workers))
+    wanted: type[BaseException] = ValueError if fault is ValueError else RuntimeError
+    with pytest.raises(wanted) as caught:
+        next(iterator)
+    if fault is not ValueError:
+        assert isinstance(caught.value.__cause__, fault)
+    rest = given(iterator)
+    assert (
+        rest
+        == {
+            1: [],
+            2: [[SHARD, SHARD + 1], [SHARD + 2]],
+            3: [[SHARD, SHARD + 1], [2 * SHARD, 2 * SHARD + 1], [SHARD + 2], [2 * SHARD + 2]],
+        }[workers]
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_is_not_iterable_is_an_error_and_the_next_epoch_is_the_same(
+    workers: int, persistent: bool
+) -> None:
+    class Bad(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return 5  # type: ignore[return-value]
+
+    options = {"num_workers": workers, "persistent_workers": persistent and workers > 0}
+    with fastload.DataLoader(Bad(), 2, **options) as loader:
+        for _ in range(2):
+            with pytest.raises(TypeError, match=r"int|iterator"):
+                next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_on_error_skip_shortens_the_batch_and_counts(workers: int) -> None:
+    """An iterator that can go on does so; a batch holds what `batch_size` steps of it gave."""
+    faults: dict[tuple[int, int], BaseException] = {
+        (0, 1): ValueError("one"), (0, 6): ValueError("six"), (1, 3): OSError("three"),
+    }  # fmt: skip
+    loader = fastload.DataLoader(
+        Hazards(10, faults, False), 4, num_workers=workers, on_error="skip"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        got = given(loader)
+    flat = [k for batch in got for k in batch]
+    wanted = [
+        w * SHARD + k for w in range(max(workers, 1)) for k in range(10) if (w, k) not in faults
+    ]
+    assert sorted(flat) == wanted, "no loss and no duplicate"
+    lane = [batch for batch in got if batch[0] < SHARD]
+    assert lane == [[0, 2, 3], [4, 5, 7], [8, 9]], "never refilled, as with map-style data sets"
+    assert loader.stats().errors == (3 if workers == 2 else 2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_on_error_skip_gives_what_a_generator_had_before_it_broke(workers: int) -> None:
+    dataset = Hazards(10, {(0, 6): ValueError("six")}, True)
+    loader = fastload.DataLoader(dataset, 4, num_workers=workers, on_error="skip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        got = given(loader)
+    assert [batch for batch in got if batch[0] < SHARD] == [[0, 1, 2, 3], [4, 5]]
+    assert len([batch for batch in got if batch[0] >= SHARD]) == (3 if workers else 0)
+    assert loader.stats().errors == 1
+
+
+def test_a_batch_that_loses_all_its_samples_raises_and_the_rest_arrives() -> None:
+    faults: dict[tuple[int, int], BaseException] = {(0, k): ValueError(k) for k in (2, 3)}
+    loader = fastload.DataLoader(Hazards(6, faults, False), 2, num_workers=2, on_error="skip")
+    iterator = iter(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        assert [plain(next(iterator)) for _ in range(2)] == [[0, 1], [SHARD, SHARD + 1]]
+        with pytest.raises(EmptyBatchError):
+            next(iterator)
+        assert given(iterator) == [[SHARD + 2, SHARD + 3], [4, 5], [SHARD + 4, SHARD + 5]]
+
+
+def test_max_errors_bounds_what_is_skipped() -> None:
+    faults: dict[tuple[int, int], BaseException] = {(0, k): ValueError(k) for k in (1, 3, 5)}
+    loader = fastload.DataLoader(
+        Hazards(6, faults, False), 2, num_workers=1, on_error="skip", max_errors=2
+    )
+    iterator = iter(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        assert [plain(next(iterator)) for _ in range(2)] == [[0], [2]]
+        with pytest.raises(TooManyErrorsError):
+            next(iterator)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_data_set_that_cannot_be_copied_is_refused_in_clear_words(workers: int) -> None:
+    class HoldsALock(Sharded):
+        def __init__(self) -> None:
+            super().__init__([3])
+            self.lock = threading.Lock()
+
+    assert given(fastload.DataLoader(HoldsALock(), 2)) == [[0, 1], [2]], "inline nothing is copied"
+    with (
+        fastload.DataLoader(HoldsALock(), 2, num_workers=workers) as loader,
+        pytest.raises(Exception) as caught,  # noqa: PT011 - its words are the promise
+    ):
+        next(iter(loader))
+    said = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "HoldsALock" in said
+    assert "cop" in said, "that it is copied for each worker"
+    assert "lock" in said, "what cannot be"
+
+
+# ---- random numbers ----
+
+
+class Draws(IterableDataset[torch.Tensor]):
+    """Draws at its start and for each sample, as torch and as a generator does."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker, workers = my_part()
+        for shard in range(worker, len(self.lengths), workers):
+            order = torch.randperm(self.lengths[shard])
+            for k in order:
+                yield torch.cat(
+                    [k[None].double(), torch.rand(2, dtype=torch.double), torch.empty(1).normal_()]
+                )
+
+
+def drawn(loader: Any, epochs: int = 1) -> list[list[torch.Tensor]]:
+    return [[*loader] for _ in range(epochs)]
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_random_numbers_are_reproducible_and_keyed_by_epoch_and_worker(workers: int) -> None:
+    def run(seed: int) -> list[list[torch.Tensor]]:
+        torch.rand(seed)  # the global state differs
+        return drawn(fastload.DataLoader(Draws([6, 6, 6]), 2, num_workers=workers, seed=seed), 2)
+
+    first, again, other = run(3), run(3), run(4)
+    for epoch in range(2):
+        assert_equal(first[epoch], again[epoch])
+    numbers = torch.cat(
+        [batch[:, 1] for run_ in (first, other) for epoch in run_ for batch in epoch]
+    )
+    assert len(numbers) == 2 * 2 * 18
+    assert len(numbers.unique()) == len(numbers), "epochs, workers, samples and seeds differ"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_without_a_seed_the_numbers_follow_torch_manual_seed(workers: int) -> None:
+    def run(seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        return [*fastload.DataLoader(Draws([6, 6, 6]), 2, num_workers=workers)]
+
+    assert_equal(run(1), run(1))
+    assert not torch.equal(torch.cat(run(1)), torch.cat(run(2)))
+
+
+def test_the_loop_s_own_random_state_is_not_touched() -> None:
+    loader = fastload.DataLoader(Draws([6, 6]), 2, num_workers=2, seed=0)
+    before = torch.get_rng_state()
+    list(loader)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ---- state ----
+
+
+class Drawing(IterableDataset[torch.Tensor]):
+    """Samples (value, random number); without a state: what was read is read again.
+
+    `log` gets each value that is made. The subclasses can go to a place at once.
+    """
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths, self.log = lengths, Log()
+
+    def values(self) -> list[int]:
+        worker, workers = my_part()
+        shards = range(worker, len(self.lengths), workers)
+        return [shard * SHARD + k for shard in shards for k in range(self.lengths[shard])]
+
+    def make(self, value: int) -> torch.Tensor:
+        self.log.add(value)
+        return torch.tensor([value, torch.rand(()).item(), torch.randn(()).item()])
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for value in self.values():
+            yield self.make(value)
+
+
+class Remembers(Drawing):
+    """The data set has the state, as torchdata's users write it."""
+
+    at = start = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.at, self.start = self.start, 0  # the epoch after starts at the front
+        values = self.values()
+        while self.at < len(values):
+            self.at += 1
+            yield self.make(values[self.at - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["at"]
+
+
+class IteratorRemembers(Drawing):
+    """Its iterator has the state."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return _Remembering(self)
+
+
+class _Remembering:
+    def __init__(self, dataset: IteratorRemembers) -> None:
+        self.dataset, self.values, self.at = dataset, dataset.values(), 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        if self.at == len(self.values):
+            raise StopIteration
+        self.at += 1
+        return self.dataset.make(self.values[self.at - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Shuffles(Drawing):
+    """Draws its order at the start: only reading again, with the same numbers, gives the rest."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        values = self.values()
+        for k in torch.randperm(len(values)).tolist():
+            yield self.make(values[k])
+
+
+STATEFUL = [Remembers, IteratorRemembers]
+ALL_KINDS = [Drawing, Shuffles, *STATEFUL]
+LENGTHS = [5, 1, 8, 3]
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(json.dumps(state))
+    return loaded
+
+
+@pytest.mark.parametrize("seed", [5, None])
+@pytest.mark.parametrize("batch_size", [2, None])
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_state_taken_at_any_step_gives_the_rest_bit_for_bit(
+    kind: type[Drawing], workers: int, batch_size: int | None, seed: int | None
+) -> None:
+    def make() -> fastload.DataLoader[torch.Tensor]:
+        return fastload.DataLoader(kind(LENGTHS), batch_size, num_workers=workers, seed=seed)
+
+    torch.manual_seed(11)
+    loader = make()
+    states, batches, ends = [through_json(loader.state_dict())], [], []
+    for _ in range(2):
+        for batch in loader:
+            batches.append(batch)
+            states.append(through_json(loader.state_dict()))
+        ends.append(len(batches))
+    epoch_after = [*loader] if seed is not None else []
+    for step in range(ends[1] + 1):
+        torch.manual_seed(step)  # another process: whatever it drew before
+        resumed = make()
+        resumed.load_state_dict(states[step])
+        if seed is None and step in (0, *ends):
+            continue  # between epochs the numbers of the next one are yet to be drawn from torch
+        end = ends[0] if step < ends[0] or step == 0 else ends[1]
+        rest = [*resumed]
+        if step == ends[0]:
+            assert rest == [], "after the last batch, the epoch gives nothing more"
+            rest = [*resumed]
+        assert_equal(rest, batches[step:end])
+        if seed is not None and step:
+            after = [*resumed]
+            expected = batches[ends[0] :] if end == ends[0] else epoch_after
+            assert_equal(after, expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_with_a_state_of_its_own_nothing_is_read_again(kind: type[Drawing], workers: int) -> None:
+    loader = fastload.DataLoader(kind([7, 9]), 2, num_workers=workers, seed=1)
+    iterator = iter(loader)
+    had = [int(value) for _ in range(4) for value in next(iterator)[:, 0]]
+    state = through_json(loader.state_dict())
+    loader.close()
+    dataset = kind([7, 9])
+    resumed = fastload.DataLoader(dataset, 2, num_workers=workers, seed=1)
+    resumed.load_state_dict(state)
+    rest = [int(value) for batch in resumed for value in batch[:, 0]]
+    assert not set(had) & set(rest)
+    assert sorted(had + rest) == [*range(7), *range(SHARD, SHARD + 9)]
+    assert sorted(dataset.log.entries) == sorted(rest)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_the_state_says_what_the_loop_had_and_not_what_was_read_ahead(kind: type[Drawing]) -> None:
+    dataset = kind([40, 40])
+    loader = fastload.DataLoader(dataset, 2, num_workers=2, prefetch_batches=8, seed=1)
+    with loader:
+        iterator = iter(loader)
+        had = [next(iterator) for _ in range(3)]
+        dataset.log.wait_for(lambda entries: len(entries) >= 2 * 11)
+        state = through_json(loader.state_dict())
+    resumed = fastload.DataLoader(kind([40, 40]), 2, num_workers=2, seed=1)
+    resumed.load_state_dict(state)
+    whole = [*fastload.DataLoader(kind([40, 40]), 2, num_workers=2, seed=1)]
+    assert_equal([*had, *resumed], whole)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_chain_of_resumes_gives_each_sample_once(kind: type[Drawing]) -> None:
+    whole = [*fastload.DataLoader(kind(LENGTHS), 2, num_workers=2, seed=1)]
+    got: list[torch.Tensor] = []
+    state: dict[str, Any] | None = None
+    while len(got) < len(whole):
+        with fastload.DataLoader(kind(LENGTHS), 2, num_workers=2, seed=1) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            got += islice(iter(loader), 2)
+            state = through_json(loader.state_dict())
+    assert_equal(got, whole)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_the_state_of_persistent_workers(kind: type[Drawing]) -> None:
+    """A resume in the middle of the second epoch, and one into a loader whose workers already run."""
+
+    def make() -> fastload.DataLoader[torch.Tensor]:
+        return fastload.DataLoader(kind(LENGTHS), 2, num_workers=2, seed=1, persistent_workers=True)
+
+    with make() as loader:
+        epochs = [[*loader] for _ in range(3)]
+    with make() as first, make() as second:
+        list(first)
+        iterator = iter(first)
+        had = [next(iterator) for _ in range(3)]
+        state = through_json(first.state_dict())
+        assert_equal(had, epochs[1][:3])
+        list(second)
+        second.load_state_dict(state)
+        assert_equal([*second], epochs[1][3:])
+        assert_equal([*second], epochs[2])
+        first.load_state_dict(state)
+        assert_equal([*first], epochs[1][3:])
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize(("saved", "loaded"), [(2, 3), (2, 1), (1, 0), (0, 2)])
+def test_another_number_of_workers_is_refused_with_both_numbers(
+    kind: type[Drawing], saved: int, loaded: int
+) -> None:
+    with fastload.DataLoader(kind(LENGTHS), 2, num_workers=saved, seed=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = through_json(loader.state_dict())
+    other = fastload.DataLoader(kind(LENGTHS), 2, num_workers=loaded, seed=1)
+    with pytest.raises(StateError, match="num_workers") as caught:
+        other.load_state_dict(state)
+    assert str(saved) in str(caught.value)
+    assert str(loaded) in str(caught.value)
+
+
+def test_a_state_of_a_map_style_loader_is_refused() -> None:
+    map_style = fastload.DataLoader(range(8), 2, seed=1)  # type: ignore[arg-type]
+    next(iter(map_style))
+    with pytest.raises(StateError):
+        fastload.DataLoader(Drawing(LENGTHS), 2, seed=1).load_state_dict(map_style.state_dict())
+
+
+def test_a_batch_that_raised_counts_as_had() -> None:
+    faults: dict[tuple[int, int], BaseException] = {(0, 2): ValueError("two")}
+    loader = fastload.DataLoader(Hazards(6, faults, False), 2, num_workers=2, seed=1)
+    iterator = iter(loader)
+    assert [plain(next(iterator)) for _ in range(2)] == [[0, 1], [SHARD, SHARD + 1]]
+    with pytest.raises(ValueError, match="two"):
+        next(iterator)
+    state = through_json(loader.state_dict())
+    expected = given(iterator)
+    resumed = fastload.DataLoader(Hazards(6, faults, False), 2, num_workers=2, seed=1)
+    resumed.load_state_dict(state)
+    assert given(resumed) == expected
+    assert [k for batch in expected for k in batch if k < SHARD] == [3, 4, 5]
+
+
+# ---- Hugging Face ----
+
+
+def rows(batch: Any) -> Any:
+    return {key: plain(value) for key, value in batch.items()}
+
+
+@pytest.fixture
+def hugging_face(monkeypatch: pytest.MonkeyPatch) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = pytest.importorskip("datasets")
+    monkeypatch.setattr(module.config, "HF_HUB_OFFLINE", True, raising=False)
+    return module
+
+
+@pytest.fixture
+def shards(hugging_face: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        columns = {"x": [*range(50)], "name": [f"row {k}" for k in range(50)]}
+        return hugging_face.Dataset.from_dict(columns).to_iterable_dataset(num_shards=5)
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", [0, 1, 2, 3, 5])
+def test_hugging_face_s_iterable_data_set_as_in_torch(
+    shards: Callable[[], Any], workers: int
+) -> None:
+    for batch_size in (4, None):
+        options = {"batch_size": batch_size, "num_workers": workers}
+        expected = [rows(batch) for batch in torch_loader(shards(), **options)]
+        assert [rows(batch) for batch in fastload.DataLoader(shards(), **options)] == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_hugging_face_s_iterable_data_set_resumes_at_any_step(
+    shards: Callable[[], Any], workers: int
+) -> None:
+    def make() -> fastload.DataLoader[Any]:
+        return fastload.DataLoader(shards().with_format("torch"), 4, num_workers=workers, seed=1)
+
+    loader, batches, states = make(), [], []
+    for batch in loader:
+        batches.append(rows(batch))
+        states.append(through_json(loader.state_dict()))
+    for step, state in enumerate(states, 1):
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert [rows(batch) for batch in resumed] == batches[step:]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_hugging_face_s_set_epoch_reaches_the_copies_as_in_torch(
+    shards: Callable[[], Any], workers: int, persistent: bool
+) -> None:
+    """Its epoch is a tensor in shared memory, so that persistent workers see a change."""
+    options = {
+        "batch_size": 5,
+        "num_workers": workers,
+        "persistent_workers": persistent and workers > 0,
+    }
+
+    def epochs(make: Callable[..., Any]) -> list[Any]:
+        dataset = shards().shuffle(seed=3, buffer_size=7)
+        loader, got = make(dataset, **options), []
+        for epoch in (0, 1, 4):
+            dataset.set_epoch(epoch)
+            got.append([rows(batch) for batch in loader])
+        if hasattr(loader, "close"):
+            loader.close()
+        return got
+
+    assert epochs(fastload.DataLoader) == epochs(torch_loader)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", [0, 2, 3])
+def test_hugging_face_s_map_style_data_set_as_in_torch(hugging_face: Any, workers: int) -> None:
+    columns = {
+        "x": [[k, k + 1] for k in range(23)],
+        "y": [k / 2 for k in range(23)],
+        "s": ["s"] * 23,
+    }
+    dataset = hugging_face.Dataset.from_dict(columns).with_format("torch")
+    assert hasattr(dataset, "__getitems__")
+    for batch_size in (4, None):
+        options = {"batch_size": batch_size, "num_workers": workers}
+        ours = [*fastload.DataLoader(dataset, **options)]
+        theirs = [*torch_loader(dataset, **options)]
+        assert [rows(batch) for batch in ours] == [rows(batch) for batch in theirs]
+        assert [batch["x"].dtype for batch in ours] == [batch["x"].dtype for batch in theirs]

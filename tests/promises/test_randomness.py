@@ -1,0 +1,1156 @@
+"""Promise: what a sample draws is a pure function of (seed, epoch, global position, index).
+
+So batches are bit-equal for any number of workers and any timing, with unmodified transforms; the
+random states of the main thread stay as they are; and a plain serial loop can draw the same.
+What cannot be keyed is noticed, and warned about once.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import errno
+import inspect
+import os
+import random
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+import torch.utils.data
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset, DistributedSampler, default_collate
+
+import fastload
+from fastload.randomness import KEYED, LIKE, UNKEYED
+
+WORKERS = [0, 1, 2, 8]
+SEED = 7
+
+
+class Draws(Dataset[Any]):
+    """(index, three numbers of torch's), `length` many."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        return int(index), torch.rand(3, dtype=torch.float64)
+
+
+class Calls(Draws):
+    """(index, what `draw` gives)."""
+
+    def __init__(self, length: int, draw: Callable[[], Any]) -> None:
+        super().__init__(length)
+        self.draw = draw
+
+    def __getitem__(self, index: int) -> tuple[int, Any]:
+        return int(index), self.draw()
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two batches are equal: types, dtypes, shapes and every bit."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def epochs(
+    dataset: Any,
+    *,
+    count: int = 2,
+    batch_size: int | None = 4,
+    seed: int | None = SEED,
+    **more: Any,
+) -> list[list[Any]]:
+    """The batches of the first epochs of a new loader."""
+    with fastload.DataLoader(dataset, batch_size, seed=seed, **more) as loader:
+        return [list(loader) for _ in range(count)]
+
+
+def rows(epoch: list[Any]) -> list[tuple[float, ...]]:
+    """What each sample of an epoch of `Draws` drew."""
+    return [tuple(row) for _, drawn in epoch for row in drawn.tolist()]
+
+
+def states() -> tuple[Any, Any, Any]:
+    """The three global random states, comparable."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), (kind, keys.tolist(), *rest), torch.get_rng_state().tolist()
+
+
+# Unmodified transforms.
+
+
+def pictures(kind: str) -> Dataset[Any]:
+    """Samples through torchvision's transforms of either generation; skips without torchvision."""
+    pytest.importorskip("torchvision")
+    if kind == "v1":
+        from torchvision import transforms as T
+
+        to_float = [T.ConvertImageDtype(torch.float32)]
+    else:
+        from torchvision.transforms import v2 as T
+
+        to_float = [T.ToDtype(torch.float32, scale=True)]
+    transform = T.Compose(
+        [
+            T.RandomResizedCrop(16, antialias=True),
+            T.RandomHorizontalFlip(),
+            T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
+            T.RandomAffine(20, translate=(0.1, 0.1), scale=(0.8, 1.2), shear=5),
+            T.GaussianBlur(3, sigma=(0.1, 2.0)),
+            *to_float,
+            T.RandomErasing(p=0.5),
+        ]
+    )
+    source = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (20, 3, 24, 24), dtype=torch.uint8, generator=source)
+
+    class Pictures(Dataset[Any]):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return transform(images[index]), index
+
+    return Pictures()
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+def test_torchvisions_transforms_give_the_same_for_any_number_of_workers(kind: str) -> None:
+    dataset = pictures(kind)
+    serial = epochs(dataset, shuffle=True)
+    assert not same(serial[0], serial[1])
+    for workers in WORKERS[1:]:
+        assert same(epochs(dataset, shuffle=True, num_workers=workers), serial), workers
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+def test_without_a_seed_torchs_seed_decides_for_any_number_of_workers(kind: str) -> None:
+    dataset = pictures(kind)
+
+    def seeded(seed: int, workers: int) -> list[list[Any]]:
+        torch.manual_seed(seed)
+        return epochs(dataset, seed=None, shuffle=True, num_workers=workers)
+
+    serial = seeded(5, 0)
+    assert not same(serial[0], serial[1])
+    for workers in WORKERS[1:]:
+        assert same(seeded(5, workers), serial), workers
+    assert not same(seeded(6, 2), serial)
+
+
+def test_torchvisions_mixup_and_cutmix_in_collate() -> None:
+    """They draw through torch.distributions, on the workers."""
+    pytest.importorskip("torchvision")
+    from torchvision.transforms import v2
+
+    mix = v2.RandomChoice([v2.MixUp(num_classes=20), v2.CutMix(num_classes=20)])
+
+    def collate(samples: list[Any]) -> Any:
+        return mix(*default_collate(samples))
+
+    dataset = pictures("v2")
+    serial = epochs(dataset, collate_fn=collate)
+    assert not same(serial, epochs(dataset, collate_fn=collate, seed=SEED + 1))
+    for workers in WORKERS[1:]:
+        assert same(epochs(dataset, collate_fn=collate, num_workers=workers), serial), workers
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no batches": {"batch_size": None},
+    "ragged end dropped": {"drop_last": True, "batch_size": 7},
+    "copied": {"copy_dataset": True},
+    "batch sampler": {"batch_sampler": [[0, 1], [5], [7, 7, 7], [3, 0]], "batch_size": 1},
+    "own collate": {"collate_fn": lambda samples: [samples, torch.rand(2)]},
+    "persistent": {"persistent_workers": True},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_way_to_batch_draws_the_same_for_any_number_of_workers(shape: str) -> None:
+    def run(workers: int) -> list[list[Any]]:
+        options = dict(SHAPES[shape])
+        if not workers:
+            options.pop("persistent_workers", None)
+        return epochs(Draws(40), num_workers=workers, **options)
+
+    serial = run(0)
+    assert serial[0]
+    assert not same(serial[0], serial[1])
+    for workers in WORKERS[1:]:
+        assert same(run(workers), serial), workers
+
+
+class Late(Draws):
+    """Draws before and after a delay that is another in each run."""
+
+    def __init__(self, length: int, run: int) -> None:
+        super().__init__(length)
+        delays = random.Random(run)
+        self.delays_s = [delays.choice([0.0, 0.0, 0.0005, 0.003]) for _ in range(length)]
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        first = torch.rand(2)
+        time.sleep(self.delays_s[index])
+        return index, torch.cat([first, torch.empty(1).uniform_(2, 3)])
+
+
+def test_fifty_runs_under_injected_delays_are_bit_equal() -> None:
+    """The delays are what is tested: they only vary the timing, nothing waits for them."""
+
+    def collate(samples: list[Any]) -> Any:
+        indices, drawn = default_collate(samples)
+        time.sleep(0.001 * float(torch.rand(())))
+        return indices, drawn, torch.randperm(len(indices)), torch.rand(1)
+
+    class Still(Late):
+        def __init__(self, length: int) -> None:
+            super().__init__(length, 0)
+            self.delays_s = [0.0] * length
+
+    expected = {
+        None: epochs(Still(12), batch_size=3, shuffle=True),
+        collate: epochs(Still(12), batch_size=3, shuffle=True, collate_fn=collate),
+    }
+    for run in range(50):
+        way = [None, collate][run % 2]
+        got = epochs(
+            Late(12, run), batch_size=3, shuffle=True, collate_fn=way, num_workers=1 + run % 8
+        )
+        assert same(got, expected[way]), f"run {run}"
+
+
+# What the streams depend on.
+
+
+def test_epochs_positions_and_repeats_draw_differently() -> None:
+    got = epochs(Draws(4), count=3, sampler=[0, 0, 1, 0, 1, 2], batch_size=2, num_workers=2)
+    drawn = [row for epoch in got for row in rows(epoch)]
+    assert len(set(drawn)) == 18
+    assert len({number for row in drawn for number in row}) == 54
+
+
+def test_seeds_draw_differently_and_repeat() -> None:
+    one = epochs(Draws(12), seed=1, num_workers=2)
+    assert same(epochs(Draws(12), seed=1, num_workers=2), one)
+    other = epochs(Draws(12), seed=2, num_workers=2)
+    assert not set(rows(one[0])) & set(rows(other[0]))
+
+
+def test_an_epoch_that_is_set_draws_as_the_epoch_that_is_reached() -> None:
+    reached = epochs(Draws(12), count=3)
+    with fastload.DataLoader(Draws(12), 4, seed=SEED, num_workers=2) as loader:
+        loader.set_epoch(2)
+        assert same(list(loader), reached[2])
+        loader.set_epoch(0)
+        assert same(list(loader), reached[0])
+
+
+def test_the_batch_draws_other_numbers_than_its_samples_and_other_batches() -> None:
+    def collate(samples: list[Any]) -> Any:
+        return default_collate(samples), torch.rand(3, dtype=torch.float64).tolist()
+
+    got = epochs(Draws(12), count=2, collate_fn=collate, num_workers=2)
+    drawn = [tuple(numbers) for epoch in got for _, numbers in epoch]
+    drawn += [row for epoch in got for row in rows([samples for samples, _ in epoch])]
+    assert len(set(drawn)) == len(drawn) == 6 + 24
+
+
+def test_numpy_and_torch_indices_draw_as_integers_do() -> None:
+    plain = epochs(Draws(6), sampler=[3, 1, 5], batch_size=2)
+    assert same(epochs(Draws(6), sampler=np.array([3, 1, 5]), batch_size=2), plain)
+    assert same(epochs(Draws(6), sampler=[torch.tensor(k) for k in (3, 1, 5)], batch_size=2), plain)
+
+
+def ranked(world: int, rank: int, length: int, batch: int, **more: Any) -> list[list[Any]]:
+    sampler = fastload.RankSampler(length, rank=rank, world_size=world, seed=3)
+    return epochs(Draws(length), batch_size=batch // world, sampler=sampler, **more)
+
+
+def test_ranks_draw_differently() -> None:
+    ranks = [ranked(2, rank, 24, 8) for rank in range(2)]
+    assert not set(rows(ranks[0][0])) & set(rows(ranks[1][0]))
+
+
+def test_ranks_draw_differently_for_the_same_sample_at_the_same_step() -> None:
+    """Padding repeats sample 0 on every rank."""
+    drawn = [rows(ranked(4, rank, 1, 4)[0])[0] for rank in range(4)]
+    assert len(set(drawn)) == 4
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_sample_draws_the_same_in_another_world(world: int) -> None:
+    alone = ranked(1, 0, 24, 8)
+    ranks = [ranked(world, rank, 24, 8, num_workers=rank) for rank in range(world)]
+    for epoch in range(2):
+        parts = [rows(ranks[rank][epoch]) for rank in range(world)]
+        assert [row for step in zip(*parts, strict=True) for row in step] == rows(alone[epoch])
+
+
+def test_ranks_of_torchs_sampler_draw_differently() -> None:
+    drawn = []
+    for rank in range(2):
+        sampler = DistributedSampler(range(24), num_replicas=2, rank=rank)
+        drawn.append(set(rows(epochs(Draws(24), sampler=sampler)[0])))
+    assert not drawn[0] & drawn[1]
+
+
+def test_ranks_with_a_part_of_their_own_draw_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the ranks have the same indices at the same positions."""
+
+    class Part(Draws):
+        partitioned_by_rank = True
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+    drawn = []
+    for rank in range(2):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda *_, rank=rank: rank)
+        drawn.append(set(rows(epochs(Part(12))[0])))
+    assert not drawn[0] & drawn[1]
+
+
+ANY_INDEX = """
+import fastload, torch
+said = []
+for index in (3, -1, 2**70, "a name", ("a", 1), b"raw", 2.5):
+    with fastload.random_stream(seed=7, epoch=1, position=5, index=index):
+        said.append(f"{torch.rand(2).tolist()} {fastload.sample_rng().random()}")
+"""
+
+
+def test_other_processes_draw_the_same() -> None:
+    """Whatever the index is: Python's hash of a string is another in each process."""
+    here: dict[str, Any] = {}
+    exec(ANY_INDEX, here)
+    assert len(set(here["said"])) == 7
+    other_hashes = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    path = os.pathsep.join(filter(None, sys.path))
+    there = subprocess.run(
+        [sys.executable, "-c", f"{ANY_INDEX}\nprint(*said, sep='\\n')"],
+        env={**os.environ, "PYTHONHASHSEED": other_hashes, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert there.stdout.splitlines() == here["said"]
+
+
+# What the streams leave alone.
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_the_global_random_states_stay(workers: int) -> None:
+    class Everything(Draws):
+        def __getitem__(self, index: int) -> Any:
+            return torch.rand(2), torch.randperm(5), fastload.sample_rng().random()
+
+    before = states()
+    epochs(Everything(24), shuffle=True, num_workers=workers)
+    assert states() == before
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_without_a_seed_torchs_state_moves_as_torchs_loader_moves_it(workers: int) -> None:
+    """Two draws an epoch, in the loop's thread, whatever the samples draw."""
+
+    def after(kind: Any, dataset: Any) -> list[tuple[Any, Any, Any]]:
+        torch.manual_seed(11)
+        seen = []
+        loader = kind(dataset, batch_size=4, shuffle=True, num_workers=workers)
+        for _ in range(2):
+            list(loader)
+            seen.append(states())
+        return seen
+
+    ours = after(fastload.DataLoader, Draws(24))
+    assert ours == after(
+        lambda *a, **k: torch.utils.data.DataLoader(*a, **{**k, "num_workers": 0}), range(24)
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 8])
+def test_a_worker_init_fn_that_seeds_changes_nothing(workers: int) -> None:
+    def seed_everything(worker: int) -> None:
+        random.seed(worker)
+        np.random.seed(worker)
+        torch.manual_seed(worker)
+
+    expected = epochs(Draws(24), shuffle=True)
+    before = states()
+    got = epochs(Draws(24), shuffle=True, num_workers=workers, worker_init_fn=seed_everything)
+    assert states() == before
+    assert same(got, expected)
+
+
+def test_the_loop_draws_as_if_there_were_no_loader() -> None:
+    def drawn(workers: int) -> list[Any]:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        loader = fastload.DataLoader(Draws(24), 4, seed=SEED, num_workers=workers)
+        return [(random.random(), np.random.rand(), float(torch.rand(()))) for _ in loader]
+
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    alone = [(random.random(), np.random.rand(), float(torch.rand(()))) for _ in range(6)]
+    with warnings.catch_warnings():
+        # The loop may draw while a sample is read; that this is no draw of a sample's has its own test.
+        warnings.simplefilter("ignore")
+        assert drawn(0) == drawn(2) == alone
+
+
+# What a user calls.
+
+
+def test_outside_the_generator_is_torchs_own() -> None:
+    assert fastload.sample_generator() is torch.default_generator
+    torch.manual_seed(4)
+    one = fastload.sample_rng().random()
+    torch.manual_seed(4)
+    assert fastload.sample_rng().random() == one
+    assert fastload.sample_rng().random() != one
+
+
+def test_both_generators_in_a_sample_are_its_stream() -> None:
+    def draw() -> Any:
+        own = torch.rand(2, generator=fastload.sample_generator())
+        rng = fastload.sample_rng()
+        assert isinstance(rng, np.random.Generator)
+        return own, torch.rand(2), rng.random(), fastload.sample_rng().integers(1 << 40)
+
+    serial = epochs(Calls(12, draw))
+    numbers = [row for epoch in serial for _, drawn in epoch for row in drawn[2].tolist()]
+    assert len(set(numbers)) == 24
+    for workers in WORKERS[1:]:
+        assert same(epochs(Calls(12, draw), num_workers=workers), serial), workers
+
+
+def test_torchs_functions_and_the_generator_draw_out_of_one_stream() -> None:
+    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+        mixed = [torch.rand(1), torch.rand(1, generator=fastload.sample_generator()), torch.rand(1)]
+    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+        plain = [torch.rand(1), torch.rand(1), torch.rand(1)]
+    assert same(mixed, plain)
+
+
+def test_numpys_generator_goes_on_when_it_is_asked_for_again() -> None:
+    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+        one, two = fastload.sample_rng().random(), fastload.sample_rng().random()
+    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+        rng = fastload.sample_rng()
+        assert [rng.random(), rng.random()] == [one, two]
+    assert one != two
+
+
+def test_each_part_of_a_streams_name_matters() -> None:
+    base: dict[str, Any] = {"seed": 1, "epoch": 2, "position": 3, "index": 4, "batch": False}
+    others = [{"seed": 9}, {"epoch": 9}, {"position": 9}, {"index": 9}, {"batch": True}]
+    drawn = set()
+    for change in [{}, *others, {"seed": 2, "epoch": 1}, {"position": 4, "index": 3}]:
+        with fastload.random_stream(**{**base, **change}):
+            drawn.add((*torch.rand(2).tolist(), fastload.sample_rng().random()))
+    assert len(drawn) == 8
+    assert len({numbers[2] for numbers in drawn}) == 8
+
+
+def test_a_stream_inside_a_stream_leaves_the_outer_one_where_it_was() -> None:
+    outer: dict[str, Any] = {"seed": 1, "epoch": 0, "position": 0, "index": 0}
+    with fastload.random_stream(**outer):
+        expected = torch.rand(4)
+    with fastload.random_stream(**outer):
+        first = torch.rand(2)
+        with pytest.raises(KeyError), fastload.random_stream(**{**outer, "index": 1}):
+            torch.rand(5)
+            raise KeyError
+        second = torch.rand(2)
+    assert torch.equal(torch.cat([first, second]), expected)
+    assert fastload.sample_generator() is torch.default_generator
+
+
+def test_a_stream_is_its_threads_own() -> None:
+    found: list[Any] = []
+    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+        thread = threading.Thread(target=lambda: found.append(fastload.sample_generator()))
+        thread.start()
+        thread.join()
+    assert found == [torch.default_generator]
+
+
+def mixup(samples: list[Any]) -> Any:
+    images, labels = default_collate(samples)
+    share = torch.distributions.Beta(0.4, 0.4).sample()
+    order = torch.randperm(len(images))
+    return images.lerp(images[order], share), labels, order, fastload.sample_rng().random()
+
+
+@pytest.mark.parametrize(("world", "rank"), [(1, 0), (2, 1), (4, 2)])
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_serial_loop_reproduces_any_batch(workers: int, world: int, rank: int) -> None:
+    dataset = pictures("v2")
+    sampler = fastload.RankSampler(20, rank=rank, world_size=world, seed=3)
+    options: dict[str, Any] = {"sampler": sampler, "batch_size": 4, "collate_fn": mixup}
+    got = epochs(dataset, num_workers=workers, **options)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        indices = list(sampler)
+        for number, batch in enumerate(got[epoch]):
+            first = 4 * number
+            samples = []
+            for k, index in enumerate(indices[first : first + 4], first):
+                at = k * world + rank
+                with fastload.random_stream(seed=SEED, epoch=epoch, position=at, index=index):
+                    samples.append(dataset[index])
+            with fastload.random_stream(
+                seed=SEED,
+                epoch=epoch,
+                position=first * world + rank,
+                index=indices[first],
+                batch=True,
+            ):
+                assert same(batch, mixup(samples)), (epoch, number)
+
+
+class Whole(Draws):
+    """Reads a batch in one call, and draws for it."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        shift = torch.rand(3)
+        return [(index, torch.rand(3) + shift) for index in indices]
+
+
+def noisy(samples: list[Any]) -> Any:
+    return default_collate(samples), torch.rand(3)
+
+
+@pytest.mark.parametrize("collate", [None, noisy], ids=["default", "own"])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_serial_loop_reproduces_batches_read_in_one_call(workers: int, collate: Any) -> None:
+    """Reading and collating draw one after the other out of the batch's stream."""
+    dataset = Whole(20)
+    indices = list(range(19, -1, -1))
+    got = epochs(dataset, sampler=indices, collate_fn=collate, num_workers=workers)
+    for epoch in range(2):
+        for number, batch in enumerate(got[epoch]):
+            part = indices[4 * number : 4 * number + 4]
+            with fastload.random_stream(
+                seed=SEED, epoch=epoch, position=4 * number, index=part[0], batch=True
+            ):
+                expected = (collate or default_collate)(dataset.__getitems__(part))
+            assert same(batch, expected), (epoch, number)
+
+
+def test_a_serial_loop_reproduces_samples_that_are_named() -> None:
+    class Named(Draws):
+        def __getitem__(self, index: Any) -> Any:
+            return torch.rand(3)
+
+    names = ["b", "a", "c", "a"]
+    got = torch.cat(epochs(Named(4), sampler=names, batch_size=2, num_workers=2)[1])
+    for position, name in enumerate(names):
+        with fastload.random_stream(seed=SEED, epoch=1, position=position, index=name):
+            assert torch.equal(torch.rand(3), got[position])
+
+
+# Errors and other orders.
+
+
+class Flaky(Draws):
+    """Draws, and then fails the first time for the samples in `failing`."""
+
+    def __init__(self, length: int, failing: set[int], error: BaseException) -> None:
+        super().__init__(length)
+        self.failing = set(failing)
+        self.error = error
+
+    def __getitem__(self, index: int) -> Any:
+        drawn = super().__getitem__(index), fastload.sample_rng().random()
+        if index in self.failing:
+            self.failing.discard(index)
+            raise copy.copy(self.error)
+        return *drawn[0], torch.rand(2), drawn[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_is_read_again_draws_the_same(workers: int) -> None:
+    error = OSError(errno.EIO, "simulated")
+    expected = epochs(Flaky(12, set(), error), count=1)
+    got = epochs(Flaky(12, {0, 6, 11}, error), count=1, retries=2, num_workers=workers)
+    assert same(got, expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_is_read_again_draws_the_same(workers: int) -> None:
+    class FlakyWhole(Whole):
+        failed = False
+
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            samples = super().__getitems__(indices)
+            if 5 in indices and not self.failed:
+                self.failed = True
+                raise OSError(errno.ESTALE, "simulated")
+            return samples
+
+    got = epochs(FlakyWhole(12), count=1, retries=1, num_workers=workers, collate_fn=noisy)
+    assert same(got, epochs(Whole(12), count=1, collate_fn=noisy))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_is_skipped_changes_no_other(workers: int) -> None:
+    whole = dict(zip(range(12), rows(epochs(Draws(12), count=1)[0]), strict=True))
+    failing = Flaky(12, {1, 6}, ValueError("simulated"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that samples are skipped is told in a warning
+        got = epochs(failing, count=1, on_error="skip", num_workers=workers)[0]
+    kept = {
+        int(i): tuple(row)
+        for batch in got
+        for i, row in zip(batch[0], batch[1].tolist(), strict=True)
+    }
+    assert kept == {index: row for index, row in whole.items() if index not in (1, 6)}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_replacement_draws_from_a_stream_too(workers: int) -> None:
+    class Broken(Draws):
+        def __getitem__(self, index: int) -> Any:
+            if index % 3 == 0:
+                raise ValueError("simulated")
+            return super().__getitem__(index)
+
+    def replace(index: int, error: BaseException) -> Any:
+        return index, torch.rand(3, dtype=torch.float64)
+
+    before = states()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got = epochs(Broken(12), on_error=replace, num_workers=workers)
+        assert same(got, epochs(Broken(12), on_error=replace))
+    assert states() == before
+    assert len(set(rows(got[0]) + rows(got[1]))) == 24
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_in_any_order_of_arrival_each_sample_draws_the_same(workers: int) -> None:
+    expected = [sorted(zip(range(40), rows(epoch), strict=True)) for epoch in epochs(Draws(40))]
+    got = epochs(Draws(40), num_workers=workers, in_order=False)
+    for epoch in range(2):
+        found = [
+            (int(i), tuple(row))
+            for batch in got[epoch]
+            for i, row in zip(batch[0], batch[1].tolist(), strict=True)
+        ]
+        assert sorted(found) == expected[epoch]
+
+
+@pytest.mark.parametrize("inner_seed", [None, 3])
+@pytest.mark.parametrize("inner_workers", [0, 2])
+def test_a_loader_inside_a_sample(inner_workers: int, inner_seed: int | None) -> None:
+    """The inner samples draw from streams of their own, and the outer stream goes on after them."""
+
+    def draw() -> Any:
+        before = torch.rand(2)
+        inner = fastload.DataLoader(Draws(4), 2, seed=inner_seed, num_workers=inner_workers)
+        with inner:
+            got = torch.cat([drawn for _, drawn in inner])
+        return before, got, torch.rand(2)
+
+    serial = epochs(Calls(8, draw), batch_size=2)
+    for workers in (1, 2):
+        assert same(epochs(Calls(8, draw), batch_size=2, num_workers=workers), serial), workers
+    inner_draws = {
+        float(drawn[1][k, 0, 0]) for epoch in serial for _, drawn in epoch for k in range(2)
+    }
+    assert len(inner_draws) == (1 if inner_seed else 16)
+    if inner_seed is not None:
+        with fastload.random_stream(seed=SEED, epoch=0, position=0, index=0):
+            one, two = torch.rand(2), torch.rand(2)
+        (before, _, after) = serial[0][0][1]
+        assert same([before[0], after[0]], [one, two])
+
+
+def test_a_stream_in_a_samples_code_is_left_again() -> None:
+    def draw() -> Any:
+        with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+            own = torch.rand(2)
+        return own, torch.rand(2)
+
+    got = epochs(Calls(8, draw), num_workers=2)[0]
+    for _, (own, after) in got:
+        assert all(torch.equal(row, own[0]) for row in own)
+        assert len({tuple(row) for row in after.tolist()}) == len(after)
+
+
+# What cannot be keyed is noticed.
+
+
+def warned(dataset: Any, **options: Any) -> list[str]:
+    """The warnings of two epochs of a loader, read as they come out of its next()."""
+    caught: list[str] = []
+    with fastload.DataLoader(dataset, 4, **options) as loader:
+        for _ in range(2):
+            iterator = iter(loader)
+            while True:
+                with warnings.catch_warnings(record=True) as said:
+                    warnings.simplefilter("always")
+                    ended = next(iterator, None) is None
+                assert all(issubclass(one.category, UserWarning) for one in said)
+                caught += [str(one.message) for one in said]
+                if ended:
+                    break
+    return caught
+
+
+SOURCES: dict[str, tuple[Callable[[], Any], str]] = {
+    "python": (random.random, "random"),
+    "numpy": (np.random.rand, "(?i)numpy"),
+    "dropout": (lambda: functional.dropout(torch.ones(8)), "dropout"),
+    "dropout module": (lambda: nn.Dropout(0.5)(torch.ones(8)), "dropout"),
+    "attention": (
+        lambda: functional.scaled_dot_product_attention(
+            torch.ones(1, 2, 4), torch.ones(1, 2, 4), torch.ones(1, 2, 4), dropout_p=0.5
+        ),
+        "scaled_dot_product_attention",
+    ),
+}
+
+
+@pytest.mark.parametrize(("workers", "seed"), [(2, None), (2, SEED), (1, SEED), (0, SEED)])
+@pytest.mark.parametrize("source", SOURCES)
+def test_global_draws_are_noticed_once(source: str, workers: int, seed: int | None) -> None:
+    draw, name = SOURCES[source]
+    said = warned(Calls(64, draw), num_workers=workers, seed=seed)
+    assert len(said) == 1, said
+    assert re.search(name, said[0]), said
+    assert "sample_rng" in said[0] or "sample_generator" in said[0], "the remedy is named"
+
+
+@pytest.mark.parametrize("name", ["RandomChoice", "RandomOrder"])
+def test_torchvisions_first_transforms_that_use_python_are_noticed_once(name: str) -> None:
+    T = pytest.importorskip("torchvision.transforms")
+    transform = getattr(T, name)([T.RandomHorizontalFlip(), T.RandomVerticalFlip()])
+    said = warned(Calls(64, lambda: transform(torch.ones(3, 4, 4))), num_workers=2, seed=SEED)
+    assert len(said) == 1, said
+    assert "random" in said[0]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_without_workers_and_seed_there_is_nothing_to_notice(source: str) -> None:
+    """There it is as in torch: `torch.manual_seed` and `random.seed` before the loop do."""
+    assert warned(Calls(64, SOURCES[source][0]), num_workers=0) == []
+
+
+KEYED_DRAWS: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.rand(3),
+    "sample_rng": lambda: fastload.sample_rng().random(),
+    "own random.Random": lambda: random.Random(3).random(),
+    "no dropout": lambda: functional.dropout(torch.ones(4), training=False),
+    "dropout of nothing": lambda: functional.dropout(torch.ones(4), p=0.0),
+    "evaluated module": lambda: nn.Dropout(0.5).eval()(torch.ones(4)),
+    "attention": lambda: functional.scaled_dot_product_attention(*[torch.ones(1, 2, 4)] * 3),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("source", KEYED_DRAWS)
+def test_what_draws_nothing_global_is_not_accused(source: str, workers: int) -> None:
+    assert warned(Calls(64, KEYED_DRAWS[source]), num_workers=workers, seed=SEED) == []
+
+
+def test_a_loop_that_draws_while_samples_are_read_is_not_accused() -> None:
+    """Forced: the loop's draw falls into the reading of every sample."""
+    reading, drawn = threading.Semaphore(0), threading.Semaphore(0)
+
+    def draw() -> float:
+        reading.release()
+        assert drawn.acquire(timeout=30)
+        return 0.0
+
+    def loop() -> (
+        None
+    ):  # stands for the training loop; a thread, since next() waits for the samples
+        for _ in range(128):
+            assert reading.acquire(timeout=30)
+            random.random()
+            drawn.release()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    said = warned(Calls(64, draw), num_workers=2, seed=SEED)
+    thread.join()
+    assert said == []
+
+
+@pytest.mark.parametrize("source", ["python", "numpy"])
+def test_a_collate_fn_that_draws_globally_is_noticed(source: str) -> None:
+    draw, name = SOURCES[source]
+
+    def collate(samples: list[Any]) -> Any:
+        return default_collate(samples), draw()
+
+    said = warned(Draws(64), num_workers=2, seed=SEED, collate_fn=collate)
+    assert len(said) == 1, said
+    assert re.search(name, said[0])
+
+
+# Torch's random functions.
+
+
+def half() -> torch.Tensor:
+    return torch.full((64,), 0.5)
+
+
+def square() -> torch.Tensor:
+    return torch.zeros(16, 16)
+
+
+FIRST_ARGUMENTS: dict[Any, Callable[[], tuple[Any, ...]]] = {
+    torch.bernoulli: lambda: (half(),),
+    torch.binomial: lambda: (torch.full((64,), 40.0), half()),
+    torch.multinomial: lambda: (torch.ones(64), 32),
+    torch.normal: lambda: (half(), 1.0),
+    torch.poisson: lambda: (torch.full((64,), 50.0),),
+    torch.rand: lambda: (64,),
+    torch.randint: lambda: (1000, (64,)),
+    torch.randn: lambda: (64,),
+    torch.randperm: lambda: (64,),
+    torch.rrelu: lambda: (-half(), 0.1, 0.3, True),
+    torch.rrelu_: lambda: (-half(), 0.1, 0.3, True),
+    torch._sample_dirichlet: lambda: (torch.ones(8, 4),),
+    torch._standard_gamma: lambda: (half(),),
+    torch.Tensor.bernoulli: lambda: (half(),),
+    torch.Tensor.bernoulli_: lambda: (half(), 0.5),
+    torch.Tensor.cauchy_: lambda: (half(),),
+    torch.Tensor.exponential_: lambda: (half(),),
+    torch.Tensor.geometric_: lambda: (half(), 0.1),
+    torch.Tensor.log_normal_: lambda: (half(),),
+    torch.Tensor.multinomial: lambda: (torch.ones(64), 32),
+    torch.Tensor.normal_: lambda: (half(),),
+    torch.Tensor.random_: lambda: (half(),),
+    torch.Tensor.uniform_: lambda: (half(),),
+    nn.init.kaiming_normal_: lambda: (square(),),
+    nn.init.kaiming_uniform_: lambda: (square(),),
+    nn.init.normal_: lambda: (square(),),
+    nn.init.orthogonal_: lambda: (square(),),
+    nn.init.sparse_: lambda: (square(), 0.5),
+    nn.init.trunc_normal_: lambda: (square(),),
+    nn.init.uniform_: lambda: (square(),),
+    nn.init.xavier_normal_: lambda: (square(),),
+    nn.init.xavier_uniform_: lambda: (square(),),
+    torch.rand_like: lambda: (half(),),
+    torch.randn_like: lambda: (half(),),
+    torch.randint_like: lambda: (half(), 1000),
+}
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "rand, sizes": lambda: torch.rand(8, 8),
+    "rand, size=": lambda: torch.rand(size=(64,), dtype=torch.float64),
+    "rand, no generator": lambda: torch.rand(64, generator=None),
+    "rand, out": lambda: torch.rand(64, out=torch.empty(64)),
+    "rand, device": lambda: torch.rand(64, device="cpu"),
+    "rand, requires_grad": lambda: torch.rand(64, requires_grad=True).detach(),
+    "randn, out": lambda: torch.randn(64, out=torch.empty(64)),
+    "randint, low and high": lambda: torch.randint(5, 1000, (64,)),
+    "randint, named": lambda: torch.randint(low=0, high=1000, size=(64,), dtype=torch.int32),
+    "randint, out": lambda: torch.randint(1000, (64,), out=torch.empty(64, dtype=torch.int64)),
+    "randperm, out": lambda: torch.randperm(64, out=torch.empty(64, dtype=torch.int64)),
+    "normal, mean and std tensors": lambda: torch.normal(half(), half()),
+    "normal, std tensor": lambda: torch.normal(0.0, half()),
+    "normal, size": lambda: torch.normal(0.0, 1.0, (64,)),
+    "normal, out": lambda: torch.normal(half(), half(), out=torch.empty(64)),
+    "bernoulli, p": lambda: torch.bernoulli(half(), 0.5),
+    "bernoulli, out": lambda: torch.bernoulli(half(), out=torch.empty(64)),
+    "bernoulli_, tensor": lambda: torch.empty(64).bernoulli_(half()),
+    "bernoulli, method": lambda: half().bernoulli(),
+    "multinomial, replacement": lambda: torch.multinomial(half(), 64, True),
+    "multinomial, method": lambda: half().multinomial(32),
+    "random_, to": lambda: half().random_(1000),
+    "random_, from and to": lambda: half().random_(5, 1000),
+    "uniform_, a view": lambda: square()[:, ::2].uniform_(-1, 1),
+    "uniform_, 64 bits": lambda: half().double().uniform_(),
+    "rand_like, dtype": lambda: torch.rand_like(
+        torch.zeros(64, dtype=torch.int32), dtype=torch.float64
+    ),
+    "rand_like, 16 bits": lambda: torch.rand_like(half().bfloat16()),
+    "rand_like, needs grad": lambda: torch.rand_like(half().requires_grad_()),
+    "rand_like, requires_grad": lambda: torch.rand_like(half(), requires_grad=True).detach(),
+    "rand_like, input=": lambda: torch.rand_like(input=half()),
+    "rand_like, channels last": lambda: torch.rand_like(
+        torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    ),
+    "rand_like, memory format": lambda: torch.rand_like(
+        torch.zeros(2, 3, 4, 5), memory_format=torch.channels_last
+    ),
+    "rand_like, transposed": lambda: torch.rand_like(torch.zeros(8, 4).t()),
+    "rand_like, expanded": lambda: torch.rand_like(torch.zeros(8, 1).expand(8, 4)),
+    "randn_like, dtype": lambda: torch.randn_like(half(), dtype=torch.float64),
+    "randn_like, complex": lambda: torch.randn_like(half().to(torch.complex64)),
+    "randn, complex": lambda: torch.randn(64, dtype=torch.complex64),
+    "randint_like, low and high": lambda: torch.randint_like(half(), 5, 1000),
+    "randint_like, named": lambda: torch.randint_like(half(), low=5, high=1000, dtype=torch.int64),
+    "randint_like, high=": lambda: torch.randint_like(input=half(), high=1000),
+    "randint_like, integers": lambda: torch.randint_like(torch.zeros(64, dtype=torch.uint8), 200),
+    "Beta": lambda: torch.distributions.Beta(half(), half()).sample(),
+    "Dirichlet": lambda: torch.distributions.Dirichlet(half()).sample(),
+    "Gamma": lambda: torch.distributions.Gamma(half(), half()).sample(),
+    "Normal": lambda: torch.distributions.Normal(half(), half()).rsample(),
+    "Uniform": lambda: torch.distributions.Uniform(half(), half() + 1).sample(),
+    "Laplace": lambda: torch.distributions.Laplace(half(), half()).sample(),
+    "Exponential": lambda: torch.distributions.Exponential(half()).sample(),
+    "Poisson": lambda: torch.distributions.Poisson(half() * 100).sample(),
+    "Binomial": lambda: torch.distributions.Binomial(40, half()).sample(),
+    "Bernoulli": lambda: torch.distributions.Bernoulli(half()).sample(),
+    "Geometric": lambda: torch.distributions.Geometric(half() / 5).sample(),
+    "Categorical": lambda: torch.distributions.Categorical(torch.ones(64)).sample((64,)),
+    "Gumbel": lambda: torch.distributions.Gumbel(half(), half()).sample(),
+    "VonMises": lambda: torch.distributions.VonMises(half(), half()).sample(),
+    "MultivariateNormal": lambda: torch.distributions.MultivariateNormal(
+        torch.zeros(8), torch.eye(8)
+    ).sample(),
+    "Linear": lambda: nn.Linear(8, 8).weight.detach(),
+    "Embedding": lambda: nn.Embedding(8, 8).weight.detach(),
+    "pca_lowrank": lambda: torch.pca_lowrank(torch.eye(32) + torch.arange(32.0), q=2, niter=0)[0],
+    "svd_lowrank": lambda: torch.svd_lowrank(torch.eye(32) + torch.arange(32.0), q=2, niter=0)[0],
+    "subclass": lambda: torch.rand_like(nn.Parameter(half())),
+}
+
+
+def name_of(func: Any) -> str:
+    owner = getattr(func, "__objclass__", None) or inspect.getmodule(func)
+    return f"{getattr(owner, '__name__', 'torch')}.{func.__name__}"
+
+
+FUNCTIONS: dict[str, Callable[[], Any]] = {
+    **{
+        name_of(func): lambda func=func, arguments=arguments: func(*arguments())
+        for func, arguments in FIRST_ARGUMENTS.items()
+    },
+    **FORMS,
+}
+
+
+def test_every_listed_function_is_tried() -> None:
+    assert len(FUNCTIONS) == len(FIRST_ARGUMENTS) + len(FORMS)
+    assert set(FIRST_ARGUMENTS) == {*KEYED, *LIKE}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_random_function_draws_from_the_stream(name: str) -> None:
+    def drawn(index: int) -> torch.Tensor:
+        with fastload.random_stream(seed=1, epoch=0, position=0, index=index):
+            return FUNCTIONS[name]()  # type: ignore[no-any-return]
+
+    before = states()
+    one = drawn(0)
+    torch.manual_seed(99)
+    assert same(drawn(0), one)
+    assert not torch.equal(drawn(1), one)
+    torch.manual_seed(0)
+    assert states() == before
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_random_function_draws_what_torch_draws_of_that_generator(name: str) -> None:
+    """Value for value, with torch's dtype and layout: a stream changes only where numbers come from."""
+    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+        state = fastload.sample_generator().get_state()
+        got = FUNCTIONS[name]()
+        ended = fastload.sample_generator().get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(state)
+        expected = FUNCTIONS[name]()
+        assert torch.equal(torch.get_rng_state(), ended)
+    assert same(got, expected)
+    assert got.stride() == expected.stride()
+    assert (got.requires_grad, type(got)) == (expected.requires_grad, type(expected))
+
+
+@pytest.mark.parametrize("func", FIRST_ARGUMENTS, ids=name_of)
+def test_a_generator_that_is_given_is_respected(func: Any) -> None:
+    def drawn() -> torch.Tensor:
+        generator = torch.Generator().manual_seed(3)
+        return func(*FIRST_ARGUMENTS[func](), generator=generator)  # type: ignore[no-any-return]
+
+    if func is nn.init.sparse_:
+        return  # torch hands it on for the values only, and picks the rows from the global state
+    try:
+        expected = drawn()
+    except TypeError:
+        assert func in LIKE, "in torch versions where these take none"
+        return
+    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+        state = fastload.sample_generator().get_state()
+        assert torch.equal(drawn(), expected)
+        assert torch.equal(fastload.sample_generator().get_state(), state)
+
+
+@pytest.mark.parametrize(
+    "func",
+    [
+        torch.binomial,
+        torch.poisson,
+        torch.rrelu,
+        torch.rrelu_,
+        torch._sample_dirichlet,
+        torch._standard_gamma,
+    ],
+    ids=name_of,
+)
+def test_a_generator_that_is_given_by_position_is_respected(func: Any) -> None:
+    def drawn() -> torch.Tensor:
+        return func(*FIRST_ARGUMENTS[func](), torch.Generator().manual_seed(3))  # type: ignore[no-any-return]
+
+    expected = drawn()
+    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+        assert torch.equal(drawn(), expected)
+
+
+def on_meta() -> dict[str, Callable[[], torch.Tensor]]:
+    meta = torch.empty(3, device="meta")
+
+    def under_a_device() -> torch.Tensor:
+        with torch.device("meta"):
+            return torch.rand(3)
+
+    return {
+        "rand": lambda: torch.rand(3, device="meta"),
+        "rand, torch.device": lambda: torch.rand(3, device=torch.device("meta")),
+        "randint": lambda: torch.randint(5, (3,), device="meta"),
+        "randperm": lambda: torch.randperm(3, device="meta"),
+        "normal": lambda: torch.normal(meta, 1.0),
+        "uniform_": lambda: meta.uniform_(),
+        "bernoulli": lambda: torch.bernoulli(meta),
+        "rand_like": lambda: torch.rand_like(meta),
+        "rand_like, device": lambda: torch.rand_like(half(), device="meta"),
+        "randint_like": lambda: torch.randint_like(meta, 5),
+        "dropout": lambda: functional.dropout(meta),
+        "init": lambda: nn.init.normal_(meta),
+        "out": lambda: torch.rand(3, out=torch.empty(3, device="meta")),
+        "with torch.device": under_a_device,
+    }
+
+
+@pytest.mark.parametrize("name", on_meta())
+def test_other_devices_are_left_alone(name: str) -> None:
+    try:
+        on_meta()[name]()
+    except (RuntimeError, NotImplementedError) as refused:
+        pytest.skip(f"not in this torch: {refused}")
+    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+        state = fastload.sample_generator().get_state()
+        assert on_meta()[name]().device.type == "meta"
+        assert torch.equal(fastload.sample_generator().get_state(), state)
+
+
+def test_a_default_device_is_left_alone() -> None:
+    torch.set_default_device("meta")
+    try:
+        with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+            assert torch.rand(3).device.type == "meta"
+            assert torch.rand(3, device="cpu").device.type == "cpu"
+    finally:
+        torch.set_default_device(None)
+
+
+def test_like_a_cpu_tensor_elsewhere_and_back() -> None:
+    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+        one = torch.rand_like(torch.empty(64, device="meta"), device="cpu")
+    with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+        assert torch.equal(torch.rand_like(torch.empty(64, device="meta"), device="cpu"), one)
+
+
+WITH_REASON = {
+    # Recurrent nets draw only for dropout between layers, in training; no transform is one.
+    "torch.gru",
+    "torch.lstm",
+    "torch.rnn_relu",
+    "torch.rnn_tanh",
+    "torch.miopen_rnn",  # on AMD's GPUs only
+    "torch.cudnn_rnn",  # on NVIDIA's GPUs only
+    "torch.normal_functional",  # no function of Python's in any known torch
+}
+
+
+def seeded_overloads(name: str) -> list[str]:
+    """The overloads of an aten operator that torch says draw from a generator."""
+    packet = getattr(torch.ops.aten, name, None)
+    return [
+        overload
+        for overload in (packet.overloads() if packet is not None else [])
+        if torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
+    ]
+
+
+@pytest.mark.parametrize(
+    "owner", [torch, torch.Tensor, functional], ids=["torch", "Tensor", "functional"]
+)
+def test_every_random_function_of_torch_is_handled_or_has_a_reason(owner: Any) -> None:
+    known = [*KEYED, *LIKE, *UNKEYED]
+    found, missing = 0, []
+    for name in dir(owner):
+        func = getattr(owner, name, None)
+        if name.startswith("_") or not callable(func) or not seeded_overloads(name):
+            continue
+        found += 1
+        label = f"torch.{name}"
+        if func not in known and label not in WITH_REASON:
+            missing.append(f"{owner.__name__}.{name}")
+    assert found > 5, "torch no longer says which operators draw"
+    assert missing == []
+
+
+DRAWING = re.compile(
+    r"\b(torch\.(rand|randn|randint|randperm|bernoulli|normal|multinomial|poisson)(_like)?\(|"
+    r"\.(uniform_|normal_|exponential_|bernoulli_|random_|log_normal_|cauchy_|geometric_)\()"
+)
+PYTHON_WITH_REASON = {
+    "torch.lobpcg",  # its class draws the first guess of an iteration; an eigenvalue solver is no transform
+}
+
+
+def without_docstring(source: str) -> str:
+    (function,) = ast.parse(textwrap.dedent(source)).body
+    assert isinstance(function, ast.FunctionDef)
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return "\n".join(map(ast.unparse, body))
+
+
+def test_every_python_function_of_torch_that_draws_is_handled_or_has_a_reason() -> None:
+    """What passes through a mode runs with the mode off, so draws inside of it would be missed."""
+    known = [*KEYED, *LIKE, *UNKEYED]
+    missing, found = [], 0
+    overridable = torch.overrides.get_overridable_functions()
+    for module, functions in overridable.items():
+        for func in functions:
+            if not inspect.isfunction(inspect.unwrap(func)):
+                continue
+            source = inspect.getsource(inspect.unwrap(func))
+            if not DRAWING.search(source) or not DRAWING.search(without_docstring(source)):
+                continue
+            found += 1
+            label = f"{getattr(module, '__name__', module)}.{func.__name__}"
+            if func not in known and label not in PYTHON_WITH_REASON:
+                missing.append(label)
+    assert found, "nothing to be found: the pattern is out of date"
+    assert missing == []

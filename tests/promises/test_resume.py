@@ -1,0 +1,1232 @@
+"""Promise: a state says what the loop has had, and a loader that loads it gives exactly what is left.
+
+At any batch, between epochs and after the last one; with another number of workers, and with
+another number of ranks at the same global batch; augmentation included, bit for bit. Nothing is
+read to get there. A state that does not fit is refused with the field, both values and the remedy.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import pickle
+import re
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+import fastload
+from fastload.errors import StateError
+
+SEED = 7
+Row = tuple[float, ...]
+
+
+class Augmented(Dataset[torch.Tensor]):
+    """Rows of the index and three numbers drawn for it; `reads` holds the indices read."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.reads: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.reads.append(int(index))
+        return torch.cat([torch.tensor([index], dtype=torch.float64), torch.rand(3).double()])
+
+
+def plain(batch: torch.Tensor) -> list[Row]:
+    return [tuple(row) for row in batch.reshape(-1, 4).tolist()]
+
+
+def indices(batches: list[list[Row]]) -> list[int]:
+    return [int(row[0]) for batch in batches for row in batch]
+
+
+def through_json(state: Any) -> Any:
+    """What a file would give back; fails where the state is not plain JSON."""
+    again = json.loads(json.dumps(state, allow_nan=False))
+    assert again == state
+    return again
+
+
+Make = Callable[..., "fastload.DataLoader[Any]"]
+
+
+def history(
+    loader: fastload.DataLoader[Any], epochs: int
+) -> tuple[list[list[list[Row]]], list[Any]]:
+    """Run `epochs`; return their batches and the state at every step, each with what is left then.
+
+    A state comes with (the epoch that goes on or is next, the batches of it that are handed out).
+    """
+    batches: list[list[list[Row]]] = []
+    states = [(loader.state_dict(), 0, 0)]
+    for epoch in range(epochs):
+        iterator = iter(loader)
+        batches.append([])
+        states.append((loader.state_dict(), epoch, 0))
+        for batch in iterator:
+            batches[-1].append(plain(batch))
+            states.append((loader.state_dict(), epoch, len(batches[-1])))
+        states.append((loader.state_dict(), epoch + 1, 0))
+    return batches, states
+
+
+def run(loader: fastload.DataLoader[Any], epochs: int = 1) -> list[list[list[Row]]]:
+    return [[plain(batch) for batch in loader] for _ in range(epochs)]
+
+
+# At every step.
+
+
+def alone(workers: int, **more: Any) -> fastload.DataLoader[Any]:
+    options: dict[str, Any] = {"shuffle": True, "seed": SEED, **more}
+    return fastload.DataLoader(Augmented(26), 4, num_workers=workers, **options)
+
+
+ALONE: dict[str, dict[str, Any]] = {
+    "shuffled": {},
+    "as it comes": {"shuffle": False},
+    "drop_last": {"drop_last": True},
+    "sampler": {"shuffle": None, "sampler": range(20, 3, -1)},
+    "batch sampler": {
+        "shuffle": None,
+        "batch_sampler": [[1, 2], [3], [3, 3, 0], [25]],
+        "batch_size": 1,
+    },
+    "no batches": {"batch_size": None},
+    "any order": {"in_order": False},
+    "own collate": {"collate_fn": torch.stack},
+}
+
+
+@pytest.mark.parametrize("saver", [0, 3])
+@pytest.mark.parametrize("shape", ALONE)
+def test_from_every_step_of_three_epochs(shape: str, saver: int) -> None:
+    def make(workers: int, in_order: bool | None = None) -> fastload.DataLoader[Any]:
+        options: dict[str, Any] = {"shuffle": True, "seed": SEED, "batch_size": 4, **ALONE[shape]}
+        if in_order is not None:
+            options["in_order"] = in_order
+        return fastload.DataLoader(Augmented(26), num_workers=workers, **options)
+
+    batches, states = history(make(saver, in_order=True), 3)
+    batches.append(history(make(0, in_order=True), 4)[0][3])
+    assert len({json.dumps(epoch) for epoch in batches}) == 4
+    for place, (state, epoch, done) in enumerate(states):
+        workers = (0, 1, 3)[place % 3]
+        with make(workers) as loader:
+            loader.load_state_dict(through_json(state))
+            rest, following = run(loader, 2)
+        order: Callable[[Any], Any] = sorted if shape == "any order" else list
+        expected = batches[epoch : epoch + 2] if epoch < 3 else [batches[3]]
+        assert order(rest) == order(expected[0][done:]), (place, epoch, done, workers)
+        if epoch < 3:
+            assert order(following) == order(expected[1]), (place, epoch, done, workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_every_step_with_every_number_of_workers(workers: int) -> None:
+    batches, states = history(alone(2), 3)
+    batches += history(alone(0), 4)[0][3:]
+    for state, epoch, done in states:
+        with alone(workers) as loader:
+            loader.load_state_dict(through_json(state))
+            rest, following = run(loader, 2)
+        assert rest == batches[epoch][done:], (epoch, done)
+        if epoch < 3:
+            assert following == batches[epoch + 1], (epoch, done)
+
+
+def test_after_the_last_batch_there_is_an_empty_rest_until_the_end_was_seen() -> None:
+    loader = alone(0)
+    iterator = iter(loader)
+    for _ in range(len(loader)):
+        next(iterator)
+    unseen = loader.state_dict()
+    assert next(iterator, None) is None
+    seen = loader.state_dict()
+    second = run(loader)[0]
+    again = alone(0)
+    again.load_state_dict(unseen)
+    assert run(again, 2) == [[], second]
+    again = alone(0)
+    again.load_state_dict(seen)
+    assert run(again) == [second]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_that_was_loaded_is_the_state_until_something_happens(workers: int) -> None:
+    _, states = history(alone(0), 2)
+    changed = []
+    for state, epoch, done in states:
+        with alone(workers) as loader:
+            loader.load_state_dict(through_json(state))
+            if loader.state_dict() != state:
+                changed.append((epoch, done, loader.state_dict(), state))
+    assert changed == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_states_after_a_resume_are_those_of_the_run_that_went_on(workers: int) -> None:
+    _, states = history(alone(workers), 2)
+    for place in range(len(states)):
+        state, epoch, done = states[place]
+        with alone(workers) as loader:
+            loader.load_state_dict(through_json(state))
+            iterator = iter(loader)
+            for expected, at, had in states[place + 1 :]:
+                if at == epoch and had > done:
+                    next(iterator)
+                    assert loader.state_dict() == expected, (epoch, done, had)
+
+
+def test_a_resume_of_a_resume() -> None:
+    whole = run(alone(0), 2)
+    got: list[list[Row]] = []
+    state = None
+    for life in range(7):
+        with alone(life % 3) as loader:
+            if state is not None:
+                loader.load_state_dict(through_json(state))
+            got += [plain(batch) for batch in itertools.islice(iter(loader), 1)]
+            state = loader.state_dict()
+    assert got == whole[0]
+
+
+# Ranks.
+
+
+def ranks(
+    world: int,
+    *,
+    length: int = 28,
+    batch: int = 8,
+    workers: int = 0,
+    ends: Any = "pad",
+    shuffle: bool = True,
+    **more: Any,
+) -> list[fastload.DataLoader[Any]]:
+    options: dict[str, Any] = {"seed": SEED, **more}
+    return [
+        fastload.DataLoader(
+            Augmented(length),
+            batch // world,
+            sampler=fastload.RankSampler(
+                length, rank=rank, world_size=world, seed=3, ends=ends, shuffle=shuffle
+            ),
+            num_workers=workers,
+            **options,
+        )
+        for rank in range(world)
+    ]
+
+
+def together(parts: list[list[list[Row]]]) -> list[list[Row]]:
+    """The global batches of one epoch, in the global order."""
+    merged = []
+    for step in itertools.zip_longest(*parts, fillvalue=[]):
+        turns = itertools.zip_longest(*step)
+        merged.append([row for turn in turns for row in turn if row is not None])
+    return merged
+
+
+WORLDS = [
+    *((before, after, 26, "pad") for before in (1, 2, 4) for after in (1, 2, 4)),
+    *((*worlds, 28, "pad") for worlds in ((1, 4), (4, 2))),
+    *((*worlds, 29, ends) for worlds in ((1, 2), (4, 1)) for ends in ("drop", "uneven")),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "length", "ends"), WORLDS)
+def test_from_every_step_in_another_world(before: int, after: int, length: int, ends: str) -> None:
+    workers = (0, 1, 3)
+    saved = [history(loader, 3)[1] for loader in ranks(before, length=length, ends=ends)]
+    reference = [history(loader, 4)[0] for loader in ranks(after, length=length, ends=ends)]
+    steps = zip(*saved, strict=True)
+    for place, step in enumerate(steps):
+        assert all(one == step[0] for one in step), "the state is the same on all ranks"
+        state, epoch, done = step[0]
+        following = []
+        for rank, loader in enumerate(
+            ranks(after, length=length, ends=ends, workers=workers[place % 3] if after < 4 else 0)
+        ):
+            with loader:
+                loader.load_state_dict(through_json(state))
+                rest = run(loader)[0]
+                assert rest == reference[rank][epoch][done:], (place, epoch, done)
+                following += run(loader)
+        if epoch < 3:
+            assert following == [one[epoch + 1] for one in reference], (place, epoch, done)
+
+
+def test_worlds_draw_alike() -> None:
+    """What the comparisons above rest on: the global batches of any world are the same, bit for bit."""
+    one = together([run(loader)[0] for loader in ranks(1)])
+    for world in (2, 4):
+        assert together([run(loader)[0] for loader in ranks(world)]) == one
+
+
+def test_five_kills_and_resumes_with_changing_worlds() -> None:
+    """Each sample of the epoch exactly once, in the one order, drawing what it would have drawn."""
+    whole = together([run(loader)[0] for loader in ranks(1, length=120, batch=12)])
+    got: list[list[Row]] = []
+    state: Any = None
+    lives = [(1, 2, 0), (2, 1, 3), (4, 3, 1), (2, 0, 2), (1, 1, 0), (3, 3, 1)]
+    for life, (world, steps, workers) in enumerate(lives):
+        loaders = ranks(world, length=120, batch=12, workers=workers)
+        iterators = []
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+            iterators.append(iter(loader))
+        last = life == len(lives) - 1
+        parts = [
+            [plain(batch) for batch in itertools.islice(iterator, None if last else steps)]
+            for iterator in iterators
+        ]
+        got += together(parts)
+        state = through_json(loaders[life % world].state_dict())
+        for loader in loaders:
+            loader.close()
+        for loader in loaders:
+            assert not last or loader.state_dict() == loaders[0].state_dict()
+    assert got == whole
+    assert Counter(indices(got)) == Counter(range(120))
+
+
+def test_a_rank_reads_only_its_part_of_what_is_left() -> None:
+    loaders = ranks(2)
+    for loader in loaders:
+        next(iter(loader))
+    state = loaders[1].state_dict()
+    for loader in ranks(4, workers=2):
+        loader.load_state_dict(state)
+        rest = run(loader)[0]
+        assert Counter(loader.dataset.reads) == Counter(indices(rest))  # type: ignore[attr-defined]
+        loader.close()
+
+
+# Torch's samplers.
+
+
+TORCHS: dict[str, Callable[[Augmented, int], dict[str, Any]]] = {
+    "shuffle": lambda data, s: {"shuffle": True},
+    "no shuffle": lambda data, s: {"shuffle": False},
+    "generator": lambda data, s: {"shuffle": True, "generator": torch.Generator().manual_seed(s)},
+    "sampler's generator": lambda data, s: {
+        "sampler": RandomSampler(data, generator=torch.Generator().manual_seed(s))
+    },
+    "sampler without": lambda data, s: {"sampler": RandomSampler(data)},
+    "replacement": lambda data, s: {
+        "sampler": RandomSampler(data, replacement=True, num_samples=30)
+    },
+    "many": lambda data, s: {"sampler": RandomSampler(data, num_samples=60)},
+    "sequential": lambda data, s: {"sampler": SequentialSampler(data)},
+    "subset": lambda data, s: {"sampler": SubsetRandomSampler(range(3, 24))},
+    "weighted": lambda data, s: {
+        "sampler": WeightedRandomSampler([1.0 + k for k in range(26)], 26)
+    },
+    "batch sampler": lambda data, s: {
+        "batch_sampler": BatchSampler(RandomSampler(data), 4, drop_last=False),
+        "batch_size": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("seed", [None, SEED])
+@pytest.mark.parametrize("kind", TORCHS)
+def test_the_rest_of_an_epoch_of_torchs_samplers(kind: str, seed: int | None) -> None:
+    """Whatever the generators hold where it is loaded: another process may have drawn from them."""
+
+    def make(workers: int, generator_seed: int) -> fastload.DataLoader[Any]:
+        data = Augmented(26)
+        options = {"batch_size": 4, **TORCHS[kind](data, generator_seed)}
+        if "generator" in options:
+            options.pop("seed", None)
+            return fastload.DataLoader(data, num_workers=workers, **options)
+        return fastload.DataLoader(data, num_workers=workers, seed=seed, **options)
+
+    torch.manual_seed(5)
+    loader = make(2, 5)
+    for _ in range(2):
+        states = []
+        batches = []
+        for batch in loader:
+            batches.append(plain(batch))
+            states.append(through_json(loader.state_dict()))
+        for done, state in enumerate(states, 1):
+            torch.manual_seed(1000 + done)
+            with make((0, 1, 3)[done % 3], 1000 + done) as again:
+                again.load_state_dict(state)
+                rest = run(again)[0]
+                assert rest == batches[done:], done
+                assert Counter(again.dataset.reads) == Counter(indices(rest))  # type: ignore[attr-defined]
+    loader.close()
+
+
+def test_with_torchs_own_state_put_back_the_next_epochs_are_equal_too() -> None:
+    """Without a seed the next epoch is a draw of torch's: a checkpoint of torch's state holds it."""
+
+    def make() -> fastload.DataLoader[Any]:
+        return fastload.DataLoader(Augmented(26), 4, shuffle=True)
+
+    torch.manual_seed(5)
+    loader = make()
+    iterator = iter(loader)
+    batches = [plain(next(iterator)) for _ in range(3)]
+    state, torchs = loader.state_dict(), torch.get_rng_state()
+    batches += [plain(batch) for batch in iterator]
+    following = run(loader, 2)
+    torch.manual_seed(99)
+    again = make()
+    torch.set_rng_state(torchs)
+    again.load_state_dict(state)
+    assert run(again, 3) == [batches[3:], *following]
+
+
+@pytest.mark.parametrize("seed", [None, SEED])
+def test_asking_for_the_state_draws_nothing(seed: int | None) -> None:
+    loader = fastload.DataLoader(Augmented(26), 4, shuffle=True, seed=seed, num_workers=2)
+    before = torch.get_rng_state()
+    loader.state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    iterator = iter(loader)
+    next(iterator)
+    before = torch.get_rng_state()
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert torch.equal(torch.get_rng_state(), before)
+    loader.close()
+
+
+# A user's samplers.
+
+
+class Own(Sampler[int]):
+    """A sampler with an epoch, and nothing that fastload could know; `given` is what it gave."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.epoch = 0
+        self.given: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.epoch)
+        for index in torch.randperm(self.length, generator=generator).tolist():
+            self.given.append(index)
+            yield index
+
+
+class OwnBatches(Own):
+    """Batches of the user's, of any size."""
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(super().__iter__())
+        for size in itertools.cycle((3, 1, 4)):
+            if not order:
+                return
+            yield order[:size]
+            order = order[size:]
+
+    def __len__(self) -> int:
+        return 10
+
+
+@pytest.mark.parametrize("seed", [None, SEED])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
+def test_a_users_sampler_is_run_again_and_nothing_is_read(
+    kind: str, workers: int, seed: int | None
+) -> None:
+    def make() -> fastload.DataLoader[Any]:
+        data = Augmented(26)
+        if kind == "sampler":
+            return fastload.DataLoader(data, 4, sampler=Own(26), num_workers=workers, seed=seed)
+        return fastload.DataLoader(
+            data, batch_sampler=OwnBatches(26), num_workers=workers, seed=seed
+        )
+
+    torch.manual_seed(5)
+    loader = make()
+    batches, states = history(loader, 3)
+    loader.close()
+    assert sorted(indices(batches[2])) == list(range(26))
+    wrong: list[Any] = []
+    for state, epoch, done in states:
+        if epoch == 3 or (seed is None and not done):
+            continue  # the draws of an epoch that has not begun are torch's then
+        again = make()
+        again.load_state_dict(through_json(state))
+        assert again.dataset.reads == []  # type: ignore[attr-defined]
+        rest = run(again)[0]
+        assert Counter(again.dataset.reads) == Counter(indices(rest))  # type: ignore[attr-defined]
+        if rest != batches[epoch][done:]:
+            wrong.append((epoch, done))
+        elif epoch < 2 and seed is not None and run(again)[0] != batches[epoch + 1]:
+            wrong.append((epoch, done, "the epoch after"))
+        again.close()
+    assert wrong == []
+
+
+def test_the_epoch_of_a_users_sampler_is_told_before_it_is_run() -> None:
+    loader = fastload.DataLoader(Augmented(26), 4, sampler=Own(26), seed=SEED)
+    loader.set_epoch(5)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    expected = [plain(batch) for batch in iterator]
+    sampler = Own(26)
+    again = fastload.DataLoader(Augmented(26), 4, sampler=sampler, seed=SEED)
+    again.load_state_dict(state)
+    assert run(again)[0] == expected
+    assert sampler.epoch == 5
+
+
+# Errors.
+
+
+class Failing(Augmented):
+    """Fails for some samples, after it has drawn."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        row = super().__getitem__(index)
+        if index in (1, 9, 10, 25):
+            raise ValueError(f"sample {index} is simulated to fail")
+        return row
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipped_samples_shift_nothing(workers: int) -> None:
+    def make(workers: int) -> fastload.DataLoader[Any]:
+        return fastload.DataLoader(
+            Failing(26), 4, shuffle=True, seed=SEED, on_error="skip", num_workers=workers
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that samples are skipped is told in a warning
+        loader = make(workers)
+        batches, states = history(loader, 2)
+        loader.close()
+        for state, epoch, done in states[:-1]:
+            again = make(2 - workers)
+            again.load_state_dict(through_json(state))
+            assert run(again)[0] == batches[epoch][done:]
+            again.close()
+    assert Counter(indices(batches[0])) == Counter(set(range(26)) - {1, 9, 10, 25})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_raised_counts_as_handed_out(workers: int) -> None:
+    def make() -> fastload.DataLoader[Any]:
+        return fastload.DataLoader(Failing(26), 4, num_workers=workers, seed=SEED)
+
+    def steps(loader: fastload.DataLoader[Any]) -> tuple[list[Any], list[Any]]:
+        got: list[Any] = []
+        states: list[Any] = []
+        iterator = iter(loader)
+        while True:
+            try:
+                got.append(plain(next(iterator)))
+            except ValueError:
+                got.append("failed")
+            except StopIteration:
+                break
+            states.append(loader.state_dict())
+        return got, states
+
+    loader = make()
+    got, states = steps(loader)
+    assert [batch == "failed" for batch in got] == [True, False, True, False, False, False, True]
+    loader.close()
+    for done, state in enumerate(states, 1):
+        again = make()
+        again.load_state_dict(through_json(state))
+        assert steps(again)[0] == got[done:], done
+        again.close()
+
+
+# Out of order.
+
+
+class Gated(Augmented):
+    """Samples in `held` are read only when the test lets them."""
+
+    def __init__(self, length: int, held: set[int]) -> None:
+        super().__init__(length)
+        self.held = held
+        self.opened = threading.Event()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index in self.held:
+            assert self.opened.wait(30)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("in_order", [False, True], ids=["any order", "in order"])
+@pytest.mark.parametrize("workers", [0, 3])
+def test_batches_that_came_before_their_turn_come_once(workers: int, in_order: bool) -> None:
+    """Forced: batches 0 and 3 are held back while four others are handed out."""
+    held = Gated(20, {0, 7})
+    loader = fastload.DataLoader(
+        held, 2, num_workers=4, seed=SEED, in_order=False, prefetch_batches=8
+    )
+    iterator = iter(loader)
+    early, states = [], []
+    try:
+        for _ in range(4):
+            early.append(plain(next(iterator)))
+            states.append(through_json(loader.state_dict()))
+    finally:
+        held.opened.set()
+    late = [plain(batch) for batch in iterator]
+    following = run(loader)[0]
+    loader.close()
+    assert len(early) == 4
+    assert not {0, 1, 6, 7} & set(indices(early))
+    whole = sorted(early + late)
+    assert indices(whole) == list(range(20))
+    for done, state in enumerate(states, 1):
+        data = Augmented(20)
+        with fastload.DataLoader(
+            data, 2, num_workers=workers, seed=SEED, in_order=in_order
+        ) as again:
+            again.load_state_dict(state)
+            assert again.state_dict() == state
+            rest = run(again)[0]
+            assert sorted(early[:done] + rest) == whole, done
+            if in_order:
+                assert rest == sorted(rest)
+            assert Counter(data.reads) == Counter(indices(rest))
+            assert sorted(run(again)[0]) == sorted(following)
+
+
+def test_a_state_of_a_resume_out_of_order_keeps_what_came_before_its_turn() -> None:
+    held = Gated(20, {0})
+    loader = fastload.DataLoader(
+        held, 2, num_workers=2, seed=SEED, in_order=False, prefetch_batches=8
+    )
+    iterator = iter(loader)
+    first = [plain(next(iterator)) for _ in range(2)]
+    state = through_json(loader.state_dict())
+    held.opened.set()
+    loader.close()
+    again = fastload.DataLoader(Augmented(20), 2, seed=SEED)
+    again.load_state_dict(state)
+    iterator = iter(again)
+    second = [plain(next(iterator)) for _ in range(2)]
+    state = through_json(again.state_dict())
+    last = fastload.DataLoader(Augmented(20), 2, seed=SEED, num_workers=1)
+    last.load_state_dict(state)
+    third = run(last)[0]
+    last.close()
+    assert sorted(indices(first + second + third)) == list(range(20))
+
+
+def test_what_came_early_on_one_rank_is_not_what_came_early_on_another() -> None:
+    """With `in_order=False` the ranks differ in what they had: a state is then its rank's own."""
+
+    def make(rank: int, data: Augmented) -> fastload.DataLoader[Any]:
+        sampler = fastload.RankSampler(24, rank=rank, world_size=2, shuffle=False)
+        return fastload.DataLoader(
+            data, 2, sampler=sampler, seed=SEED, num_workers=2, in_order=False, prefetch_batches=6
+        )
+
+    held = Gated(24, {0})
+    loader = make(0, held)
+    iterator = iter(loader)
+    had = [plain(next(iterator)) for _ in range(2)]
+    state = through_json(loader.state_dict())
+    held.opened.set()
+    loader.close()
+    with make(1, Augmented(24)) as other, pytest.raises(StateError, match="rank"):
+        other.load_state_dict(state)
+    with make(0, Augmented(24)) as same_rank:
+        same_rank.load_state_dict(state)
+        assert sorted(indices(had) + indices(run(same_rank)[0])) == list(range(0, 24, 2))
+
+
+# What the state is.
+
+
+def test_what_is_read_ahead_does_not_count() -> None:
+    data = Augmented(40)
+    with fastload.DataLoader(data, 2, num_workers=3, seed=SEED, prefetch_batches=8) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        deadline = time.monotonic() + 30
+        while len(data.reads) < 14:  # polled: what is read ahead tells nobody
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert loader.state_dict() == state
+    again = fastload.DataLoader(Augmented(40), 2, seed=SEED)
+    again.load_state_dict(state)
+    assert indices(run(again)[0]) == list(range(2, 40))
+
+
+def test_a_state_stays_what_it_is() -> None:
+    """It is a value: no part of the loader that goes on, on neither side."""
+    loader = alone(0)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    kept = copy.deepcopy(state)
+    rest = [plain(batch) for batch in iterator]
+    assert state == kept
+    again = alone(0)
+    again.load_state_dict(state)
+    for key in list(state):
+        state[key] = None
+    assert run(again)[0] == rest
+
+
+def test_a_framework_finds_what_it_looks_for() -> None:
+    """The names and calls of torchdata's StatefulDataLoader."""
+    loader = alone(0)
+    assert isinstance(loader, Stateful)
+    state = loader.state_dict()
+    assert isinstance(state, dict)
+    assert loader.load_state_dict(state) is None  # type: ignore[func-returns-value]
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    assert len(list(iterator)) == 6
+    assert len(loader) == 7
+    loader.load_state_dict(state)
+    assert len(loader) == 7, "the length is the epoch's"
+    assert len(list(loader)) == 6
+
+
+def test_loading_again_replaces_what_was_loaded() -> None:
+    batches, states = history(alone(0), 2)
+    loader = alone(0)
+    for place in (4, 2, -3):
+        loader.load_state_dict(states[place][0])
+        assert loader.state_dict() == states[place][0]
+    _, epoch, done = states[-3]
+    assert run(loader)[0] == batches[epoch][done:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_in_the_middle_of_an_epoch_may_load(workers: int) -> None:
+    batches, states = history(alone(0), 2)
+    with alone(workers) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state, epoch, done = states[3]
+        loader.load_state_dict(state)
+        del iterator
+        assert run(loader, 2) == [batches[epoch][done:], batches[epoch + 1]]
+
+
+@pytest.mark.parametrize("seed", [None, SEED])
+def test_persistent_workers_that_are_ahead_go_back(seed: int | None) -> None:
+    """The next epoch may be under way already when a state is loaded."""
+    with fastload.DataLoader(
+        Augmented(26), 4, shuffle=True, seed=seed, num_workers=2, persistent_workers=True
+    ) as loader:
+        batches, states = history(loader, 2)
+        for place in (3, 6, len(states) - 3):
+            state, epoch, done = states[place]
+            assert done
+            loader.load_state_dict(through_json(state))
+            assert loader.state_dict() == state
+            assert run(loader)[0] == batches[epoch][done:]
+            if seed is not None and epoch == 0:
+                assert run(loader)[0] == batches[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_that_is_pickled_or_copied_keeps_what_was_loaded(workers: int) -> None:
+    batches, states = history(alone(0), 1)
+    state, epoch, done = states[3]
+    loader = alone(workers)
+    loader.load_state_dict(state)
+    for again in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+        assert again.state_dict() == state
+        assert run(again)[0] == batches[epoch][done:]
+        again.close()
+    assert run(loader)[0] == batches[epoch][done:]
+    loader.close()
+
+
+def test_a_state_is_loaded_under_a_loop_that_sets_the_epoch() -> None:
+    """`for epoch in range(start, ...): set_epoch(epoch)`, as DDP scripts do: it fits, so it goes on."""
+    for kind in ("loader", "sampler"):
+        (reference,) = ranks(1)
+        batches, states = history(reference, 2)
+        state, epoch, done = states[-3]
+        assert (epoch, done > 0) == (1, True)
+        (loader,) = ranks(1)
+        loader.load_state_dict(state)
+        (loader if kind == "loader" else loader.sampler).set_epoch(1)  # type: ignore[union-attr]
+        assert run(loader)[0] == batches[1][done:], kind
+
+
+@pytest.mark.parametrize("kind", ["loader", "sampler"])
+def test_another_epoch_after_loading_warns_and_begins_it(kind: str) -> None:
+    (reference,) = ranks(1)
+    batches, states = history(reference, 4)
+    state = next(state for state, epoch, done in states if (epoch, done) == (1, 2))
+    (loader,) = ranks(1)
+    loader.load_state_dict(state)
+    told: Any = loader if kind == "loader" else loader.sampler
+
+    def set_and_run() -> Any:
+        told.set_epoch(3)
+        return run(loader)[0]
+
+    with pytest.warns(UserWarning, match="epoch"):
+        got = set_and_run()
+    assert got == batches[3]
+
+
+# What does not fit.
+
+
+class Lines(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(24))
+
+
+def one_rank(
+    *,
+    length: int = 24,
+    batch: int = 8,
+    rank: dict[str, Any] | None = None,
+    sampler: Any = None,
+    dataset: Any = None,
+    **more: Any,
+) -> fastload.DataLoader[Any]:
+    ours = {"rank": 0, "world_size": 1, "seed": 3, **(rank or {})}
+    if sampler is None and dataset is None and "shuffle" not in more:
+        sampler = fastload.RankSampler(length, **ours)
+    options = {"seed": SEED, **more}
+    return fastload.DataLoader(dataset or Augmented(length), batch, sampler=sampler, **options)
+
+
+MISFITS: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, str, str]] = {
+    # name: (made by, loaded by, the field, the value saved, the value here), as patterns
+    "seed": (one_rank, lambda: one_rank(seed=8), "seed", "7", "8"),
+    "no seed": (one_rank, lambda: one_rank(seed=None), "seed", "7", "None"),
+    "a seed": (lambda: one_rank(seed=None), lambda: one_rank(seed=5), "seed", "None", "5"),
+    "sampler": (
+        one_rank,
+        lambda: one_rank(sampler=SequentialSampler(range(24))),
+        "sampler",
+        "RankSampler",
+        "SequentialSampler|sequential",
+    ),
+    "shuffled": (  # both shuffle alike, so only the seed need differ
+        one_rank,
+        lambda: one_rank(shuffle=True),
+        "sampler",
+        "RankSampler|3",
+        "RandomSampler|7",
+    ),
+    "own sampler": (
+        lambda: one_rank(sampler=Own(24)),
+        lambda: one_rank(sampler=SequentialSampler(range(24))),
+        "sampler",
+        "Own",
+        "SequentialSampler|sequential",
+    ),
+    "sampler's seed": (one_rank, lambda: one_rank(rank={"seed": 4}), "seed", "3", "4"),
+    "sampler's shuffle": (
+        one_rank, lambda: one_rank(rank={"shuffle": False}), "shuffle", "(?i:true)", "(?i:false)",
+    ),
+    "ends": (one_rank, lambda: one_rank(rank={"ends": "drop"}), "ends", "pad", "drop"),
+    "length": (one_rank, lambda: one_rank(length=25), "length|samples", "24", "25"),
+    "length of shuffle": (
+        lambda: one_rank(shuffle=True),
+        lambda: one_rank(shuffle=True, length=25),
+        "length|samples",
+        "24",
+        "25",
+    ),
+    "sampler's length": (
+        lambda: one_rank(sampler=Own(24)),
+        lambda: one_rank(sampler=Own(12)),
+        "length|samples",
+        "24",
+        "12",
+    ),
+    "batch": (one_rank, lambda: one_rank(batch=6), "batch", "8", "6"),
+    "no batch": (one_rank, lambda: one_rank(batch=None), "batch", "8", "None|1"),
+    "global batch": (
+        one_rank,
+        lambda: one_rank(rank={"rank": 1, "world_size": 2}),
+        "global batch|global_batch",
+        "8",
+        "16",
+    ),
+    "drop_last": (
+        one_rank, lambda: one_rank(drop_last=True), "drop_last", "(?i:false)", "(?i:true)",
+    ),
+    "iterable": (
+        lambda: fastload.DataLoader(Lines(), 8, seed=SEED), one_rank, "kind|iterable", "iterable", "map",
+    ),
+    "map": (
+        one_rank, lambda: fastload.DataLoader(Lines(), 8, seed=SEED), "kind|iterable", "map", "iterable",
+    ),
+    "batch sampler": (
+        lambda: fastload.DataLoader(Augmented(24), batch_sampler=OwnBatches(24), seed=SEED),
+        one_rank,
+        "sampler",
+        "OwnBatches",
+        "RankSampler",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", MISFITS)
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_state_that_does_not_fit_is_refused(field: str, when: str) -> None:
+    made_by, loaded_by, name, saved, here = MISFITS[field]
+    maker = made_by()
+    iterator = iter(maker)
+    if when == "within":
+        next(iterator)
+    state = through_json(maker.state_dict())
+    maker.close()
+    loader = loaded_by()
+    with pytest.raises(StateError) as refused:
+        loader.load_state_dict(state)
+        list(loader)  # what only the order can tell is told by iter()
+    said = str(refused.value)
+    for part in (name, rf"\b({saved})\b", rf"\b({here})\b"):
+        assert re.search(part, said), (part, said)
+    assert any(word in said for word in REMEDIES), f"no remedy in: {said}"
+    assert isinstance(refused.value, ValueError)
+    loader.close()
+
+
+REMEDIES = ("build", "pass", "use", "give", "load it", "make", "choose", "set ", "keep", "start")
+
+
+def world_of(patch: pytest.MonkeyPatch, size: int) -> None:
+    """Stand in for a process group of `size` ranks, of which this is rank 0 (simulated)."""
+    patch.setattr(torch.distributed, "is_available", lambda: True)
+    patch.setattr(torch.distributed, "is_initialized", lambda: True)
+    patch.setattr(torch.distributed, "get_rank", lambda *_: 0)
+    patch.setattr(torch.distributed, "get_world_size", lambda *_: size)
+
+
+@pytest.mark.parametrize("batch", [(4, 4), (4, 2)], ids=["local batch", "global batch"])
+def test_another_world_needs_a_sampler_that_knows_worlds(
+    batch: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a user's sampler gives this rank in another world, fastload cannot know."""
+    world_of(monkeypatch, 2)
+    loader = fastload.DataLoader(Augmented(24), batch[0], sampler=Own(24), seed=SEED)
+    next(iter(loader))
+    state = through_json(loader.state_dict())
+    world_of(monkeypatch, 4)
+    other = fastload.DataLoader(Augmented(24), batch[1], sampler=Own(24), seed=SEED)
+    with pytest.raises(StateError, match=r"world_size.*\b2\b.*\b4\b") as refused:
+        other.load_state_dict(state)
+    assert "RankSampler" in str(refused.value), "the remedy"
+
+
+@pytest.mark.parametrize("batch", [(4, 2), (4, 4)], ids=["global batch", "local batch"])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_torchs_sampler_of_ranks_goes_on_exactly_or_refuses(
+    drop_last: bool, batch: tuple[int, int]
+) -> None:
+    """From two ranks to four: what is left at the same global batch, or a refusal."""
+
+    def make(world: int, local: int) -> list[fastload.DataLoader[Any]]:
+        return [
+            fastload.DataLoader(
+                Augmented(27),
+                local,
+                sampler=DistributedSampler(range(27), world, rank, seed=3, drop_last=drop_last),
+                seed=SEED,
+            )
+            for rank in range(world)
+        ]
+
+    before = make(2, batch[0])
+    iterators = [iter(loader) for loader in before]
+    had = together([[plain(next(iterator)) for _ in range(2)] for iterator in iterators])
+    states = [through_json(loader.state_dict()) for loader in before]
+    assert states[0] == states[1]
+    after = make(4, batch[1])
+    if batch[0] == batch[1]:
+        for loader in after:
+            with pytest.raises(StateError, match="global_batch"):
+                loader.load_state_dict(states[0])
+        return
+    whole = together([run(loader)[0] for loader in make(4, batch[1])])
+    assert whole[:2] == had
+    for loader in after:
+        loader.load_state_dict(states[1])
+    assert together([run(loader)[0] for loader in after]) == whole[2:]
+
+
+def test_a_state_of_another_version_is_refused() -> None:
+    loader = alone(0)
+    state = loader.state_dict()
+    (field,) = [key for key in state if "version" in key]
+    with pytest.raises(StateError, match=f"{field}.*99|99.*{field}"):
+        loader.load_state_dict({**state, field: 99})
+
+
+def fields(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all entries of a state."""
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield (*path, key)
+            yield from fields(value, (*path, key))
+
+
+def put(state: Any, path: tuple[Any, ...], value: Any) -> Any:
+    changed = copy.deepcopy(state)
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is ...:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return changed
+
+
+# Any other value of the right type is another place that there might be; -1 is none.
+ANY_OF_ITS_TYPE = ("ended",)
+GARBAGE = [..., "x", -1, 1.5, [], {}, True, 2**70, [[1]], None]
+
+
+@pytest.mark.parametrize("kind", ["rank", "shuffle", "torch", "own"])
+def test_garbage_is_refused_field_by_field(kind: str) -> None:
+    """Refused when it is loaded, or harmless: never another error, never a loader that is broken."""
+
+    def make() -> fastload.DataLoader[Any]:
+        if kind == "torch":
+            return one_rank(seed=None, shuffle=True)
+        return one_rank(
+            **{"rank": {}, "shuffle": {"shuffle": True}, "own": {"sampler": Own(24)}}[kind]
+        )
+
+    maker = make()
+    iterator = iter(maker)
+    next(iterator)
+    state = through_json(maker.state_dict())
+    rest = [plain(batch) for batch in iterator]
+    wrong: list[Any] = []
+    for path in fields(state):
+        value = state
+        for key in path:
+            value = value[key]
+        for garbage in GARBAGE:
+            if type(garbage) is type(value) and (garbage == value or path[-1] in ANY_OF_ITS_TYPE):
+                continue
+            loader = make()
+            try:
+                loader.load_state_dict(put(state, path, garbage))
+            except StateError as refused:
+                if not str(refused):
+                    wrong.append((path, garbage, "says nothing"))
+                continue
+            except Exception as other:
+                wrong.append((path, garbage, repr(other)))
+                continue
+            try:
+                got = run(loader)[0]
+            except StateError:
+                continue
+            except Exception as other:
+                wrong.append((path, garbage, "in the loop: " + repr(other)))
+                continue
+            tampered = path[-1] in ("epoch", "stream_seed") and type(garbage) is int and garbage > 0
+            if got != rest and not tampered:
+                wrong.append((path, garbage, f"accepted, {len(got)} batches of {len(rest)}"))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("garbage", [None, [], "x", 3, {}, {"epoch": 1}, {1: 2}, {"state": {}}])
+def test_what_is_no_state_is_refused(garbage: Any) -> None:
+    loader = alone(0)
+    with pytest.raises(StateError):
+        loader.load_state_dict(garbage)
+    assert run(loader)[0] == run(alone(0))[0], "the loader is as it was"
+
+
+def test_after_a_refusal_the_loader_is_as_it_was() -> None:
+    batches, states = history(alone(0), 2)
+    other = alone(0, seed=8).state_dict()
+    loader = alone(0)
+    state, epoch, done = states[3]
+    loader.load_state_dict(state)
+    with pytest.raises(StateError):
+        loader.load_state_dict(other)
+    assert loader.state_dict() == state
+    assert run(loader)[0] == batches[epoch][done:]
+
+
+def test_the_process_method_has_no_state_and_says_so() -> None:
+    """A warning and no error: Lightning asks every loader that has the method, at each checkpoint."""
+    state = alone(0).state_dict()
+    loader = alone(1, worker_method="process")
+    with pytest.warns(UserWarning, match="worker_method.*nothing to save"):
+        assert "batches" not in loader.state_dict()
+    with pytest.warns(UserWarning, match="the epoch begins at its beginning"):
+        loader.load_state_dict(state)
+
+
+# Lightning.
+
+
+@pytest.fixture
+def lightning() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("lightning.pytorch", exc_type=ImportError)
+
+
+def fit(
+    pl: Any, folder: Path, loader: Any, *, resume: Path | None = None, every: int = 0
+) -> list[Any]:
+    """Train for three epochs; return (epoch, place, rows) for every batch the model was given."""
+    seen: list[Any] = []
+
+    class Model(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1, dtype=torch.float64)
+
+        def training_step(self, batch: torch.Tensor, place: int) -> torch.Tensor:
+            seen.append((self.trainer.current_epoch, place, plain(batch)))
+            return self.layer(batch[:, 1:]).mean()  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    callbacks = []
+    if every:
+        callbacks = [
+            pl.callbacks.ModelCheckpoint(
+                folder, filename="{step}", every_n_train_steps=every, save_top_k=-1
+            )
+        ]
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=3,
+        logger=False,
+        callbacks=callbacks,
+        enable_checkpointing=bool(every),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    trainer.fit(Model(), loader, ckpt_path=resume, weights_only=False)
+    loader.close()
+    return seen
+
+
+LIGHTNING_LOADERS: dict[str, Callable[[int], fastload.DataLoader[Any]]] = {
+    "shuffle": lambda workers: alone(workers),
+    "rank": lambda workers: ranks(1, workers=workers)[0],
+    "persistent": lambda workers: alone(workers, persistent_workers=workers > 0),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings(r"error:.*(fastload|state|epoch begins):UserWarning:fastload")
+@pytest.mark.parametrize("kind", LIGHTNING_LOADERS)
+def test_lightning_goes_on_exactly_where_its_checkpoint_was(
+    kind: str, tmp_path: Path, lightning: Any
+) -> None:
+    make = LIGHTNING_LOADERS[kind]
+    whole = fit(lightning, tmp_path, make(2), every=1)
+    steps = len(whole)
+    assert steps == 3 * len(make(0))
+    assert [rows for _, _, rows in whole] == [rows for epoch in run(make(0), 3) for rows in epoch]
+    wrong = []
+    for step in range(1, steps):
+        checkpoint = tmp_path / f"step={step}.ckpt"
+        assert checkpoint.exists(), list(tmp_path.iterdir())
+        resumed = fit(lightning, tmp_path, make(step % 3), resume=checkpoint)
+        if [rows for _, _, rows in resumed] != [rows for _, _, rows in whole[step:]]:
+            places = [(epoch, place) for epoch, place, _ in resumed]
+            wrong.append((step, len(resumed), steps - step, places[:1]))
+    assert wrong == [], "(step, batches, expected, first)"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", LIGHTNING_LOADERS)
+def test_lightning_goes_on_behind_an_epoch_that_ended(
+    kind: str, tmp_path: Path, lightning: Any
+) -> None:
+    """A checkpoint at the end of an epoch, which is Lightning's default."""
+    make = LIGHTNING_LOADERS[kind]
+    whole = run(make(0), 3)
+
+    class Ends(lightning.callbacks.Callback):  # type: ignore[misc]
+        def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
+            trainer.save_checkpoint(tmp_path / f"epoch={trainer.current_epoch}.ckpt")
+
+    seen: list[Any] = []
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1, dtype=torch.float64)
+
+        def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+            seen.append(plain(batch))
+            return self.layer(batch[:, 1:]).mean()  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train(resume: Path | None) -> list[Any]:
+        seen.clear()
+        default = lightning.callbacks.ModelCheckpoint(
+            tmp_path, filename="default-{epoch}", save_top_k=-1
+        )
+        trainer = lightning.Trainer(
+            accelerator="cpu", devices=1, max_epochs=3, logger=False, callbacks=[Ends(), default],
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        loader = make(2)
+        trainer.fit(Model(), loader, ckpt_path=resume, weights_only=False)
+        loader.close()
+        return list(seen)
+
+    assert train(None) == [rows for epoch in whole for rows in epoch]
+    for epoch in range(2):
+        for name in (f"default-epoch={epoch}.ckpt", f"epoch={epoch}.ckpt"):
+            resumed = train(tmp_path / name)
+            assert resumed == [rows for later in whole[epoch + 1 :] for rows in later], name

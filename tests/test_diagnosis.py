@@ -1,0 +1,309 @@
+"""Promise: the report ends in a sentence that names what bounds the run and what to change.
+
+The snapshots here are made by hand, each for one rule; the figures of a run of 10 s with 4 workers on 8 cores.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from fastload.diagnosis import (
+    FEWEST_BATCHES,
+    FULL,
+    HAND_OVER_S,
+    IDLE,
+    LACKS,
+    MOSTLY,
+    ONE_CORE,
+    PINS,
+    PRESSURE,
+    SHORT_HOLDS,
+    SHORTEST_S,
+    STRAGGLER,
+    WAITS,
+    Stage,
+    Stats,
+    bound,
+    report,
+)
+
+
+def stages(**seconds: float) -> dict[str, Stage]:
+    """Stages of so many seconds, all of it computing, of 1,000 samples or batches that took 10 ms at the median."""
+    return {name: Stage(name, s, 1000, 0.010, 0.020, 0.030, cpu_s=s) for name, s in seconds.items()}
+
+
+def run(**changes: Any) -> Stats:
+    """A run whose loop waits half of the time for samples that compute, on half of the cores."""
+    figures: dict[str, Any] = {
+        "epoch": 2,
+        "workers": 4,
+        "depth": 6,
+        "samples": 6400,
+        "batches": 100,
+        "errors": 0,
+        "elapsed_s": 10.0,
+        "consumer_wait_s": 5.0,
+        "worker_wait_s": 1.0,
+        "occupancy": 0.1,
+        "bytes": 100 * 2**20,
+        "busy_s": 39.0,
+        "sample_cpu_s": 36.0,
+        "stages": stages(sample=38.0, collate=1.0),
+        "gil_pressure": 0.01,
+        "gil_probes": 400,
+        "slots_in_use": 5,
+        "slowest_s": 0.05,
+        "slowest": "sample index 7",
+        "cores": 8,
+        "process_cpu_s": 40.0,
+    }
+    return Stats(**{**figures, **changes})
+
+
+def waiting(**changes: Any) -> Stats:
+    """The same, with samples that do not compute."""
+    return run(**{"sample_cpu_s": 2.0, "process_cpu_s": 4.0, **changes})
+
+
+def full(**changes: Any) -> Stats:
+    """The same, on all of the cores."""
+    return run(**{"cores": 4, **changes})
+
+
+NONE_YET = Stats(-1, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+
+CASES = [
+    (NONE_YET, "nothing", "Too early"),
+    (run(batches=FEWEST_BATCHES - 1), "nothing", "2 batches"),
+    (run(elapsed_s=SHORTEST_S / 2), "nothing", "100 ms"),
+    (run(consumer_wait_s=0.1), "step", "nothing in the loader would make it faster"),
+    (run(consumer_wait_s=0.1, worker_wait_s=36.0), "step", "num_workers=1 would do"),
+    (run(workers=16, consumer_wait_s=0.1, worker_wait_s=120.0), "step", "num_workers=6 would do"),
+    (run(workers=1, consumer_wait_s=0.1, worker_wait_s=9.0), "step", "nothing in the loader"),
+    (run(stages=stages(sampler=6.0, sample=1.0)), "sampler", "60 % of the time"),
+    (run(workers=0, worker_wait_s=0.0), "inline", "num_workers=2 or more"),
+    (run(workers=0, consumer_wait_s=0.1), "step", "nothing in the loader"),
+    (
+        run(workers=0, stages=stages(sample=5.0, decode=4.0)),
+        "inline",
+        'most of it in "decode"',
+    ),
+    (run(workers=0, batches=100_000), "inline", "larger"),
+    (run(slowest_s=4.0), "straggler", "sample index 7, it took 4.00 s (the median is 10.0 ms)"),
+    (run(slowest_s=4.0, slowest=""), "straggler", "unknown which"),
+    (run(gil_pressure=0.9), "gil", 'worker_method="process"'),
+    (
+        run(
+            gil_pressure=0.9,
+            sample_cpu_s=38.0,
+            stages=stages(sample=38.0, read=2.0, transform=30.0, collate=1.0),
+        ),
+        "gil",
+        '79 % of what they compute in "transform"',
+    ),
+    (run(gil_pressure=0.2, sample_cpu_s=8.0, process_cpu_s=10.0), "gil", "not more"),
+    (run(stages=stages(sample=9.0, collate=30.0)), "collate", "77 % of the workers' busy time"),
+    (run(gil_pressure=0.9, stages=stages(sample=9.0, collate=30.0)), "collate", "collate_fn"),
+    (run(worker_wait_s=35.0, stages=stages(sample=4.0, pin=9.0)), "pin", "90 % of the time"),
+    (run(worker_wait_s=30.0), "prefetch", "prefetch_batches=12"),
+    (run(worker_wait_s=30.0, depth=1), "prefetch", "prefetch_batches=8"),
+    (waiting(), "storage", "packed data"),
+    (waiting(), "storage", "num_workers=8"),
+    (waiting(stages=stages(sample=38.0, read=30.0, decode=2.0)), "storage", "packed data"),
+    (waiting(stages=stages(sample=38.0, read=2.0, decode=30.0)), "decode", 'stage "decode"'),
+    (waiting(stages=stages(sample=38.0, lookup=30.0)), "lookup", 'stage "lookup"'),
+    (waiting(stages=stages(sample=38.0, lookup=3.0)), "storage", "packed data"),
+    (full(), "cores", "All 4 cores are busy with samples, and the loop waited 50 % of the time"),
+    (full(workers=16, sample_cpu_s=25.0), "cores", "num_workers=4 does as well"),
+    (full(process_cpu_s=39.0, sample_cpu_s=3.0), "cores", "torch.set_num_threads"),
+    (full(stages=stages(sample=38.0, decode=30.0)), "decode", "decode less"),
+    (run(gil_pressure=0.9, core_wait_s=30.0, process_cpu_s=9.0), "gil", "not more"),
+    (run(core_wait_s=30.0), "cores", "got no core for 30.0 s"),
+    (run(core_wait_s=30.0, stages=stages(sample=38.0, decode=30.0)), "decode", "decode less"),
+    (run(), "workers", "num_workers=8"),
+    (run(workers=8, worker_wait_s=2.0), "workers", "num_workers=9"),
+    (run(stages=stages(sample=38.0, decode=30.0)), "decode", 'in "decode", cores are free'),
+    (run(stages={}), "workers", "num_workers"),
+]
+
+
+@pytest.mark.parametrize(("stats", "cause", "words"), CASES)
+def test_each_rule_names_its_cause_and_what_to_change(stats: Stats, cause: str, words: str) -> None:
+    finding = bound(stats)
+    assert finding.cause == cause, finding
+    assert words in finding.sentence
+    assert finding.sentence.endswith(f"{finding.advice}.")
+    assert "\n" not in finding.sentence
+
+
+def just_over(value: float) -> float:
+    return value * 1.001
+
+
+def just_under(value: float) -> float:
+    return value * 0.999
+
+
+# For each threshold: the field, its value at the threshold, and the causes under it and over it.
+BORDERS = [
+    (run(), "elapsed_s", SHORTEST_S, "nothing", "prefetch"),
+    (run(), "consumer_wait_s", 10 * WAITS, "step", "workers"),
+    (run(workers=0), "consumer_wait_s", 10 * WAITS, "step", "inline"),
+    (run(), "slowest_s", MOSTLY * 5.0, "workers", "straggler"),
+    (run(consumer_wait_s=1.1), "slowest_s", MOSTLY * 1.1, "workers", "straggler"),
+    (run(), "gil_pressure", PRESSURE, "workers", "gil"),
+    (
+        run(sample_cpu_s=8.0, process_cpu_s=10.0),
+        "gil_pressure",
+        SHORT_HOLDS,
+        "storage",
+        "gil",
+    ),
+    (
+        run(sample_cpu_s=8.0, gil_pressure=0.2),
+        "process_cpu_s",
+        10 * ONE_CORE[0],
+        "storage",
+        "gil",
+    ),
+    (
+        run(sample_cpu_s=8.0, gil_pressure=0.2),
+        "process_cpu_s",
+        10 * ONE_CORE[1],
+        "gil",
+        "storage",
+    ),
+    (run(), "worker_wait_s", 40 * MOSTLY, "workers", "prefetch"),
+    (run(process_cpu_s=10.0), "sample_cpu_s", 19.0, "storage", "workers"),
+    (run(), "process_cpu_s", 80 * FULL, "workers", "cores"),
+    (run(), "core_wait_s", 36 * LACKS, "workers", "cores"),
+    (run(gil_pressure=0.9), "core_wait_s", 36 * LACKS, "gil", "cores"),
+    (run(sample_cpu_s=4.0, process_cpu_s=4.0), "core_wait_s", 15.0, "storage", "cores"),
+]
+
+
+@pytest.mark.parametrize(("stats", "name", "border", "under", "over"), BORDERS)
+def test_the_cause_changes_at_the_threshold_and_not_before(
+    stats: Stats, name: str, border: float, under: str, over: str
+) -> None:
+    changes: list[dict[str, Any]] = [{name: just_under(border)}, {name: just_over(border)}]
+    below, above = (replace(stats, **change) for change in changes)
+    assert (bound(below).cause, bound(above).cause) == (under, over)
+
+
+@pytest.mark.parametrize(
+    ("name", "border", "under", "over"),
+    [
+        ("sampler", 10 * WAITS, "workers", "sampler"),
+        ("collate", 38.0, "workers", "collate"),
+        ("pin", 10 * PINS, "workers", "pin"),
+        ("decode", 38.0 * MOSTLY, "workers", "decode"),
+    ],
+)
+def test_the_seconds_of_a_stage_decide_at_the_threshold(
+    name: str, border: float, under: str, over: str
+) -> None:
+    def cause(seconds: float) -> str:
+        return bound(
+            run(consumer_wait_s=1.0, stages=stages(**{"sample": 38.0, name: seconds}))
+        ).cause
+
+    assert (cause(just_under(border)), cause(just_over(border))) == (under, over)
+
+
+def test_a_straggler_is_far_from_the_median_not_only_long() -> None:
+    def cause(median_s: float) -> str:
+        sample = Stage("sample", 38.0, 1000, median_s, 1.0, 2.0)
+        return bound(run(slowest_s=4.0, stages={"sample": sample})).cause
+
+    assert cause(just_under(4.0 / STRAGGLER)) == "straggler"
+    assert cause(just_over(4.0 / STRAGGLER)) == "workers"
+
+
+def test_fewer_workers_are_advised_only_where_most_of_them_idle() -> None:
+    def advice(idle: float) -> str:
+        return bound(run(consumer_wait_s=0.0, worker_wait_s=40 * idle)).advice
+
+    assert "num_workers" not in advice(just_under(IDLE))
+    assert advice(just_over(IDLE)) == "num_workers=3 would do"
+
+
+def test_small_batches_are_not_worth_a_thread() -> None:
+    def advice(each: float) -> str:
+        return bound(run(workers=0, batches=5000, consumer_wait_s=5000 * each)).advice
+
+    assert "larger" in advice(just_under(HAND_OVER_S))
+    assert "num_workers" in advice(just_over(HAND_OVER_S))
+
+
+@pytest.mark.parametrize("stats", [stats for stats, *_ in CASES])
+def test_the_report_is_aligned_and_ends_in_the_sentence(stats: Stats) -> None:
+    lines = report(stats).split("\n")
+    assert str(stats) == report(stats)
+    assert lines[-1] == bound(stats).sentence
+    assert not re.search(r"\b(nan|inf)\b", report(stats))
+    rows, table = lines[:-1], []
+    if stats.stages:
+        rows, table = rows[: -1 - len(stats.stages)], rows[-1 - len(stats.stages) :]
+        assert table[0].startswith("stage ")
+    for line in rows:
+        assert re.match(r".{25}\S(  \S|$)", line), f"the figure does not end in column 26: {line!r}"
+    assert len({len(line) for line in table}) <= 1, "\n".join(table)
+
+
+def test_the_report_in_full() -> None:
+    stats = run(core_wait_s=2.0, stages=stages(sample=36.0, read=6.0, decode=28.0, collate=4.0))
+    assert report(stats).split("\n") == [
+        "epoch 2             10.0 s  4.0 of 8 cores used",
+        "samples              6,400  640.0 a second",
+        "batches                100  10.0 a second",
+        "bytes              100 MiB  10.0 MiB a second",
+        "errors                   0",
+        "loop waited         5.00 s  50 % of the time",
+        "workers waited      1.00 s  2 % of the time of 4",
+        "workers busy        39.0 s  98 % of it",
+        "occupancy             10 %  of at most 6 batches in flight",
+        "slots in use             5  about 5.00 MiB",
+        "lacked a core       2.00 s  workers that could compute",
+        "GIL pressure          0.01  mean of 400 probes",
+        "slowest sample     50.0 ms  sample index 7",
+        "stage            share  seconds  count      p50      p95      p99",
+        "sample            90 %   36.0 s  1,000  10.0 ms  20.0 ms  30.0 ms",
+        "  read            15 %   6.00 s  1,000  10.0 ms  20.0 ms  30.0 ms",
+        "  decode          70 %   28.0 s  1,000  10.0 ms  20.0 ms  30.0 ms",
+        "collate           10 %   4.00 s  1,000  10.0 ms  20.0 ms  30.0 ms",
+        'Too few workers bound the run: they are busy with samples, 78 % of it in "decode", cores are free, '
+        "and the loop waited 50 % of the time; more workers, num_workers=8.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (3e-7, "0.30 us"),
+        (12.34e-6, "12.3 us"),
+        (0.9994e-3, "999 us"),
+        (0.9996e-3, "1.00 ms"),
+        (0.0999, "99.9 ms"),
+        (0.9996, "1.00 s"),
+        (75.0, "75.0 s"),
+        (7200.0, "7,200 s"),
+    ],
+)
+def test_times_are_shown_in_three_digits(seconds: float, text: str) -> None:
+    assert f" {text}" in report(run(consumer_wait_s=seconds)).split("\n")[5]
+
+
+def test_a_snapshot_can_be_hashed_pickled_and_logged_as_json() -> None:
+    stats = run()
+    assert hash(stats) == hash(pickle.loads(pickle.dumps(stats)))
+    assert pickle.loads(pickle.dumps(stats)) == stats
+    assert json.loads(json.dumps(asdict(stats)))["stages"]["sample"]["count"] == 1000

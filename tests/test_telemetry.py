@@ -1,0 +1,506 @@
+"""Promise: figures come from the threads that do the work, cost them next to nothing, and are what happened."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastload import telemetry
+from fastload.telemetry import (
+    MOST_STAGES,
+    OTHER,
+    PROBE_EVERY_S,
+    Histogram,
+    Place,
+    Recorder,
+    merge,
+    profiler_config,
+    recording,
+    span,
+    stage,
+)
+from fastload.workers import usable_cores
+
+RESOLUTION = 2 ** (1 / 16) * (1 + 1e-9)
+
+
+class Clock:
+    """Stands in for the clock of telemetry: seconds pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.wall = 100.0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        monkeypatch.setattr(telemetry, "perf_counter", lambda: self.wall)
+        return self
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock().install(monkeypatch)
+
+
+# ---- histograms ----
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.95, 0.99, 1.0])
+def test_quantiles_are_numpy_s_within_the_resolution(share: float) -> None:
+    rng = np.random.default_rng(0)
+    for values in (
+        rng.lognormal(math.log(2e-3), 1.5, 5000),
+        rng.uniform(1e-6, 1e-3, 4999),
+        rng.exponential(40.0, 1001) + 2e-7,
+    ):
+        histogram = Histogram()
+        for value in values:
+            histogram.add(float(value))
+        expected = float(np.quantile(values, share, method="inverted_cdf"))
+        (found,) = histogram.quantiles(share)
+        assert expected / RESOLUTION <= found <= expected * RESOLUTION
+        assert histogram.count == len(values)
+        assert histogram.seconds == pytest.approx(values.sum())
+
+
+@given(
+    st.lists(st.tuples(st.floats(1e-7, 3600.0), st.integers(1, 50)), min_size=1, max_size=40),
+    st.floats(0.0, 1.0),
+)
+def test_a_quantile_is_an_observation_that_as_many_do_not_exceed(
+    observations: list[tuple[float, int]], share: float
+) -> None:
+    histogram = Histogram()
+    for seconds, count in observations:
+        histogram.add(seconds, count)
+    values = sorted(seconds for seconds, count in observations for _ in range(count))
+    expected = values[max(1, math.ceil(share * len(values))) - 1]
+    (found,) = histogram.quantiles(share)
+    assert expected / RESOLUTION <= found <= expected * RESOLUTION
+
+
+def test_what_lies_beyond_the_scale_is_at_its_ends() -> None:
+    histogram = Histogram()
+    assert histogram.quantiles(0.5, 0.9) == (0.0, 0.0)
+    for seconds in (-1e-9, 0.0, 1e-9, 1e9):
+        histogram.add(seconds)
+    shortest, longest = histogram.quantiles(0.5, 1.0)
+    assert 1e-7 / RESOLUTION <= shortest <= 1e-7 * RESOLUTION**2
+    assert 3600 < longest < 10_000
+
+
+def test_histograms_that_include_others_hold_what_all_counted() -> None:
+    parts, whole = [Histogram(), Histogram()], Histogram()
+    for k in range(1, 1000):
+        parts[k % 2].add(k * 1e-4)
+        whole.add(k * 1e-4)
+    total = Histogram()
+    for part in parts:
+        total.include(part)
+    assert total.count == whole.count
+    assert total.seconds == pytest.approx(whole.seconds)
+    assert total.quantiles(0.1, 0.5, 0.99) == whole.quantiles(0.1, 0.5, 0.99)
+
+
+# ---- recorders ----
+
+
+def test_a_run_counts_each_of_its_samples_with_their_mean() -> None:
+    recorder = Recorder()
+    recorder.run(3, 0.3, 0.2, "a")
+    recorder.run(1, 0.4, 0.1, "b")
+    merged = merge([recorder])
+    sample = merged.stages["sample"]
+    assert sample.count == 4
+    assert sample.seconds == pytest.approx(0.7)
+    assert merged.sample_cpu_s == pytest.approx(0.3)
+    assert 0.1 / RESOLUTION <= sample.p50_s <= 0.1 * RESOLUTION
+    assert 0.4 / RESOLUTION <= sample.p99_s <= 0.4 * RESOLUTION
+
+
+def test_the_slowest_sample_is_kept_with_its_place() -> None:
+    recorders = [Recorder(), Recorder()]
+    recorders[0].run(1, 0.1, 0.0, Place(0, 1, 10))
+    recorders[1].run(1, 0.7, 0.0, Place(0, 2, 20))
+    recorders[0].run(1, 0.6, 0.0, Place(0, 3, 30))
+    merged = merge(recorders)
+    assert merged.slowest_s == 0.7
+    assert merged.slowest == "at or after sample index 20 in batch 2 of epoch 0"
+
+
+def test_a_place_without_an_index_is_that_of_the_batch() -> None:
+    assert str(Place(4, 2, None)) == "in batch 2 of epoch 4"
+
+
+def test_a_slow_sample_is_seen_in_a_run_of_quick_ones() -> None:
+    recorder = Recorder()
+    recorder.run(50, 50 * 0.001, 0.0, "first")  # nothing is known of a usual time yet
+    assert merge([recorder]).slowest_s == pytest.approx(0.001)
+    recorder.run(50, 50 * 0.001, 0.0, "even")
+    assert merge([recorder]).slowest_s == pytest.approx(0.001)
+    recorder.run(50, 49 * 0.001 + 2.0, 0.0, "uneven")
+    merged = merge([recorder])
+    assert merged.slowest_s == pytest.approx(2.0)
+    assert merged.slowest == "uneven"
+
+
+def test_an_index_that_cannot_be_shown_is_no_error() -> None:
+    class Hostile:
+        def __str__(self) -> str:
+            raise ValueError("no")
+
+    recorder = Recorder()
+    recorder.run(1, 1.0, 0.0, Hostile())
+    assert merge([recorder]).slowest == "<Hostile whose str() raises ValueError>"
+
+
+def test_nothing_recorded_is_a_snapshot_of_zeros() -> None:
+    for recorders in ([], [Recorder()]):
+        merged = merge(recorders)
+        assert merged.stages == {}
+        assert (merged.sample_cpu_s, merged.gil_pressure, merged.gil_probes) == (0, 0, 0)
+        assert (merged.slowest_s, merged.slowest) == (0.0, "")
+
+
+def test_stages_come_as_a_batch_meets_them_the_named_ones_by_size() -> None:
+    recorder = Recorder()
+    for name, seconds in [("pin", 1), ("read", 2), ("collate", 9), ("decode", 5), ("sampler", 1)]:
+        recorder.add(name, seconds)
+    recorder.run(1, 8.0, 0.0, "")
+    assert list(merge([recorder]).stages) == [
+        "sampler", "sample", "decode", "read", "collate", "pin",
+    ]  # fmt: skip
+
+
+def test_the_number_of_names_is_bounded() -> None:
+    recorder = Recorder()
+    for k in range(10 * MOST_STAGES):
+        recorder.add(f"name {k}", 1.0)
+    recorder.add("collate", 1.0)
+    stages = merge([recorder]).stages
+    assert len(stages) <= MOST_STAGES + len(["other", "collate"])
+    assert sum(s.count for s in stages.values()) == 10 * MOST_STAGES + 1
+    assert stages[OTHER].count > 8 * MOST_STAGES
+    assert stages["collate"].count == 1
+
+
+def test_a_snapshot_can_be_taken_while_a_thread_writes() -> None:
+    recorder, names = Recorder(), [f"name {k}" for k in range(25)]
+
+    def write() -> None:
+        for _ in range(200):
+            for name in names:
+                recorder.add(name, 0.001)
+                recorder.run(2, 0.002, 0.001, name)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    snapshots = [merge([recorder])]
+    while thread.is_alive():
+        snapshots.append(merge([recorder]))
+    thread.join()
+    counts = [sum(s.count for s in snapshot.stages.values()) for snapshot in snapshots]
+    assert counts == sorted(counts)
+    last = merge([recorder])
+    assert last.stages["sample"].count == 2 * 200 * 25
+    assert all(last.stages[name].count == 200 for name in names)
+    assert last.sample_cpu_s == pytest.approx(200 * 25 * 0.001)
+
+
+# ---- stages ----
+
+
+def seconds_of(recorder: Recorder) -> dict[str, tuple[int, float]]:
+    return {name: (s.count, s.seconds) for name, s in merge([recorder]).stages.items()}
+
+
+def test_a_stage_counts_the_time_in_its_block_nested_ones_in_both(clock: Clock) -> None:
+    recorder = Recorder()
+    with recording(recorder), stage("outer"):
+        clock.wall += 1
+        with stage("inner"):
+            clock.wall += 2
+        with stage("inner"):
+            clock.wall += 4
+    assert seconds_of(recorder) == {"outer": (1, 7.0), "inner": (2, 6.0)}
+
+
+def test_a_stage_that_is_entered_again_while_it_is_counts_each_time(clock: Clock) -> None:
+    recorder, decode = Recorder(), stage("decode")
+    with recording(recorder), decode:
+        clock.wall += 1
+        with decode:
+            clock.wall += 2
+    with recording(recorder), decode:
+        clock.wall += 4
+    assert seconds_of(recorder) == {"decode": (3, 9.0)}
+
+
+def test_an_exception_passes_through_and_its_block_counts(clock: Clock) -> None:
+    recorder, error = Recorder(), OSError("no such file")
+    with pytest.raises(OSError, match="no such file") as caught, recording(recorder), stage("read"):
+        clock.wall += 3
+        raise error
+    assert caught.value is error
+    assert seconds_of(recorder) == {"read": (1, 3.0)}
+    with stage("read"):  # the recorder is no longer this thread's
+        clock.wall += 3
+    assert seconds_of(recorder) == {"read": (1, 3.0)}
+
+
+def test_without_a_recorder_nothing_happens() -> None:
+    with stage("decode"), stage("decode"):
+        pass
+    with pytest.raises(ValueError, match="bad"), stage("decode"):
+        raise ValueError("bad")
+
+
+def test_a_recorder_that_begins_or_ends_within_a_stage_counts_only_whole_blocks(
+    clock: Clock,
+) -> None:
+    recorder, inner = Recorder(), Recorder()
+    with stage("decode"), recording(recorder):
+        clock.wall += 1
+    with recording(recorder), stage("outer"):
+        clock.wall += 1
+        with recording(inner), stage("inner"):
+            clock.wall += 2
+    assert seconds_of(recorder) == {"outer": (1, 3.0)}
+    assert seconds_of(inner) == {"inner": (1, 2.0)}
+
+
+def test_stages_that_overlap_without_nesting_keep_their_own_times(clock: Clock) -> None:
+    def lines() -> Iterator[None]:
+        with stage("read"):
+            yield
+
+    recorder = Recorder()
+    with recording(recorder):
+        reader = lines()
+        next(reader)
+        clock.wall += 1
+        with stage("parse"):
+            clock.wall += 2
+            next(reader, None)
+            clock.wall += 4
+    assert seconds_of(recorder) == {"read": (1, 3.0), "parse": (1, 6.0)}
+
+
+def test_a_block_that_another_thread_left_open_is_not_counted_later(clock: Clock) -> None:
+    recorder = Recorder()
+    with recording(recorder):
+        with ThreadPoolExecutor(1) as pool:
+            entered = stage("read")
+            entered.__enter__()
+            pool.submit(entered.__exit__, None, None, None).result()
+        clock.wall += 5
+        recorder.run(1, 1.0, 0.0, "")
+        entered.__exit__(None, None, None)
+    assert seconds_of(recorder) == {"sample": (1, 1.0)}
+
+
+@pytest.mark.parametrize("name", ["", "sample", "collate", "pin", "sampler", 3])
+def test_names_that_would_mix_with_the_loader_s_are_refused(name: Any) -> None:
+    with pytest.raises(ValueError, match=r"the name of a stage .* got"):
+        stage(name)
+
+
+def test_threads_share_a_stage_and_each_records_for_itself() -> None:
+    both_in = threading.Barrier(2)
+    decode = stage("decode")
+
+    def work(rounds: int) -> Recorder:
+        recorder = Recorder()
+        with recording(recorder):
+            for k in range(rounds):
+                with decode:
+                    if k == 0:
+                        both_in.wait(10)
+        return recorder
+
+    with ThreadPoolExecutor(2) as pool:
+        few, many = (pool.submit(work, rounds) for rounds in (10, 1000))
+        recorders = [few.result(), many.result()]
+    assert [merge([r]).stages["decode"].count for r in recorders] == [10, 1000]
+    assert merge(recorders).stages["decode"].count == 1010
+
+
+# ---- the profiler ----
+
+
+def spans(work: Callable[[], None], config: Any = None) -> list[str]:
+    """Names of the spans of ours in a profile that begins before `work` is called."""
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(
+        activities=cpu, experimental_config=config, acc_events=True
+    ) as profile:
+        work()
+    return sorted(e.name for e in profile.events() if e.name.startswith("fastload."))
+
+
+def decoded(recorder: Recorder) -> None:
+    with recording(recorder), stage("decode"), stage("resize"):
+        torch.zeros(3)
+
+
+def test_stages_are_spans_of_a_profile_under_their_name() -> None:
+    recorder = Recorder()
+    assert spans(lambda: decoded(recorder)) == ["fastload.decode", "fastload.resize"]
+    decoded(recorder)  # no profile: no span, and no harm
+    assert merge([recorder]).stages["decode"].count == 2
+
+
+def test_with_our_configuration_those_of_threads_that_run_already_are_too() -> None:
+    recorder = Recorder()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(decoded, recorder).result()
+        found = spans(lambda: pool.submit(decoded, recorder).result(), profiler_config())
+    assert found == ["fastload.decode", "fastload.resize"]
+
+
+def test_the_loader_s_own_spans_are_there_while_a_profile_is() -> None:
+    def work() -> None:
+        with span("sample"), span("collate"):
+            pass
+
+    assert spans(work) == ["fastload.collate", "fastload.sample"]
+    work()
+
+
+def test_a_profile_that_begins_or_ends_within_a_stage_is_no_error() -> None:
+    recorder = Recorder()
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with recording(recorder), stage("decode"):
+        profile = torch.profiler.profile(activities=cpu, acc_events=True)
+        profile.start()
+    with recording(recorder), stage("decode"):
+        profile.stop()
+    assert merge([recorder]).stages["decode"].count == 2
+
+
+# ---- the probe ----
+
+
+def test_a_probe_is_made_at_most_each_20_ms(clock: Clock) -> None:
+    recorder = Recorder()
+    for k in range(1000):
+        recorder.probe()
+        assert merge([recorder]).gil_probes == 1 + int(k * 0.001 / PROBE_EVERY_S + 1e-6)
+        clock.wall += 0.001
+
+
+@pytest.mark.parametrize(("wait_s", "pressure"), [(0.0, 0.0), (0.0025, 0.5), (0.05, 1.0)])
+def test_pressure_is_the_wait_beyond_the_nap_in_units_of_the_switch_interval(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, wait_s: float, pressure: float
+) -> None:
+    monkeypatch.setattr(sys, "getswitchinterval", lambda: 0.005)
+
+    def nap(_r: Any, _w: Any, _x: Any, seconds: float) -> None:
+        clock.wall += seconds + wait_s
+
+    monkeypatch.setattr(telemetry, "select", nap)
+    recorder = Recorder()
+    for _ in range(10):
+        clock.wall += 1
+        recorder.probe()
+    assert merge([recorder]).gil_pressure == pytest.approx(pressure, abs=1e-6)
+
+
+@contextmanager
+def beside(work: Callable[[], object], threads: int = 1) -> Iterator[None]:
+    """Run the block beside threads that do `work` over and over."""
+    stop, running = False, threading.Barrier(threads + 1)
+
+    def repeat() -> None:
+        running.wait(10)
+        while not stop:
+            work()
+
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(threads):
+            pool.submit(repeat)
+        running.wait(10)
+        try:
+            yield
+        finally:
+            stop = True
+
+
+def pressure(probes: int = 25) -> float:
+    recorder = Recorder()
+    while merge([recorder]).gil_probes < probes:
+        recorder.probe()
+        time.sleep(PROBE_EVERY_S)  # the sample that a worker reads between two probes
+    return merge([recorder]).gil_pressure
+
+
+def spin() -> None:
+    for _ in range(1000):
+        pass
+
+
+needs_gil = pytest.mark.skipif(
+    not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="there is no GIL to wait for"
+)
+
+
+@needs_gil
+def test_beside_a_thread_of_pure_python_the_pressure_is_near_1() -> None:
+    with beside(spin):
+        assert pressure() > 0.7
+
+
+def test_time_without_a_core_is_no_wait_for_the_gil(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delayed = 0.0
+
+    def nap(_r: Any, _w: Any, _x: Any, seconds: float) -> None:
+        nonlocal delayed
+        clock.wall += seconds + 0.004
+        delayed += 0.004
+
+    monkeypatch.setattr(telemetry, "select", nap)
+    monkeypatch.setattr(telemetry, "_delayed_s", lambda: delayed)
+    recorder = Recorder()
+    recorder.probe()
+    assert merge([recorder]).gil_pressure == pytest.approx(0.0, abs=1e-6)
+    assert merge([recorder]).core_wait_s == pytest.approx(0.004)
+    delayed, clock.wall = delayed + 2.0, clock.wall + 3.0  # in a sample
+    recorder.probe()
+    assert merge([recorder, recorder]).core_wait_s == pytest.approx(2 * 2.008)
+
+
+def test_where_the_kernel_does_not_say_the_probe_works_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> int:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "open", refuse)
+    recorder = Recorder()
+    recorder.probe()
+    assert merge([recorder]).gil_probes == 1
+
+
+def test_beside_a_thread_that_sleeps_the_pressure_is_near_0() -> None:
+    with beside(lambda: time.sleep(0.001)):
+        assert pressure() < 0.1
+
+
+def test_beside_threads_that_compute_without_the_gil_there_is_little_pressure() -> None:
+    data = bytes(2_000_000)
+    with beside(lambda: blake2b(data), threads=2 * usable_cores()):
+        assert pressure() < 0.3
