@@ -78,7 +78,7 @@ class _Place:
 
 
 def cases(*, smoke: bool) -> list[Case]:
-    return [Case(name, {"name": name, "count": 100 if smoke else 50_000}) for name in SAMPLES]
+    return [Case(name, {"name": name, "count": 100 if smoke else 5_000}) for name in SAMPLES]
 
 
 def measure(*, name: str, count: int) -> Figures:

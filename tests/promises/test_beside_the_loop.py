@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import Dataset
 
 import fastload
+import fastload.iterator
 from fastload import DataLoader, RankSampler, Stats
 
 DEADLINE_S = 30.0  # only a deadlock waits that long
@@ -532,19 +533,20 @@ def test_on_stats_is_called_at_the_end_of_each_epoch_in_the_loop_s_thread(
     assert len(told) == 3, "an epoch that the loop leaves has no end"
 
 
-@pytest.mark.slow
-def test_on_stats_is_called_every_ten_seconds() -> None:
+def test_on_stats_is_called_every_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fastload.iterator.TELL_SECONDS == 10
+    monkeypatch.setattr(fastload.iterator, "TELL_SECONDS", 0.3)
     told: list[Stats] = []
     with DataLoader(Reads(100), 4, num_workers=2, on_stats=told.append) as loader:
         iterator = iter(loader)
         for _ in range(3):
             next(iterator)
         assert told == []
-        time.sleep(10.2)
+        time.sleep(0.4)
         next(iterator)
         next(iterator)
         assert len(told) == 1
-        assert told[0].elapsed_s >= 10
+        assert told[0].elapsed_s >= 0.3
         assert told[0].batches in (3, 4, 5)
 
 

@@ -466,7 +466,7 @@ def test_a_storm_of_faults_loses_nothing_and_doubles_nothing() -> None:
         run_state_machine_as_test(
             Storm,
             settings=settings(
-                max_examples=150,
+                max_examples=80,
                 phases=[Phase.generate],  # a hang would be shrunk for longer than the time-out
                 stateful_step_count=30,
                 derandomize=True,
