@@ -116,9 +116,7 @@ class ThreadIterator(Iterator[Any]):
             base_seed = int(resume["stream_seed"])  # drawn already, when the epoch began
             order = self._make_order(loader)
         elif twice:
-            iter(
-                self._sampler
-            )  # a sampler that draws in `__iter__` itself draws twice, as in torch
+            iter(self._sampler)  # what draws in `__iter__` itself draws twice, as in torch
             base_seed = _base_seed(loader)
             order = self._make_order(loader)
         else:

@@ -22,7 +22,7 @@ from fastload import DataLoader, RankSampler
 
 with warnings.catch_warnings():  # what Lightning's own imports warn of is not ours
     warnings.simplefilter("ignore")
-    pl = pytest.importorskip("lightning.pytorch", exc_type=ImportError)
+    import lightning.pytorch as pl
     from lightning.fabric.utilities.data import _replace_dunder_methods
     from lightning.pytorch.trainer.states import RunningStage
     from lightning.pytorch.utilities.data import _update_dataloader
