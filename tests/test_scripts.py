@@ -115,14 +115,14 @@ def test_test_fails_with_each_of_its_steps(checkout: Checkout, step: str) -> Non
 
 def test_what_is_installed_is_reused_until_the_project_changes(checkout: Checkout) -> None:
     everything = "ROOT[images,arrow,bench,tensorboard,dev]"
-    assert installations(checkout.run("scripts/test")[2]) == [everything, "ROOT[mpi]"]
+    assert installations(checkout.run("scripts/test")[2]) == [everything]
     assert installations(checkout.run("scripts/test")[2]) == []
     assert installations(checkout.run("scripts/demo")[2]) == []
     with (checkout.root / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
     assert installations(checkout.run("scripts/demo")[2]) == ["ROOT[images,bench]"]
     rest = "ROOT[arrow,tensorboard,dev]"
-    assert installations(checkout.run("scripts/test")[2]) == [rest, "ROOT[mpi]"]
+    assert installations(checkout.run("scripts/test")[2]) == [rest]
 
 
 @pytest.mark.parametrize(
@@ -154,13 +154,6 @@ def test_a_failed_installation_is_told_and_tried_again(checkout: Checkout) -> No
     status, _, asked = checkout.run("scripts/demo")
     assert status == 0
     assert installations(asked) == ["ROOT[images,bench]"]
-
-
-def test_tests_run_where_mpi_cannot_be_installed(checkout: Checkout) -> None:
-    status, output, asked = checkout.run("scripts/test", FAIL_ON="[mpi]")
-    assert status == 0
-    assert "going on without mpi4py" in output
-    assert asked[-1] == "-m pytest"
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
