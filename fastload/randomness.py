@@ -199,10 +199,12 @@ class Stream(TorchFunctionMode):
 
 def _keyed(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A function with a `generator` argument; on another device than the CPU, or given one, as it is."""
-    given = kwargs.get("generator") is not None or any(type(a) is torch.Generator for a in args)
-    if not given and _on_cpu(args, kwargs):
-        kwargs = {**kwargs, "generator": stream.generator()}
-    return func(*args, **kwargs)
+    for a in args:
+        if type(a) is torch.Generator or (isinstance(a, torch.Tensor) and not a.is_cpu):
+            return func(*args, **kwargs)
+    if kwargs and (kwargs.get("generator") is not None or not _on_cpu((), kwargs)):
+        return func(*args, **kwargs)
+    return func(*args, **{**kwargs, "generator": stream.generator()})
 
 
 def _like(fill: str) -> Callable[..., Any]:
