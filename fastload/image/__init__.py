@@ -1,4 +1,7 @@
-"""Encoded bytes to pixels and back. Needs the extra `images`; nothing else in fastload imports Pillow."""
+"""Encoded bytes to pixels and back: decoders, and plans that crop, resize and flip in one go.
+
+Needs the extra `images`. Nothing else in fastload imports Pillow or simplejpeg.
+"""
 
 try:
     import PIL  # noqa: F401
@@ -8,3 +11,37 @@ except ModuleNotFoundError as error:
         'pip install "fastload[images]"',
         name=error.name,
     ) from error
+
+from fastload.image.decode import decode_rgb, open_rgb
+from fastload.image.encode import encode_jpeg, encode_rgb
+from fastload.image.plans import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Box,
+    Plan,
+    RandomResizedCrop,
+    Region,
+    Resize,
+    ResizeCenterCrop,
+    decode_pixels,
+    normalize_on,
+    open_picture,
+)
+
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "Box",
+    "Plan",
+    "RandomResizedCrop",
+    "Region",
+    "Resize",
+    "ResizeCenterCrop",
+    "decode_pixels",
+    "decode_rgb",
+    "encode_jpeg",
+    "encode_rgb",
+    "normalize_on",
+    "open_picture",
+    "open_rgb",
+]
