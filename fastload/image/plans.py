@@ -15,6 +15,7 @@ and simplejpeg's libjpeg put average differences of up to 2 of 255 on photograph
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -153,7 +154,8 @@ class Plan(ABC):
         if region.flip:
             image = image.flip(-1)
         shape = (image.shape[1], image.shape[2], 3) if self.channels_last else image.shape
-        out = torch.empty(shape, dtype=torch.uint8 if self.mean is None else torch.float32)
+        dtype = torch.uint8 if self.mean is None else torch.float32
+        out = torch.empty(shape, dtype=dtype, device="cpu")
         result = out.permute(2, 0, 1) if self.channels_last else out
         result.copy_(image)
         if self.mean is not None and self.std is not None:
@@ -194,22 +196,26 @@ class RandomResizedCrop(Plan):
     def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
         """See `Plan`. Draws as torchvision's `RandomResizedCrop.get_params` and RandomHorizontalFlip do."""
         box = self._box(height, width, generator)
-        # `rand() < flip` as torch compares it: with flip as a float32.
-        flip = self.flip > 0 and torch.rand(1, generator=generator).item() < np.float32(self.flip)
+        # `rand(1) < flip` as torch compares it: with flip as a float32.
+        flip = self.flip > 0 and _scratch.number.uniform_(generator=generator).item() < np.float32(
+            self.flip
+        )
         assert isinstance(self.size, tuple)
         return Region(box, self.size, None, bool(flip))
 
     def _box(self, height: int, width: int, generator: torch.Generator | None) -> Box:
         area = height * width
         log_ratio = _log_ratio(self.ratio)
+        number, place = _scratch.number, _scratch.place
         for _ in range(10):
-            target = area * _uniform(self.scale, generator).item()
-            aspect = _uniform(log_ratio, generator).exp_().item()
+            target = area * number.uniform_(*self.scale, generator=generator).item()
+            aspect = number.uniform_(*log_ratio, generator=generator).exp_().item()
             w = round(math.sqrt(target * aspect))
             h = round(math.sqrt(target / aspect))
             if 0 < w <= width and 0 < h <= height:
-                top = _below(height - h + 1, generator)
-                return Box(top, _below(width - w + 1, generator), h, w)
+                top = place.random_(0, height - h + 1, generator=generator).item()
+                left = place.random_(0, width - w + 1, generator=generator).item()
+                return Box(int(top), int(left), h, w)
         low, high = self.ratio
         h, w = height, width
         if width / height < low:
@@ -366,21 +372,27 @@ def _normalization(mean: Any, std: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return (1 / (255 * deviation)).float(), shift.float()
 
 
-# ---- random numbers, by the calls that torchvision makes ----
+# ---- random numbers, by the kernels that torchvision's calls end in ----
+
+
+class _Scratch(threading.local):
+    """A thread's tensors to draw into: making one costs as much as the draw."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(
+            mode=False
+        ):  # a tensor made in it could not be drawn into outside
+            self.number = torch.empty(1, dtype=torch.float32, device="cpu")
+            self.place = torch.empty(1, dtype=torch.int64, device="cpu")
+
+
+_scratch = _Scratch()
 
 
 @lru_cache(maxsize=64)
 def _log_ratio(ratio: tuple[float, float]) -> tuple[float, float]:
     low, high = torch.log(torch.tensor(ratio)).tolist()  # in float32, as torchvision
     return low, high
-
-
-def _uniform(bounds: tuple[float, float], generator: torch.Generator | None) -> torch.Tensor:
-    return torch.empty(1).uniform_(*bounds, generator=generator)
-
-
-def _below(n: int, generator: torch.Generator | None) -> int:
-    return int(torch.randint(0, n, (1,), generator=generator).item())
 
 
 # ---- arguments ----
