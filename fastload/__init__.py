@@ -9,9 +9,10 @@ Files are the pipeline: `sampler` (the order), `randomness` (a stream for each s
 is read and finished; `lanes`: of an iterable data set), `collate` (from samples to a batch, in
 slots), `window` (the hand-off; all locks), `workers` (all threads), `order` (what is next, and the
 state), `iterator` (the loop's side of an epoch), `loader` (wires these). They share `telemetry`
-(`diagnosis` reads it), `errors` and `torch_private` (all that torch does not promise). `check` tells
-whether a data set suits threads, `testing` has fakes; `cli` is the command, the only file that
-imports folders. Folders are plug-ins, which the files never import: `datasets`, `image`, `harness`.
+(`diagnosis` reads it), `faults` (what user code raises), `errors` and `torch_private` (all that torch
+does not promise). `check` tells whether a data set suits threads, `testing` has fakes; `cli` is the
+command, the only file that imports folders. Folders are plug-ins, which the files never import:
+`datasets`, `image`, `harness`.
 """
 
 from fastload import errors

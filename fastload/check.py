@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from fastload.fetch import shown
+from fastload.faults import shown
 from fastload.loader import DataLoader
 from fastload.randomness import global_states
 

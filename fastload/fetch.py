@@ -6,14 +6,8 @@ signal handler passes through.
 
 from __future__ import annotations
 
-import errno
-import os
-import signal
-import threading
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
 from itertools import count
 from typing import Any, Literal
 
@@ -21,7 +15,16 @@ import torch
 from torch.utils.data import Subset, TensorDataset, default_collate, default_convert
 
 from fastload.collate import VOID, Box, SampleBox, SlotPool, collate_box, data_bytes
-from fastload.errors import DecodeError, EmptyBatchError
+from fastload.errors import EmptyBatchError
+from fastload.faults import (
+    annotate,
+    contained,
+    file_note,
+    pass_signals,
+    shown,
+    shown_indices,
+    transient_errno,
+)
 from fastload.randomness import Stream, StreamKeys
 from fastload.telemetry import Recorder
 from fastload.torch_private import collate_handler, collate_tensors
@@ -47,20 +50,6 @@ LIGHT_BYTES = 1024 * 1024
 RETRY_SECONDS = 0.1
 """The wait before the first retry of a read; it doubles with each."""
 
-_TRANSIENT = {
-    errno.EIO,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-    errno.EAGAIN,
-    errno.EINTR,
-    errno.EREMOTEIO,
-    errno.ECONNRESET,
-    errno.ECONNABORTED,
-    errno.ENETDOWN,
-    errno.ENETUNREACH,
-    errno.EHOSTDOWN,
-    errno.EHOSTUNREACH,
-}
 
 OnError = Literal["raise", "skip"] | Callable[[Any, Exception], Any]
 
@@ -262,15 +251,16 @@ class Fetcher:
 
     def _is_retried(self, batch: Batch, exc: BaseException, attempt: int) -> bool:
         """Whether to read again after `exc`; then it has been waited, and counted."""
-        if attempt >= self._retries or not is_transient(exc):
+        number = transient_errno(exc) if attempt < self._retries else None
+        if number is None:
             return False
-        batch.retries.append(exc.errno)  # type: ignore[attr-defined]
+        batch.retries.append(number)
         self.pause(RETRY_SECONDS * 2**attempt)
         return not batch.dropped
 
     def _sample_failed(self, batch: Batch, k: int, dataset: Any, exc: BaseException) -> None:
         index = batch.indices[k]
-        error, stage = contained(exc), f"sample{_file(dataset, index, exc)}"
+        error, stage = contained(exc), f"sample{file_note(dataset, index, exc)}"
         where = f"sample index {shown(index)}, position {k} of {batch}; stage: "
         if self._on_error == "raise" or not issubclass(type(exc), Exception):
             self._fail(batch, k, error, where + stage)
@@ -333,7 +323,7 @@ class Fetcher:
         elif self._on_error != "raise" and issubclass(type(exc), Exception):
             self._read_one_by_one(batch, dataset, stream)  # which shows the bad samples
         else:
-            where = f"__getitems__({_short(batch.indices)}), {batch}; stage: sample"
+            where = f"__getitems__({shown_indices(batch.indices)}), {batch}; stage: sample"
             batch.failed[0] = contained(exc), where
 
     def _read_one_by_one(self, batch: Batch, dataset: Any, stream: Stream) -> None:
@@ -368,19 +358,14 @@ class Fetcher:
             batch.error = exc
         except BaseException as exc:
             pass_signals(exc)
-            where = f"{batch}; stage: collate; sample indices {_short(batch.indices)}"
+            where = f"{batch}; stage: collate; sample indices {shown_indices(batch.indices)}"
             if replaced := [batch.indices[k] for k in sorted(batch.handled.keys() - batch.skipped)]:
-                where += f", of which {_short(replaced)} are what on_error returned"
+                where += f", of which {shown_indices(replaced)} are what on_error returned"
             batch.error, batch.where = contained(exc), where
 
 
 def _no_pause(seconds: float) -> None:
     return
-
-
-def is_transient(exc: BaseException) -> bool:
-    """Whether an error of the operating system may be gone the next time, as on a network file system."""
-    return issubclass(type(exc), OSError) and getattr(exc, "errno", None) in _TRANSIENT
 
 
 def _can_gather(dataset: Any) -> bool:
@@ -420,99 +405,5 @@ def _gathered(dataset: TensorDataset, indices: Any) -> list[torch.Tensor] | None
         )
 
 
-def pass_signals(exc: BaseException) -> None:
-    """Raise `exc` on if it is no fault of a sample but comes out of a signal handler: Ctrl-C, or a SIGTERM that exits.
-
-    Python runs the handlers of signals in the main thread alone, which reads only without workers.
-    """
-    if (
-        issubclass(type(exc), Exception)
-        or threading.current_thread() is not threading.main_thread()
-    ):
-        return
-    handlers = {getattr(signal.getsignal(s), "__code__", None) for s in signal.valid_signals()}
-    frames = (frame.f_code for frame, _ in traceback.walk_tb(exc.__traceback__))
-    if issubclass(type(exc), KeyboardInterrupt) or any(code in handlers for code in frames):
-        raise exc
-
-
 def _only(collate_fn: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
     return lambda samples: collate_fn(samples[0])
-
-
-def contained(exc: BaseException) -> Exception:
-    """`exc`, or a RuntimeError caused by it where raising it in the loop would end more than a batch.
-
-    That is so of StopIteration, SystemExit and whatever else is no error.
-    """
-    # By type: an exception can lie about its `__class__`, or raise where it is asked for it.
-    if issubclass(type(exc), Exception) and not issubclass(type(exc), StopIteration):
-        return exc  # type: ignore[return-value]
-    error = RuntimeError(f"user code raised {type(exc).__name__}: {shown(exc, str)}")
-    error.__cause__ = exc
-    return error
-
-
-def annotate(error: BaseException, where: str) -> None:
-    """Add a note that says where `error` happened, in place of the one before: some code raises one object again."""
-    with suppress(Exception):  # the error counts more than our note
-        notes = getattr(error, "__notes__", None) or []
-        others = [n for n in notes if not str(n).startswith("fastload: ")]
-        # Past a __setattr__ that refuses: an exception may be a frozen dataclass.
-        BaseException.__setattr__(error, "__notes__", [*others, f"fastload: {where}"])
-
-
-def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
-    """`value` as text; user code, which may raise, decides which."""
-    try:
-        return form(value)
-    except BaseException as exc:
-        pass_signals(exc)
-        return f"<{type(value).__name__} whose {form.__name__}() raises {type(exc).__name__}>"
-
-
-def _file(dataset: Any, index: Any, exc: BaseException) -> str:
-    """`; file: ...` where it is known: from the error, or from the data set."""
-    try:
-        name = exc.path if isinstance(exc, DecodeError) else getattr(exc, "filename", None)
-        named = os.fspath(name) if isinstance(name, str | os.PathLike) else ""
-    except BaseException as raised:
-        pass_signals(raised)
-        named = ""
-    named = named or file_of(dataset, index)
-    return f"; file: {named}" if named else ""
-
-
-def file_of(dataset: Any, index: Any) -> str:
-    """The file of a sample, from the data set's `locate` or torchvision's `samples`; empty if it has none."""
-    try:
-        while type(dataset) is Subset:
-            dataset, index = dataset.dataset, dataset.indices[index]
-        locate = getattr(dataset, "locate", None)
-        name = locate(index) if locate else dataset.samples[index][0]
-        return os.fspath(name) if isinstance(name, str | os.PathLike) else ""
-    except BaseException as raised:
-        pass_signals(raised)
-        return ""  # a data set without files, an index that it does not have, or code that fails
-
-
-def _short(indices: Any) -> str:
-    if not isinstance(indices, Sequence):
-        return shown(indices)
-    more = f", ... {len(indices)} in all" if len(indices) > 8 else ""
-    return f"[{', '.join(map(shown, indices[:8]))}{more}]"
-
-
-@contextmanager
-def neutral_modes() -> Iterator[None]:
-    """Grad mode on, no inference mode, no autocast: the state of a fresh thread, for user code in the loop's thread."""
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(mode=False))
-        if not torch.is_grad_enabled():
-            stack.enter_context(torch.enable_grad())
-        accelerator = torch.accelerator.current_accelerator()
-        for device in {"cpu"} | ({accelerator.type} if accelerator else set()):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield

@@ -18,7 +18,8 @@ import torch
 from fastload import workers
 from fastload.collate import SlotPool
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, TooManyErrorsError
-from fastload.fetch import Batch, Fetcher, annotate, neutral_modes, shown
+from fastload.faults import annotate, shown
+from fastload.fetch import Batch, Fetcher
 from fastload.lanes import LaneFetcher, LaneOrder
 from fastload.order import SampledOrder, describe, is_function, partition, single_sampler
 from fastload.randomness import entered
@@ -26,7 +27,7 @@ from fastload.sampler import RankSampler, integer, mix64
 from fastload.tally import Tally
 from fastload.telemetry import Recorder, span
 from fastload.window import Window
-from fastload.workers import LOOP, Site, pin_batch, serve
+from fastload.workers import LOOP, Site, neutral_modes, pin_batch, serve
 
 if TYPE_CHECKING:
     from fastload.loader import DataLoader

@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from fastload.collate import SampleBox
-from fastload.fetch import Batch, Fetcher, contained, pass_signals
+from fastload.faults import contained, pass_signals
+from fastload.fetch import Batch, Fetcher
 from fastload.randomness import Stream, StreamKeys
 from fastload.sampler import mix64
 from fastload.telemetry import Recorder

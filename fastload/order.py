@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from fastload.errors import StateError
-from fastload.fetch import Batch, Fetcher, contained, pass_signals
+from fastload.faults import contained, pass_signals
+from fastload.fetch import Batch, Fetcher
 from fastload.lanes import BEGINNING
 from fastload.randomness import StreamKeys
 from fastload.sampler import RankSampler

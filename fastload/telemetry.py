@@ -25,6 +25,7 @@ from torch.profiler import record_function
 
 from fastload.diagnosis import LOADER_STAGES, Stage
 from fastload.diagnosis import Stats as Stats
+from fastload.faults import shown
 from fastload.torch_private import all_threads_profiler_config, profiler_is_on
 
 PROBE_EVERY_S = 0.040
@@ -274,11 +275,11 @@ class _Stage:
     def __enter__(self) -> None:
         recorder = _local.recorder
         if recorder is not None:
-            shown = None
+            traced = None
             if profiler_is_on():
-                shown = span(self._name)
-                shown.__enter__()
-            recorder._running.append((self, perf_counter(), thread_time(), shown))
+                traced = span(self._name)
+                traced.__enter__()
+            recorder._running.append((self, perf_counter(), thread_time(), traced))
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
@@ -293,10 +294,10 @@ class _Stage:
             at -= 1  # a generator was left in the middle of a stage, and goes on later
         if at < 0:
             return  # or in another thread, where it was never entered
-        _, started, cpu_started, shown = running.pop(at)
+        _, started, cpu_started, traced = running.pop(at)
         recorder.add(self._name, ended - started, cpu_seconds=thread_time() - cpu_started)
-        if shown is not None:
-            shown.__exit__(kind, exc, tb)
+        if traced is not None:
+            traced.__exit__(kind, exc, tb)
 
 
 @lru_cache(maxsize=256)
@@ -382,17 +383,10 @@ def merge(recorders: Iterable[Recorder]) -> Merged:
         gil_pressure=min(1.0, wait_s / sys.getswitchinterval()),
         gil_probes=probes,
         slowest_s=slowest_s,
-        slowest=_shown(where),
+        slowest=shown(where, str),  # it shows an index of the user's
     )
 
 
 def _summary(name: str, histogram: Histogram) -> Stage:
     p50, p95, p99 = histogram.quantiles(0.50, 0.95, 0.99)
     return Stage(name, histogram.seconds, histogram.count, p50, p95, p99, histogram.cpu_seconds)
-
-
-def _shown(where: Any) -> str:
-    try:
-        return str(where)
-    except Exception as exc:  # of an index of the user's
-        return f"<{type(where).__name__} whose str() raises {type(exc).__name__}>"

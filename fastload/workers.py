@@ -18,7 +18,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import islice
 from queue import SimpleQueue
 from time import perf_counter, thread_time
@@ -29,7 +29,8 @@ import torch
 
 from fastload import window as window_module
 from fastload.errors import DatasetCopyError
-from fastload.fetch import Batch, Fetcher, annotate, contained, file_of, shown
+from fastload.faults import annotate, contained, file_of, shown
+from fastload.fetch import Batch, Fetcher
 from fastload.randomness import GlobalDraws, Stream, entered
 from fastload.telemetry import Place, Recorder, recording, span
 from fastload.torch_private import (
@@ -236,6 +237,21 @@ def _work(
             while serve(window, fetcher, site):
                 pass
         window.discard()  # it is closed: whoever keeps an error of ours shall not keep the batches
+
+
+@contextmanager
+def neutral_modes() -> Iterator[None]:
+    """Grad mode on, no inference mode, no autocast: the state of a fresh thread, where the loop serves itself."""
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(mode=False))
+        if not torch.is_grad_enabled():
+            stack.enter_context(torch.enable_grad())
+        accelerator = torch.accelerator.current_accelerator()
+        for device in {"cpu"} | ({accelerator.type} if accelerator else set()):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:

@@ -57,6 +57,18 @@ class OddFilename(Exception):
     filename = NoPath()
 
 
+class NoNumber(OSError):
+    @property  # type: ignore[override]
+    def errno(self) -> int:
+        raise RuntimeError("no number")
+
+
+class OddNumber(OSError):
+    @property  # type: ignore[override]
+    def errno(self) -> Any:
+        return [5]
+
+
 class NotesNone(Exception):
     __notes__ = None  # type: ignore[assignment]
 
@@ -78,6 +90,8 @@ HOSTILE = [
     NoAttribute,
     NoClass,
     OddFilename,
+    NoNumber,
+    OddNumber,
     NotesNone,
     NotesNumbers,
     NotesFixed,
@@ -116,7 +130,8 @@ def drain(iterator: Iterator[Any]) -> list[Any]:
 def test_a_hostile_exception_is_an_error_in_its_place(
     kind: type[BaseException], workers: int
 ) -> None:
-    before, error, *after = drain(iter(fastload.DataLoader(Raising(kind), 2, num_workers=workers)))
+    loader = fastload.DataLoader(Raising(kind), 2, num_workers=workers, retries=1)
+    before, error, *after = drain(iter(loader))
     assert [before, *after] == [[0, 1], [4, 5], [6, 7]]
     if issubclass(kind, Exception):
         assert type(error) is kind

@@ -1,0 +1,127 @@
+"""What user code raises, and what is said of it: which of it may end the loop, and a note of where it happened.
+
+Anything can come out of user code, from an exception that lies about its class to one that raises as
+it is shown. Nothing here lets that take the place of the fault itself; only what comes out of a signal
+handler passes through everything.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torch.utils.data import Subset
+
+from fastload.errors import DecodeError
+
+_TRANSIENT = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EAGAIN,
+    errno.EINTR,
+    errno.EREMOTEIO,
+    errno.ECONNRESET,
+    errno.ECONNABORTED,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+}
+
+
+def pass_signals(exc: BaseException) -> None:
+    """Raise `exc` on if it is no fault of a sample but comes out of a signal handler: Ctrl-C, or a SIGTERM that exits.
+
+    Python runs the handlers of signals in the main thread alone, which reads only without workers.
+    """
+    if (
+        issubclass(type(exc), Exception)
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        return
+    handlers = {getattr(signal.getsignal(s), "__code__", None) for s in signal.valid_signals()}
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(exc.__traceback__))
+    if issubclass(type(exc), KeyboardInterrupt) or any(code in handlers for code in frames):
+        raise exc
+
+
+def contained(exc: BaseException) -> Exception:
+    """`exc`, or a RuntimeError caused by it where raising it in the loop would end more than a batch.
+
+    That is so of StopIteration, SystemExit and whatever else is no error.
+    """
+    # By type: an exception can lie about its `__class__`, or raise where it is asked for it.
+    if issubclass(type(exc), Exception) and not issubclass(type(exc), StopIteration):
+        return exc  # type: ignore[return-value]
+    error = RuntimeError(f"user code raised {type(exc).__name__}: {shown(exc, str)}")
+    error.__cause__ = exc
+    return error
+
+
+def transient_errno(exc: BaseException) -> int | None:
+    """The number of an error of the operating system that may be gone the next time, as on a network file
+    system; None of any other."""
+    try:
+        number = getattr(exc, "errno", None) if issubclass(type(exc), OSError) else None
+    except BaseException as raised:
+        pass_signals(raised)
+        return None
+    return number if type(number) is int and number in _TRANSIENT else None
+
+
+def annotate(error: BaseException, where: str) -> None:
+    """Add a note that says where `error` happened, in place of the one before: some code raises one object again."""
+    with suppress(Exception):  # the error counts more than our note
+        notes = getattr(error, "__notes__", None) or []
+        others = [n for n in notes if not str(n).startswith("fastload: ")]
+        # Past a __setattr__ that refuses: an exception may be a frozen dataclass.
+        BaseException.__setattr__(error, "__notes__", [*others, f"fastload: {where}"])
+
+
+def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
+    """`value` as text; user code, which may raise, decides which."""
+    try:
+        return form(value)
+    except BaseException as exc:
+        pass_signals(exc)
+        return f"<{type(value).__name__} whose {form.__name__}() raises {type(exc).__name__}>"
+
+
+def shown_indices(indices: Any) -> str:
+    """The indices of a batch as text, cut off behind the eighth; as they are if they are no sequence."""
+    if not isinstance(indices, Sequence):
+        return shown(indices)
+    more = f", ... {len(indices)} in all" if len(indices) > 8 else ""
+    return f"[{', '.join(map(shown, indices[:8]))}{more}]"
+
+
+def file_note(dataset: Any, index: Any, exc: BaseException) -> str:
+    """`; file: ...` where it is known: from the error, or from the data set."""
+    try:
+        name = exc.path if isinstance(exc, DecodeError) else getattr(exc, "filename", None)
+        named = os.fspath(name) if isinstance(name, str | os.PathLike) else ""
+    except BaseException as raised:
+        pass_signals(raised)
+        named = ""
+    named = named or file_of(dataset, index)
+    return f"; file: {named}" if named else ""
+
+
+def file_of(dataset: Any, index: Any) -> str:
+    """The file of a sample, from the data set's `locate` or torchvision's `samples`; empty if it has none."""
+    try:
+        while type(dataset) is Subset:
+            dataset, index = dataset.dataset, dataset.indices[index]
+        locate = getattr(dataset, "locate", None)
+        name = locate(index) if locate else dataset.samples[index][0]
+        return os.fspath(name) if isinstance(name, str | os.PathLike) else ""
+    except BaseException as raised:
+        pass_signals(raised)
+        return ""  # a data set without files, an index that it does not have, or code that fails
