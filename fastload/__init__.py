@@ -9,10 +9,10 @@ Files are the pipeline: `sampler` (the order), `randomness` (a stream for each s
 is read and finished; `lanes`: of an iterable data set), `collate` (from samples to a batch, in
 slots), `window` (the hand-off; all locks), `workers` (all threads), `order` (what is next, and the
 state), `iterator` (the loop's side of an epoch), `loader` (wires these). They share `telemetry`
-(`diagnosis` reads it), `faults` (what user code raises), `errors` and `torch_private` (all that torch
-does not promise). `check` tells whether a data set suits threads, `testing` has fakes; `cli` is the
-command, the only file that imports folders. Folders are plug-ins, which the files never import:
-`datasets`, `image`, `harness`.
+(what threads measure; `tally` makes `stats` of it, which `diagnosis` reads), `faults` (what user code
+raises), `errors` and `torch_private` (all that torch does not promise). `check` tells whether a data
+set suits threads, `testing` has fakes; `cli` is the command, the only file that imports folders.
+Folders are plug-ins, which the files never import: `datasets`, `image`, `harness`.
 """
 
 from fastload import errors
@@ -21,7 +21,8 @@ from fastload.fetch import SKIP
 from fastload.loader import DataLoader
 from fastload.randomness import random_stream, sample_generator, sample_rng
 from fastload.sampler import RankSampler
-from fastload.telemetry import Stats, profiler_config, stage
+from fastload.stats import Stats
+from fastload.telemetry import profiler_config, stage
 
 __version__ = "0.1.0"
 

@@ -1,18 +1,22 @@
-"""What a snapshot of a loader's figures says: what bounds the run, and what to change.
-
-Values and pure functions of them. `telemetry` measures; `loader` puts the snapshot together.
-"""
+"""What bounds a run, and what to change: rules on a snapshot of a loader's figures, each threshold with its reason."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 
-LOADER_STAGES = ("sampler", "sample", "collate", "pin")
-"""The loader's own stages, as a batch meets them; every other name is a part of "sample"."""
+from fastload.stats import (
+    LOADER_STAGES,
+    Stage,
+    Stats,
+    duration,
+    idle_share,
+    percent,
+    seconds_in,
+    waited_share,
+)
 
-# ---- thresholds, each with its reason ----
+# ---- thresholds ----
 
 SHORTEST_S, FEWEST_BATCHES = 0.2, 3
 """Less is the start and not the run: threads come up, the first file is opened, nothing has a steady rate."""
@@ -65,26 +69,6 @@ HAND_OVER_S = 1e-3
 few times that, the loop makes it sooner by itself."""
 
 
-# ---- values ----
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What was measured of one stage."""
-
-    name: str
-    seconds: float
-    """Thread-seconds in it, all together."""
-    count: int
-    """How often: samples, or for the loader's other stages batches."""
-    p50_s: float
-    """Half of them took no longer than this; within 4.5 %, as the next two."""
-    p95_s: float
-    p99_s: float
-    cpu_s: float = 0.0
-    """Thread-seconds in which they computed; the rest they waited, for storage, a core or the GIL."""
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What bounds a run."""
@@ -100,81 +84,7 @@ class Finding:
     """Both, with the figures that say so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """A snapshot of one epoch of a loader, the latest that was begun. `print` it for a report.
-
-    Read it as a balance: where `consumer_wait_s` is a large share of `elapsed_s` the loader bounds
-    the run; where `worker_wait_s` is a large share of `workers * elapsed_s` the training step does.
-    """
-
-    epoch: int
-    """The epoch's number, which keys its order; -1 before the first `iter()`."""
-    workers: int
-    """Worker threads; 0 means that the loop's own thread reads."""
-    depth: int
-    """Batches that may be in flight at most: what bounds the memory."""
-    samples: int
-    """Samples handed to the loop."""
-    batches: int
-    """Batches handed to the loop, those that raised in their place included."""
-    errors: int
-    """Samples that raised and were skipped or replaced by `on_error`, plus batches that raised."""
-    elapsed_s: float
-    """Seconds from `iter()` to the end of the epoch, or until now."""
-    consumer_wait_s: float
-    """Seconds that the loop waited in `next()` for a batch that was not ready."""
-    worker_wait_s: float
-    """Seconds that workers had nothing to claim (no room in the window, or the order given out), summed over the
-    workers."""
-    occupancy: float
-    """Mean share (0 to 1) of the batches in flight that were ready when the loop asked for one.
-
-    Near 0: the loop takes batches as fast as they come, the loader bounds the run; more workers may
-    help. Near 1: the loader is ahead, the training step bounds the run.
-    """
-    bytes: int = 0
-    """Bytes of the tensors handed to the loop."""
-    busy_s: float = 0.0
-    """Thread-seconds that workers spent on samples and on collating them."""
-    sample_cpu_s: float = 0.0
-    """CPU seconds that the threads used within samples. Well below the seconds of the stage "sample", these wait:
-    for storage, for the GIL, or for a core."""
-    stages: Mapping[str, Stage] = field(default_factory=dict, hash=False)
-    """By name: "sampler", "sample", the parts of a sample that the data set named by `fastload.stage`, "collate",
-    "pin"; those that occurred."""
-    gil_pressure: float = 0.0
-    """Mean time that a worker waits to get the GIL back, in units of the switch interval (5 ms); 0 to 1.
-
-    Estimated: after a run of samples, at most each 40 ms, a worker naps for 250 us; what that takes longer, less the
-    time without a core (as Linux counts it), is the wait. Near 1, others hold the GIL whenever it is asked
-    for: Python code in samples, or in the loop. It errs low where the GIL is in use all the time but never for
-    long, as the wait is then that for a few short holds; it errs high by 0.02, by which the clock ends
-    a nap late, and by more on full cores where the kernel does not count. A few tens of `gil_probes`
-    make it a mean to go by.
-    """
-    gil_probes: int = 0
-    """How many waits `gil_pressure` is the mean of."""
-    slots_in_use: int = 0
-    """Slots, each the memory of one batch, that are filled, wait for the loop, or are still held by it."""
-    slowest_s: float = 0.0
-    """Seconds that the slowest sample took."""
-    slowest: str = ""
-    """Which one that was."""
-    cores: int = 0
-    """Cores that the process may use; 0 is unknown."""
-    process_cpu_s: float = 0.0
-    """CPU seconds that the whole process used since `iter()`."""
-    core_wait_s: float = 0.0
-    """Thread-seconds that workers could compute and had no core, as Linux counts them; 0 elsewhere."""
-    retries: int = 0
-    """Reads that were tried again after an error that may pass; see `retries` of `fastload.DataLoader`."""
-
-    def __str__(self) -> str:
-        return report(self)
-
-
-# ---- what bounds the run ----
+# ---- the rules ----
 
 
 def bound(stats: Stats) -> Finding:
@@ -186,12 +96,12 @@ def bound(stats: Stats) -> Finding:
     if stats.elapsed_s < SHORTEST_S or stats.batches < FEWEST_BATCHES:
         return _finding(
             "nothing",
-            f"Too early to say what bounds the run: {stats.batches} batches in {_time(stats.elapsed_s)}",
-            f"look again after {FEWEST_BATCHES} batches and {_time(SHORTEST_S)}",
+            f"Too early to say what bounds the run: {stats.batches} batches in {duration(stats.elapsed_s)}",
+            f"look again after {FEWEST_BATCHES} batches and {duration(SHORTEST_S)}",
         )
-    sampler = _seconds(stats, "sampler")
+    sampler = seconds_in(stats, "sampler")
     if sampler >= WAITS * stats.elapsed_s and sampler >= stats.consumer_wait_s:
-        share = _percent(sampler / stats.elapsed_s)
+        share = percent(sampler / stats.elapsed_s)
         return _finding(
             "sampler",
             f"The sampler bounds the run: it runs in the loop's thread, as torch's does, for {share} of the time",
@@ -209,20 +119,18 @@ def _finding(cause: str, fact: str, advice: str) -> Finding:
 
 
 def _step(stats: Stats) -> Finding:
-    fact = (
-        f"The training step bounds the run: the loop waited {_percent(_waited(stats))} of the time"
-    )
-    idle = _idle_share(stats)
+    fact = f"The training step bounds the run: the loop waited {percent(waited_share(stats))} of the time"
+    idle = idle_share(stats)
     enough = ceil(1.3 * (1 - idle) * stats.workers)  # 1.3: room for what is uneven
     if idle > IDLE and enough < stats.workers:
-        fact += f", the workers {_percent(idle)} of theirs"
+        fact += f", the workers {percent(idle)} of theirs"
         return _finding("step", fact, f"num_workers={max(1, enough)} would do")
     return _finding("step", fact, "nothing in the loader would make it faster")
 
 
 def _inline(stats: Stats) -> Finding:
     each = stats.consumer_wait_s / stats.batches
-    fact = f"The loop loads for itself, for {_percent(_waited(stats))} of the time ({_time(each)} a batch"
+    fact = f"The loop loads for itself, for {percent(waited_share(stats))} of the time ({duration(each)} a batch"
     largest = _largest(stats)
     fact += f', most of it in "{largest.name}")' if largest else ")"
     if each < HAND_OVER_S:
@@ -244,14 +152,14 @@ def _straggler(stats: Stats) -> Finding | None:
         return None
     return _finding(
         "straggler",
-        f"One slow sample bounds the run: {stats.slowest or 'unknown which'}, it took {_time(stats.slowest_s)} "
-        f"(the median is {_time(sample.p50_s)}), the loop waited {_time(stats.consumer_wait_s)} in all",
+        f"One slow sample bounds the run: {stats.slowest or 'unknown which'}, it took {duration(stats.slowest_s)} "
+        f"(the median is {duration(sample.p50_s)}), the loop waited {duration(stats.consumer_wait_s)} in all",
         "look at that file, or raise prefetch_batches so that the others go on meanwhile",
     )
 
 
 def _gil(stats: Stats) -> Finding | None:
-    if _seconds(stats, "sample") < MOSTLY * _busy(stats):
+    if seconds_in(stats, "sample") < MOSTLY * stats.busy_s:
         return None
     used = stats.process_cpu_s / stats.elapsed_s
     if _lacks_cores(stats) and used > ONE_CORE[1]:
@@ -270,31 +178,31 @@ def _gil(stats: Stats) -> Finding | None:
 
 
 def _after_samples(stats: Stats) -> Finding | None:
-    collate, pin = _seconds(stats, "collate"), _seconds(stats, "pin")
-    if collate > MOSTLY * _busy(stats):
+    collate, pin = seconds_in(stats, "collate"), seconds_in(stats, "pin")
+    if collate > MOSTLY * stats.busy_s:
         return _finding(
             "collate",
-            f"Collating bounds the run: {_percent(collate / _busy(stats))} of the workers' busy time",
+            f"Collating bounds the run: {percent(collate / stats.busy_s)} of the workers' busy time",
             "do less in collate_fn, or do it for each sample in the data set; "
             "the default collate costs one copy",
         )
     if pin > PINS * stats.elapsed_s:
         return _finding(
             "pin",
-            f"Pinning bounds the run: its one thread is busy {_percent(pin / stats.elapsed_s)} of the time",
+            f"Pinning bounds the run: its one thread is busy {percent(pin / stats.elapsed_s)} of the time",
             "hand over fewer bytes (uint8, made floats on the device), or pin_memory=False",
         )
     return None
 
 
 def _idle(stats: Stats) -> Finding | None:
-    idle = _idle_share(stats)
+    idle = idle_share(stats)
     if idle <= MOSTLY:
         return None
     return _finding(
         "prefetch",
-        f"Too few batches in flight bound the run: the loop waited {_percent(_waited(stats))} of the time while "
-        f"the workers had nothing to do for {_percent(idle)} of theirs",
+        f"Too few batches in flight bound the run: the loop waited {percent(waited_share(stats))} of the time while "
+        f"the workers had nothing to do for {percent(idle)} of theirs",
         f"prefetch_batches={2 * max(stats.depth, stats.workers)}",
     )
 
@@ -304,7 +212,7 @@ def _work(stats: Stats) -> Finding:
     largest = _largest(stats)
     cause = None if largest is None else {"read": "storage"}.get(largest.name, largest.name)
     where = _in_largest(stats)
-    waited = f"the loop waited {_percent(_waited(stats))} of the time"
+    waited = f"the loop waited {percent(waited_share(stats))} of the time"
     fewer = f"; num_workers={stats.cores} does as well" if stats.workers > stats.cores > 0 else ""
     what = "decode less" if cause == "decode" else "compute less for each sample"
     less = f"{what} (packed data, smaller pictures), more workers will not help{fewer}"
@@ -323,8 +231,8 @@ def _work(stats: Stats) -> Finding:
     if _lacks_cores(stats):
         return _finding(
             cause or "cores",
-            f"Too few cores bound the run: samples computed for {_time(stats.sample_cpu_s)}{where}, workers could "
-            f"have and got no core for {_time(stats.core_wait_s)}, and {waited}",
+            f"Too few cores bound the run: samples computed for {duration(stats.sample_cpu_s)}{where}, workers could "
+            f"have and got no core for {duration(stats.core_wait_s)}, and {waited}",
             less,
         )
     more = f"num_workers={_enough(stats)}"
@@ -334,7 +242,7 @@ def _work(stats: Stats) -> Finding:
         return _finding(
             cause or "storage",
             f"Waiting in {what} bounds the run: samples compute only "
-            f"{_percent(stats.sample_cpu_s / _seconds(stats, 'sample'))} of their time, and {waited}",
+            f"{percent(stats.sample_cpu_s / seconds_in(stats, 'sample'))} of their time, and {waited}",
             f"more workers, {more}{packed}",
         )
     return _finding(
@@ -344,33 +252,11 @@ def _work(stats: Stats) -> Finding:
     )
 
 
-# ---- shares ----
-
-
-def _seconds(stats: Stats, name: str) -> float:
-    stage = stats.stages.get(name)
-    return stage.seconds if stage else 0.0
-
-
-def _busy(stats: Stats) -> float:
-    return _seconds(stats, "sample") + _seconds(stats, "collate")
-
-
-def _waited(stats: Stats) -> float:
-    return stats.consumer_wait_s / stats.elapsed_s if stats.elapsed_s else 0.0
-
-
-def _of_workers(seconds: float, stats: Stats) -> float:
-    total = stats.workers * stats.elapsed_s
-    return min(1.0, seconds / total) if total else 0.0
-
-
-def _idle_share(stats: Stats) -> float:
-    return _of_workers(stats.worker_wait_s, stats)
+# ---- what they look at ----
 
 
 def _waits(stats: Stats) -> bool:
-    return stats.sample_cpu_s + stats.core_wait_s < COMPUTES * _seconds(stats, "sample")
+    return stats.sample_cpu_s + stats.core_wait_s < COMPUTES * seconds_in(stats, "sample")
 
 
 def _lacks_cores(stats: Stats) -> bool:
@@ -388,7 +274,7 @@ def _named(stats: Stats) -> list[Stage]:
 def _largest(stats: Stats) -> Stage | None:
     """The stage that the data set named, if most of the time of samples is in one."""
     largest = max(_named(stats), key=lambda stage: stage.seconds, default=None)
-    if largest is None or largest.seconds < MOSTLY * _seconds(stats, "sample"):
+    if largest is None or largest.seconds < MOSTLY * seconds_in(stats, "sample"):
         return None
     return largest
 
@@ -397,7 +283,7 @@ def _in_largest(stats: Stats) -> str:
     largest = _largest(stats)
     if largest is None:
         return ""
-    return f', {_percent(largest.seconds / _seconds(stats, "sample"))} of it in "{largest.name}"'
+    return f', {percent(largest.seconds / seconds_in(stats, "sample"))} of it in "{largest.name}"'
 
 
 def _in_most_computing(stats: Stats) -> str:
@@ -405,7 +291,7 @@ def _in_most_computing(stats: Stats) -> str:
     most = max(_named(stats), key=lambda stage: stage.cpu_s, default=None)
     if most is None or most.cpu_s < MOSTLY * stats.sample_cpu_s:
         return ""
-    return f', {_percent(most.cpu_s / stats.sample_cpu_s)} of what they compute in "{most.name}"'
+    return f', {percent(most.cpu_s / stats.sample_cpu_s)} of what they compute in "{most.name}"'
 
 
 def _enough(stats: Stats) -> int:
@@ -419,94 +305,3 @@ def _enough(stats: Stats) -> int:
     if stats.cores and not _waits(stats):
         most = min(most, stats.cores)
     return max(stats.workers + 1, min(need, most))
-
-
-# ---- the report ----
-
-
-def report(stats: Stats) -> str:
-    """The figures, aligned, and the sentence of `bound` as the last line."""
-    per_s = 1 / stats.elapsed_s if stats.elapsed_s else 0.0
-    used = f"{stats.process_cpu_s * per_s:.1f} of {stats.cores} cores used" if stats.cores else ""
-    slot_bytes = stats.bytes / stats.batches * stats.slots_in_use if stats.batches else 0.0
-    rows = [
-        (f"epoch {stats.epoch}", _time(stats.elapsed_s), used),
-        ("samples", f"{stats.samples:,}", f"{stats.samples * per_s:,.1f} a second"),
-        ("batches", f"{stats.batches:,}", f"{stats.batches * per_s:,.1f} a second"),
-        ("bytes", _bytes(stats.bytes), f"{_bytes(stats.bytes * per_s)} a second"),
-        ("errors", f"{stats.errors:,}", ""),
-        ("loop waited", _time(stats.consumer_wait_s), f"{_percent(_waited(stats))} of the time"),
-        (
-            "workers waited",
-            _time(stats.worker_wait_s),
-            f"{_percent(_idle_share(stats))} of the time of {stats.workers}",
-        ),
-        (
-            "workers busy",
-            _time(stats.busy_s),
-            f"{_percent(_of_workers(stats.busy_s, stats))} of it",
-        ),
-        ("occupancy", _percent(stats.occupancy), f"of at most {stats.depth} batches in flight"),
-        ("slots in use", f"{stats.slots_in_use}", f"about {_bytes(slot_bytes)}"),
-        ("lacked a core", _time(stats.core_wait_s), "workers that could compute"),
-        ("GIL pressure", f"{stats.gil_pressure:.2f}", f"mean of {stats.gil_probes:,} probes"),
-        ("slowest sample", _time(stats.slowest_s), stats.slowest),
-    ]
-    if not stats.slowest_s:
-        rows.pop()
-    lines = [f"{name:<15}{value:>11}  {note}".rstrip() for name, value, note in rows]
-    return "\n".join([*lines, *_stage_table(stats), bound(stats).sentence])
-
-
-def _stage_table(stats: Stats) -> list[str]:
-    if not stats.stages:
-        return []
-    total = sum(_seconds(stats, name) for name in LOADER_STAGES)
-    titles = ("stage", "share", "seconds", "count", "p50", "p95", "p99")
-    table = [titles] + [
-        (
-            stage.name if stage.name in LOADER_STAGES else f"  {stage.name}",
-            _percent(stage.seconds / total if total else 0.0),
-            _time(stage.seconds),
-            f"{stage.count:,}",
-            _time(stage.p50_s),
-            _time(stage.p95_s),
-            _time(stage.p99_s),
-        )
-        for stage in stats.stages.values()
-    ]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    widths[0] = max(widths[0], 15)
-    return [
-        row[0].ljust(widths[0])
-        + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
-        for row in table
-    ]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _time(seconds: float) -> str:
-    """Three digits and the unit that suits."""
-    if not seconds:
-        return "0 s"
-    unit, scale = next(
-        ((unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e3)) if seconds * scale >= 0.9995),
-        ("us", 1e6),
-    )
-    return f"{_digits(seconds * scale)} {unit}"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 999.5:
-            return f"{_digits(count) if unit != 'B' else round(count)} {unit}"
-        count /= 1024
-    return f"{_digits(count)} TiB"
-
-
-def _digits(value: float) -> str:
-    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:,.{decimals}f}"

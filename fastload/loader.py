@@ -28,8 +28,8 @@ from fastload.order import (
     restore_generators,
 )
 from fastload.sampler import RankSampler, integer
+from fastload.stats import Stats
 from fastload.tally import NO_STATS, Tally
-from fastload.telemetry import Stats
 
 T = TypeVar("T", covariant=True)
 

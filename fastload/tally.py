@@ -6,7 +6,8 @@ from time import perf_counter, process_time
 
 from fastload.collate import SlotPool
 from fastload.fetch import Batch
-from fastload.telemetry import Recorder, Stats, merge
+from fastload.stats import Stats
+from fastload.telemetry import Recorder, merge
 from fastload.window import Window
 from fastload.workers import usable_cores
 

@@ -1,7 +1,7 @@
 """What the loader measures while it runs: waits, stages, the GIL.
 
 Each thread writes to a `Recorder` of its own and takes no lock; whoever wants a snapshot merges them
-and may see figures that are a moment old. `diagnosis` has the snapshot and what it says.
+and may see figures that are a moment old. `stats` has the snapshot, `diagnosis` what it says.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 
 from torch.profiler import record_function
 
-from fastload.diagnosis import LOADER_STAGES, Stage
-from fastload.diagnosis import Stats as Stats
 from fastload.faults import shown
+from fastload.stats import LOADER_STAGES, Stage
 from fastload.torch_private import all_threads_profiler_config, profiler_is_on
 
 PROBE_EVERY_S = 0.040

@@ -1,0 +1,226 @@
+"""The figures of an epoch, as values, and the report that `print` makes of them.
+
+`telemetry` measures, `tally` puts the snapshot together; `diagnosis` says what bounds the run: the last line of the
+report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LOADER_STAGES = ("sampler", "sample", "collate", "pin")
+"""The loader's own stages, as a batch meets them; every other name is a part of "sample"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What was measured of one stage."""
+
+    name: str
+    seconds: float
+    """Thread-seconds in it, all together."""
+    count: int
+    """How often: samples, or for the loader's other stages batches."""
+    p50_s: float
+    """Half of them took no longer than this; within 4.5 %, as the next two."""
+    p95_s: float
+    p99_s: float
+    cpu_s: float = 0.0
+    """Thread-seconds in which they computed; the rest they waited, for storage, a core or the GIL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A snapshot of one epoch of a loader, the latest that was begun. `print` it for a report.
+
+    Read it as a balance: where `consumer_wait_s` is a large share of `elapsed_s` the loader bounds
+    the run; where `worker_wait_s` is a large share of `workers * elapsed_s` the training step does.
+    """
+
+    epoch: int
+    """The epoch's number, which keys its order; -1 before the first `iter()`."""
+    workers: int
+    """Worker threads; 0 means that the loop's own thread reads."""
+    depth: int
+    """Batches that may be in flight at most: what bounds the memory."""
+    samples: int
+    """Samples handed to the loop."""
+    batches: int
+    """Batches handed to the loop, those that raised in their place included."""
+    errors: int
+    """Samples that raised and were skipped or replaced by `on_error`, plus batches that raised."""
+    elapsed_s: float
+    """Seconds from `iter()` to the end of the epoch, or until now."""
+    consumer_wait_s: float
+    """Seconds that the loop waited in `next()` for a batch that was not ready."""
+    worker_wait_s: float
+    """Seconds that workers had nothing to claim (no room in the window, or the order given out), summed over the
+    workers."""
+    occupancy: float
+    """Mean share (0 to 1) of the batches in flight that were ready when the loop asked for one.
+
+    Near 0: the loop takes batches as fast as they come, the loader bounds the run; more workers may
+    help. Near 1: the loader is ahead, the training step bounds the run.
+    """
+    bytes: int = 0
+    """Bytes of the tensors handed to the loop."""
+    busy_s: float = 0.0
+    """Thread-seconds that workers spent on samples and on collating them."""
+    sample_cpu_s: float = 0.0
+    """CPU seconds that the threads used within samples. Well below the seconds of the stage "sample", these wait:
+    for storage, for the GIL, or for a core."""
+    stages: Mapping[str, Stage] = field(default_factory=dict, hash=False)
+    """By name: "sampler", "sample", the parts of a sample that the data set named by `fastload.stage`, "collate",
+    "pin"; those that occurred."""
+    gil_pressure: float = 0.0
+    """Mean time that a worker waits to get the GIL back, in units of the switch interval (5 ms); 0 to 1.
+
+    Estimated: after a run of samples, at most each 40 ms, a worker naps for 250 us; what that takes longer, less the
+    time without a core (as Linux counts it), is the wait. Near 1, others hold the GIL whenever it is asked
+    for: Python code in samples, or in the loop. It errs low where the GIL is in use all the time but never for
+    long, as the wait is then that for a few short holds; it errs high by 0.02, by which the clock ends
+    a nap late, and by more on full cores where the kernel does not count. A few tens of `gil_probes`
+    make it a mean to go by.
+    """
+    gil_probes: int = 0
+    """How many waits `gil_pressure` is the mean of."""
+    slots_in_use: int = 0
+    """Slots, each the memory of one batch, that are filled, wait for the loop, or are still held by it."""
+    slowest_s: float = 0.0
+    """Seconds that the slowest sample took."""
+    slowest: str = ""
+    """Which one that was."""
+    cores: int = 0
+    """Cores that the process may use; 0 is unknown."""
+    process_cpu_s: float = 0.0
+    """CPU seconds that the whole process used since `iter()`."""
+    core_wait_s: float = 0.0
+    """Thread-seconds that workers could compute and had no core, as Linux counts them; 0 elsewhere."""
+    retries: int = 0
+    """Reads that were tried again after an error that may pass; see `retries` of `fastload.DataLoader`."""
+
+    def __str__(self) -> str:
+        """The figures, aligned, and what bounds the run as the last line."""
+        from fastload.diagnosis import bound  # which reads this file
+
+        return "\n".join([*_figures(self), *_stage_table(self), bound(self).sentence])
+
+
+# ---- shares ----
+
+
+def seconds_in(stats: Stats, name: str) -> float:
+    """Thread-seconds in a stage; 0 where it did not occur."""
+    stage = stats.stages.get(name)
+    return stage.seconds if stage else 0.0
+
+
+def waited_share(stats: Stats) -> float:
+    """Share (0 to 1) of the time in which the loop waited."""
+    return stats.consumer_wait_s / stats.elapsed_s if stats.elapsed_s else 0.0
+
+
+def _share_of_workers(seconds: float, stats: Stats) -> float:
+    total = stats.workers * stats.elapsed_s
+    return min(1.0, seconds / total) if total else 0.0
+
+
+def idle_share(stats: Stats) -> float:
+    """Share (0 to 1) of the workers' time in which they had nothing to do."""
+    return _share_of_workers(stats.worker_wait_s, stats)
+
+
+# ---- the report ----
+
+
+def _figures(stats: Stats) -> list[str]:
+    per_s = 1 / stats.elapsed_s if stats.elapsed_s else 0.0
+    used = f"{stats.process_cpu_s * per_s:.1f} of {stats.cores} cores used" if stats.cores else ""
+    slot_bytes = stats.bytes / stats.batches * stats.slots_in_use if stats.batches else 0.0
+    rows = [
+        (f"epoch {stats.epoch}", duration(stats.elapsed_s), used),
+        ("samples", f"{stats.samples:,}", f"{stats.samples * per_s:,.1f} a second"),
+        ("batches", f"{stats.batches:,}", f"{stats.batches * per_s:,.1f} a second"),
+        ("bytes", _size(stats.bytes), f"{_size(stats.bytes * per_s)} a second"),
+        ("errors", f"{stats.errors:,}", ""),
+        (
+            "loop waited",
+            duration(stats.consumer_wait_s),
+            f"{percent(waited_share(stats))} of the time",
+        ),
+        (
+            "workers waited",
+            duration(stats.worker_wait_s),
+            f"{percent(idle_share(stats))} of the time of {stats.workers}",
+        ),
+        (
+            "workers busy",
+            duration(stats.busy_s),
+            f"{percent(_share_of_workers(stats.busy_s, stats))} of it",
+        ),
+        ("occupancy", percent(stats.occupancy), f"of at most {stats.depth} batches in flight"),
+        ("slots in use", f"{stats.slots_in_use}", f"about {_size(slot_bytes)}"),
+        ("lacked a core", duration(stats.core_wait_s), "workers that could compute"),
+        ("GIL pressure", f"{stats.gil_pressure:.2f}", f"mean of {stats.gil_probes:,} probes"),
+        ("slowest sample", duration(stats.slowest_s), stats.slowest),
+    ]
+    if not stats.slowest_s:
+        rows.pop()
+    return [f"{name:<15}{value:>11}  {note}".rstrip() for name, value, note in rows]
+
+
+def _stage_table(stats: Stats) -> list[str]:
+    if not stats.stages:
+        return []
+    total = sum(seconds_in(stats, name) for name in LOADER_STAGES)
+    titles = ("stage", "share", "seconds", "count", "p50", "p95", "p99")
+    table = [titles] + [
+        (
+            stage.name if stage.name in LOADER_STAGES else f"  {stage.name}",
+            percent(stage.seconds / total if total else 0.0),
+            duration(stage.seconds),
+            f"{stage.count:,}",
+            duration(stage.p50_s),
+            duration(stage.p95_s),
+            duration(stage.p99_s),
+        )
+        for stage in stats.stages.values()
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths[0] = max(widths[0], 15)
+    return [
+        row[0].ljust(widths[0])
+        + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in table
+    ]
+
+
+def percent(share: float) -> str:
+    """A share (0 to 1) in words."""
+    return f"{100 * share:.0f} %"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: three digits and the unit that suits."""
+    if not seconds:
+        return "0 s"
+    unit, scale = next(
+        ((unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e3)) if seconds * scale >= 0.9995),
+        ("us", 1e6),
+    )
+    return f"{_digits(seconds * scale)} {unit}"
+
+
+def _size(count: float) -> str:
+    """Bytes in words: three digits and the unit that suits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 999.5:
+            return f"{_digits(count) if unit != 'B' else round(count)} {unit}"
+        count /= 1024
+    return f"{_digits(count)} TiB"
+
+
+def _digits(value: float) -> str:
+    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:,.{decimals}f}"
