@@ -21,9 +21,10 @@ from fastload.errors import LoaderClosedError, LoaderTimeoutError, TooManyErrors
 from fastload.faults import annotate, shown
 from fastload.fetch import Batch, Fetcher
 from fastload.lanes import LaneFetcher, LaneOrder
-from fastload.order import SampledOrder, describe, is_function, partition, single_sampler
+from fastload.order import Order, SampledOrder, is_function, partition, single_sampler
 from fastload.randomness import entered
 from fastload.sampler import RankSampler, integer, mix64
+from fastload.state import describe
 from fastload.tally import Tally
 from fastload.telemetry import Recorder, span
 from fastload.window import Window
@@ -65,7 +66,7 @@ class ThreadIterator(Iterator[Any]):
             _depth(loader, self._fetcher, num_workers),
             in_order=loader.in_order,
             collected=self._pins and not self._inline,
-            lanes=max(1, num_workers) if loader.iterable else 1,
+            lanes=max(1, loader.num_workers) if loader.iterable else 1,
             max_bytes=loader.prefetch_bytes,
         )
         self._fetcher.pause = self._window.pause
@@ -144,7 +145,7 @@ class ThreadIterator(Iterator[Any]):
             self._begin(loader, order, self._stream_seed(loader, self._order.seed))
         self._issue_ahead()
 
-    def _make_order(self, loader: DataLoader[Any]) -> SampledOrder | LaneOrder:
+    def _make_order(self, loader: DataLoader[Any]) -> Order:
         how: dict[str, Any] = {
             "epoch": loader._epoch,
             "about": describe(loader),
@@ -152,8 +153,8 @@ class ThreadIterator(Iterator[Any]):
         }
         rank, _ = partition(self._sampler, loader.dataset)
         if isinstance(self._fetcher, LaneFetcher):
-            lanes = max(1, loader.num_workers)
-            return LaneOrder(self._fetcher, lanes=lanes, rank=rank, **how)
+            lanes, size = self._window.lanes, self._fetcher.batch_size
+            return LaneOrder(lanes=lanes, batch_size=size, rank=rank, **how)
         return SampledOrder(self._sampler, self._fetcher, rank=rank, **how)
 
     def _stream_seed(self, loader: DataLoader[Any], base_seed: int) -> int:
@@ -164,9 +165,7 @@ class ThreadIterator(Iterator[Any]):
             return int(resume["stream_seed"])
         return base_seed
 
-    def _begin(
-        self, loader: DataLoader[Any], order: SampledOrder | LaneOrder, seed: int | None
-    ) -> None:
+    def _begin(self, loader: DataLoader[Any], order: Order, seed: int | None) -> None:
         """Begin an epoch; `seed` is None where it is under way already."""
         if seed is not None:
             order.begin(seed, self._new_recorders())

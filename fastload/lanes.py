@@ -13,6 +13,7 @@ from typing import Any
 from fastload.collate import SampleBox
 from fastload.faults import contained, pass_signals
 from fastload.fetch import Batch, Fetcher
+from fastload.order import Order
 from fastload.randomness import Stream, StreamKeys
 from fastload.sampler import mix64
 from fastload.telemetry import Recorder
@@ -155,27 +156,15 @@ class _Lane:
         return {"samples": self.samples, "state": state, "ended": self.ended}
 
 
-class LaneOrder:
-    """The batches of one epoch of an iterable data set. As `SampledOrder`, on the loop's thread."""
+class LaneOrder(Order):
+    """The batches of one epoch of an iterable data set, out of its lanes in turn."""
 
     def __init__(
-        self,
-        fetcher: LaneFetcher,
-        *,
-        lanes: int,
-        epoch: int,
-        rank: int,
-        about: dict[str, Any],
-        resume: dict[str, Any] | None = None,
+        self, *, lanes: int, batch_size: int, resume: dict[str, Any] | None = None, **part: Any
     ) -> None:
-        self.epoch = epoch
-        self.about = about
-        self.recorders: list[Recorder] = []
-        self.exhausted = False
-        self._fetcher = fetcher
-        self._rank = rank
+        super().__init__(**part)
+        self._batch_size = batch_size
         self._ordinal = 0
-        self._ended = False
         self._lanes = list(resume["lanes"]) if resume else [BEGINNING] * lanes  # as delivered
         self._began = tuple(self._lanes)
         self._active = [not lane["ended"] for lane in self._lanes]
@@ -183,9 +172,8 @@ class LaneOrder:
         self._delivered_turn = self._turn  # of the next batch to be delivered
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
-        """Fix the random streams: of each lane its own."""
-        self.seed = seed
-        self.recorders = recorders
+        """See `Order`. Each lane has streams of its own."""
+        super().begin(seed, recorders)
         n = len(self._lanes)
         mine = mix64(seed & 0xFFFF_FFFF_FFFF_FFFF) ^ self._rank
         self._keys = [StreamKeys(mine, self.epoch, rank=i, world_size=n) for i in range(n)]
@@ -201,7 +189,7 @@ class LaneOrder:
         self._ordinal += 1
         return Part(
             lane,
-            self._fetcher.batch_size,
+            self._batch_size,
             self._began[lane],
             keys=self._keys[lane],
             recorders=self.recorders,
@@ -210,7 +198,7 @@ class LaneOrder:
         )
 
     def delivered(self, batch: Batch) -> None:
-        """The loop has had `batch`, or it turned out that its lane had ended."""
+        """See `Order`. A batch that is left out may tell that its lane had ended."""
         assert isinstance(batch, Part)
         self._lanes[batch.lane] = batch.state
         if batch.ended:
@@ -218,17 +206,5 @@ class LaneOrder:
         else:
             self._delivered_turn = (batch.lane + 1) % len(self._lanes)
 
-    def end(self) -> None:
-        """The loop has been told that there is no more."""
-        self._ended = True
-
-    def state(self) -> dict[str, Any]:
-        """What was delivered; see `DataLoader.state_dict`."""
-        return {
-            **self.about,
-            "stream_seed": self.seed,
-            "epoch": self.epoch,
-            "turn": self._delivered_turn,
-            "lanes": list(self._lanes),
-            "ended": self._ended,
-        }
+    def _place(self) -> dict[str, Any]:
+        return {"turn": self._delivered_turn, "lanes": list(self._lanes)}

@@ -17,17 +17,9 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 from fastload import workers
 from fastload.fetch import OnError
 from fastload.iterator import ThreadIterator
-from fastload.lanes import LaneOrder
-from fastload.order import (
-    VERSION,
-    SampledOrder,
-    check,
-    describe,
-    fresh_state,
-    partition,
-    restore_generators,
-)
+from fastload.order import Order, partition, restore_generators
 from fastload.sampler import RankSampler, integer
+from fastload.state import VERSION, check, describe, fresh_state
 from fastload.stats import Stats
 from fastload.tally import NO_STATS, Tally
 
@@ -144,7 +136,7 @@ class DataLoader(TorchDataLoader[T]):
         self._iterators: weakref.WeakSet[ThreadIterator] = weakref.WeakSet()
         self._threads: list[threading.Thread] = []  # of all iterators; those that may still run
         self._tally: Tally | None = None  # of the latest iterator, as is
-        self._order: SampledOrder | LaneOrder | None = None
+        self._order: Order | None = None
         self._resume: dict[str, Any] | None = None  # a state that the next epoch begins with
         self._warned: set[str] = set()  # of what
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)

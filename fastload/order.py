@@ -1,13 +1,14 @@
-"""What is read next, and what the loop has had: the loop's own side of an epoch, and its state.
+"""What is read next, and what the loop has had of it: the loop's own side of an epoch.
 
-A state describes what was *delivered*, as plain JSON values. It is restored by slicing the order where
-the order is a function, else by running the sampler again up to there; never by reading samples.
+A state describes what was *delivered*. It is restored by slicing the order where the order is a
+function, else by running the sampler again up to there; never by reading samples.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sized
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any
@@ -16,28 +17,72 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
-from fastload.errors import StateError
 from fastload.faults import contained, pass_signals
 from fastload.fetch import Batch, Fetcher
-from fastload.lanes import BEGINNING
 from fastload.randomness import StreamKeys
 from fastload.sampler import RankSampler
 from fastload.telemetry import Recorder
 
-VERSION = 1
+
+class Order(ABC):
+    """The batches of one epoch, and which of them the loop has had.
+
+    Args:
+        epoch, rank: which part of which epoch.
+        about: what a state must agree on; see `state.describe`.
+
+    Everything here runs on the loop's thread, as in torch: the sampler is user code, and so races
+    with nothing.
+    """
+
+    def __init__(self, *, epoch: int, rank: int, about: dict[str, Any]) -> None:
+        self.epoch = epoch
+        self.about = about
+        self.recorders: list[Recorder] = []  # of this epoch, by worker
+        self.exhausted = False  # there are no more batches
+        self._ended = False  # and the loop knows
+        self._rank = rank
+
+    def begin(self, seed: int, recorders: list[Recorder]) -> None:
+        """Fix the random streams, by `seed`; from now on batches may be asked for."""
+        self.seed = seed
+        self.recorders = recorders
+
+    @abstractmethod
+    def __next__(self) -> Batch:
+        """The next batch to be read; at the end sets `exhausted`, and raises StopIteration."""
+
+    @abstractmethod
+    def delivered(self, batch: Batch) -> None:
+        """The loop has had `batch`: its data, its error, or nothing where it was left out."""
+
+    def end(self) -> None:
+        """The loop has been told that there is no more."""
+        self._ended = True
+
+    def state(self) -> dict[str, Any]:
+        """What was delivered; see `DataLoader.state_dict`."""
+        return {
+            **self.about,
+            "stream_seed": self.seed,
+            "epoch": self.epoch,
+            "ended": self._ended,
+            **self._place(),
+        }
+
+    @abstractmethod
+    def _place(self) -> dict[str, Any]:
+        """Where in the epoch the loop is, as JSON values."""
 
 
-class SampledOrder:
+class SampledOrder(Order):
     """The batches of one epoch of a map-style data set, in its sampler's order.
 
     Args:
         sampler: torch's "index sampler": of batches, or without batching of indices.
         fetcher: makes the batches.
-        about: what a state must agree on; see `describe`.
-        resume: a state that passed `check`: begin behind what it says was delivered.
-
-    Everything here runs on the loop's thread, as in torch: the sampler is user code, and so races
-    with nothing.
+        resume: a state that passed `state.check`: begin behind what it says was delivered.
+        epoch, rank, about: see `Order`.
     """
 
     def __init__(
@@ -46,18 +91,13 @@ class SampledOrder:
         fetcher: Fetcher,
         *,
         epoch: int,
-        rank: int,
-        about: dict[str, Any],
         resume: dict[str, Any] | None = None,
+        **part: Any,
     ) -> None:
-        self.epoch = epoch
-        self.about = about
-        self.recorders: list[Recorder] = []  # of this epoch, by worker
-        self.exhausted = False  # the sampler has given all that it has
-        self._ended = False  # and the loop knows
+        super().__init__(epoch=epoch, **part)
         self._fetcher = fetcher
         self._sampler = sampler
-        self._rank, self._world_size = rank, about["world_size"]
+        self._world_size = self.about["world_size"]
         self._ordinal = self._batches = resume["batches"] if resume else 0
         # Rounded up: only the end of an epoch is no multiple, and behind it there is nothing.
         self._position = -(-resume["position"] // self._world_size) if resume else 0
@@ -78,9 +118,8 @@ class SampledOrder:
                 self._indices = chain(list(islice(rest, 1)), rest)
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
-        """Fix the random streams; from now on the sampler may be asked."""
-        self.seed = seed
-        self.recorders = recorders
+        """See `Order`. From now on the sampler is asked."""
+        super().begin(seed, recorders)
         self._keys = StreamKeys(seed, self.epoch, rank=self._rank, world_size=self._world_size)
         if self._draws is None and not is_function(self._sampler):
             self._draws = _random_states(self._sampler)
@@ -118,20 +157,19 @@ class SampledOrder:
             return batch
 
     def delivered(self, batch: Batch) -> None:
-        """The loop has had `batch`, its data or its error."""
+        """See `Order`."""
         self._ahead[batch.ordinal] = batch.position + batch.size
         while self._batches in self._ahead:
             self._delivered_to = self._ahead.pop(self._batches)
             self._batches += 1
 
     def end(self) -> None:
-        """The loop has been told that there is no more."""
-        self._ended = True
+        """See `Order`."""
+        super().end()
         if self._draws is not None:
             self._draws = _random_states(self._sampler)
 
-    def state(self) -> dict[str, Any]:
-        """What was delivered; see `DataLoader.state_dict`."""
+    def _place(self) -> dict[str, Any]:
         position = self._delivered_to * self._world_size
         single = single_sampler(self._sampler)
         if (
@@ -142,205 +180,12 @@ class SampledOrder:
             position = single.length  # the same on ranks that had fewer samples
         ahead = sorted({*self._ahead, *self._late})
         return {
-            **self.about,
-            "stream_seed": self.seed,
-            "epoch": self.epoch,
             "batches": self._batches,
             "position": position,
             "ahead": ahead,
             "ahead_on_rank": self._rank if ahead else None,
-            "ended": self._ended,
             "draws": self._draws,
         }
-
-
-def fresh_state(epoch: int, about: dict[str, Any]) -> dict[str, Any]:
-    """The state of a loader of which nothing was asked yet."""
-    place: dict[str, Any] = {
-        "batches": 0,
-        "position": 0,
-        "ahead": [],
-        "ahead_on_rank": None,
-        "draws": None,
-    }
-    if about["kind"] == "iterable":
-        place = {"turn": 0, "lanes": [BEGINNING] * max(1, about["workers"])}
-    return {**about, "stream_seed": None, "epoch": epoch, "ended": False, **place}
-
-
-def describe(loader: Any) -> dict[str, Any]:
-    """What a state and the loader that loads it must agree on, as JSON values."""
-    common = {"version": VERSION, "seed": loader.seed}
-    if loader.iterable:
-        return {
-            **common,
-            "kind": "iterable",
-            "workers": loader.num_workers,
-            "world_size": 1,
-            "global_batch": loader.batch_size,
-            "drop_last": loader.drop_last,
-        }
-    sampler = loader._index_sampler
-    single = single_sampler(sampler)
-    batch = getattr(sampler, "batch_size", None) if loader._auto_collation else 1
-    _, world_size = partition(sampler, loader.dataset)
-    counted = isinstance(single, RankSampler | DistributedSampler) or not isinstance(single, Sized)
-    about = {
-        **common,
-        "kind": "map-style",
-        "samples": len(loader.dataset) if isinstance(loader.dataset, Sized) else None,
-        "sampler": type(single).__name__,
-        "sampler_length": None if counted else len(single),
-        "world_size": world_size,
-        "global_batch": batch * world_size if isinstance(batch, int) else None,
-        "drop_last": bool(getattr(sampler, "drop_last", False)),
-    }
-    if isinstance(single, RankSampler | DistributedSampler):
-        about |= {"sampler_seed": single.seed, "shuffle": single.shuffle}
-    if isinstance(single, RankSampler):
-        about["ends"] = single.ends
-    return about
-
-
-_REMEDIES = {
-    "version": "use the fastload that made the state",
-    "kind": "load it into a loader of the same kind of data set",
-    "seed": "make the loader with the state's seed",
-    "samples": "load it with the data set that it was made on",
-    "sampler": "give the loader the same kind of sampler",
-    "sampler_length": "give the loader the sampler that the state was made with",
-    "sampler_seed": "give the sampler the state's seed",
-    "shuffle": "give the sampler the state's shuffle",
-    "ends": "give the sampler the state's ends",
-    "drop_last": "make the loader with the state's drop_last",
-    "global_batch": "choose the batch size so that batch size x ranks is the state's",
-    "workers": "make the loader with the state's num_workers",
-}
-
-
-def check(state: Any, about: dict[str, Any], *, rank: int) -> None:
-    """Raise `StateError` where a state does not fit a loader: with the field, both values and what to do."""
-    if not isinstance(state, dict) or "version" not in state:
-        raise StateError(f"this is no state of a fastload loader: {state!r:.100}")
-    for field, remedy in _REMEDIES.items():
-        theirs, ours = state.get(field), about.get(field)
-        if field == "global_batch" and not _strides(about):
-            _check_world(state, about)  # first: its remedy is another
-        if theirs != ours or type(theirs) is not type(ours):
-            raise StateError(f"{field}: the state has {theirs!r}, this loader {ours!r}; {remedy}")
-    _check_values(state, about)
-    _check_world(state, about)
-    if state.get("ahead") and state["ahead_on_rank"] != rank:
-        raise StateError(
-            f"ahead: the state has batches {state['ahead']} delivered out of order on rank "
-            f"{state['ahead_on_rank']}, this loader is of rank {rank}; load the state that the same rank saved"
-        )
-
-
-def _strides(about: dict[str, Any]) -> bool:
-    return about.get("sampler") in ("RankSampler", "DistributedSampler")
-
-
-def _check_world(state: dict[str, Any], about: dict[str, Any]) -> None:
-    theirs, ours = state.get("world_size"), about["world_size"]
-    if theirs == ours and type(theirs) is int:
-        return
-    if not _strides(about) or about["global_batch"] is None or type(theirs) is not int:
-        raise StateError(
-            f"world_size: the state has {theirs!r}, this loader {ours}; use as many ranks: only RankSampler and "
-            "DistributedSampler with batches of a fixed size can be resumed by another number of them"
-        )
-    if state["ahead"]:
-        raise StateError(
-            f"world_size: the state has {theirs}, this loader {ours}, and batches {state['ahead']} were delivered out "
-            "of order on the rank that saved it; resume with the same number of ranks"
-        )
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _check_values(state: dict[str, Any], about: dict[str, Any]) -> None:
-    """The fields that say where the epoch is: present, of their types, and not at odds with each other."""
-    expected: dict[str, tuple[bool, str]] = {
-        "epoch": (_is_count(state.get("epoch")), "an integer from 0 to 2**63 - 1"),
-        "ended": (type(state.get("ended")) is bool, "true or false"),
-        "stream_seed": (
-            "stream_seed" in state
-            and (state["stream_seed"] in (None, about["seed"]) or _is_count(state["stream_seed"])),
-            "the seed, or an integer from 0 to 2**63 - 1 where there is none",
-        ),
-    }
-    begun = state.get("ended") is True
-    if about["kind"] == "iterable":
-        lanes = state.get("lanes")
-        count = max(1, about["workers"])
-        if isinstance(lanes, list) and len(lanes) == count and all(map(_is_lane, lanes)):
-            begun = begun or any(lane["samples"] for lane in lanes)
-        else:
-            expected["lanes"] = (False, f"the states of {count} workers")
-        turn = state.get("turn")
-        expected["turn"] = (_is_count(turn) and turn in range(count), f"an integer below {count}")
-    else:
-        begun = begun or bool(state.get("batches"))
-        expected |= _expected_of_a_sampled(state, about, begun)
-    if begun and state.get("stream_seed") is None:
-        expected["stream_seed"] = (False, "an integer, as the epoch has begun")
-    for field, (good, what) in expected.items():
-        if not good:
-            value = repr(state[field]) if field in state else "nothing"
-            raise StateError(
-                f"{field}: the state has {value:.100}, expected {what}; it was changed or cut off: use another one"
-            )
-
-
-def _expected_of_a_sampled(
-    state: dict[str, Any], about: dict[str, Any], begun: bool
-) -> dict[str, tuple[bool, str]]:
-    batches, position, ahead = state.get("batches"), state.get("position"), state.get("ahead")
-    most: int | None = None
-    if isinstance(batches, int) and about["global_batch"]:
-        most = batches * about["global_batch"]
-    draws = state.get("draws")
-    drawn = isinstance(draws, list) and len(draws) > 0 and all(map(_is_random_state, draws))
-    needed = begun and not state.get("ended") and about["sampler"] == "RandomSampler"
-    return {
-        "batches": (_is_count(batches), "an integer of 0 or more"),
-        "position": (
-            isinstance(position, int)
-            and _is_count(position)
-            and (most is None or position <= most),
-            "an integer of 0 or more" + ("" if most is None else f", at most {most}"),
-        ),
-        "ahead": (
-            isinstance(ahead, list)
-            and all(map(_is_count, ahead))
-            and (not ahead or _is_count(state.get("ahead_on_rank"))),
-            "a list of the numbers of batches, and their rank",
-        ),
-        "draws": (
-            bool(drawn) or (draws is None and "draws" in state and not needed),
-            "the states of torch's random generators",
-        ),
-    }
-
-
-def _is_lane(lane: Any) -> bool:
-    return (
-        isinstance(lane, dict)
-        and _is_count(lane.get("samples"))
-        and type(lane.get("ended")) is bool
-        and "state" in lane
-    )
-
-
-def _is_random_state(text: Any) -> bool:
-    try:
-        torch.Generator().set_state(_tensor(text))
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    return True
 
 
 def partition(sampler: Any, dataset: Any) -> tuple[int, int]:
@@ -422,3 +267,12 @@ def restore_generators(sampler: Any, draws: list[str]) -> None:
 
 def _tensor(state: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8)
+
+
+def is_random_state(text: Any) -> bool:
+    """Whether this is the state of a generator, as a state of a loader holds it."""
+    try:
+        torch.Generator().set_state(_tensor(text))
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
