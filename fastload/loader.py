@@ -277,8 +277,7 @@ class DataLoader(TorchDataLoader[T]):
         rank = 0 if self.iterable else partition(self._index_sampler, self.dataset)[0]
         check(state, describe(self), rank=rank)
         state = dict(state)
-        if not self.iterable and _is_lightning() and state["batches"] >= len(self._index_sampler):
-            # It takes len(loader) batches and never asks for one more: for it the epoch is over.
+        if _is_lightning() and not self.iterable and _is_spent(self._index_sampler, state):
             state["ended"] = True
         self._next_epoch = state["epoch"] + state["ended"]
         for sampler in self._samplers():
@@ -354,7 +353,20 @@ def _refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
             )
 
 
+def _is_spent(sampler: Any, state: dict[str, Any]) -> bool:
+    """Whether all of an epoch's batches were handed out, as far as the sampler knows how many there are."""
+    try:
+        return bool(state["batches"] >= len(sampler))
+    except TypeError:  # a batch sampler of torch's has a length only if its sampler does
+        return False
+
+
 def _is_lightning() -> bool:
     """Whether Lightning calls the method of ours that asks."""
+    # Lightning takes `len(loader)` batches and asks for no more, so behind the last one the epoch is over for it; a
+    # `for` loop stopped there has yet to be told, and gets nothing more of its epoch. The states are the same, as are
+    # the calls: `load_state_dict`, `iter`, `next`. To take the epoch for ended would make the `for` loop run the next
+    # one under this one's number, and all of this one again where it calls `set_epoch`; not to would cost Lightning
+    # an epoch. A sampler with `set_epoch` is told by Lightning which epoch it means; torch's other ones are not.
     name: str = sys._getframe(2).f_globals.get("__name__", "")
     return name.partition(".")[0] in ("lightning", "pytorch_lightning")
