@@ -85,10 +85,9 @@ install() {
 }
 
 # Makes or reuses the environment and installs fastload there with the named extras, unless it matches already.
-# `mpi` may fail: its package is no use where there is no MPI library.
 use_environment() {
-    local extra source
-    local -a missing=() required=()
+    local extra extras source
+    local -a missing=()
     if [[ ! -x "$PYTHON" ]]; then
         make_environment
     fi
@@ -101,9 +100,6 @@ print(platform.python_version(), hashlib.sha256(open(sys.argv[1], "rb").read()).
     for extra in "$@"; do
         if ! grep -qsx -- "$extra" "$STAMP"; then
             missing+=("$extra")
-            if [[ "$extra" != mpi ]]; then
-                required+=("$extra")
-            fi
         fi
     done
     if ((${#missing[@]} == 0)); then
@@ -111,12 +107,9 @@ print(platform.python_version(), hashlib.sha256(open(sys.argv[1], "rb").read()).
     fi
     "$PYTHON" -m pip --version >/dev/null 2>&1 || "$PYTHON" -m ensurepip >/dev/null ||
         die "$VENV has no pip. Remove it to have it made anew."
-    echo "Installing fastload[$(IFS=,; echo "${missing[*]}")] in $VENV (once; torch may be several GB)"
-    install "$(IFS=,; echo "${required[*]-}")" ||
-        die "The installation failed; pip's message is above. Run the same command again to go on."
-    if [[ " ${missing[*]} " == *" mpi "* ]] && ! install mpi; then
-        echo "fastload: going on without mpi4py: what needs MPI is skipped." >&2
-    fi
+    extras="$(IFS=,; echo "${missing[*]}")"
+    echo "Installing fastload[$extras] in $VENV (once; torch may be several GB)"
+    install "$extras" || die "The installation failed; pip's message is above. Run the same command again to go on."
     if [[ ! -f "$STAMP" ]]; then
         echo "$source" >"$STAMP"
     fi
