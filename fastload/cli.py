@@ -344,9 +344,7 @@ def check(dataset: str, samples: int, workers: int) -> None:
     Example:
         fastload check my_project.data:make_train_set
     """
-    from fastload.check import check as run_check
-
-    report = run_check(_import(dataset), samples=samples, workers=workers)
+    report = fastload.check(_import(dataset), samples=samples, workers=workers)
     click.echo(str(report))
     if not report.ok:
         raise SystemExit(1)

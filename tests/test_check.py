@@ -20,8 +20,8 @@ import torch
 from click.testing import CliRunner
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from fastload.check import Report, check
 from fastload.cli import main
+from fastload.inspection import Report, check
 
 ROOT = Path(__file__).parents[1]
 RECORD = 16
