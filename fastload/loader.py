@@ -231,6 +231,18 @@ class DataLoader(TorchDataLoader[T]):
         self.__dict__.update(state)
         self._iterators = weakref.WeakSet()
 
+    def __repr__(self) -> str:
+        """In a line: which data set, in batches of what, by how many workers, in which order."""
+        given = f"batch_size={self.batch_size}"
+        if self.batch_size is None and self.batch_sampler is not None:
+            given = f"batch_sampler={type(self.batch_sampler).__name__}"
+        if self.worker_method != "thread":
+            given += f', worker_method="{self.worker_method}"'
+        return (
+            f"{type(self).__name__}({_named(self.dataset)}, {given}, num_workers={self.num_workers}, "
+            f"seed={self.seed})"
+        )
+
     # ---- what is ours ----
 
     def set_epoch(self, epoch: int) -> None:
@@ -338,6 +350,15 @@ class DataLoader(TorchDataLoader[T]):
 
 def _is_map_style(dataset: Any) -> bool:
     return not isinstance(dataset, IterableDataset | MapDataPipe)
+
+
+def _named(dataset: Any) -> str:
+    """The type of a data set, and its length where it has one."""
+    kind = type(dataset).__name__
+    try:
+        return f"{kind}[{len(dataset)}]"
+    except Exception:  # code of the user's, or none: a loader can be shown all the same
+        return kind
 
 
 def _refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:

@@ -388,6 +388,38 @@ def test_prefetch_factor_keeps_its_meaning_and_prefetch_batches_goes_first() -> 
     assert depth(collate_fn=collate) == 2 + 3
 
 
+class Unmeasured(Dataset[int]):
+    def __len__(self) -> int:
+        raise OSError("not mounted")
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"dataset": range(7)}, "DataLoader(range[7], batch_size=1, num_workers=0, seed=None)"),
+        (
+            {"dataset": range(7), "batch_size": 4, "num_workers": 2, "seed": 3, "shuffle": True},
+            "DataLoader(range[7], batch_size=4, num_workers=2, seed=3)",
+        ),
+        (
+            {"dataset": range(7), "batch_sampler": [[0], [1]], "worker_method": "process"},
+            'DataLoader(range[7], batch_sampler=list, worker_method="process", num_workers=0, seed=None)',
+        ),
+        (
+            {"dataset": Unmeasured(), "batch_size": None},
+            "DataLoader(Unmeasured, batch_size=None, num_workers=0, seed=None)",
+        ),
+        ({"dataset": Stream()}, "DataLoader(Stream, batch_size=1, num_workers=0, seed=None)"),
+    ],
+    ids=["plain", "seeded", "process", "without a length", "iterable"],
+)
+def test_a_loader_shows_itself_in_a_line(arguments: dict[str, Any], text: str) -> None:
+    assert repr(DataLoader(**arguments)) == text
+
+
 # ---- the ways through torch's own iterator ----
 
 
