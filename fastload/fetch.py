@@ -307,7 +307,7 @@ class Fetcher:
             if self.gathers and (data := _gathered(dataset, index)):
                 batch.data = data
             else:
-                batch.box = SampleBox(1, _only(self._collate_fn))
+                batch.box = SampleBox(1, self._collate_one)
                 batch.box.put(0, dataset[index])
         elif self.gathers and (data := _gathered(dataset, batch.indices)):
             batch.data = data
@@ -316,6 +316,9 @@ class Fetcher:
             batch.box = SampleBox(0, lambda _: self._collate_fn(samples))
         else:
             self._read_one_by_one(batch, dataset, stream)
+
+    def _collate_one(self, samples: list[Any]) -> Any:
+        return self._collate_fn(samples[0])
 
     def _whole_failed(self, batch: Batch, dataset: Any, exc: BaseException, stream: Stream) -> None:
         if not self._batched:
@@ -400,10 +403,5 @@ def _gathered(dataset: TensorDataset, indices: Any) -> list[torch.Tensor] | None
         rows = torch.tensor(indices)
         return [tensor.index_select(0, rows) for tensor in dataset.tensors]
     except (IndexError, RuntimeError, TypeError, ValueError):
-        return (
-            None  # negative, out of range, no integers: torch's own way takes them, or says why not
-        )
-
-
-def _only(collate_fn: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
-    return lambda samples: collate_fn(samples[0])
+        # Negative, out of range, no integers: torch's own way takes them, or says why not.
+        return None

@@ -23,6 +23,13 @@ from torch.utils.data import IterableDataset
 from fastload.faults import shown
 from fastload.loader import DataLoader
 from fastload.randomness import global_states
+from fastload.stats import seconds_in
+
+LONGEST_S = 5.0
+"""What is not clear about the GIL by then will not be."""
+
+NAP_S, LATE = 200e-6, 3
+"""Long enough that whoever waits for the GIL has taken it; where it is free, a nap ends within some 100 us more."""
 
 Level = Literal["fault", "note"]
 
@@ -210,7 +217,7 @@ def _read(
             got.append(copies.deepcopy(sample))
         seconds = perf_counter() - started
         stats = loader.stats()
-    busy = stats.stages["sample"].seconds if "sample" in stats.stages else 0.0
+    busy = seconds_in(stats, "sample")
     return got, _Reading(
         ms=seconds * 1000 / max(1, len(got)),
         cpu_share=min(1.0, stats.sample_cpu_s / busy) if busy else 0.0,
@@ -234,13 +241,6 @@ def _gil_share(dataset: Any, indices: Iterable[int] | None, samples: int, seed: 
                 break
         del iterator  # held until here: its threads end with it
     return taken / max(1, naps)
-
-
-LONGEST_S = 5.0
-"""What is not clear about the GIL by then will not be."""
-
-NAP_S, LATE = 200e-6, 3
-"""Long enough that whoever waits for the GIL has taken it; where it is free, a nap ends within some 100 us more."""
 
 
 @contextmanager

@@ -33,6 +33,9 @@ from fastload.workers import LOOP, Site, neutral_modes, pin_batch, serve
 if TYPE_CHECKING:
     from fastload.loader import DataLoader
 
+TELL_SECONDS = 10.0
+"""How often `on_stats` is called within an epoch."""
+
 _log = logging.getLogger("fastload")
 
 
@@ -411,26 +414,22 @@ class ThreadIterator(Iterator[Any]):
         raise TypeError("an iterator with threads cannot be pickled or copied; pickle its loader")
 
 
-TELL_SECONDS = 10.0
-"""How often `on_stats` is called within an epoch."""
-
-
 def _retire(tally: Tally, window: Window[Batch]) -> None:
     window.close()
     tally.end()
 
 
-def _depth(loader: DataLoader[Any], fetcher: Fetcher, workers: int) -> int:
+def _depth(loader: DataLoader[Any], fetcher: Fetcher, num_workers: int) -> int:
     """Batches in flight at most; see the docstring of `DataLoader`."""
-    if workers == 0:
+    if num_workers == 0:
         return 1
     if loader.prefetch_batches is not None:
         return loader.prefetch_batches
     if loader.prefetch_factor is not None:
-        return loader.prefetch_factor * workers
+        return loader.prefetch_factor * num_workers
     if fetcher.batches_in_parallel:
-        return 2 + workers
-    return 2 + math.ceil(workers / (batch_size(loader) or 1))
+        return 2 + num_workers
+    return 2 + math.ceil(num_workers / (batch_size(loader) or 1))
 
 
 def batch_size(loader: DataLoader[Any]) -> int | None:

@@ -96,9 +96,6 @@ class LaneFetcher(Fetcher):
                     box.put(k, sample)
         box.shorten(batch.size)
 
-    def _collate_one(self, samples: list[Any]) -> Any:
-        return self._collate_fn(samples[0])
-
 
 class _Lane:
     """One worker's pass over its copy of the data set, in one epoch."""
@@ -175,7 +172,7 @@ class LaneOrder(Order):
         """See `Order`. Each lane has streams of its own."""
         super().begin(seed, recorders)
         n = len(self._lanes)
-        mine = mix64(seed & 0xFFFF_FFFF_FFFF_FFFF) ^ self._rank
+        mine = mix64(seed) ^ self._rank
         self._keys = [StreamKeys(mine, self.epoch, rank=i, world_size=n) for i in range(n)]
 
     def __next__(self) -> Batch:

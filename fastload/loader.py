@@ -102,24 +102,17 @@ class DataLoader(TorchDataLoader[T]):
             raise ValueError(
                 f'on_error must be "raise", "skip" or a callable (index, exception), got {on_error!r}'
             )
-        if max_errors is not None and integer("max_errors", max_errors) < 0:
-            raise ValueError(
-                f"max_errors must be 0 or more, or None for any number, got {max_errors}"
-            )
-        if prefetch_batches is not None and integer("prefetch_batches", prefetch_batches) < 1:
-            raise ValueError(f"prefetch_batches must be 1 or more, got {prefetch_batches}")
-        if prefetch_bytes is not None and integer("prefetch_bytes", prefetch_bytes) < 1:
-            raise ValueError(f"prefetch_bytes must be 1 or more, got {prefetch_bytes}")
-        if integer("retries", retries) < 0:
-            raise ValueError(f"retries must be 0 or more, got {retries}")
-        if seed is not None:
-            seed = integer("seed", seed)
-        if seed is not None and generator is not None:
-            raise ValueError(
-                "seed and generator exclude each other: with a seed, the order is drawn from it alone"
-            )
         if worker_method == "process" and (on_error != "raise" or max_errors is not None):
             raise ValueError('on_error and max_errors need worker_method="thread"')
+        _at_least(0, ", or None for any number", max_errors=max_errors)
+        _at_least(1, prefetch_batches=prefetch_batches, prefetch_bytes=prefetch_bytes)
+        _at_least(0, retries=integer("retries", retries))
+        if seed is not None:
+            seed = integer("seed", seed)
+            if generator is not None:
+                raise ValueError(
+                    "seed and generator exclude each other: with a seed, the order is drawn from it alone"
+                )
         self.worker_method = worker_method
         self.seed = seed
         self.on_error = on_error
@@ -346,6 +339,13 @@ class DataLoader(TorchDataLoader[T]):
         self._next_epoch = epoch + 1
         self._epoch_is_set = False
         return epoch
+
+
+def _at_least(least: int, otherwise: str = "", **arguments: int | None) -> None:
+    """Raise ValueError, with the name, where an argument is below `least`; None is any number."""
+    for name, value in arguments.items():
+        if value is not None and integer(name, value) < least:
+            raise ValueError(f"{name} must be {least} or more{otherwise}, got {value}")
 
 
 def _is_map_style(dataset: Any) -> bool:

@@ -29,7 +29,6 @@ from torch.overrides import TorchFunctionMode
 
 from fastload.sampler import integer, mix64
 
-_MASK = 0xFFFF_FFFF_FFFF_FFFF
 _BATCH = 0x6261_7463_6800_0000  # sets the stream of a batch apart from that of its first sample
 _local = threading.local()
 
@@ -46,7 +45,7 @@ class StreamKeys:
     __slots__ = ("_epoch_key", "_rank", "_world_size")
 
     def __init__(self, seed: int, epoch: int, *, rank: int = 0, world_size: int = 1) -> None:
-        self._epoch_key = mix64(mix64(seed & _MASK) ^ (epoch & _MASK))
+        self._epoch_key = mix64(mix64(seed) ^ epoch)
         self._rank = rank
         self._world_size = world_size
 
@@ -62,7 +61,7 @@ class StreamKeys:
 
 def _index_bits(index: Any) -> int:
     try:
-        return operator.index(index) & _MASK
+        return operator.index(index)
     except TypeError:  # a key of another kind, of which its text is the same in every process
         return int.from_bytes(blake2b(repr(index).encode(), digest_size=8).digest(), "little")
 

@@ -31,7 +31,10 @@ def integer(name: str, value: object) -> int:
 
 
 def mix64(x: int) -> int:
-    """Hash 64 bits to 64 bits, bijectively: the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    """Hash 64 bits to 64 bits, bijectively: the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+
+    Any integer will do: of it count the low 64 bits.
+    """
     x = (x + 0x9E37_79B9_7F4A_7C15) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
@@ -177,7 +180,7 @@ class RankSampler(Sampler[int]):
         positions %= max(1, self.length)
         if not self.shuffle:
             return positions
-        key = mix64(self.seed & _MASK) ^ mix64((epoch & _MASK) ^ (1 << 63))
+        key = mix64(self.seed) ^ mix64(epoch ^ (1 << 63))
         return permuted(positions, self.length, key)
 
     def __iter__(self) -> Iterator[int]:

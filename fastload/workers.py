@@ -83,9 +83,8 @@ def start(
     show_worker_info_in_threads()
     device = _current_device()
     threads: list[threading.Thread] = []
-    set_up: SimpleQueue[Exception | None] = (
-        SimpleQueue()
-    )  # what came of setting up, for each thread
+    # What came of setting up, of each thread.
+    set_up: SimpleQueue[Exception | None] = SimpleQueue()
 
     def launch(name: str, target: Callable[..., None], *args: Any) -> None:
         thread = threading.Thread(target=target, args=(*args, set_up), name=name, daemon=True)
