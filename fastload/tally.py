@@ -55,13 +55,6 @@ class Tally:
             occupancy=waits.occupancy if self.workers else 0.0,
             bytes=self.bytes,
             retries=self.retries,
-            stages=measured.stages,
-            sample_cpu_s=measured.sample_cpu_s,
-            core_wait_s=measured.core_wait_s,
-            gil_pressure=measured.gil_pressure,
-            gil_probes=measured.gil_probes,
-            slowest_s=measured.slowest_s,
-            slowest=measured.slowest,
             busy_s=sum(
                 measured.stages[name].seconds
                 for name in ("sample", "collate")
@@ -70,6 +63,7 @@ class Tally:
             slots_in_use=self._pool.lent,
             cores=usable_cores(),
             process_cpu_s=process_time() - self._cpu_started,
+            **measured._asdict(),
         )
 
     def end(self) -> None:

@@ -12,7 +12,6 @@ import threading
 from bisect import bisect_left
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import ceil, log2
@@ -341,8 +340,7 @@ def profiler_config() -> Any:
     return all_threads_profiler_config()
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(NamedTuple):
     """What several recorders hold together; the fields are those of `Stats`."""
 
     stages: dict[str, Stage]
