@@ -63,23 +63,19 @@ def test_version() -> None:
 
 
 def test_module_and_command_are_the_same_and_load_no_folder_before_they_need_it() -> None:
+    """`python -m fastload` is run by the code that `-m` runs, after a look at what the command imported."""
     code = (
-        "import sys, fastload.cli; "
-        "print([name for name in sys.modules if name.startswith(('fastload.', 'PIL', 'matplotlib'))])"
+        "import runpy, sys, fastload.cli; "
+        "print([name for name in sys.modules if name.startswith(('fastload.', 'PIL', 'matplotlib'))]); "
+        "sys.argv[1:] = ['--version']; "
+        "runpy.run_module('fastload', run_name='__main__', alter_sys=True)"
     )
-    loaded = subprocess.run(
+    loaded, version = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    ).stdout.splitlines()
     assert "fastload.cli" in loaded
     assert not re.search(r"datasets|image|harness|PIL|matplotlib", loaded)
-    version = subprocess.run(
-        [sys.executable, "-m", "fastload", "--version"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert version == f"fastload, version {fastload.__version__}\n"
+    assert version == f"fastload, version {fastload.__version__}"
 
 
 # ---- images ----

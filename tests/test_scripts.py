@@ -7,6 +7,7 @@ down what it is asked to do instead of installing or running it.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -104,6 +105,63 @@ def test_test_runs_everything_that_must_hold(checkout: Checkout) -> None:
         "-m mypy",
         "-m pytest tests/promises -x",
     ]
+
+
+def test_test_says_what_it_runs_on(checkout: Checkout) -> None:
+    _, output, _ = checkout.run("scripts/test")
+    versions = f"Python {platform.python_version()} with torch {version('torch')}"
+    assert f"Testing on {versions} in " in output
+
+
+@pytest.fixture
+def pythons(checkout: Checkout) -> dict[str, str]:
+    """An environment in which Python 3.12 is on the PATH, 3.13 known to pyenv only, 3.11 nowhere."""
+    shims, versions = checkout.root / "shims", checkout.root / "pyenv" / "versions"
+    in_pyenv = versions / "3.13.0" / "bin" / "python3"
+    in_pyenv.parent.mkdir(parents=True)
+    shims.mkdir()
+    for name in ("python3.11", "python3.13"):  # as pyenv leaves them for what is not chosen
+        (shims / name).write_text("#!/bin/sh\nexit 127\n")
+        (shims / name).chmod(0o755)
+    for found in (shims / "python3.12", in_pyenv):
+        shutil.copy(checkout.root / "venv" / "bin" / "python", found)
+    return {"PATH": f"{shims}:{os.environ['PATH']}", "PYENV_ROOT": str(versions.parent)}
+
+
+def test_each_python_that_is_there_is_tested_in_an_environment_of_its_own(
+    checkout: Checkout, pythons: dict[str, str]
+) -> None:
+    status, output, asked = checkout.run("scripts/test", "--pythons", "-x", **pythons)
+    assert status == 0
+    assert [line for line in asked if line.startswith(("-m venv", "-m pytest"))] == [
+        "-m venv ROOT/venv-3.12",
+        "-m pytest -x",
+        "-m venv ROOT/venv-3.13",
+        "-m pytest -x",
+    ]
+    verdicts = ["3.11: not found", "3.12: holds", "3.13: holds"]
+    assert output.splitlines()[-3:] == [f"fastload: Python {verdict}" for verdict in verdicts]
+
+
+def test_a_python_that_fails_is_told_after_the_others_ran(
+    checkout: Checkout, pythons: dict[str, str]
+) -> None:
+    status, output, asked = checkout.run(
+        "scripts/test", "--pythons", FAIL_ON="/venv-3.12", **pythons
+    )
+    assert status == 1
+    assert asked[-1] == "-m pytest"
+    verdicts = ["3.11: not found", "3.12: FAILS", "3.13: holds"]
+    assert output.splitlines()[-3:] == [f"fastload: Python {verdict}" for verdict in verdicts]
+
+
+def test_no_python_to_test_on_is_a_failure(checkout: Checkout, pythons: dict[str, str]) -> None:
+    (checkout.root / "shims" / "python3.12").write_text("#!/bin/sh\nexit 127\n")
+    status, output, asked = checkout.run(
+        "scripts/test", "--pythons", **(pythons | {"PYENV_ROOT": "/nowhere"})
+    )
+    assert (status, asked) == (1, [])
+    assert output.count(": not found\n") == 3
 
 
 @pytest.mark.parametrize("step", ["-m ruff check", "-m ruff format", "-m mypy", "-m pytest"])

