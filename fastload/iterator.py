@@ -373,18 +373,15 @@ class ThreadIterator(Iterator[Any]):
             self._on_stats(self._tally.stats())
 
     def _warn(self) -> None:
-        """Warn, once for a loader, of random numbers that cannot be keyed; before a batch is taken, so that none is
-        lost where warnings are errors."""
+        """Warn, once for a loader, of what the workers noticed; before a batch is taken, so that none is lost where
+        warnings are errors."""
         while self._fetcher.noticed:
             what = self._fetcher.noticed.popleft()
             if self._warned is None or what in self._warned:
                 continue
             self._warned.add(what)
             warnings.warn(
-                f"fastload: {type(self._site.dataset).__name__} seems to draw from {what}, which all threads share: "
-                "its samples are not reproducible. Draw from fastload.sample_generator() (torch) or "
-                "fastload.sample_rng() (NumPy, and in place of Python's random), or use "
-                'worker_method="process".',
+                f"fastload: {type(self._site.dataset).__name__} seems to {what}",
                 stacklevel=3,
             )
 

@@ -28,6 +28,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fastload.sampler import integer, mix64
+from fastload.torch_private import seed_in_threads
 
 _BATCH = 0x6261_7463_6800_0000  # sets the stream of a batch apart from that of its first sample
 _local = threading.local()
@@ -69,27 +70,31 @@ def _index_bits(index: Any) -> int:
 # ---- noticing what cannot be keyed ----
 
 
-class GlobalDraws:
-    """Notices draws from Python's and NumPy's global random state, in what one thread runs.
+def keyless(state: str) -> str:
+    """What the loader says of samples that draw from `state`, behind "the data set seems to"."""
+    return (
+        f"draw from {state}, which all threads share: its samples are not reproducible. Draw from "
+        "fastload.sample_generator() (torch) or fastload.sample_rng() (NumPy, and in place of Python's random), "
+        'or use worker_method="process".'
+    )
 
-    It looks at the first eight runs, then at every one whose number is a power of two. A call of
-    Python's random functions is seen for certain, by a profile function of this thread. NumPy's make
-    no such event: there the state is compared, at some 50 us a look, and as the loop may draw
-    meanwhile, only four looks of which each saw a change count.
+
+class GlobalDraws:
+    """Notices draws from Python's and NumPy's global random state, in runs that one thread shows it.
+
+    A call of Python's random functions is seen for certain, by a profile function of this thread.
+    NumPy's make no such event: there the state is compared, at some 50 us a look, and as the loop may
+    draw meanwhile, only the first four looks, if each saw a change, count.
     """
 
     def __init__(self, noticed: set[str]) -> None:
         self._noticed = noticed
-        self._runs = 0
         self._looks = self._changes = 0
-        self._numpy: tuple[Any, ...] | None = None
+        self._numpy: tuple[Any, ...] = ()
         self._profiling = False
 
     def begin(self) -> None:
         """A run of user code begins."""
-        self._runs += 1
-        if self._runs > 8 and self._runs & (self._runs - 1):
-            return
         self._numpy = _numpy_state()
         if sys.getprofile() is None:
             self._profiling = True
@@ -97,20 +102,17 @@ class GlobalDraws:
 
     def end(self) -> None:
         """The run has ended: put into `noticed` what drew."""
-        if self._numpy is None:
-            return
         if self._profiling:
             sys.setprofile(None)
             self._profiling = False
         self._looks += 1
         self._changes += self._numpy != _numpy_state()
-        self._numpy = None
         if self._changes == self._looks == 4:
-            self._noticed.add("NumPy's global random state")
+            self._noticed.add(keyless("NumPy's global random state"))
 
     def _saw(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call" and getattr(argument, "__self__", None) is _PYTHON:
-            self._noticed.add("Python's global random state")
+            self._noticed.add(keyless("Python's global random state"))
 
 
 _PYTHON = random.random.__self__  # type: ignore[attr-defined]  # the generator of the module's functions
@@ -123,7 +125,7 @@ def _numpy_state() -> tuple[Any, ...]:
 
 def global_states() -> tuple[Any, Any, Any]:
     """Python's, NumPy's and torch's global random state, to be compared."""
-    return random.getstate(), _numpy_state(), torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), _numpy_state(), torch.default_generator.get_state().numpy().tobytes()
 
 
 # ---- streams ----
@@ -148,7 +150,8 @@ class Stream(TorchFunctionMode):
         self.source: Keyed | None = None
         self.at: int | None = None
         self.stale = True  # the generators are those of the place before
-        self.noticed: set[str] = set()  # what drew from a state that cannot be keyed
+        self.noticed: set[str] = set()  # what is to be warned of: "the data set seems to ..."
+        self.unkeyed_draws = 0  # calls in a row that seem to have drawn without a generator
         self._key: int | None = None
         self._torch = torch.Generator()
         self._torch_fresh = False
@@ -201,16 +204,22 @@ def _keyed(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     for a in args:
         if type(a) is torch.Generator or (isinstance(a, torch.Tensor) and not a.is_cpu):
             return func(*args, **kwargs)
-    if kwargs and (kwargs.get("generator") is not None or not _on_cpu((), kwargs)):
+    if kwargs and not (_takes_ours(kwargs) and _on_cpu((), kwargs)):
         return func(*args, **kwargs)
     return func(*args, **{**kwargs, "generator": stream.generator()})
+
+
+def _takes_ours(kwargs: dict[str, Any]) -> bool:
+    """Whether a call is given no generator, or torch's default one, in whose place the stream's stands."""
+    given = kwargs.get("generator")
+    return given is None or given is torch.default_generator
 
 
 def _like(fill: str) -> Callable[..., Any]:
     """`rand_like` and its kin, which take a generator only in the latest torch: the same in all."""
 
     def draw(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if kwargs.get("generator") is not None or not _on_cpu(args, kwargs):
+        if not _takes_ours(kwargs) or not _on_cpu(args, kwargs):
             return func(*args, **kwargs)
         bounds = [kwargs[name] for name in ("low", "high") if name in kwargs]
         options = {
@@ -229,11 +238,15 @@ def _like(fill: str) -> Callable[..., Any]:
 
 
 def _unkeyed(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A function that takes no generator: notice if it drew."""
-    before = torch.get_rng_state()
+    """A function that takes no generator: notice if it draws. The loop may draw meanwhile, so four in a row count."""
+    before = torch.default_generator.get_state()
     out = func(*args, **kwargs)
-    if not torch.equal(before, torch.get_rng_state()):
-        stream.noticed.add(f"torch's global random state ({func.__name__})")
+    if torch.equal(before, torch.default_generator.get_state()):
+        stream.unkeyed_draws = 0
+    else:
+        stream.unkeyed_draws += 1
+        if stream.unkeyed_draws == 4:
+            stream.noticed.add(keyless(f"torch's global random state ({func.__name__})"))
     return out
 
 
@@ -351,9 +364,16 @@ def current_stream() -> Stream | None:
     return stream
 
 
+def _seeded() -> torch.Generator | None:
+    """What `torch.manual_seed()` seeds in this thread; None where it is torch's default generator."""
+    stream = current_stream()
+    return None if stream is None or not stream.source else stream.generator()
+
+
 @contextmanager
 def entered(stream: Stream) -> Iterator[None]:
     """Let this thread draw from `stream`; the one before is back afterwards."""
+    seed_in_threads(_seeded)
     before = current_stream()
     _local.stream = stream
     try:
@@ -412,8 +432,7 @@ def sample_generator() -> torch.Generator:
     of one stream; use it while the sample is read and not later. Outside of a loader and of
     `random_stream` it is torch's default generator.
     """
-    stream = current_stream()
-    return torch.default_generator if stream is None or not stream.source else stream.generator()
+    return _seeded() or torch.default_generator
 
 
 def sample_rng() -> np.random.Generator:

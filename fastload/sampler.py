@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import operator
+import os
+import warnings
 from collections.abc import Iterator, Sized
 from typing import Literal
 
@@ -92,7 +94,8 @@ class RankSampler(Sampler[int]):
     Args:
         length_or_dataset: number of samples of the whole data set, or anything with `len()`.
         rank, world_size: this process and how many there are. Give both or neither: then from
-            `torch.distributed` where it is initialised, else 0 and 1.
+            `torch.distributed` where it is initialised, else 0 and 1 (with a warning where the
+            environment's WORLD_SIZE says that there are more).
         shuffle: a new permutation each epoch. No memory, whatever the length.
         seed: selects the permutations; the same on all ranks.
         ends: what to do where the length is no multiple of the world size. "pad" repeats samples from
@@ -126,6 +129,13 @@ class RankSampler(Sampler[int]):
         if rank is None or world_size is None:
             initialised = dist.is_available() and dist.is_initialized()
             rank, world_size = (dist.get_rank(), dist.get_world_size()) if initialised else (0, 1)
+            if not initialised and os.environ.get("WORLD_SIZE", "1") not in ("0", "1"):
+                warnings.warn(
+                    f"fastload: WORLD_SIZE is {os.environ['WORLD_SIZE']} in the environment, and torch.distributed is "
+                    "not initialised: this RankSampler gives every rank all samples. Call "
+                    "torch.distributed.init_process_group() first, or give rank and world_size",
+                    stacklevel=2,
+                )
         rank, world_size = integer("rank", rank), integer("world_size", world_size)
         if world_size < 1 or not 0 <= rank < world_size:
             raise ValueError(

@@ -8,9 +8,11 @@ the newest torch.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -51,6 +53,55 @@ def show_worker_info_in_threads() -> None:
     if torch_worker.get_worker_info.__code__ is not _get_worker_info.__code__:
         torch_worker._fastload_worker_info = current_worker_info  # type: ignore[attr-defined]
         torch_worker.get_worker_info.__code__ = _get_worker_info.__code__
+
+
+_RNG_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "manual_seed": lambda seed: (
+        _fastload_manual_seed(seed)  # type: ignore[name-defined]  # noqa: F821
+        if (generator := _fastload_generator()) is None  # type: ignore[name-defined]  # noqa: F821
+        else generator.manual_seed(int(seed))
+    ),
+    "seed": lambda: (
+        _fastload_seed()  # type: ignore[name-defined]  # noqa: F821
+        if (generator := _fastload_generator()) is None  # type: ignore[name-defined]  # noqa: F821
+        else generator.seed()
+    ),
+    "initial_seed": lambda: (
+        _fastload_initial_seed()  # type: ignore[name-defined]  # noqa: F821
+        if (generator := _fastload_generator()) is None  # type: ignore[name-defined]  # noqa: F821
+        else generator.initial_seed()
+    ),
+    "get_rng_state": lambda: (
+        _fastload_get_rng_state()  # type: ignore[name-defined]  # noqa: F821
+        if (generator := _fastload_generator()) is None  # type: ignore[name-defined]  # noqa: F821
+        else generator.get_state()
+    ),
+    "set_rng_state": lambda new_state: (
+        _fastload_set_rng_state(new_state)  # type: ignore[name-defined]  # noqa: F821
+        if (generator := _fastload_generator()) is None  # type: ignore[name-defined]  # noqa: F821
+        else generator.set_state(new_state)
+    ),
+}
+"""What torch's functions of the same names do in place of their own code; see `seed_in_threads`."""
+
+
+def seed_in_threads(generator: Callable[[], torch.Generator | None]) -> None:
+    """Make `torch.manual_seed()` and its kin act on what `generator()` gives in the calling thread, if it gives one.
+
+    A sample that seeds (the usual way to crop a picture and its mask alike) would seed the loop's
+    generator, of which there is one in the process. As `get_worker_info`, user code holds these
+    functions, so their code is exchanged; where `generator()` is None they do what they always did.
+    """
+    module: Any = torch.random
+    if getattr(module, "_fastload_generator", None) is generator:
+        return
+    module._fastload_generator = generator
+    for name, ours in _RNG_FUNCTIONS.items():
+        theirs: Any = inspect.unwrap(getattr(module, name))
+        if theirs.__code__ is not ours.__code__:
+            own = FunctionType(theirs.__code__, theirs.__globals__, name, theirs.__defaults__)
+            setattr(module, f"_fastload_{name}", own)
+            theirs.__code__ = ours.__code__
 
 
 def make_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any) -> WorkerInfo:

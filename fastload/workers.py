@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import io
 import os
 import random
 import sys
@@ -18,7 +19,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import islice
 from queue import SimpleQueue
 from time import perf_counter, thread_time
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from fastload import window as window_module
 from fastload.errors import DatasetCopyError
@@ -81,6 +83,7 @@ def start(
     left then.
     """
     show_worker_info_in_threads()
+    shared = num_workers > 1 and not copy_dataset
     device = _current_device()
     threads: list[threading.Thread] = []
     # What came of setting up, of each thread.
@@ -107,7 +110,7 @@ def start(
                 mine = _copied(dataset) if copy_dataset else dataset
                 info = make_worker_info(i, num_workers, base_seed + i, mine)
                 name = f"fastload-worker-{i}"
-                launch(name, _work, window, fetcher, info, init_fn, device, torch_threads)
+                launch(name, _work, window, fetcher, info, init_fn, device, torch_threads, shared)
                 if init_fn:
                     wait_for(1)
             if window.collected:
@@ -191,28 +194,81 @@ class Site:
     then it returns whatever it did, which is an outer worker's if the loop runs in a sample.
     """
 
-    def __init__(self, worker: int, dataset: Any, info: Any, *, lane: int = 0) -> None:
+    def __init__(
+        self, worker: int, dataset: Any, info: Any, *, lane: int = 0, shared: bool = False
+    ) -> None:
+        """`shared`: other workers read the same data set."""
         self.worker = worker
         self.dataset = dataset
         self.info = info
         self.lane = lane
         self.stream = Stream()
-        # One worker looks for all: a look costs some 100 us, of each of them as it starts.
-        looking = () if worker else ("sample", "collate")
-        self._draws = {stage: GlobalDraws(self.stream.noticed) for stage in looking}
+        self._looks: dict[str, list[GlobalDraws | _SharedFiles]] = {}
+        self._runs = {"sample": 0, "collate": 0}
+        if worker == 0:  # one looks for all: a look costs some 100 us, of each of them as it starts
+            noticed = self.stream.noticed
+            self._looks = {stage: [GlobalDraws(noticed)] for stage in self._runs}
+            if shared:
+                self._looks["sample"].append(_SharedFiles(dataset, noticed))
 
     @contextmanager
     def looking(self, stage: str) -> Iterator[None]:
-        """Notice in the block what draws from global random state."""
-        draws = self._draws.get(stage)
-        if draws is None:
-            yield
-            return
-        draws.begin()
+        """Notice in the block what makes samples depend on other threads.
+
+        In the first eight runs, then in every one whose number is a power of two.
+        """
+        self._runs[stage] = run = self._runs[stage] + 1
+        looks = self._looks.get(stage, []) if run <= 8 or not run & (run - 1) else []
+        for look in looks:
+            look.begin()
         try:
             yield
         finally:
-            draws.end()
+            for look in looks:
+                look.end()
+
+
+class _SharedFiles:
+    """Notices runs that move the position of a file which the data set holds open: all workers have that one.
+
+    Not where the data set holds a lock too: it knows. Text files are not looked at, whose `tell()` is
+    not free of effects.
+    """
+
+    _FILES = io.RawIOBase | io.BufferedIOBase
+    _LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+    def __init__(self, dataset: Any, noticed: set[str]) -> None:
+        self._dataset = dataset
+        self._noticed = noticed
+        self._before: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """A run of user code begins."""
+        self._before = self._positions()
+
+    def end(self) -> None:
+        """The run has ended: put into `noticed` what moved, or was opened."""
+        for name, position in self._positions().items():
+            if self._before.get(name) != position:
+                self._noticed.add(
+                    f"read through its open file `{name}`, of which all threads share one position: samples can be "
+                    "wrong. Use copy_dataset=True, or open the file for each sample; `fastload check` tells more."
+                )
+
+    def _positions(self) -> dict[str, int]:
+        dataset = self._dataset
+        while type(dataset) is Subset:
+            dataset = dataset.dataset
+        held = dict(getattr(dataset, "__dict__", {}))
+        if any(isinstance(value, self._LOCKS) for value in held.values()):
+            return {}
+        positions = {}
+        for name, value in held.items():
+            if isinstance(value, self._FILES):
+                with suppress(OSError, ValueError):  # a pipe; a file closed meanwhile
+                    positions[name] = value.tell()
+        return positions
 
 
 def _work(
@@ -222,6 +278,7 @@ def _work(
     init_fn: Callable[[int], None] | None,
     device: int | None,
     torch_threads: int,
+    shared: bool,
     set_up: SimpleQueue[Exception | None],
 ) -> None:
     _local.torch_threads = torch_threads
@@ -231,7 +288,8 @@ def _work(
                 set_worker_info(info)
                 init_fn(info.id)
                 set_worker_info(None)
-        site = Site(info.id, info.dataset, info, lane=info.id if window.lanes > 1 else 0)
+        lane = info.id if window.lanes > 1 else 0
+        site = Site(info.id, info.dataset, info, lane=lane, shared=shared)
         with entered(site.stream):
             while serve(window, fetcher, site):
                 pass
@@ -272,14 +330,20 @@ def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:
     if read - started > recorder.slowest_s:
         place = place._replace(file=file_of(site.dataset, place.index))
     recorder.run(max(1, units), read - started, cpu_s, place)
+    # Told before the batch can be taken: so the loop hears of it at its next `next()` at the latest.
+    _tell(site, fetcher)
     if window.deliver(batch, stop - start, read - started):
         _finish(batch, fetcher, site, recorder)
+        _tell(site, fetcher)
         window.complete(batch)
     site.stream.move(None, None)  # which keeps no batch
-    while site.stream.noticed:
-        fetcher.noticed.append(site.stream.noticed.pop())
     recorder.probe()
     return True
+
+
+def _tell(site: Site, fetcher: Fetcher) -> None:
+    while site.stream.noticed:
+        fetcher.noticed.append(site.stream.noticed.pop())
 
 
 def _read(
@@ -401,10 +465,14 @@ def _random_states_kept(needed: bool) -> Iterator[None]:
     if not needed:
         yield
         return
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    python, numpy, cpu = (
+        random.getstate(),
+        np.random.get_state(),
+        torch.default_generator.get_state(),
+    )
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
+        torch.default_generator.set_state(cpu)

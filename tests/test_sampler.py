@@ -176,3 +176,12 @@ def test_persistent_workers_begin_the_next_epoch_in_the_middle_of_one() -> None:
         assert list(chain.from_iterable(islice(loader, 20))) == orders[0][:10_000]
         iter(loader)
         assert list(chain.from_iterable(loader)) == orders[2]
+
+
+def test_a_world_that_only_the_environment_knows_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.warns(UserWarning, match="WORLD_SIZE is 4 .* every rank all samples"):
+        assert len(RankSampler(8)) == 8
+    assert len(RankSampler(8, rank=1, world_size=4)) == 2  # warnings are errors here

@@ -1,9 +1,15 @@
-"""A worker thread is set up as torch's worker processes are: one torch thread each, and nobody else is touched."""
+"""A worker thread is set up as torch's worker processes are: one torch thread each, and nobody else is touched.
+
+What threads share and processes do not is warned of.
+"""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import Dataset
 
@@ -35,3 +41,69 @@ def test_workers_use_one_torch_thread_and_leave_the_others_theirs() -> None:
         assert (torch.get_num_threads(), later) == (3, [3])
     finally:
         torch.set_num_threads(before)
+
+
+class InOneFile(Dataset[bytes]):
+    """Records in a file, at a position that all threads share."""
+
+    def __init__(self, path: Path, *, lazy: bool = False) -> None:
+        self.path = path
+        self.opened: list[Any] = []
+        self.file = None if lazy else self.open()
+        self.both = threading.Barrier(1)  # of 2: the first two samples are read by one worker each
+
+    def open(self) -> Any:
+        self.opened.append(self.path.open("rb"))
+        return self.opened[-1]
+
+    def close(self) -> None:
+        for file in self.opened:  # two, where both workers found none open
+            file.close()
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> bytes:
+        if self.file is None:
+            self.file = self.open()
+        if index < 2:
+            self.both.wait()
+        self.file.seek(4 * index)
+        return self.file.read(4)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    path = tmp_path / "records"
+    path.write_bytes(b"".join(b"%04d" % k for k in range(16)))
+    return path
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_file_position_that_threads_share_is_warned_of_once(records: Path, lazy: bool) -> None:
+    dataset = InOneFile(records, lazy=lazy)
+    dataset.both = threading.Barrier(2)
+    with fastload.DataLoader(dataset, num_workers=2, prefetch_batches=2) as loader:
+        with pytest.warns(
+            UserWarning, match="InOneFile seems to read through its open file `file`"
+        ):
+            list(loader)
+        list(loader)  # warnings are errors here
+    dataset.close()
+
+
+@pytest.mark.parametrize("settings", [{"num_workers": 1}, {"num_workers": 0}])
+def test_a_file_position_of_one_thread_is_not_warned_of(records: Path, settings: Any) -> None:
+    dataset = InOneFile(records)
+    with fastload.DataLoader(dataset, **settings) as loader:
+        assert len(list(loader)) == 16
+    dataset.close()
+
+
+def test_a_data_set_with_a_lock_knows_that_it_is_shared(records: Path) -> None:
+    dataset = InOneFile(records)
+    dataset.both = threading.Barrier(2)
+    dataset.lock = threading.Lock()  # type: ignore[attr-defined]
+    with fastload.DataLoader(dataset, num_workers=2) as loader:
+        assert len(list(loader)) == 16
+    dataset.close()

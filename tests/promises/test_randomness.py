@@ -30,7 +30,7 @@ import torch.distributed
 import torch.utils.data
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Dataset, DistributedSampler, default_collate
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
 import fastload
 from fastload.randomness import KEYED, LIKE, UNKEYED
@@ -1154,3 +1154,71 @@ def test_every_python_function_of_torch_that_draws_is_handled_or_has_a_reason() 
                 missing.append(label)
     assert found, "nothing to be found: the pattern is out of date"
     assert missing == []
+
+
+# ---- samples that seed ----
+
+
+class Seeding(Dataset[Any]):
+    """Crops a picture and its mask alike, in the three ways that people do it."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        torch.manual_seed(index)
+        picture = torch.rand(2)
+        torch.manual_seed(index)
+        mask = torch.rand(2)
+        state = torch.get_rng_state()
+        second = torch.rand(2)
+        torch.set_rng_state(state)
+        with torch.random.fork_rng(devices=[]):
+            torch.random.manual_seed(3)
+            forked = torch.rand(1, generator=torch.default_generator)
+        return picture, mask, second, torch.rand(2), forked, torch.initial_seed()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_sample_that_seeds_draws_what_it_draws_without_a_loader(workers: int) -> None:
+    expected = list(DataLoader(Seeding(), None))
+    before = torch.get_rng_state()
+    with fastload.DataLoader(Seeding(), None, num_workers=workers, seed=1) as loader:
+        got = list(loader)
+    assert torch.equal(torch.get_rng_state(), before), "the loop was seeded"
+    for theirs, ours in zip(expected, got, strict=True):
+        assert torch.equal(ours[0], ours[1])
+        assert torch.equal(ours[2], ours[3])
+        assert ours[5] == theirs[5]
+        assert all(torch.equal(a, b) for a, b in zip(theirs[:5], ours[:5], strict=True))
+
+
+def test_a_sample_that_seeds_leaves_the_loop_s_random_numbers_alone() -> None:
+    drawn = set()
+    with fastload.DataLoader(Seeding(), num_workers=2) as loader:
+        for _ in loader:
+            drawn.add(torch.rand(1).item())
+    assert len(drawn) == 12
+
+
+def test_a_sample_that_seeds_at_random_is_another_each_time_and_seeds_nobody_else() -> None:
+    before = torch.get_rng_state()
+    seeds = set()
+    for _ in range(2):
+        with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
+            seeds.add(torch.seed())
+    assert len(seeds) == 2
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dropout_that_draws_nothing_is_not_blamed_for_the_loop_s_draws() -> None:
+    class Evaluated(Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.nn.functional.dropout(torch.ones(4), training=False)
+
+    with fastload.DataLoader(Evaluated(), num_workers=2) as loader:
+        for _ in loader:
+            torch.rand(100)  # warnings are errors here
