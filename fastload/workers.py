@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 import warnings
+from _thread import LockType, RLock
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import islice
@@ -236,7 +237,7 @@ class _SharedFiles:
     """
 
     _FILES = io.RawIOBase | io.BufferedIOBase
-    _LOCKS = (type(threading.Lock()), type(threading.RLock()))
+    _LOCKS = LockType | RLock
 
     def __init__(self, dataset: Any, noticed: set[str]) -> None:
         self._dataset = dataset
