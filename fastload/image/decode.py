@@ -80,7 +80,7 @@ def open_rgb(encoded: Encoded, *, name: str) -> Image.Image:
     picture, of more pixels than twice `PIL.Image.MAX_IMAGE_PIXELS`, or of a kind without an obvious
     RGB (floating point).
     """
-    return _decoding(name, encoded, lambda: _rgb(Image.open(io.BytesIO(encoded))))
+    return _decoding(name, encoded, lambda: as_rgb(Image.open(io.BytesIO(encoded))))
 
 
 class Header(NamedTuple):
@@ -150,7 +150,7 @@ class AnyPillow:
         picture = header.picture
         if header.height >= 2 * height and header.width >= 2 * width:
             picture.draft("RGB", (width, height))  # a JPEG's own scaling; nothing for other formats
-        return np.asarray(_rgb(picture))
+        return np.asarray(as_rgb(picture))
 
 
 ANY = AnyPillow()
@@ -167,16 +167,20 @@ def read_header(encoded: Encoded, *, name: str) -> Header:
 
     def read() -> Header:
         header = next(h for decoder in DECODERS if (h := decoder.header(encoded)) is not None)
-        limit = Image.MAX_IMAGE_PIXELS
-        if limit is not None and header.height * header.width > 2 * limit:
-            raise DecodeError(
-                name,
-                f"{header.width} x {header.height} pixels, more than twice PIL.Image.MAX_IMAGE_PIXELS "
-                f"({limit}): set that if you trust the file",
-            )
+        check_pixels(header.height, header.width)
         return header
 
     return _decoding(name, encoded, read)
+
+
+def check_pixels(height: int, width: int) -> None:
+    """Raise ValueError for a picture beyond the limit of pixels."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and height * width > 2 * limit:
+        raise _Unfit(
+            f"{width} x {height} pixels, more than twice PIL.Image.MAX_IMAGE_PIXELS ({limit}): "
+            "set that if you trust the file"
+        )
 
 
 def pixels_at_least(
@@ -193,10 +197,13 @@ def orientation(encoded: Encoded, *, name: str) -> int:
     """The EXIF orientation, 1 to 8; 1 where there is none."""
 
     def read() -> int:
-        return int(Image.open(io.BytesIO(encoded)).getexif().get(0x0112, 1))
+        picture = Image.open(io.BytesIO(encoded))
+        if picture.format == "TIFF":
+            picture.load()  # Pillow itself turns it then, and takes the tag away
+        tag = picture.getexif().get(0x0112, 1)
+        return tag if isinstance(tag, int) and 1 <= tag <= 8 else 1
 
-    tag = _decoding(name, encoded, read)
-    return tag if 1 <= tag <= 8 else 1
+    return _decoding(name, encoded, read)
 
 
 def upright(pixels: Pixels, tag: int) -> Pixels:
@@ -228,11 +235,12 @@ def _decoding(name: str, encoded: Encoded, decode: Callable[[], T]) -> T:
         raise DecodeError(name, f"cannot be decoded: {error or type(error).__name__}") from error
 
 
-class _Unfit(Exception):
-    """A picture without an obvious RGB."""
+class _Unfit(ValueError):
+    """A picture without an obvious RGB, or of too many pixels."""
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
+def as_rgb(picture: Image.Image) -> Image.Image:
+    """`picture` as `open_rgb` makes it RGB. Raises ValueError where that is not obvious."""
     mode = picture.mode
     if mode.startswith("I"):  # "I;16" and its kin; Pillow's own conversion cuts them off at 255
         values = np.asarray(picture)
