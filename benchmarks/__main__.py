@@ -27,6 +27,7 @@ NAMES = (
     "thread_cost",
     "randomness",
     "beside",
+    "decode",
 )
 FORMAT = "fastload-benchmarks/1"
 INTERRUPTED, TERMINATED = 130, 143
@@ -65,8 +66,8 @@ class Section:
 def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path | None) -> None:
     """Measure fastload against torch's DataLoader: all benchmarks, or those named.
 
-    Names: images, latency, engine, tensor_dataset, memory, collate, thread_cost, randomness, beside. README.md says
-    what each one is.
+    Names: images, latency, engine, tensor_dataset, memory, collate, thread_cost, randomness, beside, decode.
+    README.md says what each one is.
 
     Every case is a fresh process, and cases take turns, so leave the machine to them. An aim that is not met is
     reported and is no failure; a case that breaks is one (exit status 1). Ctrl-C ends with the table of the

@@ -9,7 +9,7 @@ Distance to torchvision's transforms on the same decoded PIL picture: the boxes 
 values at most 3 of 255 apart, on average under 0.5 (another rounding in the kernel). So it is for
 files with `scaled_decode=False`, against Pillow's decoding. libjpeg's own scaling, where a JPEG has
 pixels to spare, filters otherwise, and the box is rounded to the pixels that it leaves, half a pixel
-of the result at most: on photographs 1 to 4 of 255 on average, up to 8 in one crop.
+of the result at most: on photographs 1 to 5 of 255 on average, up to 8 in one crop.
 """
 
 from __future__ import annotations

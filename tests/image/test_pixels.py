@@ -1,0 +1,500 @@
+"""Promise: a plan decodes every kind of file as Pillow does, or says which file is bad and why, in little memory."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import time
+import tracemalloc
+import warnings
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from fastload.errors import DecodeError
+from fastload.image import RandomResizedCrop, Resize, decode_pixels, encode_rgb, open_rgb
+from tests.image.photographs import Pixels, encoded
+
+ROOT = Path(__file__).parents[2]
+RNG = np.random.default_rng(0)
+NOISE: Pixels = RNG.integers(0, 256, (37, 53, 3), dtype=np.uint8)
+RGB = Image.fromarray(NOISE)
+SMOOTH: Pixels = np.stack(np.broadcast_arrays(*np.ogrid[0:37, 0:53], 90), axis=2).astype(np.uint8)
+
+JPEG = encoded(SMOOTH, quality=90)
+PNG = encoded(RGB, "PNG")
+
+
+def png(header: bytes, *chunks: bytes) -> bytes:
+    """A PNG of the IHDR `header` and further chunks, each its name and then what is in it."""
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        len(chunk[4:]).to_bytes(4, "big") + chunk + zlib.crc32(chunk).to_bytes(4, "big")
+        for chunk in (b"IHDR" + header, *chunks, b"IEND")
+    )
+
+
+def sized(height: int, width: int) -> bytes:
+    return width.to_bytes(4, "big") + height.to_bytes(4, "big")
+
+
+def deep_png(values: np.ndarray) -> bytes:
+    """uint16[H, W, 3] as a PNG of 16 bits a channel, which Pillow reads and does not write."""
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    return png(sized(*values.shape[:2]) + bytes([16, 2, 0, 0, 0]), b"IDAT" + zlib.compress(rows, 1))
+
+
+def forged_jpeg(height: int, width: int, content: bytes = JPEG) -> bytes:
+    """`content` with another size in its header."""
+    at = content.index(b"\xff\xc0") + 5
+    size = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    return content[:at] + size + content[at + 4 :]
+
+
+def ycck() -> bytes:
+    """A CMYK JPEG whose Adobe marker says that it is YCCK."""
+    content = bytearray(encoded(RGB.convert("CMYK")))
+    transform = content.index(b"Adobe") + 11
+    assert content[transform] == 0
+    content[transform] = 2
+    return bytes(content)
+
+
+DEEP = RNG.integers(0, 2**16, (37, 53, 3), dtype=np.uint16)
+
+KINDS: dict[str, Callable[[], bytes]] = {
+    "jpeg": lambda: JPEG,
+    "jpeg, noise": lambda: encoded(RGB, quality=95),
+    "jpeg 4:4:4": lambda: encoded(RGB, subsampling=0),
+    "jpeg 4:2:2": lambda: encoded(RGB, subsampling=1),
+    "jpeg, progressive": lambda: encoded(RGB, progressive=True),
+    "jpeg, restart markers": lambda: encoded(RGB, restart_marker_blocks=1),
+    "jpeg, optimized": lambda: encoded(RGB, optimize=True, quality=30),
+    "jpeg, comment and profile": lambda: encoded(RGB, comment=b"c" * 999, icc_profile=b"p" * 99),
+    "grey jpeg": lambda: encoded(RGB.convert("L")),
+    "Adobe RGB jpeg": lambda: encoded(RGB, keep_rgb=True),
+    "CMYK jpeg": lambda: encoded(RGB.convert("CMYK")),
+    "YCCK jpeg": ycck,
+    "jpeg of simplejpeg or Pillow": lambda: encode_rgb(NOISE, quality=90),
+    "jpeg of one pixel": lambda: encoded(RGB.crop((0, 0, 1, 1))),
+    "jpeg of one row": lambda: encoded(RGB.crop((0, 0, 53, 1))),
+    "jpeg and garbage": lambda: JPEG + b"\0garbage\xff\xd8\xff\xff" * 9,
+    "png": lambda: PNG,
+    "png, interlaced or not": lambda: encoded(RGB, "PNG", optimize=True),
+    "png and garbage": lambda: PNG + b"garbage" * 99,
+    "grey png": lambda: encoded(RGB.convert("L"), "PNG"),
+    "palette": lambda: encoded(RGB.convert("P"), "PNG"),
+    "palette, one colour transparent": lambda: encoded(RGB.convert("P"), "PNG", transparency=3),
+    "palette of 2 bits": lambda: encoded(RGB.quantize(4), "PNG", bits=2),
+    "RGB, one colour transparent": lambda: encoded(RGB, "PNG", transparency=(1, 2, 3)),
+    "alpha": lambda: encoded(Image.fromarray(np.dstack([NOISE, NOISE[..., 0]])), "PNG"),
+    "grey and alpha": lambda: encoded(RGB.convert("LA"), "PNG"),
+    "one bit": lambda: encoded(RGB.convert("1"), "PNG"),
+    "16 bits RGB": lambda: deep_png(DEEP),
+    "png of one pixel": lambda: encoded(RGB.crop((0, 0, 1, 1)), "PNG"),
+    "gif": lambda: encoded(RGB.convert("P"), "GIF"),
+    "gif, moving": lambda: encoded(
+        RGB.convert("P"), "GIF", save_all=True, append_images=[RGB.convert("L")]
+    ),
+    "webp": lambda: encoded(RGB, "WEBP"),
+    "webp, lossless, alpha": lambda: encoded(RGB.convert("RGBA"), "WEBP", lossless=True),
+    "bmp": lambda: encoded(RGB, "BMP"),
+    "ppm": lambda: encoded(RGB, "PPM"),
+    "tiff": lambda: encoded(RGB, "TIFF"),
+    "tiff, packed": lambda: encoded(RGB, "TIFF", compression="tiff_lzw"),
+    "tiff of CMYK": lambda: encoded(RGB.convert("CMYK"), "TIFF"),
+}
+
+
+def by_pillow(content: bytes) -> Pixels:
+    with Image.open(io.BytesIO(content)) as file:
+        return np.asarray(file.convert("RGB"))
+
+
+def by_plan(content: bytes, **options: bool) -> Pixels:
+    """The pixels of a file by a plan that leaves its size alone."""
+    size = Image.open(io.BytesIO(content)).size
+    if options.get("upright"):
+        size = ImageOps.exif_transpose(Image.open(io.BytesIO(content))).size
+    return Resize(size[::-1], **options).decode(content, name="a").permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_decoded_as_by_pillow(kind: str) -> None:
+    """JPEGs by another build of libjpeg, which may round otherwise."""
+    content = KINDS[kind]()
+    expected = by_pillow(content)
+    tolerance = 1 if "jpeg" in kind else 0
+    for pixels in (by_plan(content), decode_pixels(content, name="a")):
+        assert pixels.shape == expected.shape
+        assert np.abs(pixels.astype(int) - expected).max() <= tolerance
+
+
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency:UserWarning")
+def test_a_palette_with_alpha_loses_it_as_with_pillow() -> None:
+    content = encoded(RGB.convert("P"), "PNG", transparency=bytes(range(256)))
+    assert np.array_equal(by_plan(content), by_pillow(content))
+
+
+def test_of_16_bits_the_upper_8_are_taken() -> None:
+    assert np.array_equal(by_plan(deep_png(DEEP)), DEEP >> 8)
+    grey = DEEP[..., 0].copy()
+    expected = np.repeat((grey >> 8)[..., None], 3, axis=2)
+    for content in (
+        encoded(grey, "PNG"),
+        encoded(grey, "TIFF"),
+        encoded(grey.astype(np.int32), "TIFF"),  # of 32 bits, with nothing in the upper 16
+    ):
+        assert np.array_equal(by_plan(content), expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (np.ones((4, 4), np.float32), "floating-point grey values; expected 8 or 16 bits"),
+        (np.full((4, 4), 2**20, np.int32), "grey values beyond 16 bits; expected 8 or 16 bits"),
+        (np.full((4, 4), -1, np.int32), "grey values beyond 16 bits; expected 8 or 16 bits"),
+    ],
+)
+def test_values_without_an_obvious_rgb_are_refused(values: np.ndarray, reason: str) -> None:
+    for decode in (Resize(4).decode, decode_pixels, open_rgb):
+        with pytest.raises(DecodeError, match=f"^some/file.tif: {reason}") as caught:
+            decode(encoded(values, "TIFF"), name="some/file.tif")
+        assert caught.value.path == "some/file.tif"
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "CMYK"])
+@pytest.mark.parametrize("tag", range(10))
+def test_orientation_is_applied_where_it_is_asked_for(tag: int, kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    options = {"lossless": True} if kind == "WEBP" else {}
+    source = RGB.convert("CMYK") if kind == "CMYK" else RGB
+    content = encoded(source, "JPEG" if kind == "CMYK" else kind, exif=exif, **options)
+    assert np.array_equal(by_plan(content), by_pillow(content))
+    with Image.open(io.BytesIO(content)) as file:
+        turned = np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
+    assert np.array_equal(by_plan(content, upright=True), turned)
+    if kind != "TIFF":  # Pillow turns those in any case
+        assert by_plan(content).shape == (37, 53, 3)
+        assert (turned.shape == (53, 37, 3)) == (tag in range(5, 9))
+
+
+@pytest.mark.parametrize("tag", range(1, 9))
+def test_an_upright_picture_is_resized_and_scaled_as_one_that_was_stored_so(tag: int) -> None:
+    large = np.repeat(np.repeat(SMOOTH, 8, 0), 8, 1)
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    turned = Image.open(io.BytesIO(encoded(large, quality=95, exif=exif)))
+    straight = np.asarray(ImageOps.exif_transpose(turned))
+    content = encoded(large, quality=95, exif=exif)
+    for size in ((40, 25), (25, 40)):
+        ours = Resize(size, upright=True).decode(content, name="a")
+        difference = (ours.int() - Resize(size)(straight).int()).abs().float()
+        assert difference.mean() < 2
+
+
+def test_an_orientation_that_is_no_number_is_none() -> None:
+    text = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + b"\x12\x01\x02\0\x02\0\0\0" + b"6\0\0\0" + bytes(4)
+    content = encoded(RGB, exif=text)
+    assert Image.open(io.BytesIO(content)).getexif()[0x0112] == "6"
+    assert np.array_equal(by_plan(content, upright=True), by_pillow(content))
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.JPEG", PNG), ("a.png", JPEG), ("a", PNG)])
+def test_the_content_decides_and_not_the_name(name: str, content: bytes) -> None:
+    tensor = Resize((37, 53)).decode(content, name=name)
+    assert np.array_equal(tensor.permute(1, 2, 0).numpy(), by_pillow(content))
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_may_be_of_any_kind(kind: Callable[[bytes], bytes]) -> None:
+    for content in (JPEG, PNG, encoded(RGB.convert("CMYK"))):
+        assert np.array_equal(decode_pixels(kind(content), name="a"), by_pillow(content))
+
+
+# ---- damage ----
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "the file is empty"),
+    "text": (b"not a picture", "not a picture in a format that Pillow can read"),
+    "a jpeg's magic": (JPEG[:3], "not a picture|cannot be decoded"),
+    "a png's magic": (PNG[:8], "not a picture|cannot be decoded"),
+    "a jpeg's header": (JPEG[: JPEG.index(b"\xff\xda")], "not a picture|cannot be decoded"),
+    "a jpeg's header and scan": (JPEG[: JPEG.index(b"\xff\xda") + 14], "cannot be decoded: "),
+    "a png's header": (PNG[:33], "cannot be decoded|not a picture"),
+    "garbage before a jpeg": (b"garbage" + JPEG, "not a picture"),
+    "garbage before a png": (b"\r\n" + PNG, "not a picture"),
+    "half a jpeg": (JPEG[: len(JPEG) // 2], "cannot be decoded: "),
+    "half a png": (PNG[: len(PNG) // 2], "cannot be decoded: "),
+    "no rows": (forged_jpeg(0, 53), "not a picture|cannot be decoded"),
+    "no columns": (forged_jpeg(37, 0), "not a picture|cannot be decoded"),
+    "zeros": (bytes(5000), "not a picture"),
+}
+
+
+@pytest.mark.parametrize("plan", [RandomResizedCrop(16), Resize(16, upright=True)])
+@pytest.mark.parametrize("kind", BAD)
+def test_what_is_no_picture_is_named_with_the_reason(kind: str, plan: Resize) -> None:
+    content, reason = BAD[kind]
+    with pytest.raises(DecodeError, match=f"^some/file.jpg: ({reason})") as caught:
+        plan.decode(content, name="some/file.jpg")
+    assert caught.value.path == "some/file.jpg"
+
+
+@pytest.mark.parametrize(
+    "kind", ["jpeg", "jpeg, progressive", "grey jpeg", "CMYK jpeg", "png", "bmp", "tiff", "webp"]
+)
+def test_cut_off_anywhere_it_is_right_or_a_decode_error(kind: str) -> None:
+    content = KINDS[kind]()
+    whole = by_plan(content)
+    # Every length near both ends, where the headers and the end marks are, and some between.
+    lengths = {*range(0, 40), *range(len(content) - 40, len(content))}
+    lengths |= set(range(40, len(content), max(1, len(content) // 150)))
+    errors = 0
+    plan = Resize(whole.shape[:2])
+    for length in sorted(lengths):
+        try:
+            pixels = plan.decode(content[:length], name="a").permute(1, 2, 0).numpy()
+        except DecodeError:
+            errors += 1
+        else:
+            assert np.array_equal(pixels, whole), f"cut off at {length} of {len(content)}"
+    assert errors > len(lengths) // 2
+
+
+def test_flipped_bytes_give_a_picture_of_the_right_shape_or_a_decode_error() -> None:
+    """For three seconds, other bytes each time: a failure prints what it was."""
+    seed = int.from_bytes(np.random.SeedSequence().generate_state(1).tobytes(), "little")
+    rng = np.random.default_rng(seed)
+    names = [name for name in KINDS if name != "webp, lossless, alpha"]
+    contents = {name: KINDS[name]() for name in names}
+    plans = [RandomResizedCrop(16, flip=0.5), Resize((9, 11), upright=True)]
+    outcomes = {"picture": 0, "error": 0}
+    deadline = time.monotonic() + 3
+    number = 0
+    while time.monotonic() < deadline:
+        name = names[number % len(names)]
+        damaged = bytearray(contents[name])
+        reach = len(damaged) if number % 2 else min(len(damaged), 400)  # headers, half of the time
+        for _ in range(rng.integers(1, 5)):
+            damaged[rng.integers(reach)] ^= int(rng.integers(1, 256))
+        if number % 7 == 0:
+            del damaged[rng.integers(len(damaged)) :]
+        number += 1
+        plan = plans[number % 2]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, of odd metadata
+            try:
+                result = plan.decode(bytes(damaged), name="a")
+            except DecodeError:
+                outcomes["error"] += 1
+                continue
+            except BaseException as error:
+                error.add_note(f"{name}, number {number} of seed {seed}: {bytes(damaged).hex()}")
+                raise
+        outcomes["picture"] += 1
+        assert result.shape == ((3, 16, 16) if number % 2 == 0 else (3, 9, 11))
+        assert result.dtype == torch.uint8
+    assert min(outcomes.values()) > 10, outcomes
+
+
+@settings(max_examples=100)
+@given(
+    st.binary(max_size=200),
+    st.sampled_from([b"", JPEG[:200], JPEG[:2], PNG[:40], b"P6 9 9 255\n", b"GIF89a"]),
+)
+def test_any_bytes_give_a_picture_or_a_decode_error(tail: bytes, head: bytes) -> None:
+    try:
+        result = RandomResizedCrop(8).decode(head + tail, name="a")
+    except DecodeError as error:
+        assert error.path == "a"
+    else:
+        assert result.shape == (3, 8, 8)
+
+
+# ---- bombs ----
+
+BOMBS: dict[str, bytes] = {
+    "jpeg": forged_jpeg(65_500, 65_500),
+    "jpeg, just above": forged_jpeg(13_500, 13_500),
+    "progressive jpeg": forged_jpeg(
+        65_500, 65_500, encoded(RGB, progressive=True).replace(b"\xff\xc2", b"\xff\xc0", 1)
+    ).replace(b"\xff\xc0", b"\xff\xc2", 1),
+    "CMYK jpeg": forged_jpeg(65_500, 65_500, encoded(RGB.convert("CMYK"))),
+    "png": png(sized(100_000, 100_000) + bytes([8, 2, 0, 0, 0]), b"IDAT" + zlib.compress(b"")),
+    "png, as large as can be": png(
+        sized(2**31 - 1, 2**31 - 1) + bytes([16, 6, 0, 0, 0]), b"IDAT" + zlib.compress(b"")
+    ),
+    "bmp": encoded(RGB, "BMP")[:18] + (60_000).to_bytes(4, "little") * 2 + encoded(RGB, "BMP")[26:],
+    "ppm": b"P6 99999 99999 255\n" + bytes(99),
+    "narrow": encoded(Image.new("RGB", (1, 60_000)), "PNG"),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_header_that_asks_for_gigabytes_gets_none(kind: str) -> None:
+    plan = Resize(224)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match="MAX_IMAGE_PIXELS|decompression bomb"):
+            plan.decode(BOMBS[kind], name="bomb")
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_with_little_memory_a_bomb_is_still_a_decode_error(tmp_path: Path) -> None:
+    """tracemalloc sees NumPy's memory and not that of libjpeg, Pillow and torch; the limit does."""
+    paths = []
+    for number, bomb in enumerate(BOMBS.values()):
+        paths.append(tmp_path / str(number))
+        paths[-1].write_bytes(bomb)
+    (tmp_path / "good").write_bytes(JPEG)
+    script = """
+import resource, sys
+from fastload.errors import DecodeError
+from fastload.image import Resize
+def decode(path):
+    return Resize(224).decode(open(path, "rb").read(), name=path)
+good, *bombs = sys.argv[1:]
+decode(good)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 128 * 2**20,) * 2)
+for bomb in bombs:
+    try:
+        decode(bomb)
+    except DecodeError:
+        print("refused")
+decode(good)
+print("well")
+"""
+    output = run(script, tmp_path / "good", *paths)
+    assert output.split() == ["refused"] * len(paths) + ["well"]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "CMYK"])
+def test_the_limit_is_pillows_and_can_be_set(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = RGB.convert("CMYK") if kind == "CMYK" else RGB
+    content = encoded(source, "JPEG" if kind == "CMYK" else kind)
+    half = 37 * 53 / 2
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", half - 1)
+    with pytest.raises(DecodeError, match="MAX_IMAGE_PIXELS|decompression bomb"):
+        decode_pixels(content, name="a")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert decode_pixels(content, name="a").shape == (37, 53, 3)
+
+
+# ---- decoders, buffers, threads ----
+
+
+def run(script: str, *arguments: object) -> str:
+    """What the script prints, run in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_simplejpeg_pillow_gives_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("simplejpeg")
+    contents = [make() for make in KINDS.values()]
+    large = np.repeat(np.repeat(SMOOTH, 8, 0), 8, 1)
+    contents += [encoded(large), encoded(large, progressive=True), JPEG[:-200], b"", b"no"]
+    for number, content in enumerate(contents):
+        (tmp_path / str(number)).write_bytes(content)
+    script = """
+import sys
+sys.modules["simplejpeg"] = None  # as if it were not installed
+import numpy, pathlib, torch
+from fastload.errors import DecodeError
+from fastload.image import RandomResizedCrop, Resize, encode_rgb
+assert encode_rgb(numpy.zeros((9, 9, 3), numpy.uint8), quality=90)[:2] == bytes([255, 216])
+folder = pathlib.Path(sys.argv[1])
+results = {}
+for path in sorted(folder.iterdir()):
+    for name, plan in PLANS:
+        torch.manual_seed(0)
+        try:
+            results[path.name + name] = plan.decode(path.read_bytes(), name="a").numpy()
+        except DecodeError as error:
+            results[path.name + name] = str(error)
+numpy.savez(folder / "results.npz", **results)
+"""
+    plans = "[(str(w), RandomResizedCrop(24, flip=0.5, scaled_decode=w)) for w in (False, True)]"
+    run(script.replace("PLANS", plans), tmp_path)
+    errors = 0
+    with np.load(tmp_path / "results.npz") as theirs:
+        for number, content in enumerate(contents):
+            for scaled in (False, True):
+                expected = theirs[f"{number}{scaled}"]
+                torch.manual_seed(0)
+                plan = RandomResizedCrop(24, flip=0.5, scaled_decode=scaled)
+                try:
+                    ours = plan.decode(content, name="a").numpy()
+                except DecodeError as error:
+                    assert str(error) == expected
+                    errors += 1
+                    continue
+                assert ours.shape == expected.shape
+                difference = np.abs(ours.astype(int) - expected)
+                # libjpeg offers Pillow a half, a quarter, an eighth, and simplejpeg the eighths below a half.
+                assert difference.max() <= 1 or (scaled and difference.mean() < 4), number
+    assert errors == 6
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [
+        Resize((37, 53)).decode,
+        Resize((37, 53), channels_last=True).decode,
+        Resize((20, 30)).decode,
+        lambda content, name: torch.from_numpy(decode_pixels(content, name=name)),
+        lambda content, name: torch.from_numpy(decode_pixels(content, name=name, max_size=30)),
+    ],
+    ids=["whole", "channels last", "resized", "decode_pixels", "decode_pixels, reduced"],
+)
+def test_a_result_does_not_change_when_the_thread_decodes_again(
+    decode: Callable[..., torch.Tensor],
+) -> None:
+    """The buffer of the decoder is used again; results are no views of it."""
+    first, second = encoded(NOISE), encoded(255 - NOISE)
+    result = decode(first, name="a")
+    kept = result.clone()
+    other = decode(second, name="b")
+    assert not torch.equal(result, other)
+    assert torch.equal(result, kept)
+    assert result.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
+
+
+def test_many_threads_decode_as_one_does() -> None:
+    contents = [make() for make in KINDS.values()] + [encoded(255 - NOISE), JPEG[:-300]]
+
+    def decode(number: int) -> object:
+        plan = Resize((11 + number % 5, 53))
+        try:
+            return plan.decode(contents[number % len(contents)], name="a")
+        except DecodeError as error:
+            return str(error)
+
+    numbers = range(4 * len(contents))
+    alone = [decode(number) for number in numbers]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(decode, numbers))
+    for one, other in zip(alone, together, strict=True):
+        assert type(one) is type(other)
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
