@@ -87,6 +87,7 @@ KINDS: dict[str, Callable[[], bytes]] = {
     "jpeg of one pixel": lambda: encoded(RGB.crop((0, 0, 1, 1))),
     "jpeg of one row": lambda: encoded(RGB.crop((0, 0, 53, 1))),
     "jpeg and garbage": lambda: JPEG + b"\0garbage\xff\xd8\xff\xff" * 9,
+    "jpeg, stray bytes": lambda: JPEG.replace(b"\xff\xc0", b"\x55\x55\xff\xc0", 1),
     "png": lambda: PNG,
     "png, interlaced or not": lambda: encoded(RGB, "PNG", optimize=True),
     "png and garbage": lambda: PNG + b"garbage" * 99,
@@ -200,6 +201,9 @@ def test_an_upright_picture_is_resized_and_scaled_as_one_that_was_stored_so(tag:
         ours = Resize(size, upright=True).decode(content, name="a")
         difference = (ours.int() - Resize(size)(straight).int()).abs().float()
         assert difference.mean() < 2
+    size = (20, straight.shape[1] * 2 // 3)  # one side leaves nothing to spare: nothing is scaled
+    whole = Resize(size, upright=True, scaled_decode=False).decode(content, name="a")
+    assert torch.equal(Resize(size, upright=True).decode(content, name="a"), whole)
 
 
 def test_an_orientation_that_is_no_number_is_none() -> None:
@@ -248,6 +252,19 @@ def test_what_is_no_picture_is_named_with_the_reason(kind: str, plan: Resize) ->
     with pytest.raises(DecodeError, match=f"^some/file.jpg: ({reason})") as caught:
         plan.decode(content, name="some/file.jpg")
     assert caught.value.path == "some/file.jpg"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [JPEG[:-100] + b"\xff\xd9", JPEG[:-60] + b"\xff\xd7" + JPEG[-60:]],
+    ids=["ended early", "a restart marker where none belongs"],
+)
+def test_what_libjpeg_only_warns_of_is_decoded_as_by_pillow(content: bytes) -> None:
+    """Pillow goes by libjpeg's errors alone, simplejpeg by its warnings too."""
+    simplejpeg = pytest.importorskip("simplejpeg")
+    with pytest.raises(ValueError, match="."):
+        simplejpeg.decode_jpeg(content)
+    assert np.array_equal(by_plan(content), by_pillow(content))
 
 
 @pytest.mark.parametrize(
@@ -482,16 +499,18 @@ def test_a_result_does_not_change_when_the_thread_decodes_again(
 
 
 def test_many_threads_decode_as_one_does() -> None:
+    """Small pictures of every kind, and large ones, in which several threads are at a time."""
     contents = [make() for make in KINDS.values()] + [encoded(255 - NOISE), JPEG[:-300]]
+    large = np.tile(NOISE, (12, 10, 1))
+    contents += [encoded(large ^ number) for number in range(0, 240, 10)]
 
     def decode(number: int) -> object:
-        plan = Resize((11 + number % 5, 53))
         try:
-            return plan.decode(contents[number % len(contents)], name="a")
+            return Resize((11 + number % 5, 53)).decode(contents[number % len(contents)], name="a")
         except DecodeError as error:
             return str(error)
 
-    numbers = range(4 * len(contents))
+    numbers = range(3 * len(contents))
     alone = [decode(number) for number in numbers]
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(decode, numbers))
