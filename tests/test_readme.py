@@ -64,23 +64,18 @@ def _missing(code: str, folder: Path) -> dict[str, Any]:
         (images / "cat").mkdir(parents=True)
         Image.new("RGB", (300, 300)).save(images / "cat" / "1.jpg")
         (folder / "train.txt").write_text("cat/1.jpg\n")
-        return {}
+        (images / "train").symlink_to(images, target_is_directory=True)
+        return {"device": "cpu"}
     if "trainer.fit" in code:
         return _lightning()
     if "accelerator" in code:
+        import accelerate
 
-        class Accelerator:
-            """Stands in for accelerate's: what the example touches of it."""
-
-            process_index, num_processes, device = 0, 1, torch.device("cpu")
-
-            def prepare(self, *parts: Any) -> Any:
-                return parts
-
+        model = torch.nn.Linear(3, 1)
         return {
-            "accelerator": Accelerator(),
-            "model": None,
-            "optimizer": None,
+            "accelerator": accelerate.Accelerator(cpu=True),
+            "model": model,
+            "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
             "dataset": TensorDataset(torch.zeros(100, 3), torch.zeros(100)),
         }
     if "datasets." in code:
