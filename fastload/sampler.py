@@ -22,6 +22,8 @@ from torch.utils.data import Sampler
 _CHUNK = 8192  # positions computed at a time: large enough to hide NumPy's call overhead, small enough for the cache
 _Words = npt.NDArray[np.uint64]
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
+# Set apart what one key selects: the order of runs, the slot of a short one, the order in window w (by w itself).
+_RUNS, _LAST_RUN = 0x7275_6E73_0000_0000, 0x6C61_7374_0000_0000
 
 
 def integer(name: str, value: object) -> int:
@@ -83,6 +85,31 @@ def permuted(positions: npt.NDArray[np.int64], n: int, key: int) -> npt.NDArray[
     return out.astype(np.int64)
 
 
+def permuted_by_window(
+    positions: npt.NDArray[np.int64], n: int, key: int, *, window: int, run: int
+) -> npt.NDArray[np.int64]:
+    """Images of `positions` (int64[k], each in 0..n-1) under a permutation of 0..n-1 that `key` selects: int64[k].
+
+    The images of positions w * window to (w + 1) * window - 1 are what lies there in a stream of whole
+    runs of `run` neighbours, themselves permuted. Costs time by the number of windows that are touched.
+    """
+    places = np.empty_like(positions)
+    number = positions // window
+    for w in np.unique(number).tolist():
+        here, start = number == w, w * window
+        length = min(window, n - start)
+        places[here] = start + permuted(positions[here] - start, length, mix64(key ^ mix64(w)))
+    # The last run may be shorter. It takes any slot among the others with equal chance.
+    full, rest = n // run, n % run
+    begin = mix64(key ^ _LAST_RUN) % (full + 1) * run if rest else n
+    images = np.empty_like(places)
+    short = (places >= begin) & (places < begin + rest)
+    images[short] = places[short] - begin + full * run
+    whole = np.where(places < begin, places, places - rest)[~short]
+    images[~short] = permuted(whole // run, full, mix64(key ^ _RUNS)) * run + whole % run
+    return images
+
+
 class RankSampler(Sampler[int]):
     """The part of one rank in a global order of samples, by strides.
 
@@ -102,6 +129,11 @@ class RankSampler(Sampler[int]):
             the start of the order, "drop" leaves out the last ones: all ranks have equally many.
             "uneven" gives every sample exactly once and ranks that differ by one: for evaluation; in
             DDP training it hangs the last step.
+        window, run: for storage where a jump is dear, shuffle by windows: both in samples, give both.
+            Runs of `run` neighbours (the last one may be shorter) come in random order; of the
+            stream that this gives, each piece of `window` samples is shuffled. So the samples of a
+            window lie in about `window / run` places of the data set. With `window` at least the data
+            set's length, the order is as random as without.
 
     `iter()` gives the indices of `epoch`. A `fastload.DataLoader` goes on to the next epoch by
     itself at each `iter()` of the loader; under any other loop call `set_epoch(e)` before each
@@ -117,6 +149,8 @@ class RankSampler(Sampler[int]):
         shuffle: bool = True,
         seed: int = 0,
         ends: Literal["pad", "drop", "uneven"] = "pad",
+        window: int | None = None,
+        run: int | None = None,
     ) -> None:
         length = length_or_dataset if isinstance(length_or_dataset, int) else len(length_or_dataset)
         seed = integer("seed", seed)
@@ -143,19 +177,30 @@ class RankSampler(Sampler[int]):
             )
         if ends not in ("pad", "drop", "uneven"):
             raise ValueError(f'ends must be "pad", "drop" or "uneven", got {ends!r}')
+        if (window is None) != (run is None):
+            raise ValueError(f"give window and run both or neither, got {window=}, {run=}")
+        if window is not None and run is not None:
+            window, run = integer("window", window), integer("run", run)
+            if not shuffle:
+                raise ValueError("window and run say how to shuffle, and shuffle is False")
+            if not 1 <= run <= window:
+                raise ValueError(f"expected 1 <= run <= window, got {run=}, {window=}")
         self.length = length
         self.rank = rank
         self.world_size = world_size
         self.shuffle = shuffle
         self.seed = seed
         self.ends = ends
+        self.window = window
+        self.run = run
         self.epoch = 0
         self._fresh = True  # `epoch` has not been run by a loader yet
 
     def __repr__(self) -> str:
+        by = "" if self.window is None else f"window={self.window}, run={self.run}, "
         return (
             f"RankSampler(length={self.length}, rank={self.rank}, world_size={self.world_size}, "
-            f"shuffle={self.shuffle}, seed={self.seed}, ends={self.ends!r}, epoch={self.epoch})"
+            f"shuffle={self.shuffle}, seed={self.seed}, ends={self.ends!r}, {by}epoch={self.epoch})"
         )
 
     def __len__(self) -> int:
@@ -191,6 +236,8 @@ class RankSampler(Sampler[int]):
         if not self.shuffle:
             return positions
         key = mix64(self.seed) ^ mix64(epoch ^ (1 << 63))
+        if self.window is not None and self.run is not None:
+            return permuted_by_window(positions, self.length, key, window=self.window, run=self.run)
         return permuted(positions, self.length, key)
 
     def __iter__(self) -> Iterator[int]:

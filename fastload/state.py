@@ -62,7 +62,7 @@ def describe(loader: Any) -> dict[str, Any]:
     if isinstance(single, RankSampler | DistributedSampler):
         about |= {"sampler_seed": single.seed, "shuffle": single.shuffle}
     if isinstance(single, RankSampler):
-        about["ends"] = single.ends
+        about |= {"ends": single.ends, "window": single.window, "run": single.run}
     return about
 
 
@@ -76,6 +76,8 @@ _REMEDIES = {
     "sampler_seed": "give the sampler the state's seed",
     "shuffle": "give the sampler the state's shuffle",
     "ends": "give the sampler the state's ends",
+    "window": "give the sampler the state's window and run",
+    "run": "give the sampler the state's window and run",
     "drop_last": "make the loader with the state's drop_last",
     "global_batch": "choose the batch size so that batch size x ranks is the state's",
     "workers": "make the loader with the state's num_workers",
