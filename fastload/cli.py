@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import pkgutil
 import sys
+from inspect import isclass, isroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -350,6 +350,137 @@ def check(dataset: str, samples: int, workers: int) -> None:
         raise SystemExit(1)
 
 
+@main.command()
+@click.argument("source", type=click.Path(exists=True), metavar="FILE_LIST|FOLDER|PARQUET")
+@click.argument("out", type=click.Path(file_okay=False))
+@click.option(
+    "--mode",
+    default="jpeg",
+    show_default=True,
+    type=click.Choice(["encoded", "jpeg", "raw"]),
+    help="encoded: the files as they are. jpeg: pictures of --max-size, as JPEGs. raw: their pixels.",
+)
+@click.option(
+    "--max-size",
+    type=click.IntRange(1, 65535),
+    help="Pixels of the longer side, at most; for jpeg and raw.  [default: 256]",
+)
+@click.option(
+    "--quality", type=click.IntRange(1, 95), help="libjpeg's quality, for jpeg.  [default: 90]"
+)
+@click.option(
+    "--shard-mb",
+    default=256.0,
+    show_default=True,
+    type=click.FloatRange(min=0.001, max=1_000_000),
+    help="A shard ends with the record that makes its payloads so many million bytes.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(0, 1024),
+    help="Threads that read, decode and encode; by default one for each core. 0: none beside the main one.",
+)
+@click.option(
+    "--on-error",
+    default="raise",
+    show_default=True,
+    type=click.Choice(["raise", "skip"]),
+    help="An input that cannot be read or decoded. raise: ends the run. skip: is left out, and listed in rejected.txt.",
+)
+@click.option(
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="With --mode encoded: decode each picture to see whether it can be. Without, any bytes are packed.",
+)
+@click.option(
+    "--base-dir",
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder that relative paths in the list start from; by default the list's own folder.",
+)
+@click.option(
+    "--image-column",
+    default="image",
+    show_default=True,
+    help="Of PARQUET: the column with the files' bytes, or with structs of bytes and path.",
+)
+@click.option(
+    "--label-column",
+    default="label",
+    show_default=True,
+    help="Of PARQUET: the column with class numbers or names.",
+)
+@click.option(
+    "--columns",
+    default="",
+    metavar="NAME,NAME,...",
+    help="Of PARQUET: columns to keep beside these.",
+)
+def pack(source: str, out: str, columns: str, **options: Any) -> None:
+    """Pack pictures into few large files, in the folder OUT.
+
+    FILE_LIST has one path a line; FOLDER has one folder for each class, or Parquet files. OUT gets Arrow files and an
+    index; any Arrow tool reads them, fastload.datasets.PackedDataset trains on them. A run that was stopped is
+    completed by running it again; until then OUT does not open as a set.
+
+    \b
+    Examples:
+        fastload pack train.txt packed --mode jpeg --max-size 256 --quality 90
+        fastload pack /data/imagenet/train packed --mode raw --on-error skip
+    """
+    _require("arrow", pyarrow="pyarrow")
+    _require("images", PIL="Pillow")
+    from fastload.datasets.packed.packing import pack as run_pack
+
+    names = [name.strip() for name in columns.split(",") if name.strip()]
+    try:
+        click.echo(str(run_pack(source, out, columns=names, progress=True, **options)))
+    except FastloadError:
+        raise
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+@main.command()
+@click.argument("packed_set", type=click.Path(exists=True, file_okay=False), metavar="SET")
+@click.option(
+    "--workers",
+    type=click.IntRange(0, 1024),
+    help="Threads that read; by default one for each core. 0: none beside the main one.",
+)
+def verify(packed_set: str, workers: int | None) -> None:
+    """Read every record of a packed SET and name the bad ones.
+
+    Everything is held against its checksum. The exit code is 1 if something is wrong.
+    """
+    _require("arrow", pyarrow="pyarrow")
+    from fastload.datasets.packed.packing import verify as run_verify
+
+    found = run_verify(packed_set, workers=workers, progress=True, say=click.echo)
+    rate = found.bytes / 1e6 / max(found.seconds, 1e-9)
+    click.echo(f"{found.records:,} records read in {found.seconds:.1f} s, {rate:,.0f} MB/s")
+    if found.bad:
+        raise click.ClickException(f"{len(found.bad)} shards or records are bad")
+    click.echo("All of them are right.")
+
+
+@main.command()
+@click.argument("packed_set", type=click.Path(exists=True, file_okay=False), metavar="SET")
+@click.option(
+    "--records",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="How many records to show.",
+)
+def inspect(packed_set: str, records: int) -> None:
+    """Say what a packed SET is: schema, counts, sizes, how it was made, its first records."""
+    _require("arrow", pyarrow="pyarrow")
+    from fastload.datasets.packed.packing import inspect as run_inspect
+
+    click.echo(run_inspect(packed_set, records=records))
+
+
 def _import(path: str) -> Any:
     """The object at "package.module:name", called if it is a class or a function."""
     if not all(path.partition(":")):
@@ -361,7 +492,7 @@ def _import(path: str) -> Any:
         found = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise click.UsageError(f"cannot import {path}: {error}") from error
-    if inspect.isclass(found) or inspect.isroutine(found):
+    if isclass(found) or isroutine(found):
         try:
             found = found()
         except TypeError as error:

@@ -52,3 +52,25 @@ class DecodeError(FastloadError, ValueError):
 
 class FileListError(FastloadError, ValueError):
     """A file list, a class list or a line of one cannot be used; the message names file and line."""
+
+
+class PackedDataError(FastloadError, ValueError):
+    """A packed set cannot be read as what it says it is: damaged, cut off, incomplete, or of another version.
+
+    `path` is the set's directory, `shard` the file in it, `record` the record's number in that shard, each of the
+    latter two None where the fault is not theirs; `reason` is one clause that says what was found and expected.
+    """
+
+    def __init__(
+        self, path: str, reason: str, *, shard: str | None = None, record: int | None = None
+    ) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+        self.shard = shard
+        self.record = record
+
+    def __str__(self) -> str:
+        shard = "" if self.shard is None else f", shard {self.shard}"
+        record = "" if self.record is None else f", record {self.record}"
+        return f"{self.path}{shard}{record}: {self.reason}"

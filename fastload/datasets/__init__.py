@@ -1,5 +1,24 @@
-"""Readers that feed the loader; each is a plain map-style dataset, good for any DataLoader."""
+"""Readers that feed the loader; each is a plain map-style dataset, good for any DataLoader.
 
-from fastload.datasets.image_files import ImageFileList, ImageFolder
+They are imported when they are asked for: files need Pillow, packed sets pyarrow.
+"""
 
-__all__ = ["ImageFileList", "ImageFolder"]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastload.datasets.image_files import ImageFileList, ImageFolder
+    from fastload.datasets.packed import PackedDataset, PackedWriter
+
+__all__ = ["ImageFileList", "ImageFolder", "PackedDataset", "PackedWriter"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ImageFileList", "ImageFolder"):
+        from fastload.datasets import image_files
+
+        return getattr(image_files, name)
+    if name in ("PackedDataset", "PackedWriter"):
+        from fastload.datasets import packed
+
+        return getattr(packed, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,19 @@
+"""Packed sets: many records in few Arrow files. Needs the extra `arrow`; pictures need `images` too.
+
+`format` is all that is known of the bytes on disk, `reader` the data set, `writer` the only way that
+a set comes into being, `packing` the commands: sources of records, pack, verify, inspect.
+"""
+
+try:
+    import pyarrow  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "fastload reads and writes packed sets with pyarrow, which is not installed: "
+        'pip install "fastload[arrow]"',
+        name=error.name,
+    ) from error
+
+from fastload.datasets.packed.reader import PackedDataset
+from fastload.datasets.packed.writer import PackedWriter
+
+__all__ = ["PackedDataset", "PackedWriter"]

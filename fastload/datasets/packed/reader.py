@@ -1,0 +1,329 @@
+"""Records of a packed set, by position."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import sys
+import threading
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from fastload.datasets.packed.format import Shard, Table, preadv, read_index, read_table
+from fastload.errors import DecodeError, PackedDataError
+from fastload.telemetry import stage
+
+Verify = Literal["first", "always", "never"]
+_scratch = threading.local()  # `buffer`: uint8[n], what the thread reads encoded records into
+
+
+class PackedDataset(Dataset[tuple[Any, ...]]):
+    """A packed set as a map-style data set of `(transform(picture), label)`; made by `fastload pack`.
+
+    Records are read by position, with the GIL released: no Arrow and no lock on the way. Safe to
+    share between threads, to pickle, to copy and to use behind a fork.
+
+    Args:
+        path: the directory of the set.
+        transform: a plan of `fastload.image`, which gets the bytes or the raw pixels: the fast way;
+            or any callable on an RGB `PIL.Image.Image`. None: the picture itself.
+        target_transform: a callable on the label, an int.
+        decode: False: the payload is not a picture, or not to be decoded; the transform, if any,
+            gets its `bytes`, in a set of mode "raw" its pixels, `uint8[H, W, 3]`.
+        columns: names of further columns; their values follow the label in the sample, as Python has
+            them. These columns stay in memory.
+        verify: when a record's payload is held against its checksum (0.7 ms a MB): at the "first" read
+            of it in this process, "always" or "never". Everything else is checked in any case, when
+            the first record of a shard is read.
+        memory_map: map the shards instead of reading from them. Then faults of pages are taken under
+            the GIL; and if a file is cut off in the instant between the look at its size and the read,
+            the process dies of SIGBUS. Reading, the default, has neither.
+        rank, world_size: take only every `world_size`-th record, beginning with that of number `rank`.
+
+    Memory: 29 bytes a record of every shard that was read from, 37 in mode "raw". Of many shards only so many
+    are open at once as are a quarter of the process's limit of open files, at least 16.
+
+    Raises FileNotFoundError where there is no set, `PackedDataError` where it is damaged or of a newer
+    version, ValueError for arguments out of range. Reading raises `PackedDataError`, with shard and
+    record, `DecodeError` where a payload is right but no picture, IndexError.
+
+    Attributes:
+        path, mode, schema, made: what the set is; see `format.Index`.
+        classes, class_to_idx: class names in the order of their numbers; empty if it has none.
+        targets: the labels, int64[len(self)]; reads the columns of all shards when first asked for.
+        rank, world_size, partitioned_by_rank: see `ImageFiles`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        decode: bool = True,
+        columns: Sequence[str] = (),
+        verify: Verify = "first",
+        memory_map: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if verify not in ("first", "always", "never"):
+            raise ValueError(f'verify must be "first", "always" or "never", got {verify!r}')
+        if not 0 <= rank < world_size:
+            raise ValueError(f"expected 0 <= rank < world_size, got {rank=} and {world_size=}")
+        self.path = os.fspath(path)
+        self._index = index = read_index(self.path)
+        known = [name for name, _ in index.schema]
+        if isinstance(columns, str) or (unknown := [name for name in columns if name not in known]):
+            unknown = [columns] if isinstance(columns, str) else unknown
+            raise ValueError(f"{self.path} has no columns {unknown}; it has {known}")
+        if index.rows < world_size:
+            raise ValueError(f"{self.path}: {index.rows} records for {world_size} ranks")
+        self.columns = tuple(columns)
+        self.verify = verify
+        self.memory_map = memory_map
+        self.decode = decode
+        self.rank, self.world_size = rank, world_size
+        self.partitioned_by_rank = world_size > 1
+        self.transform = transform
+        self.target_transform = target_transform
+        self.mode, self.schema, self.made = index.mode, index.schema, dict(index.made)
+        self.classes = list(index.classes)
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self._ends = list(accumulate(shard.rows for shard in index.shards))
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go of everything that reading has opened or loaded."""
+        # Threads that need the same shard at once may each load it; storing either result is one
+        # step under the GIL. A file that is replaced here closes with its last reader.
+        self._tables: list[Table | None] = [None] * len(self._index.shards)
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        bound = len(self._index.shards)
+        if limit != resource.RLIM_INFINITY:
+            bound = min(bound, max(16, limit // 4))
+        self._files: list[_File | None] = [None] * bound
+        self._targets: NDArray[np.int64] | None = None
+
+    def close(self) -> None:
+        """Close the files and free the tables; the next read opens them again."""
+        self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_tables", "_files", "_targets")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def __len__(self) -> int:
+        return -(-(self._index.rows - self.rank) // self.world_size)
+
+    def __repr__(self) -> str:
+        part = f", rank {self.rank} of {self.world_size}" if self.partitioned_by_rank else ""
+        size = f"{len(self)} records, {len(self.classes)} classes"
+        return f"PackedDataset({self.path!r}: {size}, {self.mode}{part})"
+
+    @property
+    def targets(self) -> NDArray[np.int64]:
+        """The labels, int64[len(self)]."""
+        if self._targets is None:
+            labels = [self._table(number).labels for number in range(len(self._tables))]
+            self._targets = np.concatenate(labels)[self.rank :: self.world_size]
+        return self._targets
+
+    def locate(self, index: int) -> str:
+        """Where sample `index` lies: shard, record, and the name of what it was made from."""
+        number, row = self._place(index)
+        shard = self._index.shards[number]
+        place = f"{os.path.join(self.path, shard.name)}, record {row}"
+        try:
+            file = self._file(number)  # held: its descriptor is closed with it
+            _, batches = read_table(self.path, self._index, shard, file.fd)
+        except (OSError, PackedDataError):
+            return place  # damaged beyond its name
+        for batch in batches:
+            if row < batch.num_rows:
+                return f"{place} ({batch.column('source')[row]})"
+            row -= batch.num_rows
+        raise AssertionError("the table has as many rows as the index")
+
+    def read(self, index: int) -> bytes:
+        """The payload of sample `index`, as it lies in the file; checked as `verify` says."""
+        number, row = self._place(index)
+        table = self._tables[number] or self._table(number)
+        return bytes(self._read(number, row, table, None))
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        number, row = self._place(index)
+        table = self._tables[number] or self._table(number)
+        target: Any = int(table.labels[row])
+        try:
+            sample = self._sample(number, row, table)
+        except DecodeError as error:
+            raise DecodeError(self.locate(index), error.reason) from error
+        if self.target_transform is not None:
+            target = self.target_transform(target)
+        if not self.columns:
+            return sample, target
+        return sample, target, *_extras(table, row)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The shard, and the record in it, of sample `index`."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {self!r}: expected 0 to {len(self) - 1}")
+        record = int(index) * self.world_size + self.rank
+        number = bisect_right(self._ends, record)
+        return number, record - (self._ends[number - 1] if number else 0)
+
+    def _sample(self, number: int, row: int, table: Table) -> Any:
+        plan: Any = self.transform if self.decode and _is_plan(self.transform) else None
+        sides = None if table.sides is None else table.sides[row]
+        if plan is not None:
+            with _Buffer(int(table.lengths[row])) as buffer:
+                with stage("read"):
+                    payload = self._read(number, row, table, buffer)
+                if sides is None:
+                    name = self._index.shards[number].name
+                    return plan.decode(payload, name=name)
+                return plan.resample(_pixels(payload, sides))
+        with stage("read"):
+            payload = self._read(number, row, table, None)
+        picture: Any
+        if not self.decode:
+            picture = bytes(payload) if sides is None else _pixels(payload, sides).copy()
+        else:
+            picture = _picture(payload, sides, self._index.shards[number].name)
+        if self.transform is None:
+            return picture
+        with stage("transform"):
+            return self.transform(picture)
+
+    def _read(
+        self, number: int, row: int, table: Table, buffer: NDArray[np.uint8] | None
+    ) -> memoryview:
+        """The payload of a record, in `buffer` where it is read and one is given; checked as `verify` says."""
+        begin, length = int(table.begins[row]), int(table.lengths[row])
+        file = self._file(number)
+        if file.map is not None:
+            # The map is as long as the file was; the look says that it still is.
+            whole = os.fstat(file.fd).st_size >= begin + length
+            payload = memoryview(file.map)[begin : begin + length]
+        else:
+            into = np.empty(length, np.uint8) if buffer is None else buffer[:length]
+            payload = into.data
+            try:
+                whole = preadv(file.fd, payload, begin) == length
+            except OSError as error:
+                error.filename = self._where(number)  # unlike open(), a read does not say
+                raise
+        if not whole:
+            raise self._bad(number, row, f"the file ends before byte {begin + length:,}: cut off")
+        if self.verify == "always" or (self.verify == "first" and not table.seen[row]):
+            found, expected = zlib.crc32(payload), int(table.checksums[row])
+            if found != expected:
+                text = f"the payload has checksum {found:#010x}, expected {expected:#010x}: damaged"
+                raise self._bad(number, row, text)
+            table.seen[row] = True
+        return payload
+
+    def _table(self, number: int) -> Table:
+        file, shard = self._file(number), self._index.shards[number]  # held, as in `locate`
+        table, _ = read_table(self.path, self._index, shard, file.fd, columns=self.columns)
+        self._tables[number] = table
+        return table
+
+    def _file(self, number: int) -> _File:
+        slot = number % len(self._files)
+        file = self._files[slot]
+        if file is None or file.number != number:
+            shard = self._index.shards[number]
+            try:
+                file = _File(self._where(number), number, shard, memory_map=self.memory_map)
+            except FileNotFoundError as error:
+                raise self._bad(number, None, "the file is missing") from error
+            except ValueError as error:
+                raise self._bad(number, None, str(error)) from error
+            self._files[slot] = file
+        return file
+
+    def _where(self, number: int) -> str:
+        return os.path.join(self.path, self._index.shards[number].name)
+
+    def _bad(self, number: int, row: int | None, reason: str) -> PackedDataError:
+        return PackedDataError(self.path, reason, shard=self._index.shards[number].name, record=row)
+
+
+class _File:
+    """An open shard; closed when nobody refers to it any more."""
+
+    def __init__(self, name: str, number: int, shard: Shard, *, memory_map: bool) -> None:
+        self.number = number
+        self.map: mmap.mmap | None = None
+        self.fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        if memory_map:
+            size = os.fstat(self.fd).st_size
+            if size != shard.bytes:
+                raise ValueError(
+                    f"the file has {size:,} bytes, expected {shard.bytes:,}: cut off or changed"
+                )
+            self.map = mmap.mmap(self.fd, size, access=mmap.ACCESS_READ)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
+class _Buffer:
+    """The calling thread's buffer of at least `length` bytes; who asks for it again inside gets another one."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __enter__(self) -> NDArray[np.uint8]:
+        buffer: NDArray[np.uint8] | None = _scratch.__dict__.pop("buffer", None)
+        if buffer is None or len(buffer) < self.length:
+            buffer = np.empty(max(self.length, 2**16) * 5 // 4, np.uint8)
+        self.buffer = buffer
+        return buffer
+
+    def __exit__(self, *_: object) -> None:
+        _scratch.buffer = self.buffer
+
+
+def _is_plan(transform: Any) -> bool:
+    # Without a look at the module: where nobody has imported it there is no plan, and perhaps no Pillow.
+    image = sys.modules.get("fastload.image")
+    return image is not None and isinstance(transform, image.Plan)
+
+
+def _pixels(payload: memoryview, sides: NDArray[np.int32]) -> NDArray[np.uint8]:
+    height, width = sides.tolist()
+    return np.frombuffer(payload, np.uint8).reshape(height, width, 3)
+
+
+def _picture(payload: memoryview, sides: NDArray[np.int32] | None, name: str) -> Any:
+    if sides is None:
+        from fastload.image import open_rgb
+
+        return open_rgb(payload, name=name)
+    from PIL import Image
+
+    return Image.fromarray(_pixels(payload, sides))
+
+
+def _extras(table: Table, row: int) -> list[Any]:
+    """The values of the user's columns at a row, as Python has them."""
+    number = int(np.searchsorted(table.batch_ends, row, side="right"))
+    batch = table.extras[number]
+    at = row - (int(table.batch_ends[number - 1]) if number else 0)
+    return [column[at].as_py() for column in batch.columns]

@@ -1,0 +1,195 @@
+"""What is packed: lists and trees of picture files, Parquet files. One after another, from any of them on."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from fastload.datasets.image_files import ImageFileList, ImageFiles, ImageFolder
+from fastload.errors import FileListError
+
+_ROWS = 64  # of a Parquet file that are read at a time
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input: its file, or what was in the file that has many. `name` is what the set keeps as its source."""
+
+    name: str
+    label: int
+    path: str | None = None
+    encoded: bytes | None = None
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Source(Protocol):
+    """Inputs in an order that is always the same.
+
+    `about` says which ones they are, as JSON values that differ where the inputs do; `columns` are the
+    further columns that they have.
+    """
+
+    classes: list[str]
+    columns: dict[str, pa.DataType]
+    about: dict[str, Any]
+
+    def __len__(self) -> int: ...
+
+    def inputs(self, start: int) -> Iterator[Input]:
+        """The inputs from number `start` on."""
+
+
+class Files:
+    """The pictures of a file list or of a tree with one directory per class."""
+
+    def __init__(self, source: str, *, base_dir: str | None) -> None:
+        if os.path.isdir(source):
+            self._files: ImageFiles = ImageFolder(source)
+            base = os.path.expanduser(source)
+        else:
+            files = ImageFileList(source, base_dir=base_dir)
+            self._files, base = files, files.base_dir
+        self._base = os.path.join(base, "") if base else ""
+        self.classes = self._files.classes
+        self.columns: dict[str, pa.DataType] = {}
+        names = zlib.crc32(b"")
+        for path in self._files.image_paths:
+            names = zlib.crc32(os.fsencode(path.removeprefix(self._base)) + b"\n", names)
+        self.about = {
+            "source": os.path.basename(os.path.normpath(source)),
+            "inputs": len(self),
+            "names": names,
+        }
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def inputs(self, start: int) -> Iterator[Input]:
+        """The inputs from number `start` on."""
+        samples = self._files.samples
+        for number in range(start, len(self)):
+            path, label = samples[number]
+            yield Input(path.removeprefix(self._base), label, path=path)
+
+
+class Parquet:
+    """The rows of Parquet files, in the order of the files' names.
+
+    The image column holds bytes, or Hugging Face's struct of `bytes` and `path`; the label column integers, or
+    names, which become numbers in the order of the sorted names. The names of a Hugging Face class label are found.
+    Memory: what pyarrow needs for one column chunk, and 64 rows.
+    """
+
+    def __init__(
+        self, source: str, *, image_column: str, label_column: str, columns: Sequence[str]
+    ) -> None:
+        self._paths = parquet_files(source)
+        if not self._paths:
+            raise FileListError(f"{source}: there is no Parquet file")
+        self._image, self._label = image_column, label_column
+        self._rows, schema = [], None
+        for path in self._paths:
+            try:
+                found = pq.read_metadata(path)
+            except pa.ArrowException as error:
+                raise FileListError(f"{path}: no Parquet file: {error}") from error
+            self._rows.append(found.num_rows)
+            arrow = found.schema.to_arrow_schema()
+            if schema is not None and arrow.remove_metadata() != schema.remove_metadata():
+                raise FileListError(f"{path}: its columns are not those of {self._paths[0]}")
+            schema = schema or arrow
+        assert schema is not None
+        for name in (image_column, label_column, *columns):
+            if name not in schema.names:
+                raise FileListError(
+                    f"{source}: there is no column {name!r}; there are {schema.names}"
+                )
+        self.columns = {name: schema.field(name).type for name in columns}
+        self._numbers: dict[str, int] | None = None
+        self.classes = _class_names(schema, label_column)
+        kind = schema.field(label_column).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if not pa.types.is_integer(kind):
+            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+                raise FileListError(
+                    f"{source}: the column {label_column!r} is of {kind}, expected integers or names"
+                )
+            names: set[str] = set()
+            for path in self._paths:
+                found = pq.read_table(path, columns=[label_column]).column(0)
+                names.update(pc.unique(found).drop_null().to_pylist())
+            self.classes = sorted(names)
+            self._numbers = {name: number for number, name in enumerate(self.classes)}
+        sizes = [os.path.getsize(path) for path in self._paths]
+        self.about = {
+            "source": os.path.basename(os.path.normpath(source)),
+            "inputs": len(self),
+            "sizes": zlib.crc32(json.dumps(sizes).encode()),
+            "columns": [image_column, label_column, *columns],
+        }
+
+    def __len__(self) -> int:
+        return sum(self._rows)
+
+    def inputs(self, start: int) -> Iterator[Input]:
+        """The inputs from number `start` on."""
+        for path, rows in zip(self._paths, self._rows, strict=True):
+            if start < rows:
+                yield from self._of_file(path, start)
+            start = max(0, start - rows)
+
+    def _of_file(self, path: str, start: int) -> Iterator[Input]:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            groups, number = [], 0
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if number + rows > start:
+                    groups.append(group)
+                elif not groups:
+                    number += rows
+            columns = list(dict.fromkeys((self._image, self._label, *self.columns)))
+            for batch in file.iter_batches(_ROWS, row_groups=groups, columns=columns):
+                for row in batch.to_pylist():
+                    if number >= start:
+                        yield self._input(f"{os.path.basename(path)}:{number}", row)
+                    number += 1
+
+    def _input(self, name: str, row: dict[str, Any]) -> Input:
+        image, label = row[self._image], row[self._label]
+        if isinstance(image, dict):
+            name, image = image.get("path") or name, image.get("bytes")
+        if self._numbers is not None:
+            label = self._numbers.get(label)
+        extras = {column: row[column] for column in self.columns}
+        return Input(name, -1 if label is None else label, encoded=image or b"", extras=extras)
+
+
+def parquet_files(source: str) -> list[str]:
+    """The Parquet files that `source` is or, if it is a directory, has in it: sorted; none if it is something else."""
+    if source.endswith(".parquet"):
+        return [source]
+    if not os.path.isdir(source):
+        return []
+    return sorted(os.path.join(source, n) for n in os.listdir(source) if n.endswith(".parquet"))
+
+
+def _class_names(schema: pa.Schema, column: str) -> list[str]:
+    """The names that Hugging Face's `datasets` keeps of a class label; empty if there are none."""
+    try:
+        about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        names = about["info"]["features"][column]["names"]
+    except (KeyError, TypeError, ValueError):
+        return []
+    return [str(name) for name in names] if isinstance(names, list) else []

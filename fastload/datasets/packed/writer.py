@@ -1,0 +1,412 @@
+"""A packed set comes into being here: whole, or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fastload.datasets.packed.format import (
+    BATCH_BYTES,
+    BATCH_RECORDS,
+    INDEX,
+    MODES,
+    REJECTED,
+    Index,
+    Mode,
+    Shard,
+    described,
+    dump_index,
+    payload_extents,
+    schema_of,
+    shard_name,
+)
+from fastload.errors import PackedDataError
+
+_WORK = ".packing"
+
+
+class PackedWriter:
+    """Writes a packed set, record by record.
+
+        with PackedWriter("set", mode="encoded", columns={"caption": pyarrow.string()}) as writer:
+            writer.add(payload, label=3, source="a.jpg", caption="a dog")
+
+    Leaving the `with` block completes the set; leaving it by an exception, or being killed, leaves a
+    directory that does not open as a set. Its complete shards are kept there: a writer with the same arguments
+    takes them over, and says in `done` how many inputs they hold, so that the caller goes on behind these. So
+    the set is, byte by byte, what it would be without the interruption, where the caller gives the same records.
+
+    Args:
+        path: the directory to make; there may be one that has no set in it.
+        mode: what payloads are. "encoded": any bytes; "jpeg": the same, and all are JPEGs; "raw": pixels.
+        columns: name and Arrow type of each further column.
+        classes: class names in the order of their numbers; () where labels are no class numbers.
+        made: how the set is made, as JSON values; a stopped writer is taken over only if it is equal.
+        shard_bytes: a shard ends with the record that makes its payloads so long, at least.
+
+    Memory: two record batches, each of 16 MiB or one record.
+
+    Raises FileExistsError where `path` holds a set already, or a stopped writer's with other arguments,
+    BlockingIOError where another one writes there, ValueError for arguments out of range, OSError where
+    the disk is full or cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: Mode,
+        columns: Mapping[str, pa.DataType] | None = None,
+        classes: Sequence[str] = (),
+        made: Mapping[str, Any] | None = None,
+        shard_bytes: int = 256 * 10**6,
+    ) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+        if shard_bytes < 1:
+            raise ValueError(f"shard_bytes must be 1 or more, got {shard_bytes}")
+        extras = [pa.field(name, kind) for name, kind in (columns or {}).items()]
+        self.path = os.fspath(path)
+        self.mode = mode
+        self.classes = tuple(classes)
+        self.made = dict(made or {})
+        self.shard_bytes = shard_bytes
+        self.schema = schema_of(mode, extras)
+        self.done = 0  # inputs in complete shards: records and rejected ones
+        self.rejected: list[tuple[str, str]] = []
+        self.shards: list[Shard] = []
+        self._inputs = 0  # all so far
+        self._kept = 0  # of `rejected`, those before the shard that is being written
+        self._extras = [field.name for field in extras]
+        self._rows: list[tuple[Any, ...]] = []
+        self._batch_bytes = 0
+        self._file: _ShardFile | None = None
+        self._work = os.path.join(self.path, _WORK)
+        self._lock = -1
+        self._index: Index | None = None
+        self._begin()
+
+    @property
+    def records(self) -> int:
+        """The records written so far, those of complete shards taken over included."""
+        waiting = len(self._rows) + (self._file.rows if self._file else 0)
+        return waiting + sum(shard.rows for shard in self.shards)
+
+    def add(
+        self,
+        payload: bytes | memoryview,
+        *,
+        label: int,
+        source: str = "",
+        height: int | None = None,
+        width: int | None = None,
+        **extras: Any,
+    ) -> None:
+        """Append a record. `height` and `width` are those of raw pixels, `extras` the further columns' values."""
+        if (self.mode == "raw") != (height is not None and width is not None):
+            raise ValueError(f'height and width go with mode "raw"; the mode is "{self.mode}"')
+        if self.mode == "raw" and len(payload) != height * width * 3:  # type: ignore[operator]
+            raise ValueError(f"{len(payload)} bytes are not {height} x {width} pixels of 3")
+        if extras.keys() != set(self._extras):
+            raise ValueError(f"expected values for the columns {self._extras}, got {list(extras)}")
+        sides = (height, width) if self.mode == "raw" else ()
+        values = [extras[name] for name in self._extras]
+        # A name that is not UTF-8 cannot be in an Arrow file; its odd bytes are shown as \xff.
+        name = os.fsencode(source).decode("utf-8", "backslashreplace")
+        self._inputs += 1
+        self._rows.append((payload, *sides, label, name, zlib.crc32(payload), *values))
+        self._batch_bytes += len(payload)
+        full = (
+            self._batch_bytes + (self._file.payload_bytes if self._file else 0) >= self.shard_bytes
+        )
+        if full or self._batch_bytes >= BATCH_BYTES or len(self._rows) >= BATCH_RECORDS:
+            self._flush()
+        if full:
+            self._end_shard()
+
+    def reject(self, source: str, reason: str) -> None:
+        """Note that an input is left out."""
+        self._inputs += 1
+        self.rejected.append((source, " ".join(reason.split())))
+
+    def finish(self) -> Index:
+        """Write what is left, and the index: now there is a set, and nothing more to be added."""
+        if self._index is not None:
+            return self._index
+        if self._rows:
+            self._flush()
+        if self._file is not None:
+            self._end_shard()
+        if not self.shards:
+            first = f"; the first: {': '.join(self.rejected[0])}" if self.rejected else ""
+            raise PackedDataError(
+                self.path, f"none of {self._inputs} inputs could be packed{first}"
+            )
+        rows = sum(shard.rows for shard in self.shards)
+        made = {**self.made, "rejected": len(self.rejected)}
+        index = Index(
+            self.mode, rows, self.classes, described(self.schema), made, tuple(self.shards)
+        )
+        if self.rejected:
+            lines = "".join(f"{source}\t{reason}\n" for source, reason in self.rejected)
+            self._publish(REJECTED, os.fsencode(lines))
+        known = {shard.name for shard in self.shards}
+        for name in os.listdir(self.path):
+            if _is_shard(name) and name not in known:  # renamed, and not noted before a kill
+                os.unlink(os.path.join(self.path, name))
+        self._publish(INDEX, dump_index(index))
+        self._index = index
+        shutil.rmtree(self._work)
+        self._unlock()
+        return index
+
+    def abandon(self) -> None:
+        """Let go. Complete shards stay for the next writer, the rest is deleted; there is no set."""
+        if self._file is not None:
+            self._file.discard()
+            self._file = None
+        self._rows.clear()
+        self._unlock()
+
+    def __enter__(self) -> PackedWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self.abandon()
+
+    # ---- beginning, and beginning again ----
+
+    def _begin(self) -> None:
+        os.makedirs(self._work, exist_ok=True)
+        self._lock = os.open(os.path.join(self._work, "lock"), os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take_over()
+        except BaseException as error:
+            self._unlock()
+            if isinstance(error, BlockingIOError):
+                error.filename, error.strerror = self.path, "another process packs into it"
+            raise
+
+    def _take_over(self) -> None:
+        if os.path.exists(os.path.join(self.path, INDEX)):
+            shutil.rmtree(
+                self._work
+            )  # killed between the index and this, or there was a set before
+            raise FileExistsError(17, "there is a packed set already", self.path)
+        wanted = {
+            "mode": self.mode,
+            "classes": list(self.classes),
+            "schema": [list(field) for field in described(self.schema)],
+            "made": self.made,
+            "shard_bytes": self.shard_bytes,
+        }
+        note = os.path.join(self._work, "arguments.json")
+        if os.path.exists(note):
+            with open(note, encoding="utf-8") as file:
+                found = json.load(file)
+            if found != json.loads(json.dumps(wanted)):
+                differing = [name for name in wanted if found.get(name) != wanted[name]]
+                raise FileExistsError(
+                    17,
+                    f"a pack with other arguments ({', '.join(differing)}) was stopped here: "
+                    "give the same, delete the directory, or choose another",
+                    self.path,
+                )
+        elif any(map(_is_shard, os.listdir(self.path))):
+            shutil.rmtree(self._work)
+            raise FileExistsError(17, "there are shards without an index", self.path)
+        else:
+            self._publish(os.path.join(_WORK, "arguments.json"), json.dumps(wanted).encode())
+        while self._take_over_shard(len(self.shards)):
+            pass
+
+    def _take_over_shard(self, number: int) -> bool:
+        try:
+            with open(os.path.join(self._work, f"{number}.json"), encoding="utf-8") as file:
+                about = json.load(file)
+        except FileNotFoundError:
+            return False
+        extents = tuple((start, length) for start, length in about["shard"].pop("payload"))
+        shard = Shard(**about["shard"], payload=extents)
+        file_name = os.path.join(self.path, shard.name)
+        if not os.path.exists(file_name) or os.path.getsize(file_name) != shard.bytes:
+            return False
+        self.shards.append(shard)
+        self.rejected += [(source, reason) for source, reason in about["rejected"]]
+        self._kept = len(self.rejected)
+        self.done = self._inputs = about["done"]
+        return True
+
+    # ---- writing ----
+
+    def _flush(self) -> None:
+        """Append the waiting rows to the shard as one record batch."""
+        payloads, *others = zip(*self._rows, strict=True)
+        offsets = np.zeros(len(payloads) + 1, np.int64)
+        np.cumsum([len(payload) for payload in payloads], out=offsets[1:])
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(payloads))]
+        payload = pa.Array.from_buffers(pa.large_binary(), len(payloads), buffers)
+        columns = [
+            pa.array(values, type=field.type)
+            for values, field in zip(others, list(self.schema)[1:], strict=True)
+        ]
+        batch = pa.record_batch([payload, *columns], schema=self.schema)
+        if self._file is None:
+            name = os.path.join(self._work, shard_name(len(self.shards)))
+            self._file = _ShardFile(name, self.schema)
+        self._file.write(batch, self._batch_bytes)
+        self._rows, self._batch_bytes = [], 0
+
+    def _end_shard(self) -> None:
+        assert self._file is not None
+        shard = self._file.close()
+        os.replace(self._file.name, os.path.join(self.path, shard.name))
+        _sync_directory(self.path)
+        self._file = None
+        self.shards.append(shard)
+        self.done = self._inputs
+        about = {
+            "shard": vars(shard),
+            "done": self.done,
+            "rejected": self.rejected[self._kept :],
+        }
+        self._kept = len(self.rejected)
+        self._publish(
+            os.path.join(_WORK, f"{len(self.shards) - 1}.json"), json.dumps(about).encode()
+        )
+
+    def _publish(self, name: str, content: bytes) -> None:
+        """Write a file that is there whole or not at all, also after a loss of power."""
+        partial = os.path.join(self._work, "partial")
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            _write(fd, partial, content)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        target = os.path.join(self.path, name)
+        os.replace(partial, target)
+        _sync_directory(os.path.dirname(target))
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+class _ShardFile:
+    """A shard that is being written, under a name of which nobody reads."""
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        self.name = name
+        self.rows = self.payload_bytes = 0
+        self._sink = _Sink(name)
+        try:
+            self._writer = pa.ipc.new_file(self._sink, schema)
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, batch: pa.RecordBatch, payload_bytes: int) -> None:
+        """Append a record batch."""
+        self._writer.write_batch(batch)
+        self.rows += batch.num_rows
+        self.payload_bytes += payload_bytes
+
+    def close(self) -> Shard:
+        """Complete the file, on the disk; return what the index is to know of it."""
+        self._writer.close()
+        os.fsync(self._sink.fd)
+        self._sink.close()
+        with pa.memory_map(self.name) as mapped:
+            whole = mapped.read_buffer()
+            reader = pa.ipc.open_file(mapped)
+            batches = [reader.get_batch(k) for k in range(reader.num_record_batches)]
+            payload = payload_extents(batches, whole.address)
+            checksum, at = 0, 0
+            with memoryview(whole) as content:
+                for start, length in (*payload, (len(content), 0)):
+                    checksum = zlib.crc32(content[at:start], checksum)
+                    at = start + length
+        return Shard(os.path.basename(self.name), self.rows, at, checksum, payload)
+
+    def discard(self) -> None:
+        """Delete the file: it is not whole."""
+        self._sink.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self.name)
+
+
+class _Sink:
+    """What Arrow writes a shard to: it asks no more of a file object than this."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.closed = False
+        self.fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._at = 0
+
+    def write(self, content: Any) -> int:
+        """Append `content`, all of it."""
+        count = _write(self.fd, self.name, content)
+        self._at += count
+        return count
+
+    def tell(self) -> int:
+        """How many bytes there are."""
+        return self._at
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+    def close(self) -> None:
+        """Close the file; again is no fault."""
+        if not self.closed:
+            self.closed = True
+            os.close(self.fd)
+
+
+def _write(fd: int, name: str, content: Any) -> int:
+    """Write all of `content`, a buffer of bytes; OSError with the file's name, as on a full disk."""
+    done = 0
+    with memoryview(content) as whole:
+        while done < len(whole):
+            try:
+                done += os.write(fd, whole[done:])
+            except OSError as error:
+                error.filename = name
+                raise
+    return done
+
+
+def _is_shard(name: str) -> bool:
+    return name.startswith("shard-") and name.endswith(".arrow")
+
+
+def _sync_directory(path: str) -> None:
+    """Have the names in a directory outlast a loss of power."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

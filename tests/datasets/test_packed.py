@@ -1,0 +1,428 @@
+"""Promise: a packed set gives back what went into it: all modes, by position, in threads, forks and copies."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+pytest.importorskip("pyarrow")
+import pyarrow as pa
+import pyarrow.dataset
+
+import fastload
+from fastload.datasets import PackedDataset, PackedWriter
+from fastload.datasets.packed import format as packed_format
+from fastload.errors import DecodeError
+from fastload.image import RandomResizedCrop, ResizeCenterCrop
+
+SIZES = [(4, 6), (7, 3), (1, 1), (9, 9), (2, 5)]
+
+
+def pixels_of(number: int) -> Any:
+    height, width = SIZES[number % len(SIZES)]
+    return np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def png(pixels: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write(path: Path, mode: Any, count: int = 20, **arguments: Any) -> Path:
+    """A set of `count` pictures with labels 0 to 2, in shards of a few."""
+    arguments = {"shard_bytes": 300, "classes": ["ant", "bee", "cat"], **arguments}
+    with PackedWriter(path, mode=mode, **arguments) as writer:
+        for number in range(count):
+            pixels = pixels_of(number)
+            sides = dict(zip(("height", "width"), pixels.shape, strict=False))
+            writer.add(
+                pixels.tobytes() if mode == "raw" else png(pixels),
+                label=number % 3,
+                source=f"{number}.png",
+                **(sides if mode == "raw" else {}),
+            )
+    return path
+
+
+@pytest.fixture(params=["encoded", "raw"])
+def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write(tmp_path / "set", request.param)
+
+
+@pytest.mark.parametrize("memory_map", [False, True])
+@pytest.mark.parametrize("verify", ["first", "always", "never"])
+def test_pictures_and_labels_are_those_that_went_in(
+    packed: Path, verify: Any, memory_map: bool
+) -> None:
+    dataset = PackedDataset(packed, verify=verify, memory_map=memory_map)
+    assert len(dataset) == 20
+    assert len(list(packed.glob("shard-*.arrow"))) > 3
+    for _ in range(2):
+        for number in range(20):
+            picture, label = dataset[number]
+            assert (type(picture), picture.mode, type(label)) == (Image.Image, "RGB", int)
+            assert (np.asarray(picture) == pixels_of(number)).all()
+            assert label == number % 3
+    assert dataset.targets.tolist() == [number % 3 for number in range(20)]
+    assert dataset.classes == ["ant", "bee", "cat"]
+    assert dataset.class_to_idx == {"ant": 0, "bee": 1, "cat": 2}
+
+
+@pytest.mark.parametrize("memory_map", [False, True])
+def test_a_plan_gives_what_it_gives_of_the_same_bytes_and_nothing_is_overwritten(
+    packed: Path, memory_map: bool
+) -> None:
+    # 3 x 2 pixels is what the plan cuts: where nothing is resized, it could hand out the reader's buffer.
+    for plan in (ResizeCenterCrop(5, 5), ResizeCenterCrop((9, 9), (9, 9)), RandomResizedCrop(8)):
+        dataset = PackedDataset(packed, transform=plan, memory_map=memory_map)
+        got = []
+        for number in range(20):
+            with fastload.random_stream(seed=1, epoch=0, position=number, index=number):
+                got.append(dataset[number][0])
+        for number, tensor in enumerate(got):
+            with fastload.random_stream(seed=1, epoch=0, position=number, index=number):
+                pixels = pixels_of(number)
+                expected = (
+                    plan.resample(pixels)
+                    if dataset.mode == "raw"
+                    else plan.decode(png(pixels), name="")
+                )
+            assert tensor.dtype == torch.uint8
+            assert torch.equal(tensor, expected)
+
+
+def test_transforms_see_picture_and_label(packed: Path) -> None:
+    dataset = PackedDataset(
+        packed, transform=lambda p: p.size, target_transform=lambda label: f"class {label}"
+    )
+    assert dataset[1] == ((3, 7), "class 1")
+
+
+def test_without_decoding_the_payload_is_bytes_or_pixels(packed: Path) -> None:
+    dataset = PackedDataset(packed, decode=False)
+    payload, _ = dataset[3]
+    if dataset.mode == "raw":
+        assert payload.shape == (9, 9, 3)
+        payload[:] = 0  # it is the caller's own
+    else:
+        assert payload == png(pixels_of(3))
+    assert dataset.read(3) == (
+        pixels_of(3).tobytes() if dataset.mode == "raw" else png(pixels_of(3))
+    )
+    lengths = PackedDataset(packed, decode=False, transform=len)
+    assert lengths[3][0] == len(payload)
+
+
+def test_any_bytes_can_be_packed_and_further_columns_come_with_the_sample(tmp_path: Path) -> None:
+    columns = {"caption": pa.string(), "boxes": pa.list_(pa.float32()), "score": pa.float64()}
+    payloads = [b"", b"\0", *(os.urandom(k) for k in range(50))]
+    with PackedWriter(tmp_path / "s", mode="encoded", columns=columns, shard_bytes=300) as writer:
+        for number, payload in enumerate(payloads):
+            extras = {"caption": f"é{number}", "boxes": [0.5] * (number % 3), "score": None}
+            writer.add(memoryview(payload), label=-number, source="caf\udce9", **extras)
+    dataset = PackedDataset(tmp_path / "s", decode=False, columns=["boxes", "caption", "score"])
+    for number, payload in enumerate(payloads):
+        expected = (payload, -number, [0.5] * (number % 3), f"é{number}", None)
+        assert dataset[number] == expected
+    assert dataset.classes == []
+    assert dataset.locate(0).endswith(r"shard-00000.arrow, record 0 (caf\xe9)")
+    with pytest.raises(ValueError, match=r"has no columns \['age'\]; it has \['payload', 'label'"):
+        PackedDataset(tmp_path / "s", columns=["age"])
+    with pytest.raises(ValueError, match="has no columns"):
+        PackedDataset(tmp_path / "s", columns="caption")
+
+
+@settings(max_examples=25)
+@given(
+    records=st.lists(
+        st.tuples(st.binary(max_size=300), st.integers(-(2**63), 2**63 - 1)), min_size=1
+    ),
+    shard_bytes=st.integers(1, 1000),
+    batch_records=st.integers(1, 9),
+    ranks=st.integers(1, 3).flatmap(lambda n: st.tuples(st.integers(0, n - 1), st.just(n))),
+)
+def test_whatever_the_sizes_of_records_batches_and_shards(
+    tmp_path_factory: pytest.TempPathFactory,
+    records: list[tuple[bytes, int]],
+    shard_bytes: int,
+    batch_records: int,
+    ranks: tuple[int, int],
+) -> None:
+    path = tmp_path_factory.mktemp("sets") / "s"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastload.datasets.packed.writer.BATCH_RECORDS", batch_records)
+        with PackedWriter(path, mode="encoded", shard_bytes=shard_bytes) as writer:
+            for payload, label in records:
+                writer.add(payload, label=label)
+                assert writer.records <= len(records)
+    rank, world_size = ranks
+    if len(records) < world_size:
+        with pytest.raises(ValueError, match=f"{len(records)} records for {world_size} ranks"):
+            PackedDataset(path, rank=rank, world_size=world_size)
+        return
+    dataset = PackedDataset(path, decode=False, rank=rank, world_size=world_size)
+    assert [dataset[k] for k in range(len(dataset))] == records[rank::world_size]
+    assert dataset.targets.tolist() == [label for _, label in records[rank::world_size]]
+    assert dataset.partitioned_by_rank == (world_size > 1)
+    index = packed_format.read_index(str(path))
+    assert packed_format.parse_index(str(path), packed_format.dump_index(index)) == index
+
+
+def test_arguments_that_cannot_be_are_refused(packed: Path) -> None:
+    with pytest.raises(ValueError, match="verify must be"):
+        PackedDataset(packed, verify="sometimes")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="0 <= rank < world_size"):
+        PackedDataset(packed, rank=2, world_size=2)
+    dataset = PackedDataset(packed)
+    for index in (-1, 20, 10**20):
+        with pytest.raises(IndexError, match=r"sample -?\d+ of .* expected 0 to 19"):
+            dataset[index]
+    assert dataset[np.int64(1)][1] == 1
+    with pytest.raises(FileNotFoundError, match="no packed set"):
+        PackedDataset(packed / "nothing")
+
+
+def test_a_picture_that_cannot_be_decoded_is_named_by_shard_record_and_source(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "s"
+    with PackedWriter(path, mode="encoded") as writer:
+        writer.add(png(pixels_of(0)), label=0, source="a/good.png")
+        writer.add(b"no picture", label=0, source="a/bad.png")
+    for transform in (None, RandomResizedCrop(8)):
+        dataset = PackedDataset(path, transform=transform)
+        dataset[0]
+        with pytest.raises(DecodeError) as caught:
+            dataset[1]
+        assert caught.value.path == f"{path}/shard-00000.arrow, record 1 (a/bad.png)"
+        with (
+            fastload.DataLoader(dataset, 2, collate_fn=list, num_workers=1) as loader,
+            pytest.raises(DecodeError) as caught,
+        ):
+            next(iter(loader))
+        assert "record 1 (a/bad.png)" in "".join(caught.value.__notes__)
+
+
+# ---- one set, many readers ----
+
+
+def test_it_pickles_copies_and_says_what_it_is(packed: Path) -> None:
+    dataset = PackedDataset(packed, transform=np.asarray, rank=1, world_size=2)
+    first = dataset[0][0]
+    mode = dataset.mode
+    expected = f"PackedDataset('{packed}': 10 records, 3 classes, {mode}, rank 1 of 2)"
+    for twin in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset), copy.copy(dataset)):
+        assert repr(twin) == repr(dataset) == expected
+        assert (twin[0][0] == first).all()
+    assert len(pickle.dumps(dataset)) < 10_000  # no file, no table, no record
+
+
+@pytest.mark.parametrize("memory_map", [False, True])
+def test_files_are_opened_late_and_closed_with_the_data_set(packed: Path, memory_map: bool) -> None:
+    def opened() -> int:
+        return sum(
+            str(packed) in os.path.realpath(f"/proc/self/fd/{n}")
+            for n in os.listdir("/proc/self/fd")
+        )
+
+    dataset = PackedDataset(packed, memory_map=memory_map)
+    assert opened() == 0
+    dataset[0]
+    assert 1 <= opened() <= 2
+    dataset.targets  # noqa: B018
+    assert opened() > 3
+    dataset.close()
+    assert opened() == 0
+    dataset[0]
+    del dataset
+    assert opened() == 0
+
+
+def test_of_many_shards_few_are_open_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "s", "encoded", 40, shard_bytes=1)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (20, 20))
+    dataset = PackedDataset(path, transform=np.asarray)
+    for number in [*range(40), *range(39, -1, -1)]:
+        assert (dataset[number][0] == pixels_of(number)).all()
+        held = [
+            n
+            for n in os.listdir("/proc/self/fd")
+            if "shard-" in os.path.realpath(f"/proc/self/fd/{n}")
+        ]
+        assert len(held) <= 16
+
+
+def test_threads_read_at_once_without_mixing_up_their_records(packed: Path) -> None:
+    """More files than may be open, first reads and reads again, in eight threads that switch often."""
+    dataset = PackedDataset(packed, decode=False)
+    dataset._files = [None, None]
+    expected = [dataset.read(k) for k in range(20)]
+    dataset.close()
+    dataset._files = [None, None]
+    wrong: list[Any] = []
+    barrier = threading.Barrier(8)
+
+    def read(seed: int) -> None:
+        barrier.wait()
+        for k in np.random.default_rng(seed).integers(0, 20, 200).tolist():
+            if dataset.read(k) != expected[k]:
+                wrong.append(k)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
+
+
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_loaders_of_both_methods_give_each_record_once(packed: Path, method: Any) -> None:
+    dataset = PackedDataset(packed, transform=lambda p: int(np.asarray(p).sum()))
+    dataset[0]  # a fork inherits what is open
+    expected = sorted(int(pixels_of(k).sum()) for k in range(20))
+    with fastload.DataLoader(
+        dataset, 4, shuffle=True, num_workers=2, worker_method=method, collate_fn=list
+    ) as loader:
+        for _ in range(2):
+            assert sorted(total for batch in loader for total, _ in batch) == expected
+
+
+def test_ranks_refuse_to_be_partitioned_again(packed: Path) -> None:
+    part = PackedDataset(packed, rank=0, world_size=2)
+    with pytest.raises(ValueError, match="rank"):
+        fastload.DataLoader(part, sampler=fastload.RankSampler(part, rank=0, world_size=2))
+
+
+def test_a_short_read_is_read_on(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, counts = os.preadv, cycle([1, 7, 3])
+
+    def short(fd: int, buffers: Any, offset: int) -> int:
+        return real(fd, [buffers[0][: next(counts)]], offset)
+
+    monkeypatch.setattr("os.preadv", short)
+    dataset = PackedDataset(packed, transform=np.asarray)
+    assert (dataset[5][0] == pixels_of(5)).all()
+
+
+def test_an_error_of_the_disk_names_the_file(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = PackedDataset(packed)
+    dataset.targets  # noqa: B018
+
+    def fail(*_: Any) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.preadv", fail)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        dataset[0]
+    assert caught.value.filename == str(packed / "shard-00000.arrow")
+
+
+def test_a_set_of_anything_is_read_without_pillow(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with PackedWriter(path, mode="encoded") as writer:
+        writer.add(b"text", label=7)
+    code = (
+        "import sys; sys.modules['PIL'] = sys.modules['torchvision'] = None\n"
+        "from fastload.datasets import PackedDataset\n"
+        f"assert PackedDataset({str(path)!r}, decode=False)[0] == (b'text', 7)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+
+
+# ---- writing ----
+
+
+def test_the_writer_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be called 'label'"):
+        PackedWriter(tmp_path / "s", mode="raw", columns={"label": pa.string()})
+    with pytest.raises(ValueError, match="mode must be one of"):
+        PackedWriter(tmp_path / "s", mode="zip")  # type: ignore[arg-type]
+    assert not (tmp_path / "s").exists()
+    with PackedWriter(tmp_path / "s", mode="raw") as writer:
+        with pytest.raises(ValueError, match="11 bytes are not 2 x 2 pixels of 3"):
+            writer.add(bytes(11), label=0, height=2, width=2)
+        with pytest.raises(ValueError, match="height and width go with"):
+            writer.add(bytes(12), label=0)
+        with pytest.raises(
+            ValueError, match=r"expected values for the columns \[\], got \['age'\]"
+        ):
+            writer.add(bytes(12), label=0, height=2, width=2, age=3)
+        writer.add(bytes(12), label=0, height=2, width=2)
+    assert len(PackedDataset(tmp_path / "s")) == 1
+
+
+# ---- other tools ----
+
+
+@pytest.fixture
+def captioned(tmp_path: Path) -> Path:
+    path = tmp_path / "set"
+    with PackedWriter(
+        path, mode="encoded", columns={"caption": pa.string()}, shard_bytes=200
+    ) as writer:
+        for number in range(20):
+            writer.add(bytes([number]) * number, label=number % 3, caption=f"no. {number}")
+    return path
+
+
+def test_pyarrow_reads_it(captioned: Path) -> None:
+    files = sorted(map(str, captioned.glob("*.arrow")))
+    table = pyarrow.dataset.dataset(files, format="arrow").to_table()
+    assert table.column_names == ["payload", "label", "source", "checksum", "caption"]
+    assert table["payload"].to_pylist() == [bytes([k]) * k for k in range(20)]
+    with pa.ipc.open_file(files[0]) as shard:
+        assert b'"mode": "encoded"' in shard.schema.metadata[b"fastload"]
+        batch = shard.get_batch(0)
+    # Aligned and padded as Arrow asks for, and nothing is compressed: a memory map needs no copy.
+    with pa.memory_map(files[0]) as mapped:
+        base = mapped.read_buffer()
+        mapped.seek(0)
+        payload = pa.ipc.open_file(mapped).get_batch(0).column("payload").buffers()[2]
+        assert base.address < payload.address < base.address + base.size
+        assert (payload.address - base.address) % 8 == 0
+    assert batch.num_rows > 1
+
+
+def test_pandas_reads_it(captioned: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    frames = [pd.read_feather(path) for path in sorted(captioned.glob("*.arrow"))]
+    frame = pd.concat(frames, ignore_index=True)
+    assert frame["label"].tolist() == [k % 3 for k in range(20)]
+    assert frame["payload"][7] == b"\7" * 7
+
+
+def test_duckdb_reads_it(captioned: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    shards = pyarrow.dataset.dataset(captioned, format="arrow", exclude_invalid_files=True)
+    with duckdb.connect() as connection:
+        connection.register("shards", shards)
+        rows = connection.sql(
+            "select label, count(*), sum(octet_length(payload)) from shards group by 1 order by 1"
+        ).fetchall()
+    expected = [(c, len(range(c, 20, 3)), sum(range(c, 20, 3))) for c in range(3)]
+    assert rows == expected
