@@ -66,6 +66,11 @@ def _missing(code: str, folder: Path) -> dict[str, Any]:
         (folder / "train.txt").write_text("cat/1.jpg\n")
         (images / "train").symlink_to(images, target_is_directory=True)
         return {"device": "cpu"}
+    if "import PackedDataset" in code:
+        from fastload.datasets.packed.packing import pack
+
+        pack(folder / "train.txt", folder / "packed", base_dir=folder / "imagenet")
+        return {}
     if "trainer.fit" in code:
         return _lightning()
     if "accelerator" in code:

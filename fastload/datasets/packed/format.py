@@ -170,7 +170,7 @@ def parse_index(path: str, encoded: bytes) -> Index:
     body = text[: tail.start()] if tail else ""
     if zlib.crc32(body.encode()) != about.pop("checksum", None):
         raise fail("does not have the checksum that it ends in: damaged or changed by hand")
-    if version != VERSION:
+    if type(version) is not int or version != VERSION:
         raise fail(f"has version {version!r}: expected {VERSION}")
     try:
         index = _index(about)

@@ -1,0 +1,431 @@
+"""Promise: packing gives the same bytes whatever the workers and interruptions; nothing half-written opens as a set."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+pytest.importorskip("pyarrow")
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fastload.cli import main
+from fastload.datasets import PackedDataset, PackedWriter
+from fastload.datasets.packed.packing import inspect, pack, verify
+from fastload.errors import DecodeError, FileListError, PackedDataError
+from fastload.image import decode_pixels
+
+ARGUMENTS: dict[str, Any] = {"mode": "raw", "max_size": 8, "shard_mb": 0.00025, "on_error": "skip"}
+
+
+def picture(number: int, kind: str = "PNG") -> bytes:
+    rng = np.random.default_rng(number)
+    pixels = rng.integers(0, 256, (4 + number % 9, 12 - number % 5, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A list of 20 files: 17 pictures in three classes, one cut off, one empty, one missing, at 3, 4 and 19."""
+    folder = tmp_path_factory.mktemp("files")
+    lines = []
+    for number in range(20):
+        name = f"{('dog', 'cat', 'eel')[number % 3]}/{number}.png"
+        lines.append(name + "\n")
+        (folder / name).parent.mkdir(exist_ok=True)
+        content = {3: picture(3)[:60], 4: b""}.get(number, picture(number))
+        if number != 19:
+            (folder / name).write_bytes(content)
+    (folder / "list.txt").write_text("".join(lines))
+    return folder / "list.txt"
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """All files below `path`, and directories as names that end in a slash."""
+    return {
+        str(p.relative_to(path)) + "/" * p.is_dir(): b"" if p.is_dir() else p.read_bytes()
+        for p in path.rglob("*")
+    }
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(listed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    path = tmp_path_factory.mktemp("whole") / "set"
+    packed = pack(listed, path, workers=0, **ARGUMENTS)
+    assert (packed.records, packed.rejected, packed.taken_over) == (17, 3, 0)
+    assert 5 < packed.shards < 17
+    found = contents(path)
+    assert sorted(found) == sorted(
+        ["index.json", "rejected.txt", *(f"shard-{k:05d}.arrow" for k in range(packed.shards))]
+    )
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_set_does_not_depend_on_the_number_of_workers(
+    listed: Path, uninterrupted: dict[str, bytes], tmp_path: Path, workers: int
+) -> None:
+    pack(listed, tmp_path / "set", workers=workers, **ARGUMENTS)
+    assert contents(tmp_path / "set") == uninterrupted
+
+
+def test_what_is_left_out_is_listed_and_the_rest_is_right(
+    listed: Path, uninterrupted: dict[str, bytes], tmp_path: Path
+) -> None:
+    pack(listed, tmp_path / "set", **ARGUMENTS)
+    names = [line.split("\t")[0] for line in uninterrupted["rejected.txt"].decode().splitlines()]
+    assert names == ["dog/3.png", "cat/4.png", "cat/19.png"]
+    assert uninterrupted["rejected.txt"].endswith(b"\tNo such file or directory\n")
+    dataset = PackedDataset(tmp_path / "set", decode=False)
+    assert dataset.classes == ["cat", "dog", "eel"]
+    good = [number for number in range(19) if number not in (3, 4)]
+    for record, number in enumerate(good):
+        pixels, label = dataset[record]
+        expected = decode_pixels(picture(number), name="", max_size=8)
+        assert max(pixels.shape) <= 8
+        assert (pixels == expected).all()
+        assert label == [1, 0, 2][number % 3]
+        assert dataset.locate(record).endswith(f"/{number}.png)")
+
+
+# ---- interruptions ----
+
+CALLS = ("write", "replace", "fsync", "unlink", "rmdir")
+
+
+@contextmanager
+def at_call(number: int, act: Callable[[], None]) -> Iterator[list[int]]:
+    """Call `act` instead of the call `number` that changes something on the disk; yields the number of calls."""
+    count = [0]
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            count[0] += 1
+            if count[0] == number:
+                act()
+            return real(*arguments, **keywords)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(os, name, counted(getattr(os, name)))
+        yield count
+
+
+def pack_and_die(listed: Path, path: Path, number: int) -> bool:
+    """Pack in a child that kills itself at a call; whether it came that far."""
+    child = os.fork()
+    if child == 0:
+        try:
+            with at_call(number, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+                pack(listed, path, workers=0, **ARGUMENTS)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    return False
+
+
+def complete(listed: Path, path: Path, workers: int = 0) -> int:
+    """Run again; the records taken over, or -1 where the set was complete and the second run said so."""
+    if (path / "index.json").exists():
+        with pytest.raises(FileExistsError, match="there is a packed set already"):
+            pack(listed, path, workers=workers, **ARGUMENTS)
+        return -1
+    with pytest.raises(FileNotFoundError, match="run it again"):
+        PackedDataset(path)
+    return pack(listed, path, workers=workers, **ARGUMENTS).taken_over
+
+
+def test_killed_before_any_write_it_is_no_set_and_running_again_gives_the_same_bytes(
+    listed: Path, uninterrupted: dict[str, bytes], tmp_path: Path
+) -> None:
+    taken_over = []
+    for number in range(1, 10_000, 11):
+        path = tmp_path / str(number)
+        if not pack_and_die(listed, path, number):
+            assert contents(path) == uninterrupted
+            break
+        taken_over.append(complete(listed, path))
+        assert contents(path) == uninterrupted
+    assert len(taken_over) > 15
+    assert taken_over[0] == 0
+    assert taken_over[-1] == -1  # killed when the index was there
+    assert {0, 17} < set(taken_over)
+    assert len(set(taken_over)) > 4
+
+
+def test_killed_again_and_again_it_is_completed(
+    listed: Path, uninterrupted: dict[str, bytes], tmp_path: Path
+) -> None:
+    deaths = 0
+    while pack_and_die(listed, tmp_path / "set", 40 + deaths % 7):
+        deaths += 1
+        assert deaths < 50
+    assert deaths > 2
+    assert contents(tmp_path / "set") == uninterrupted
+
+
+@pytest.mark.parametrize("interruption", ["disk full", "Ctrl-C"])
+def test_a_full_disk_and_ctrl_c_leave_nothing_half_written(
+    listed: Path, uninterrupted: dict[str, bytes], tmp_path: Path, interruption: str
+) -> None:
+    expected = OSError if interruption == "disk full" else KeyboardInterrupt
+
+    def act() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if expected is OSError else expected
+
+    for number in range(1, 120, 17):
+        path = tmp_path / str(number)
+        with at_call(number, act), pytest.raises(expected) as caught:
+            pack(listed, path, workers=2, **ARGUMENTS)
+        if expected is OSError and "os.write" in str(caught.traceback[-2]):
+            assert str(path) in caught.value.filename
+        assert [p for p in path.rglob("*.arrow") if ".packing" in p.parts] == []
+        complete(listed, path, workers=2)
+        assert contents(path) == uninterrupted
+
+
+def test_a_disk_that_takes_few_bytes_at_a_time_gets_all_of_them(
+    listed: Path, uninterrupted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+    monkeypatch.setattr("os.write", lambda fd, content: real(fd, bytes(content[:100])))
+    pack(listed, tmp_path / "set", **ARGUMENTS)
+    assert contents(tmp_path / "set") == uninterrupted
+
+
+def test_a_stopped_pack_is_not_continued_with_other_arguments(listed: Path, tmp_path: Path) -> None:
+    assert pack_and_die(listed, tmp_path / "set", 60)
+    for change in ({"max_size": 7}, {"mode": "jpeg"}, {"shard_mb": 1}):
+        with pytest.raises(FileExistsError, match="a pack with other arguments"):
+            pack(listed, tmp_path / "set", **{**ARGUMENTS, **change})
+    with pytest.raises(DecodeError, match="3.png"):  # another on_error is no other set
+        pack(listed, tmp_path / "set2", **{**ARGUMENTS, "on_error": "raise"})
+    assert pack(listed, tmp_path / "set2", **ARGUMENTS).taken_over > 0
+
+
+def test_two_packs_of_one_set_at_once_are_refused(tmp_path: Path) -> None:
+    with PackedWriter(tmp_path / "set", mode="encoded") as writer:
+        writer.add(b"x", label=0)
+        with pytest.raises(BlockingIOError, match="another process packs into it"):
+            PackedWriter(tmp_path / "set", mode="encoded")
+    assert len(PackedDataset(tmp_path / "set")) == 1
+    before = contents(tmp_path / "set")
+    with pytest.raises(FileExistsError, match="there is a packed set already"):
+        PackedWriter(tmp_path / "set", mode="encoded")
+    (tmp_path / "set" / "index.json").unlink()
+    with pytest.raises(FileExistsError, match="there are shards without an index"):
+        PackedWriter(tmp_path / "set", mode="encoded")
+    assert contents(tmp_path / "set").keys() == before.keys() - {"index.json"}
+
+
+# ---- modes and sources ----
+
+
+def test_the_first_bad_input_in_order_ends_the_run(listed: Path, tmp_path: Path) -> None:
+    with pytest.raises(DecodeError, match=r"dog/3\.png") as caught:
+        pack(listed, tmp_path / "set", workers=3, mode="jpeg")
+    assert caught.value.path == str(listed.parent / "dog" / "3.png")
+    lines = listed.read_text().splitlines()
+    (tmp_path / "missing.txt").write_text("\n".join([lines[0], lines[19], lines[3]]))
+    with pytest.raises(FileNotFoundError) as missing:
+        pack(tmp_path / "missing.txt", tmp_path / "other", base_dir=listed.parent, workers=3)
+    assert missing.value.filename == str(listed.parent / lines[19])
+
+
+def test_encoded_keeps_the_bytes_and_jpeg_makes_them_small(listed: Path, tmp_path: Path) -> None:
+    pack(listed, tmp_path / "encoded", mode="encoded", on_error="skip")
+    dataset = PackedDataset(tmp_path / "encoded", decode=False)
+    assert len(dataset) == 17
+    assert dataset[3][0] == picture(5)
+    pack(listed, tmp_path / "unseen", mode="encoded", check=False, on_error="skip")
+    assert len(PackedDataset(tmp_path / "unseen")) == 19  # all but the missing one
+    pack(listed, tmp_path / "jpeg", max_size=6, quality=50, on_error="skip")
+    payload, _ = PackedDataset(tmp_path / "jpeg", decode=False)[3]
+    assert payload[:3] == b"\xff\xd8\xff"
+    assert max(Image.open(io.BytesIO(payload)).size) == 6
+    assert PackedDataset(tmp_path / "jpeg").made["quality"] == 50
+
+
+def test_a_folder_is_packed_as_image_folder_reads_it(tmp_path: Path) -> None:
+    for number in range(6):
+        path = tmp_path / "train" / ("b", "a")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(number, "JPEG"))
+    pack(tmp_path / "train", tmp_path / "set", mode="encoded")
+    dataset = PackedDataset(tmp_path / "set", decode=False)
+    assert dataset.classes == ["a", "b"]
+    assert [label for _, label in (dataset[k] for k in range(6))] == [0, 0, 0, 1, 1, 1]
+    assert dataset[1][0] == picture(3, "JPEG")
+    assert dataset.locate(1).endswith("(a/3.jpg)")
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"max_size": 3}, {"quality": 3}, {"columns": ["a"]}, {"shard_mb": 0}]
+)
+def test_arguments_that_do_not_belong_are_refused(
+    listed: Path, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="max_size|quality|columns|shard_bytes"):
+        pack(listed, tmp_path / "set", mode="encoded", **arguments)
+    assert not (tmp_path / "set").exists()
+
+
+def test_where_nothing_can_be_packed_there_is_no_set(listed: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a/1.png\na/2.png\n")
+    with pytest.raises(
+        PackedDataError, match="none of 2 inputs could be packed; the first: a/1.png: No such"
+    ):
+        pack(tmp_path / "list.txt", tmp_path / "set", on_error="skip")
+    with pytest.raises(FileNotFoundError):
+        PackedDataset(tmp_path / "set")
+
+
+def parquet(path: Path, numbers: range, **changes: Any) -> Path:
+    columns = {
+        "image": [{"bytes": picture(k), "path": f"{k}.png"} for k in numbers],
+        "label": [("dog", "cat")[k % 2] for k in numbers],
+        "caption": [f"no. {k}" for k in numbers],
+        **changes,
+    }
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table(columns), path, row_group_size=7)
+    return path
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_parquet_files_are_packed_in_order_with_their_columns(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastload.datasets.packed.sources._ROWS", 4)
+    parquet(tmp_path / "rows" / "1.parquet", range(20))
+    parquet(tmp_path / "rows" / "2.parquet", range(20, 31))
+    arguments: dict[str, Any] = {"mode": "encoded", "columns": ["caption"], "shard_mb": 0.001}
+    pack(tmp_path / "rows", tmp_path / "set", workers=workers, **arguments)
+    dataset = PackedDataset(tmp_path / "set", decode=False, columns=["caption"])
+    assert dataset.classes == ["cat", "dog"]
+    assert [dataset[k] for k in range(31)] == [
+        (picture(k), 1 - k % 2, f"no. {k}") for k in range(31)
+    ]
+    assert dataset.locate(30).endswith("(30.png)")
+    # A run that is stopped goes on in the middle of a file, and of a row group.
+    for number in (50, 120):
+        with at_call(number, _interrupt), pytest.raises(KeyboardInterrupt):
+            pack(tmp_path / "rows", tmp_path / f"again{number}", workers=workers, **arguments)
+        again = pack(tmp_path / "rows", tmp_path / f"again{number}", workers=workers, **arguments)
+        assert 0 < again.taken_over < 31
+        assert contents(tmp_path / f"again{number}") == contents(tmp_path / "set")
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_parquet_with_bytes_numbers_and_rows_that_lack_them(tmp_path: Path) -> None:
+    images = [picture(0), None, b"no picture", picture(3)]
+    labels = pa.array([5, 6, 7, None], pa.int32())
+    path = parquet(tmp_path / "p" / "x.parquet", range(4), image=images, label=labels)
+    pack(path, tmp_path / "set", mode="encoded", on_error="skip")
+    dataset = PackedDataset(tmp_path / "set", decode=False)
+    assert [dataset[k] for k in range(2)] == [(picture(0), 5), (picture(3), -1)]
+    rejected = (tmp_path / "set" / "rejected.txt").read_text().splitlines()
+    assert [line.split("\t")[0] for line in rejected] == ["x.parquet:1", "x.parquet:2"]
+    assert dataset.classes == []
+
+
+def test_parquet_with_the_class_names_of_hugging_face(tmp_path: Path) -> None:
+    names = {"label": {"names": ["dog", "cat"], "_type": "ClassLabel"}}
+    table = pa.table({"image": [picture(0)], "label": pa.array([1])})
+    table = table.replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": names}})}
+    )
+    pq.write_table(table, tmp_path / "x.parquet")
+    pack(tmp_path / "x.parquet", tmp_path / "set", mode="encoded")
+    assert PackedDataset(tmp_path / "set").classes == ["dog", "cat"]
+
+
+def test_parquet_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "p" / "1.parquet", range(3), weight=[0.5] * 3)
+    for arguments, message in [
+        ({"image_column": "jpg"}, "there is no column 'jpg'; there are"),
+        ({"label_column": "weight"}, "is of double, expected integers or names"),
+        ({"columns": ["age"]}, "there is no column 'age'"),
+    ]:
+        with pytest.raises(FileListError, match=message):
+            pack(path, tmp_path / "set", **arguments)  # type: ignore[arg-type]
+    parquet(tmp_path / "p" / "2.parquet", range(3))
+    with pytest.raises(
+        FileListError, match=r"2\.parquet: its columns are not those of .*1\.parquet"
+    ):
+        pack(tmp_path / "p", tmp_path / "set")
+    (tmp_path / "p" / "2.parquet").write_bytes(b"PAR1")
+    with pytest.raises(FileListError, match=r"2\.parquet: no Parquet file"):
+        pack(tmp_path / "p", tmp_path / "set")
+
+
+# ---- the commands ----
+
+
+def call(*arguments: Any) -> Any:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_the_commands_pack_verify_and_inspect(listed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "set"
+    result = call("pack", listed, path, "--mode", "jpeg", "--max-size", "8", "--on-error", "skip")
+    assert result.exit_code == 0, result.output
+    assert f"{path}: 17 records in 1 shards" in result.output
+    assert f"3 inputs left out: see {path}/rejected.txt" in result.output
+    result = call("verify", path)
+    assert result.exit_code == 0, result.output
+    assert result.output.endswith("All of them are right.\n")
+    result = call("inspect", path, "--records", "2")
+    assert result.exit_code == 0
+    assert result.output.strip() == inspect(path, records=2)
+    for told in (
+        "17 records, mode jpeg, 3 classes",
+        "payload large_binary",
+        "record 1 (cat/1.png)",
+        "max_size 8",
+    ):
+        assert told in result.output
+    ((start, _),) = json.loads((path / "index.json").read_text())["shards"][0]["payload"]
+    with open(path / "shard-00000.arrow", "r+b") as file:
+        os.pwrite(file.fileno(), b"\0", start)
+    result = call("verify", path, "--workers", "0")
+    assert result.exit_code == 1
+    assert "record 0 (dog/0.png): the payload has checksum" in result.output
+    assert "1 shards or records are bad" in result.output
+    assert verify(path).bad == [result.output.splitlines()[0]]
+
+
+def test_the_commands_answer_a_fault_with_one_line(listed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "set"
+    for arguments, message in [
+        (("pack", listed, path), "3.png: cannot be decoded"),
+        (("pack", listed, path, "--quality", "3", "--mode", "raw"), "quality goes with mode"),
+        (("verify", tmp_path), f"{tmp_path}/index.json: no packed set"),
+        (("inspect", tmp_path), f"{tmp_path}/index.json: no packed set"),
+    ]:
+        result = call(*arguments)
+        assert result.exit_code in (1, 2)
+        assert message in result.output
+        assert "Traceback" not in result.output
