@@ -137,8 +137,9 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     def targets(self) -> NDArray[np.int64]:
         """The labels, int64[len(self)]."""
         if self._targets is None:
-            labels = [self._table(number).labels for number in range(len(self._tables))]
-            self._targets = np.concatenate(labels)[self.rank :: self.world_size]
+            tables = (table or self._table(k) for k, table in enumerate(self._tables))
+            labels = np.concatenate([table.labels for table in tables])
+            self._targets = labels[self.rank :: self.world_size]
         return self._targets
 
     def locate(self, index: int) -> str:
@@ -238,7 +239,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
 
     def _table(self, number: int) -> Table:
         file, shard = self._file(number), self._index.shards[number]  # held, as in `locate`
-        table, _ = read_table(self.path, self._index, shard, file.fd, columns=self.columns)
+        with stage("read"):
+            table, _ = read_table(self.path, self._index, shard, file.fd, columns=self.columns)
         self._tables[number] = table
         return table
 
