@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import io
 import os
 import pickle
@@ -326,6 +327,46 @@ def test_a_short_read_is_read_on(packed: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("os.preadv", short)
     dataset = PackedDataset(packed, transform=np.asarray)
     assert (dataset[5][0] == pixels_of(5)).all()
+
+
+@pytest.mark.parametrize("refusal", [errno.EAGAIN, errno.EOPNOTSUPP, 0])
+def test_reading_ahead_asks_for_the_piece_around_what_is_not_in_memory(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    """Simulated: the kernel has nothing (or, refusal 0, half a record) in memory before the advice, then all."""
+    real, asked = os.preadv, []
+    cached: set[int] = set()
+
+    def preadv(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if not flags or offset in cached:
+            return real(fd, buffers, offset)
+        if refusal:
+            raise OSError(refusal, os.strerror(refusal))
+        return len(buffers[0]) // 2
+
+    def advise(fd: int, offset: int, length: int, advice: int) -> None:
+        asked.append((offset, length, advice))
+
+    dataset = PackedDataset(packed, transform=np.asarray, read_ahead_bytes=64)
+    begin, length = dataset._table(0).begins[1].item(), dataset._table(0).lengths[1].item()
+    monkeypatch.setattr("os.preadv", preadv)
+    monkeypatch.setattr("os.posix_fadvise", advise)
+    for _ in range(2):
+        assert (dataset[1][0] == pixels_of(1)).all()
+        cached.add(begin)
+    piece = begin // 64 * 64
+    assert asked == [(piece, max(64, begin + length - piece), os.POSIX_FADV_WILLNEED)]
+    with pytest.raises(ValueError, match="0 with memory_map"):
+        PackedDataset(packed, read_ahead_bytes=64, memory_map=True)
+
+
+def test_reading_ahead_changes_no_record(packed: Path) -> None:
+    dataset = PackedDataset(packed, transform=np.asarray, read_ahead_bytes=1000)
+    for path in packed.glob("*.arrow"):
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for number in range(20):
+        assert (dataset[number][0] == pixels_of(number)).all()
 
 
 def test_an_error_of_the_disk_names_the_file(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
