@@ -446,6 +446,7 @@ class Strike:
         """Run `act()`, and swallow the interrupt; `at` says where it struck, or is empty at the end."""
         before = sys.gettrace()
         gc.disable()  # what is raised in the finalizer of an earlier iterator reaches nobody
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 gives them only if a frame asked before
         sys.settrace(self)
         try:
             act()
