@@ -18,6 +18,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
@@ -415,15 +416,19 @@ class Strike:
     """A trace function that raises KeyboardInterrupt at the `point`-th moment a signal could.
 
     CPython runs signal handlers when a function of Python begins, after a call of C and when a loop
-    turns. This forces each of these moments once, in fastload's code, instead of waiting for it.
+    turns. This forces each of these moments once, in fastload's code, instead of waiting for it; of
+    the turns of one loop, the first eight (no loop over workers or batches turns more often here,
+    while one over the bars of a histogram would be a thousand moments).
     """
 
+    TURNS = 8
     FOLDER = os.path.dirname(fastload.__file__) + os.sep
 
     def __init__(self, point: int) -> None:
         self.left = point
         self.at = ""
         self.last: dict[FrameType, int] = {}  # the instruction that each frame ran last
+        self.turns = Counter[tuple[FrameType, int]]()  # how often each came to a moment
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Strike | None:
         if event == "call" and frame.f_back is not None:
@@ -435,6 +440,9 @@ class Strike:
             last = self.last.get(frame)
             self.last[frame] = frame.f_lasti
             if last is not None and can_be_interrupted(frame.f_code, last, frame.f_lasti):
+                self.turns[frame, frame.f_lasti] += 1
+                if self.turns[frame, frame.f_lasti] > self.TURNS:
+                    return self
                 if not self.left:
                     name = os.path.basename(frame.f_code.co_filename)
                     self.at = f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
@@ -446,7 +454,8 @@ class Strike:
         """Run `act()`, and swallow the interrupt; `at` says where it struck, or is empty at the end."""
         before = sys.gettrace()
         gc.disable()  # what is raised in the finalizer of an earlier iterator reaches nobody
-        sys._getframe().f_trace_opcodes = True  # Python 3.12 gives them only if a frame asked before
+        # Python 3.12 traces opcodes only if some frame has asked before.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self)
         try:
             act()
@@ -456,6 +465,7 @@ class Strike:
             sys.settrace(before)
             gc.enable()
             self.last.clear()
+            self.turns.clear()
 
 
 @functools.cache
