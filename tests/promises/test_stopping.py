@@ -435,6 +435,7 @@ class Strike:
             self.last.pop(frame.f_back, None)  # what it ran last was no call of C
         if not frame.f_code.co_filename.startswith(self.FOLDER):
             return None
+        frame.f_trace = self  # Python 3.13 traces the opcodes of frames that are traced
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         if event == "opcode" and not self.at:
             last = self.last.get(frame)
@@ -511,7 +512,7 @@ def strike_everywhere(
             bad.append(f"{strike.at}: {threads()} left")
             KNOWN.update(threading.enumerate())
         if not strike.at:
-            assert point > 5, "nothing was interrupted"
+            assert point > 20, "hardly anything was interrupted"
             assert not bad, "Ctrl-C at\n" + "\n".join(bad)
             return
     pytest.fail("it does not end")
