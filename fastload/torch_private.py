@@ -165,10 +165,13 @@ no_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.Disable
 What torch's own modes use (`torch.overrides` has no public name for it)."""
 
 
-def resize_antialiased(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """uint8[3, h, w] in the memory of [h, w, 3] to uint8[3, *size] in that of [*size, 3]: bilinear, antialiased.
+def resize_antialiased(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """uint8[h, w, 3], contiguous, to uint8[3, *size] in the memory of [*size, 3]: bilinear, antialiased.
 
     The kernel under `torch.nn.functional.interpolate`, without 20 us of Python around it.
     """
-    out: torch.Tensor = torch._C._nn._upsample_bilinear2d_aa(image[None], size, False)  # type: ignore[call-arg]
+    # As [1, h, w, 3] permuted: of a permuted [h, w, 3] with a new dimension the strides are not those of
+    # channels-last memory, and the kernel makes planes of its input and its output, in twice the time.
+    image = pixels[None].permute(0, 3, 1, 2)
+    out: torch.Tensor = torch._C._nn._upsample_bilinear2d_aa(image, size, False)  # type: ignore[call-arg]
     return out[0]

@@ -374,8 +374,10 @@ def _cut(pixels: Pixels, region: Region) -> torch.Tensor:
         # For the kernel: it takes other strides too, by way of two more copies. Torch warns of what is
         # read-only.
         box = np.array(box, order="C")
-    image = torch.from_numpy(box).permute(2, 0, 1)
-    return image if (height, width) == region.size else resize_antialiased(image, region.size)
+    image = torch.from_numpy(box)
+    if (height, width) == region.size:
+        return image.permute(2, 0, 1)
+    return resize_antialiased(image, region.size)
 
 
 def _window(image: torch.Tensor, window: Box) -> torch.Tensor:
