@@ -29,6 +29,8 @@ NAMES = (
     "beside",
     "decode",
 )
+ASKED_FOR = ("peers",)
+"""Benchmarks that are run where they are named: they want packages that the others do without."""
 FORMAT = "fastload-benchmarks/1"
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -48,7 +50,7 @@ class Section:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
+@click.argument("names", nargs=-1, type=click.Choice((*NAMES, *ASKED_FOR)), metavar="[NAME]...")
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
@@ -64,10 +66,10 @@ class Section:
     help="Write all figures here.",
 )
 def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path | None) -> None:
-    """Measure fastload against torch's DataLoader: all benchmarks, or those named.
+    """Measure fastload against torch's DataLoader: all benchmarks but peers, or those named.
 
-    Names: images, latency, engine, tensor_dataset, memory, collate, thread_cost, randomness, beside, decode.
-    README.md says what each one is.
+    Names: images, latency, engine, tensor_dataset, memory, collate, thread_cost, randomness, beside, decode; and
+    peers, fastload beside other loaders. README.md says what each one is.
 
     Every case is a fresh process, and cases take turns, so leave the machine to them. An aim that is not met is
     reported and is no failure; a case that breaks is one (exit status 1). Ctrl-C ends with the table of the
@@ -118,6 +120,8 @@ def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
         raise click.ClickException(
             f"{name} needs {exc.name}, which is not installed: pip install 'fastload[images]'"
         ) from exc
+    if hasattr(benchmark, "prepare"):
+        benchmark.prepare(smoke=smoke)
     cases = benchmark.cases(smoke=smoke)
     count = 1 if smoke else repeats or benchmark.REPEATS
     outcomes: dict[str, list[Outcome]] = {case.name: [] for case in cases}

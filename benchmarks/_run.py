@@ -38,7 +38,7 @@ class Case:
 
 
 class Benchmark(Protocol):
-    """What a module of this package offers."""
+    """What a module of this package offers; `prepare(*, smoke)` too, where what is loaded takes memory to make."""
 
     TITLE: str
     """Heads the benchmark's rows: what is loaded, and how."""

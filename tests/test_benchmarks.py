@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from benchmarks import _run, images
-from benchmarks.__main__ import NAMES, main
+from benchmarks.__main__ import ASKED_FOR, NAMES, main
 from benchmarks._measure import run_epochs
 from benchmarks._report import Aim, best, label, row, table
 from benchmarks._run import Case, execute, load
@@ -61,7 +61,7 @@ def test_a_benchmark_measures_each_case_and_has_a_row_for_each_aim(
     assert benchmark.TITLE in table({benchmark.TITLE: rows}, judged=False)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *ASKED_FOR])
 def test_rows_do_without_the_figures_of_cases_that_failed(name: str) -> None:
     benchmark = load(name)
     rows = benchmark.rows({case.name: [None] for case in benchmark.cases(smoke=True)})
@@ -69,7 +69,7 @@ def test_rows_do_without_the_figures_of_cases_that_failed(name: str) -> None:
     assert all(found.figure is found.ratio is found.met is None for found in rows)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *ASKED_FOR])
 def test_full_cases_differ_from_smoke_cases_in_size_alone(name: str) -> None:
     benchmark = load(name)
     full = {case.name: case.options for case in benchmark.cases(smoke=False)}

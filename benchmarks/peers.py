@@ -1,0 +1,498 @@
+"""fastload beside its peers: the same pictures, crop, flip and batches of each, by the recipe of its own documents."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.util
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+from PIL import Image
+
+from benchmarks._measure import NotMeasuredError
+from benchmarks._report import Aim, Figures, Results, Row, best, row
+from benchmarks._run import Case
+from benchmarks.recipes import SIZE, Batch, Task, files, packed, points, tree
+from fastload.harness.bench import cached_share, prepare_cache
+from fastload.harness.figures import BenchError
+from fastload.harness.processes import cpu_seconds, tree_memory
+
+TITLE = (
+    "peers: 2,048 JPEGs, RandomResizedCrop(224), flip, uint8, batches of 64, shuffled; "
+    "second and later epochs, files in the page cache unless the row says otherwise"
+)
+REPEATS = 5
+
+BATCH = 64
+PASSES = 3
+FIRST_BATCH_S = 0.3
+SLOW_OPEN_MS = 2.0
+
+Group = Literal["files", "encoded", "jpeg", "raw"]
+GROUPS: dict[Group, str] = {
+    "files": "JPEG files",
+    "encoded": "packed, full-size JPEG",
+    "jpeg": "packed, JPEG of 256 px",
+    "raw": "packed, pixels of 256 px",
+}
+
+
+PACKED_GROUPS: tuple[Group, ...] = ("encoded", "jpeg", "raw")
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One loader over one form of the pictures."""
+
+    group: Group
+    name: str
+    recipe: str
+    variant: str = ""
+    workers: int = 2
+    needs: str = "torchvision"
+    """The module without which there is no figure."""
+    kind: Literal["ours", "peer", "bound"] = "peer"
+    cold: bool = False
+    """Measured with a cold cache as well."""
+    slow: bool = False
+    """Measured with slow opens as well."""
+
+    @property
+    def title(self) -> str:
+        return f"{GROUPS[self.group]}: {self.name}"
+
+
+FUSED = Contender(
+    "files",
+    "fastload, fused plan, 2 threads",
+    "fused",
+    needs="fastload",
+    kind="ours",
+    cold=True,
+    slow=True,
+)
+BARE = Contender(
+    "files",
+    "bare loop, simplejpeg + torch resize, 2 threads",
+    "bare",
+    needs="simplejpeg",
+    kind="bound",
+)
+PACKED: dict[Group, Contender] = {
+    group: Contender(
+        group,
+        "fastload, 2 threads",
+        "packed_set",
+        group,
+        needs="fastload",
+        kind="ours",
+        cold=True,
+        slow=group == "encoded",
+    )
+    for group in PACKED_GROUPS
+}
+FFCV: dict[Group, Contender] = {
+    group: Contender(
+        group,
+        f"FFCV{' (encoded anew)' * (group == 'encoded')}, 2 threads",
+        "ffcv",
+        group,
+        needs="ffcv",
+        cold=group != "encoded",
+    )
+    for group in PACKED_GROUPS
+}
+TORCH = [
+    Contender(
+        "files",
+        f"torch, {named}, {f'{workers} processes' if workers else 'serial'}",
+        "loose",
+        f"torch-{decoder}",
+        workers,
+        cold=(decoder, workers) == ("torchvision", 2),
+        slow=(decoder, workers) == ("torchvision", 2),
+    )
+    for decoder, named in (
+        ("torchvision", "torchvision decoder + v2"),
+        ("pillow", "Pillow + v1"),
+    )
+    for workers in (0, 2, 4)
+]
+CONTENDERS = [
+    FUSED,
+    Contender(
+        "files",
+        "fastload, torchvision decoder + v2, 2 threads",
+        "loose",
+        "fastload-torchvision",
+        kind="ours",
+    ),
+    Contender("files", "fastload, Pillow + v1, 2 threads", "loose", "fastload-pillow", kind="ours"),
+    BARE,
+    *TORCH,
+    Contender("files", "torchdata.nodes, 2 threads", "nodes", needs="torchdata"),
+    Contender("files", "Grain, 2 threads", "grain", needs="grain"),
+    Contender("files", "SPDL, FFmpeg, 2 threads", "spdl", needs="spdl"),
+    Contender("files", "DALI on the CPU, 2 threads", "dali", needs="nvidia.dali"),
+    PACKED["encoded"],
+    Contender(
+        "encoded",
+        "WebDataset, 2 processes",
+        "webdataset",
+        "encoded",
+        needs="webdataset",
+        cold=True,
+        slow=True,
+    ),
+    Contender("encoded", "MosaicML Streaming, 2 processes", "mds", "encoded", needs="streaming"),
+    Contender("encoded", "LitData, 2 processes", "litdata", "encoded", needs="litdata"),
+    FFCV["encoded"],
+    PACKED["jpeg"],
+    FFCV["jpeg"],
+    PACKED["raw"],
+    FFCV["raw"],
+]
+
+COLD = "cold cache"
+SLOW = f"{SLOW_OPEN_MS:g} ms added per open (simulated)"
+
+
+def cases(*, smoke: bool) -> list[Case]:
+    found = []
+    for it in CONTENDERS:
+        options: dict[str, Any] = {
+            "recipe": it.recipe,
+            "variant": it.variant,
+            "workers": it.workers,
+            "cache": "warm",
+            "open_ms": 0.0,
+            "count": 64 if smoke else 2048,
+            "batch": 4 if smoke else BATCH,
+        }
+        found.append(Case(it.title, options, watch_memory=True))
+        if it.cold:
+            found.append(Case(f"{it.title}; {COLD}", options | {"cache": "cold"}))
+        if it.slow:
+            found.append(Case(f"{it.title}; {SLOW}", options | {"open_ms": SLOW_OPEN_MS}))
+    return found
+
+
+def prepare(*, smoke: bool) -> None:
+    """Make the pictures and the packed sets, so that no measured process has to."""
+    for case in cases(smoke=smoke):
+        recipe, variant = case.options["recipe"], case.options["variant"]
+        root = tree(case.options["count"])
+        try:
+            if hasattr(_module(recipe), "pack"):
+                packed(recipe, variant, root)
+        except NotMeasuredError:
+            continue  # The case itself will say so.
+        except subprocess.CalledProcessError as error:
+            print(f"peers: {case.name}: packing failed: {error}", file=sys.stderr)
+
+
+def measure(
+    *,
+    recipe: str,
+    variant: str,
+    workers: int,
+    cache: Literal["warm", "cold"],
+    open_ms: float,
+    count: int,
+    batch: int,
+) -> Figures:
+    """Rates and costs of one contender. BenchError unless each epoch is shuffled random crops of all pictures."""
+    module = _module(recipe)
+    root = tree(count)
+    source = packed(recipe, variant, root) if hasattr(module, "pack") else root
+    read = [str(path) for path in source.rglob("*") if path.is_file()]
+    prepare_cache(read, cache)
+    cached = cached_share(read)
+    if cache == "cold" and cached is None:
+        raise NotMeasuredError("this system does not tell which files are cached")
+    torch.manual_seed(0)
+    with slow_opens(open_ms / 1000, below=source) as opens:
+        began = perf_counter()
+        with module.opened(Task(source, variant, count, batch, workers)) as batches:
+            passes = [run_pass(batches) for _ in range(1 if cache == "cold" else PASSES)]
+            memory = tree_memory(os.getpid())
+        if open_ms:
+            check_opens(opens(), expected=count * len(passes) if source == root else 1)
+    bare = recipe == "bare"
+    shape = [count, 3, 8, 8] if bare else [batch, 3, SIZE, SIZE]
+    check(passes, files(root), shape=shape, flips=not bare)
+    first, last = passes[0], passes[-1]
+    figures = {"first_batch_s": first.first_at - began}
+    if cached is not None:
+        figures["cached"] = cached
+    if cache == "cold":
+        # Not from the start: what is compiled or started before the first batch is in that batch's figure.
+        return figures | {"rate": (count - batch) / (last.ended_at - first.first_at)}
+    samples = count * (len(passes) - 1)
+    return figures | {
+        "rate": samples / (last.ended_at - first.ended_at),
+        "cpu_ms": 1000 * (last.cpu_s - first.cpu_s) / samples,
+        "peak_mib": memory.allocated / 2**20 if memory else 0.0,
+    }
+
+
+def _module(recipe: str) -> Any:
+    try:
+        return importlib.import_module(f"benchmarks.recipes.{recipe}")
+    except ImportError as error:
+        raise NotMeasuredError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one epoch delivered, and when."""
+
+    numbers: torch.Tensor
+    points: torch.Tensor
+    shapes: set[tuple[Any, ...]]
+    first_at: float
+    ended_at: float
+    cpu_s: float
+
+
+def run_pass(batches: Iterable[Batch]) -> Pass:
+    numbers, kept, shapes = [], [], set()
+    first_at = ended_at = 0.0
+    for pictures, labels in batches:
+        ended_at = perf_counter()
+        first_at = first_at or ended_at
+        shapes.add((pictures.dtype, *pictures.shape))
+        # Copies: some loaders write into a batch again, and others cannot while it is kept.
+        kept.append(pictures.clone() if pictures.shape[-1] == 8 else points(pictures))
+        numbers.append(labels.clone())
+    if not numbers:
+        raise BenchError("a pass delivered no batch")
+    cpu_s = cpu_seconds()
+    return Pass(
+        torch.cat(numbers),
+        torch.cat(kept),
+        shapes,
+        first_at,
+        ended_at,
+        cpu_s or time.process_time(),
+    )
+
+
+def check(passes: Sequence[Pass], paths: Sequence[str], *, shape: list[int], flips: bool) -> None:
+    """Raise BenchError unless every pass delivered random crops of all pictures, each once, in an order of its own.
+
+    Two crops of one picture are more like each other than like each other's mirror image, unless a coin decides on the
+    flip: then they are in half of the pairs. That half may be missed by four standard deviations.
+    """
+    count = len(paths)
+    by_number: list[torch.Tensor] = []
+    alike = pairs = 0
+    for number, one in enumerate(passes):
+        if one.shapes != {(torch.uint8, *shape)}:
+            raise BenchError(f"pass {number}: expected batches of uint8{shape}, got {one.shapes}")
+        ordered, at = one.numbers.sort()
+        if not torch.equal(ordered, torch.arange(count)):
+            raise BenchError(
+                f"pass {number} delivered {len(ordered)} pictures, {len(set(ordered.tolist()))} different "
+                f"ones, and should have delivered each of {count} exactly once"
+            )
+        if torch.equal(one.numbers, ordered):
+            raise BenchError(f"pass {number} was not shuffled")
+        by_number.append(one.points[at].float())
+    for number in range(1, len(passes)):
+        if torch.equal(passes[number].numbers, passes[number - 1].numbers):
+            raise BenchError(f"pass {number} had the order of the one before")
+        before, after = by_number[number - 1 : number + 1]
+        upright, mirrored = _apart(before, after), _apart(before, after.flip(-1))
+        same = (torch.minimum(upright, mirrored) < 2).float().mean().item()
+        alike += int((upright < mirrored).sum())
+        pairs += count
+        if same > 0.1:
+            raise BenchError(f"pass {number}: {same:.0%} of the crops are those of the pass before")
+    if flips and abs(alike - pairs / 2) > 2 * pairs**0.5:
+        raise BenchError(
+            f"{alike / pairs:.0%} of the crops lie as those of another pass; expected 50%"
+        )
+    if (likeness := _likeness(by_number[0][:128], paths[:128])) < 0.4:
+        raise BenchError(
+            f"the crops' colours are not those of their pictures (correlation {likeness:.2f})"
+        )
+
+
+def _apart(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Mean difference between pictures of equal number, in steps of 255."""
+    return (left - right).abs().mean((1, 2, 3))
+
+
+def _likeness(crops: torch.Tensor, paths: Sequence[str]) -> float:
+    """The smaller correlation, of brightness and of red against blue, between crops and the whole pictures."""
+    whole = torch.stack([_mean_colour(path) for path in paths])
+    part = crops.mean((2, 3))
+    pairs = [
+        torch.stack([whole.mean(1), part.mean(1)]),
+        torch.stack([whole[:, 0] - whole[:, 2], part[:, 0] - part[:, 2]]),
+    ]
+    return min(torch.corrcoef(pair)[0, 1].item() for pair in pairs)
+
+
+def _mean_colour(path: str) -> torch.Tensor:
+    with Image.open(path) as image:
+        image.draft("RGB", (image.width // 8, image.height // 8))
+        pixel: Any = image.convert("RGB").resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
+    return torch.tensor(pixel, dtype=torch.float32)
+
+
+@contextmanager
+def slow_opens(seconds: float, *, below: Path) -> Iterator[Callable[[], int]]:
+    """Make each open of a file below a directory longer, here and in processes forked from here; yield their count.
+
+    It sleeps in Python's ways to open a file and in torchvision's; a loader that opens files in another way is not met,
+    which the count shows.
+    """
+    if not seconds:
+        yield lambda: 0
+        return
+    import torchvision.io.image as torchvision_image
+
+    prefix = os.path.join(below, "")
+    with tempfile.TemporaryFile("ab", buffering=0) as opened, ExitStack() as patches:
+
+        def slowed(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(path: Any, *args: Any, **kwargs: Any) -> Any:
+                named = isinstance(path, str | bytes | os.PathLike)
+                if named and os.fsdecode(path).startswith(prefix):
+                    opened.write(b".")  # at the file's end, whichever process it is
+                    time.sleep(seconds)
+                return function(path, *args, **kwargs)
+
+            return call
+
+        ways = [(builtins, "open"), (io, "open"), (os, "open"), (torchvision_image, "read_file")]
+        for module, name in ways:
+            function = slowed(getattr(module, name))
+            patches.enter_context(mock.patch.object(module, name, function))
+        yield lambda: os.fstat(opened.fileno()).st_size
+
+
+def check_opens(opened: int, *, expected: int) -> None:
+    """Raise BenchError unless so many opens were slowed: a loader that opens in its own way would seem fast."""
+    if opened < expected:
+        raise BenchError(f"{opened} opens were slowed; expected at least {expected}")
+
+
+def rows(results: Results) -> list[Row]:
+    return [
+        *_rates(results),
+        *_others(results, "first_batch_s", "s to the first batch"),
+        *_others(results, "cpu_ms", "CPU ms/img"),
+        *_others(results, "peak_mib", "MiB at most"),
+        *_special(results, COLD),
+        *_special(results, SLOW),
+    ]
+
+
+def _rates(results: Results) -> list[Row]:
+    """Images per second: ours with their aims first, a row for each thing that they are held against."""
+    peers = [it.title for it in CONTENDERS if (it.group, it.kind) == ("files", "peer")]
+    decoder = best(results, [it.title for it in TORCH if "torchvision" in it.variant], "rate")
+    aims: list[tuple[Contender, str, str, float]] = [
+        (FUSED, best(results, peers, "rate"), "best peer", 1.25),
+        (FUSED, BARE.title, "bare loop", 0.9),
+    ]
+    bounds: tuple[tuple[Group, float, float], ...] = (("jpeg", 1.4, 4.4), ("raw", 1.5, 8.8))
+    for group, of_ffcv, of_torch in bounds:
+        it = PACKED[group]
+        if reason(FFCV[group]) is None:
+            aims.append((it, FFCV[group].title, "FFCV", of_ffcv))
+        else:
+            aims.append((it, decoder, "torch, torchvision decoder, on the files", of_torch))
+    found = []
+    for it in CONTENDERS:
+        own = [aim for aim in aims if aim[0] is it]
+        for _, reference, named, bound in own:
+            found.append(
+                row(
+                    results,
+                    it.title,
+                    "rate",
+                    unit="img/s",
+                    against=(reference, "rate"),
+                    reference=named,
+                    aim=Aim(">=", bound),
+                )
+            )
+        if not own:
+            found.append(row(results, it.title, "rate", unit="img/s", name=_named(it)))
+    return found
+
+
+def _others(results: Results, key: str, unit: str) -> list[Row]:
+    """Another figure of all that have it, but those whose only difference is in the number of workers."""
+    aim = Aim("<=", FIRST_BATCH_S, of="figure")
+    return [
+        row(
+            results,
+            it.title,
+            key,
+            unit=unit,
+            name=_named(it),
+            aim=aim if key == "first_batch_s" and it in (PACKED["jpeg"], PACKED["raw"]) else None,
+        )
+        for it in CONTENDERS
+        if it.workers == 2 and not (it is BARE and key == "first_batch_s")
+    ]
+
+
+def _special(results: Results, condition: str) -> list[Row]:
+    """Rates under a condition, held against the fused path's under the same one."""
+    chosen = [it for it in CONTENDERS if (it.cold if condition == COLD else it.slow)]
+    base = f"{FUSED.title}; {condition}"
+    found = []
+    for it in chosen:
+        case = f"{it.title}; {condition}"
+        named = f"{_named(it)}; {condition}"
+        against = None if case == base else (base, "rate")
+        found.append(
+            row(
+                results,
+                case,
+                "rate",
+                unit="img/s",
+                name=named,
+                against=against,
+                reference=None if against is None else "fused plan on files",
+            )
+        )
+        if condition == COLD:
+            found.append(
+                row(results, case, "first_batch_s", unit="s to the first batch", name=named)
+            )
+            found.append(row(results, case, "cached", unit="of it cached at start", name=named))
+    return found
+
+
+def reason(it: Contender) -> str | None:
+    """Why there is no figure of it on this machine; None where there should be one."""
+    try:
+        found = importlib.util.find_spec(it.needs)
+    except ModuleNotFoundError:  # of the package that it would be in
+        found = None
+    return None if found else f"{it.needs} is not installed"
+
+
+def _named(it: Contender) -> str:
+    why = reason(it)
+    return it.title if why is None else f"{it.title} ({why})"

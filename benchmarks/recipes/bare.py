@@ -1,0 +1,60 @@
+"""The bound: plain threads that read, decode with simplejpeg, and resize a random box by torch's uint8 kernel.
+
+There is no loader: each thread takes the next picture and drops what it made of it, but for the `points` that show that
+it was made. A pass is one batch of all pictures' points. Whole pictures are decoded, and none is flipped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from random import sample
+
+import simplejpeg
+import torch
+from torch.nn.functional import interpolate
+
+from benchmarks.recipes import SIZE, Batch, Task, files, points
+from benchmarks.recipes._decoding import encoded, random_box
+
+
+class _Passes:
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._pictures = list(enumerate(files(task.source)))
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = iter(sample(self._pictures, len(self._pictures)))  # the GIL makes next() one step
+        made: list[tuple[int, torch.Tensor]] = []
+        errors: list[Exception] = []
+
+        def work() -> None:
+            try:
+                for number, path in order:
+                    made.append((number, points(_crop(path))))
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(self._task.workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        yield torch.cat([pixels for _, pixels in made]), torch.tensor([n for n, _ in made])
+
+
+@contextmanager
+def opened(task: Task) -> Iterator[Iterable[Batch]]:
+    torch.set_num_threads(1)  # The threads are the parallelism; a resize shall not start more.
+    yield _Passes(task)
+
+
+def _crop(path: str) -> torch.Tensor:
+    """uint8[1, 3, 224, 224]."""
+    pixels = simplejpeg.decode_jpeg(encoded(path))
+    left, top, width, height = random_box(pixels.shape[1], pixels.shape[0])
+    part = torch.from_numpy(pixels[top : top + height, left : left + width]).permute(2, 0, 1)
+    return interpolate(part[None], (SIZE, SIZE), mode="bilinear", antialias=True)

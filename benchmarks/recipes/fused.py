@@ -1,0 +1,22 @@
+"""Files through fastload's fused plan: header, box, scaled decode, resize and flip in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from benchmarks._measure import open_loader
+from benchmarks.recipes import SIZE, Batch, Task
+from fastload.datasets import ImageFileList
+from fastload.image import RandomResizedCrop
+
+
+@contextmanager
+def opened(task: Task) -> Iterator[Iterable[Batch]]:
+    dataset = ImageFileList(
+        task.source / "filelist.txt", transform=RandomResizedCrop(SIZE, flip=0.5)
+    )
+    with open_loader(
+        "fastload", dataset, workers=task.workers, batch_size=task.batch, shuffle=True
+    ) as loader:
+        yield loader

@@ -1,0 +1,37 @@
+"""Files through torchvision's ImageFolder, by torch's DataLoader or fastload's: a user's unmodified data set.
+
+Variants: LOADER-DECODER, the loader "torch" or "fastload", the decoder "pillow" (with torchvision's transforms v1) or
+"torchvision" (with v2, on uint8 tensors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from benchmarks._measure import Kind, open_loader
+from benchmarks.recipes import SIZE, Batch, Task
+from benchmarks.recipes._decoding import crop, decode_file
+
+
+@contextmanager
+def opened(task: Task) -> Iterator[Iterable[Batch]]:
+    kind, decoder = task.variant.split("-")
+    dataset: Any
+    if decoder == "pillow":
+        steps = [
+            transforms.RandomResizedCrop(SIZE),
+            transforms.RandomHorizontalFlip(),
+            transforms.PILToTensor(),
+        ]
+        dataset = ImageFolder(str(task.source), transforms.Compose(steps))
+    else:
+        dataset = ImageFolder(str(task.source), crop, loader=decode_file)
+    with open_loader(
+        cast(Kind, kind), dataset, workers=task.workers, batch_size=task.batch, shuffle=True
+    ) as loader:
+        yield loader

@@ -1,0 +1,33 @@
+"""fastload's packed set, through the fused plan. Variants: the modes of `fastload pack`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks._measure import open_loader
+from benchmarks.recipes import PACKED_SIDE, QUALITY, SIZE, Batch, Task
+from fastload.datasets import PackedDataset
+from fastload.image import RandomResizedCrop
+
+
+@contextmanager
+def opened(task: Task) -> Iterator[Iterable[Batch]]:
+    dataset = PackedDataset(task.source / "set", transform=RandomResizedCrop(SIZE, flip=0.5))
+    with open_loader(
+        "fastload", dataset, workers=task.workers, batch_size=task.batch, shuffle=True
+    ) as loader:
+        yield loader
+
+
+def pack(root: Path, out: Path, variant: str) -> None:
+    command = [sys.executable, "-m", "fastload", "pack", root / "filelist.txt", out / "set"]
+    options = ["--mode", variant]
+    if variant != "encoded":
+        options += ["--max-size", str(PACKED_SIDE)]
+    if variant == "jpeg":
+        options += ["--quality", str(QUALITY)]
+    subprocess.run([*command, *options], check=True)

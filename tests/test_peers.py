@@ -1,0 +1,311 @@
+"""Promise: each contender of `peers` that is installed delivers the same work, and one that cheats has no figure.
+
+The loaders of other projects run in processes of their own, as they do when they are measured, with
+few pictures; one that is not installed is skipped here, and is a row that says so there.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+import fastload.datasets
+from benchmarks import peers
+from benchmarks._measure import NotMeasuredError, open_loader
+from benchmarks._report import Figures
+from benchmarks._run import Case, execute
+from benchmarks.peers import CONTENDERS, FFCV, FUSED, PACKED, Contender, Pass
+from benchmarks.recipes import Endless, files, packed, points, tree
+from benchmarks.recipes._decoding import crop, decode_file
+from fastload.harness.figures import BenchError
+
+# torchvision 0.29 says with each picture that TorchCodec will take the place of its decoder.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
+
+COUNT, BATCH = 64, 4
+OURS = ("fused", "loose", "packed_set", "bare")
+TORCH_BY_WORKERS = {it.title for it in peers.TORCH if it.workers != 2}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The tree of pictures, in a temporary folder that the processes of the cases use too."""
+    folder = str(tmp_path_factory.mktemp("peers"))
+    kept_environment, kept_folder = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    yield tree(COUNT)
+    tempfile.tempdir = kept_folder
+    if kept_environment is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = kept_environment
+
+
+def smoke_case(it: Contender, condition: str = "") -> Case:
+    (case,) = (c for c in peers.cases(smoke=True) if c.name == it.title + condition)
+    return case
+
+
+def measured(it: Contender, condition: str = "") -> Figures:
+    """The figures of a contender; skips the test where its loader is not installed."""
+    case = smoke_case(it, condition)
+    if it.recipe in OURS:
+        if it.recipe == "packed_set" and not hasattr(fastload.datasets, "PackedDataset"):
+            pytest.skip("this fastload has no packed sets")
+        return peers.measure(**case.options)
+    if reason := peers.reason(it):
+        pytest.skip(reason)
+    outcome = execute("peers", case)
+    if outcome.figures is None and not outcome.failed:
+        pytest.skip(outcome.error or "")
+    assert outcome.figures is not None, outcome.error
+    return outcome.figures
+
+
+@pytest.mark.parametrize(
+    "it",
+    [it for it in CONTENDERS if it.recipe in OURS and it.title not in TORCH_BY_WORKERS],
+    ids=lambda it: it.title,
+)
+def test_ours_and_torchs_do_the_work(it: Contender, pictures: Path) -> None:
+    figures = measured(it)
+    assert figures.keys() == {"first_batch_s", "cached", "rate", "cpu_ms", "peak_mib"}
+    assert all(math.isfinite(value) and value > 0 for value in figures.values())
+
+
+@pytest.mark.parametrize(
+    "it", [it for it in CONTENDERS if it.recipe not in OURS], ids=lambda it: it.title
+)
+def test_a_peer_does_the_work(it: Contender, pictures: Path) -> None:
+    assert measured(it)["rate"] > 0
+
+
+def test_a_cold_run_says_how_much_was_cached(pictures: Path) -> None:
+    figures = measured(FUSED, f"; {peers.COLD}")
+    assert figures.keys() == {"first_batch_s", "cached", "rate"}
+    assert 0 <= figures["cached"] <= 1
+
+
+@pytest.mark.parametrize("it", [it for it in CONTENDERS if it.slow], ids=lambda it: it.title)
+def test_slow_opens_are_met(it: Contender, pictures: Path) -> None:
+    assert measured(it, f"; {peers.SLOW}")["rate"] > 0
+
+
+def test_an_open_below_the_folder_is_slowed_and_counted(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "in" / "file", tmp_path / "out"
+    inside.parent.mkdir()
+    ways: list[Callable[[Path], Any]] = [
+        lambda path: open(path, "rb").close(),
+        lambda path: path.read_bytes(),
+        lambda path: os.close(os.open(path, os.O_RDONLY)),
+    ]
+    for path in (inside, outside):
+        path.write_bytes(b"x")
+    kept = open, io.open, os.open
+    with peers.slow_opens(0.01, below=inside.parent) as count:
+        began = time.perf_counter()
+        for number, way in enumerate(ways, 1):
+            way(outside)
+            way(inside)
+            assert count() == number
+        assert time.perf_counter() - began >= 0.03
+    assert (open, io.open, os.open) == kept
+
+
+def test_opens_that_were_not_slowed_are_an_error() -> None:
+    with pytest.raises(BenchError, match="64 opens were slowed; expected at least 192"):
+        peers.check_opens(64, expected=192)
+    peers.check_opens(193, expected=192)
+
+
+def passes_of(root: Path, transform: Any) -> list[Pass]:
+    """Three shuffled passes over the pictures."""
+    torch.manual_seed(0)
+    dataset = ImageFolder(str(root), transform, loader=decode_file)
+    with open_loader("fastload", dataset, workers=1, batch_size=BATCH, shuffle=True) as loader:
+        return [peers.run_pass(loader) for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def honest(pictures: Path) -> list[Pass]:
+    return passes_of(pictures, crop)
+
+
+def judge(passes: list[Pass], root: Path, *, flips: bool = True) -> None:
+    peers.check(passes, files(root), shape=[BATCH, 3, 224, 224], flips=flips)
+
+
+def in_order(one: Pass, numbers: torch.Tensor) -> Pass:
+    """The same crops, in the order of these numbers."""
+    return replace(one, numbers=numbers, points=one.points[one.numbers.sort()[1][numbers]])
+
+
+def test_honest_passes_are_accepted(honest: list[Pass], pictures: Path) -> None:
+    judge(honest, pictures)
+
+
+def one_twice(passes: list[Pass]) -> list[Pass]:
+    first = passes[0]
+    return [replace(first, numbers=torch.where(first.numbers == 3, 4, first.numbers)), *passes[1:]]
+
+
+def a_batch_short(passes: list[Pass]) -> list[Pass]:
+    last = passes[2]
+    return [*passes[:2], replace(last, numbers=last.numbers[:-4], points=last.points[:-4])]
+
+
+def not_shuffled(passes: list[Pass]) -> list[Pass]:
+    return [passes[0], in_order(passes[1], torch.arange(COUNT)), passes[2]]
+
+
+def shuffled_once(passes: list[Pass]) -> list[Pass]:
+    return [in_order(one, passes[0].numbers) for one in passes]
+
+
+def cropped_once(passes: list[Pass]) -> list[Pass]:
+    return [in_order(passes[0], one.numbers) for one in passes]
+
+
+def flipped_alone(passes: list[Pass]) -> list[Pass]:
+    once = cropped_once(passes)
+    return [once[0], replace(once[1], points=once[1].points.flip(-1)), once[2]]
+
+
+def red_for_blue(passes: list[Pass]) -> list[Pass]:
+    return [replace(one, points=one.points.flip(1)) for one in passes]
+
+
+def labels_of_others(passes: list[Pass]) -> list[Pass]:
+    return [replace(one, numbers=one.numbers.flip(0)) for one in passes]
+
+
+def floats(passes: list[Pass]) -> list[Pass]:
+    return [replace(one, shapes={(torch.float32, BATCH, 3, 224, 224)}) for one in passes]
+
+
+@pytest.mark.parametrize(
+    ("cheat", "message"),
+    [
+        (one_twice, "pass 0 delivered 64 pictures, 63 different ones"),
+        (a_batch_short, "pass 2 delivered 60 pictures, 60 different ones"),
+        (not_shuffled, "pass 1 was not shuffled"),
+        (shuffled_once, "pass 1 had the order of the one before"),
+        (cropped_once, "pass 1: 100% of the crops are those of the pass before"),
+        (flipped_alone, "pass 1: 100% of the crops are those of the pass before"),
+        (red_for_blue, "colours are not those of their pictures"),
+        (labels_of_others, "colours are not those of their pictures"),
+        (floats, r"expected batches of uint8\[4, 3, 224, 224\]"),
+    ],
+)
+def test_less_than_the_work_is_no_figure(
+    cheat: Callable[[list[Pass]], list[Pass]],
+    message: str,
+    honest: list[Pass],
+    pictures: Path,
+) -> None:
+    with pytest.raises(BenchError, match=message):
+        judge(cheat(honest), pictures)
+
+
+def test_crops_that_are_never_flipped_are_no_figure(pictures: Path) -> None:
+    upright = passes_of(pictures, v2.RandomResizedCrop(224, antialias=True))
+    judge(upright, pictures, flips=False)
+    with pytest.raises(BenchError, match="of the crops lie as those of another pass"):
+        judge(upright, pictures)
+
+
+def test_a_pass_without_batches_is_an_error() -> None:
+    with pytest.raises(BenchError, match="a pass delivered no batch"):
+        peers.run_pass([])
+
+
+def test_points_are_where_a_flip_puts_them() -> None:
+    picture = torch.randint(256, (2, 3, 224, 224), dtype=torch.uint8)
+    assert points(picture).shape == (2, 3, 8, 8)
+    assert torch.equal(points(picture.flip(-1)), points(picture).flip(-1))
+
+
+def test_passes_over_an_endless_iterator() -> None:
+    passes = Endless(iter(range(10)), 3)
+    assert [list(passes), list(passes)] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_packing_that_fails_leaves_nothing_behind(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(pictures.parent.iterdir())
+    monkeypatch.setattr(sys, "executable", "false")
+    with pytest.raises(subprocess.CalledProcessError):
+        packed("ffcv", "none", pictures)
+    assert sorted(pictures.parent.iterdir()) == before
+
+
+def results(rates: dict[str, float]) -> dict[str, list[Figures | None]]:
+    """Equal figures for all cases, but for the rates given."""
+    return {
+        case.name: [
+            {
+                "rate": rates.get(case.name, 1000.0),
+                "first_batch_s": 0.1,
+                "cpu_ms": 2.0,
+                "peak_mib": 400.0,
+                "cached": 0.0,
+            }
+        ]
+        for case in peers.cases(smoke=True)
+    }
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["FFCV", "no FFCV"])
+def test_packed_sets_are_held_against_ffcv_where_it_is_installed(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "reason", lambda it: None if installed else f"no {it.needs}")
+    decoder = peers.TORCH[1].title
+    assert "torchvision decoder" in decoder
+    rates = {decoder: 1100.0, PACKED["jpeg"].title: 4500.0, FFCV["jpeg"].title: 4000.0}
+    rows = peers.rows(results(rates))
+    (ours,) = (row for row in rows if row.name == PACKED["jpeg"].title and row.unit == "img/s")
+    assert ours.ratio is not None
+    if installed:
+        assert (ours.reference, ours.met) == ("FFCV", False)
+        assert ours.ratio.median == 4500 / 4000
+    else:
+        assert ours.reference == "torch, torchvision decoder, on the files"
+        assert ours.ratio.median == 4500 / 1100
+        assert any(row.name == f"{FFCV['jpeg'].title} (no ffcv)" for row in rows)
+
+
+def test_the_fused_path_is_held_against_the_best_peer_and_the_bare_loop() -> None:
+    (grain,) = (it for it in CONTENDERS if it.recipe == "grain")
+    rates = {FUSED.title: 1500.0, peers.BARE.title: 1600.0, grain.title: 1300.0}
+    ours = [r for r in peers.rows(results(rates)) if r.name == FUSED.title and r.aim is not None]
+    found = [(r.reference, r.ratio.median, r.met) for r in ours if r.ratio is not None]
+    assert found == [("best peer", 1500 / 1300, False), ("bare loop", 1500 / 1600, True)]
+
+
+def test_a_peer_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = replace(FFCV["raw"], needs="no_such_package.inner")
+    assert peers.reason(absent) == "no_such_package.inner is not installed"
+    assert peers.reason(FUSED) is None
+    monkeypatch.setitem(sys.modules, "ffcv.fields", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.recipes.ffcv", raising=False)
+    with pytest.raises(NotMeasuredError):
+        peers.measure(**smoke_case(FFCV["raw"]).options)
