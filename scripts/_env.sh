@@ -69,6 +69,7 @@ for name in ("torch", "torchvision"):
 PYTHON
 }
 
+# pip install, but never of another torch than the one that is there.
 install() {
     local constraints status=0
     local -a quiet=()
@@ -76,9 +77,9 @@ install() {
     constraints="$(mktemp)"
     installed_torch >"$constraints"
     "$PYTHON" -m pip install --disable-pip-version-check ${quiet[@]+"${quiet[@]}"} \
-        --constraint "$constraints" --editable "${ROOT}[$1]" || status=$?
+        --constraint "$constraints" "$@" </dev/null || status=$?
     if ((status)) && [[ -s "$constraints" ]]; then
-        echo "fastload: fastload[$1] was to be installed beside $(paste -sd ' ' "$constraints"), which is never replaced." >&2
+        echo "fastload: ${*: -1} was to be installed beside $(paste -sd ' ' "$constraints"), which is never replaced." >&2
     fi
     rm -f "$constraints"
     return "$status"
@@ -109,9 +110,29 @@ print(platform.python_version(), hashlib.sha256(open(sys.argv[1], "rb").read()).
         die "$VENV has no pip. Remove it to have it made anew."
     extras="$(IFS=,; echo "${missing[*]}")"
     echo "Installing fastload[$extras] in $VENV (once; torch may be several GB)"
-    install "$extras" || die "The installation failed; pip's message is above. Run the same command again to go on."
+    install --editable "${ROOT}[$extras]" || die "The installation failed; pip's message is above. Run the same command again to go on."
     if [[ ! -f "$STAMP" ]]; then
         echo "$source" >"$STAMP"
     fi
     printf '%s\n' "${missing[@]}" >>"$STAMP"
+}
+
+# Installs what an extra lists one by one, in the environment that is there: what cannot be installed is told, with pip's
+# reason, and left out. Done once, whatever came of it.
+use_each() {
+    local requirement messages
+    if grep -qsx -- "$1" "$STAMP"; then
+        return
+    fi
+    messages="$(mktemp)"
+    while IFS= read -r requirement; do
+        echo "Installing $requirement"
+        if ! install "$requirement" >"$messages" 2>&1; then
+            echo "fastload: going on without $requirement: $(grep -m 1 -i error "$messages" || tail -n 1 "$messages")" >&2
+        fi
+    done < <("$PYTHON" -c 'import sys, tomllib
+with open(sys.argv[1], "rb") as file:
+    print(*tomllib.load(file)["project"]["optional-dependencies"][sys.argv[2]], sep="\n")' "$ROOT/pyproject.toml" "$1")
+    rm -f "$messages"
+    echo "$1" >>"$STAMP"
 }

@@ -203,6 +203,23 @@ def test_the_torch_that_is_there_is_kept(checkout: Checkout) -> None:
     assert kept == [f"torch=={version('torch')}", f"torchvision=={version('torchvision')}"]
 
 
+def test_peers_are_installed_one_by_one_and_one_that_cannot_be_is_told(
+    checkout: Checkout,
+) -> None:
+    status, output, asked = checkout.run(
+        "scripts/bench", "--peers", "--smoke", FAIL_ON="webdataset"
+    )
+    assert status == 0
+    assert output.count("going on without") == 1
+    assert "fastload: going on without webdataset>=" in output
+    assert installations(asked)[0] == "ROOT[images,arrow,bench]"
+    one_by_one = [line.split()[-1].partition(">=")[0] for line in asked[1:-1]]
+    assert {"spdl", "grain", "webdataset", "litdata"} <= set(one_by_one)
+    assert all("--constraint" in line for line in asked[:-1])
+    assert asked[-1] == "-m benchmarks peers --smoke"
+    assert checkout.run("scripts/bench", "--peers")[2] == ["-m benchmarks peers"]
+
+
 def test_a_failed_installation_is_told_and_tried_again(checkout: Checkout) -> None:
     status, output, asked = checkout.run("scripts/demo", FAIL_ON="pip install")
     assert status == 1
