@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import signal
 import sys
 import time
@@ -43,6 +44,8 @@ class Section:
     cases: Sequence[Case]
     outcomes: dict[str, list[Outcome]]
     rows: list[Row]
+    versions: dict[str, str | None]
+    """Of the packages that this benchmark alone measures; None for one that is not installed."""
 
     @property
     def all_outcomes(self) -> list[Outcome]:
@@ -137,7 +140,15 @@ def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
                     bar.write(f"{name}: {case.name}: {outcome.error}", file=sys.stderr)
                 bar.update()
     results = {case: [outcome.figures for outcome in runs] for case, runs in outcomes.items()}
-    return Section(benchmark.TITLE, cases, outcomes, benchmark.rows(results))
+    versions = {package: _version(package) for package in getattr(benchmark, "PACKAGES", ())}
+    return Section(benchmark.TITLE, cases, outcomes, benchmark.rows(results), versions)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def notes(sections: dict[str, Section], *, smoke: bool) -> list[str]:
@@ -151,6 +162,13 @@ def notes(sections: dict[str, Section], *, smoke: bool) -> list[str]:
         "its setting with the largest median.",
         f"Medians of interleaved runs in fresh processes, so many of each: {counts}.",
     ]
+    for name, section in sections.items():
+        if section.versions:
+            found = (
+                f"{package} {version or 'not installed'}"
+                for package, version in section.versions.items()
+            )
+            lines.append(f"{name}: {', '.join(found)}.")
     if smoke:
         lines.append("A smoke run: its sizes are too small for the figures to mean anything.")
     left_out = {
@@ -174,6 +192,7 @@ def document(
         "benchmarks": {
             name: {
                 "title": section.title,
+                "versions": section.versions,
                 "rows": [asdict(row) for row in section.rows],
                 "runs": [
                     {

@@ -38,7 +38,11 @@ class Case:
 
 
 class Benchmark(Protocol):
-    """What a module of this package offers; `prepare(*, smoke)` too, where what is loaded takes memory to make."""
+    """What a module of this package offers.
+
+    It may offer `prepare(*, smoke)` too, to make what is loaded where that takes memory, and `PACKAGES`, the names of
+    packages whose versions belong to the figures.
+    """
 
     TITLE: str
     """Heads the benchmark's rows: what is loaded, and how."""

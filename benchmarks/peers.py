@@ -36,6 +36,19 @@ TITLE = (
 )
 REPEATS = 5
 
+PACKAGES = (
+    "simplejpeg",
+    "torchdata",
+    "grain",
+    "spdl",
+    "nvidia-dali-cuda120",
+    "webdataset",
+    "mosaicml-streaming",
+    "litdata",
+    "ffcv",
+)
+
+COUNT, SMOKE_COUNT = 2048, 64
 BATCH = 64
 PASSES = 3
 FIRST_BATCH_S = 0.3
@@ -179,7 +192,7 @@ def cases(*, smoke: bool) -> list[Case]:
             "workers": it.workers,
             "cache": "warm",
             "open_ms": 0.0,
-            "count": 64 if smoke else 2048,
+            "count": SMOKE_COUNT if smoke else COUNT,
             "batch": 4 if smoke else BATCH,
         }
         found.append(Case(it.title, options, watch_memory=True))
@@ -191,17 +204,17 @@ def cases(*, smoke: bool) -> list[Case]:
 
 
 def prepare(*, smoke: bool) -> None:
-    """Make the pictures and the packed sets, so that no measured process has to."""
-    for case in cases(smoke=smoke):
-        recipe, variant = case.options["recipe"], case.options["variant"]
-        root = tree(case.options["count"])
+    """Make the pictures and the packed sets, so that no measured process has to; nothing of a peer is imported here."""
+    root = tree(SMOKE_COUNT if smoke else COUNT)
+    for it in CONTENDERS:
+        if it.group == "files" or reason(it):
+            continue
         try:
-            if hasattr(_module(recipe), "pack"):
-                packed(recipe, variant, root)
-        except NotMeasuredError:
-            continue  # The case itself will say so.
-        except subprocess.CalledProcessError as error:
-            print(f"peers: {case.name}: packing failed: {error}", file=sys.stderr)
+            packed(it.recipe, it.variant, root)
+        except (
+            subprocess.CalledProcessError
+        ) as error:  # The case will fail of it, or say why it is left out.
+            print(f"peers: {it.title}: packing failed: {error}", file=sys.stderr)
 
 
 def measure(

@@ -7,6 +7,7 @@ few pictures; one that is not installed is skipped here, and is a row that says 
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import subprocess
@@ -15,19 +16,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import click.testing
 import pytest
 import torch
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import fastload.datasets
+from benchmarks import __main__ as command
 from benchmarks import peers
 from benchmarks._measure import NotMeasuredError, open_loader
-from benchmarks._report import Figures
-from benchmarks._run import Case, execute
+from benchmarks._report import Figures, row
+from benchmarks._run import Case, Outcome, execute
 from benchmarks.peers import CONTENDERS, FFCV, FUSED, PACKED, Contender, Pass
 from benchmarks.recipes import Endless, files, packed, points, tree
 from benchmarks.recipes._decoding import crop, decode_file
@@ -309,3 +313,42 @@ def test_a_peer_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delitem(sys.modules, "benchmarks.recipes.ffcv", raising=False)
     with pytest.raises(NotMeasuredError):
         peers.measure(**smoke_case(FFCV["raw"]).options)
+
+
+def test_the_command_makes_what_is_loaded_first_and_tells_the_versions(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = []
+    bare = smoke_case(peers.BARE)
+    made = results({})[bare.name]
+    monkeypatch.setattr(peers, "prepare", lambda *, smoke: order.append(f"prepare {smoke}"))
+    monkeypatch.setattr(peers, "cases", lambda *, smoke: [bare])
+    monkeypatch.setattr(
+        command, "execute", lambda name, case: order.append(case.name) or Outcome(made[0])
+    )
+    monkeypatch.setattr(peers, "rows", lambda found: [row(found, bare.name, "rate", unit="img/s")])
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    out = tmp_path / "peers.json"
+    done = click.testing.CliRunner().invoke(command.main, ["peers", "--smoke", "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    assert order == ["prepare True", bare.name]
+    versions = json.loads(out.read_text())["benchmarks"]["peers"]["versions"]
+    assert versions.keys() == set(peers.PACKAGES)
+    assert versions["simplejpeg"] == version("simplejpeg")
+    assert f"peers: simplejpeg {version('simplejpeg')}, " in done.output
+
+
+def test_packed_sets_are_made_before_they_are_measured(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def fail(recipe: str, variant: str, root: Path) -> Path:
+        asked.append((recipe, variant, root))
+        raise subprocess.CalledProcessError(1, ["pack"])
+
+    monkeypatch.setattr(peers, "packed", fail)
+    monkeypatch.setattr(peers, "reason", lambda it: None if it.recipe in ("mds", "grain") else "no")
+    peers.prepare(smoke=True)
+    assert asked == [("mds", "encoded", pictures)]
+    assert "MosaicML Streaming, 2 processes: packing failed" in capsys.readouterr().err
