@@ -26,7 +26,6 @@ import torch
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-import fastload.datasets
 from benchmarks import __main__ as command
 from benchmarks import peers
 from benchmarks._measure import NotMeasuredError, open_loader
@@ -71,8 +70,6 @@ def measured(it: Contender, condition: str = "") -> Figures:
     """The figures of a contender; skips the test where its loader is not installed."""
     case = smoke_case(it, condition)
     if it.recipe in OURS:
-        if it.recipe == "packed_set" and not hasattr(fastload.datasets, "PackedDataset"):
-            pytest.skip("this fastload has no packed sets")
         return peers.measure(**case.options)
     if reason := peers.reason(it):
         pytest.skip(reason)
