@@ -14,8 +14,8 @@ makes of them, errors included. So a slot saves a copy and changes no result.
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections import OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Callable, Collection
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from fastload.faults import pass_signals
 from fastload.torch_private import collate_arrays, collate_handler, collate_tensors
 
 ROW_BYTES = 32 * 1024
@@ -294,16 +295,41 @@ def _torch_takes(dtype: np.dtype[Any]) -> bool:
 
 
 def data_bytes(data: Any) -> int:
-    """Bytes of the tensors, arrays and byte strings in a batch; of a dense tensor that is no view, its memory."""
-    if isinstance(data, torch.Tensor | np.ndarray | memoryview):
-        return int(data.nbytes) if not (isinstance(data, torch.Tensor) and data.is_sparse) else 0
-    if isinstance(data, bytes | bytearray):
-        return len(data)
-    if isinstance(data, Mapping):
-        return sum(map(data_bytes, data.values()))
-    if isinstance(data, list | tuple):
-        return sum(map(data_bytes, data))
-    return 0
+    """Bytes of the tensors, arrays and byte strings in a batch; of a dense tensor that is no view, its memory.
+
+    It looks only into containers whose iteration runs no code of the user's, and into each once.
+    """
+    nbytes, todo, seen = 0, [data], set[int]()
+    while todo:
+        part = todo.pop()
+        kind = type(part)
+        if kind in _DICTS:
+            parts = part.values()
+        elif kind in (list, tuple) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+            parts = tuple.__iter__(part) if issubclass(kind, tuple) else part
+        elif issubclass(kind, UserDict):  # the batches of Hugging Face's tokenizers
+            parts = (vars(part).get("data"),)
+        else:
+            nbytes += _leaf_bytes(part)
+            continue
+        if id(part) not in seen:
+            seen.add(id(part))
+            todo.extend(parts)
+    return nbytes
+
+
+_DICTS = (dict, OrderedDict, defaultdict)
+
+
+def _leaf_bytes(leaf: Any) -> int:
+    try:
+        if isinstance(leaf, torch.Tensor | np.ndarray | memoryview):
+            sparse = isinstance(leaf, torch.Tensor) and leaf.is_sparse
+            return 0 if sparse else int(leaf.nbytes)
+        return len(leaf) if isinstance(leaf, bytes | bytearray) else 0
+    except BaseException as exc:  # a memoryview that was released, a class of the user's
+        pass_signals(exc)
+        return 0
 
 
 # ---- slots: the memory of a batch ----

@@ -7,7 +7,7 @@ signal handler passes through.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import count
 from typing import Any, Literal
 
@@ -69,6 +69,7 @@ class Batch(Ticket):
         "error",
         "failed",
         "first_failed",
+        "given",
         "handled",
         "indices",
         "keys",
@@ -97,6 +98,7 @@ class Batch(Ticket):
     ) -> None:
         super().__init__(units, lane)
         self.indices = indices
+        self.given = indices  # what the sampler gave, for `__getitems__`
         self.size = size
         self.keys = keys
         self.recorders = recorders
@@ -137,7 +139,8 @@ class Batch(Ticket):
 class Fetcher:
     """Reads and finishes batches of one data set. Shared by all workers.
 
-    `noticed` collects what the workers noticed of random numbers that cannot be keyed.
+    `noticed` collects what the workers noticed of random numbers that cannot be keyed, `lost` what they cannot
+    read any more.
 
     Args:
         batched: indices come as one sequence a batch (torch's automatic batching); else one index is
@@ -167,6 +170,7 @@ class Fetcher:
         self._pool = pool
         self.pause: Callable[[float], None] = _no_pause
         self.noticed: deque[str] = deque()
+        self.lost: deque[str] = deque()
         self._slots = batched and collate_fn is default_collate
         self.gathers = (self._slots or collate_fn is default_convert) and _can_gather(dataset)
         self._getitems = batched and _reads_batches(dataset)
@@ -194,17 +198,25 @@ class Fetcher:
         return batch_size * row_bytes <= LIGHT_BYTES
 
     def batch(self, indices: Any, **place: Any) -> Batch:
-        """A new batch, to be issued; `place` as of `Batch`."""
+        """A new batch, to be issued; `place` as of `Batch`.
+
+        What is no collection (a slice, a generator) is for `__getitems__` alone, as in torch: it counts as one sample.
+        """
+        given = indices if self._getitems else None
         if type(indices) is list:
             indices = indices.copy()  # the sampler may use its list again
         elif self._batched and not self._getitems and not isinstance(indices, list | tuple):
             indices = list(indices)
+        elif self._getitems and not _is_collection(given):
+            indices = [given if isinstance(given, slice) else type(given).__name__]
         # Without batching a list comes from a sampler that batches; any other key is one sample.
         size = len(indices) if self._batched or isinstance(indices, list) else 1
         units = 1 if self.whole else max(1, size)
         if not self._batched:
             indices = [indices]  # a batch of one
         batch = Batch(units, indices, size=size, **place)
+        if type(given) is not list:
+            batch.given = given
         if not self.whole:
             batch.box = self._box(batch)
         return batch
@@ -296,7 +308,7 @@ class Fetcher:
                 self._read_at_once(batch, dataset, stream)
             except BaseException as exc:
                 pass_signals(exc)
-                if self._is_retried(batch, exc, attempt):
+                if not isinstance(batch.given, Iterator) and self._is_retried(batch, exc, attempt):
                     continue
                 self._whole_failed(batch, dataset, exc, stream)
             return
@@ -312,7 +324,7 @@ class Fetcher:
         elif self.gathers and (data := _gathered(dataset, batch.indices)):
             batch.data = data
         elif self._getitems:
-            samples = dataset.__getitems__(batch.indices)
+            samples = dataset.__getitems__(batch.given)
             batch.box = SampleBox(0, lambda _: self._collate_fn(samples))
         else:
             self._read_one_by_one(batch, dataset, stream)
@@ -323,7 +335,11 @@ class Fetcher:
     def _whole_failed(self, batch: Batch, dataset: Any, exc: BaseException, stream: Stream) -> None:
         if not self._batched:
             self._sample_failed(batch, 0, dataset, exc)
-        elif self._on_error != "raise" and issubclass(type(exc), Exception):
+        elif (
+            self._on_error != "raise"
+            and issubclass(type(exc), Exception)
+            and (not self._getitems or _is_collection(batch.given))
+        ):
             self._read_one_by_one(batch, dataset, stream)  # which shows the bad samples
         else:
             where = f"__getitems__({shown_indices(batch.indices)}), {batch}; stage: sample"
@@ -369,6 +385,10 @@ class Fetcher:
 
 def _no_pause(seconds: float) -> None:
     return
+
+
+def _is_collection(given: Any) -> bool:
+    return isinstance(given, Sized) and isinstance(given, Iterable)
 
 
 def _can_gather(dataset: Any) -> bool:

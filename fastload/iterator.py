@@ -17,11 +17,12 @@ import torch
 
 from fastload import workers
 from fastload.collate import SlotPool
+from fastload.draws import single_sampler
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, TooManyErrorsError
 from fastload.faults import annotate, shown
 from fastload.fetch import Batch, Fetcher
 from fastload.lanes import LaneFetcher, LaneOrder
-from fastload.order import Order, SampledOrder, is_function, partition, single_sampler
+from fastload.order import Order, SampledOrder, is_function, partition
 from fastload.randomness import entered
 from fastload.sampler import RankSampler, integer, mix64
 from fastload.state import describe
@@ -151,6 +152,7 @@ class ThreadIterator(Iterator[Any]):
     def _make_order(self, loader: DataLoader[Any]) -> Order:
         how: dict[str, Any] = {
             "epoch": loader._epoch,
+            "sampler_epoch": loader._sampler_epoch,
             "about": describe(loader),
             "resume": loader._resume,
         }
@@ -184,9 +186,11 @@ class ThreadIterator(Iterator[Any]):
         self._persistent = loader.persistent_workers
         self._max_errors = loader.max_errors
         self._handled = 0
+        self._held: list[Batch] = []  # the one that was taken and is not handed out yet
         self._begun = False  # the loop has asked for a batch
         self._ended = False  # the loop has had all its batches
-        self._warned = loader._warned if loader.seed is not None or loader.num_workers else None
+        self._warned = loader._warned
+        self._keyed = loader.seed is not None or loader.num_workers > 0  # else torch's own draws
         self._on_stats = loader.on_stats
         self._told = perf_counter()
         self._tally.begin(order.epoch, self._window, order.recorders)
@@ -214,7 +218,7 @@ class ThreadIterator(Iterator[Any]):
         return len(self._sampler)
 
     def __next__(self) -> Any:
-        if self._fetcher.noticed:
+        if self._fetcher.noticed or self._fetcher.lost:
             self._warn()
         if isinstance(self._order, LaneOrder):
             self._warn_of_length()
@@ -222,11 +226,16 @@ class ThreadIterator(Iterator[Any]):
             self._follow_set_epoch()
         while not self._ended:
             with self._window.taking:
+                if perf_counter() - self._told > TELL_SECONDS:
+                    self._tell()
                 batch = None if self._ended else self._take()
                 if batch is None:
                     self._end()
                     break
                 self._count(batch)
+                # Only now, as all of the above may raise, by Ctrl-C or in user code: then `next()` gives it again.
+                self._order.delivered(batch)
+                self._held.clear()
             if batch.error is not None:
                 # The traceback of the error holds this frame and, where it was caught, the batch: with
                 # the error in neither, it is in no reference cycle; and whoever keeps a worker's
@@ -255,7 +264,9 @@ class ThreadIterator(Iterator[Any]):
         sampler, loader = single_sampler(self._sampler), self._loader()
         if loader is None or loader._epoch_is_set or not isinstance(sampler, RankSampler):
             return  # the loader's own `set_epoch` is for the next `iter()`
-        if sampler.is_set and sampler.epoch != self._order.epoch:
+        if sampler.is_set and sampler.epoch == self._order.epoch:
+            sampler.begin_epoch()  # it has begun
+        elif sampler.is_set:
             loader._epoch = loader._begin_epoch()
             self._reset(loader)
             self._begun = True
@@ -267,6 +278,9 @@ class ThreadIterator(Iterator[Any]):
                 "begin an epoch of your own here with iter(loader)"
             )
         self._window.check()
+        if self._held:  # Ctrl-C struck: it may be in the window yet
+            self._window.remove(self._held[0])
+            return self._held[0]
         self._issue()
         if self._inline:
             self._serve()
@@ -275,14 +289,12 @@ class ThreadIterator(Iterator[Any]):
             if oldest is None or oldest.epoch == self._ahead.epoch:
                 return None
         try:
-            batch = self._window.take(self._timeout)
+            batch = self._window.take(self._timeout, into=self._held)
         except LoaderTimeoutError as exc:
             raise LoaderTimeoutError(
                 f"{exc}. Nothing is lost, next() may be called again. The workers were here:\n"
                 f"{workers.whereabouts(self._threads)}"
             ) from None
-        if batch is not None:
-            self._order.delivered(batch)
         self._issue_ahead()
         return batch
 
@@ -303,8 +315,8 @@ class ThreadIterator(Iterator[Any]):
                     order = self._ahead = self._next_order()
                     continue
                 return
-            batch.recorders[LOOP].add("sampler", perf_counter() - started)
             self._window.issue(batch)
+            batch.recorders[LOOP].add("sampler", perf_counter() - started)
             if batch.error is not None:
                 self._window.complete(batch)
 
@@ -337,9 +349,6 @@ class ThreadIterator(Iterator[Any]):
     # ---- what is counted and told ----
 
     def _count(self, batch: Batch) -> None:
-        tally = self._tally
-        tally.batches += not batch.left_out
-        tally.errors += len(batch.handled) + (batch.error is not None)
         for k, exc in sorted(batch.handled.items()):
             what = "skipped" if k in batch.skipped else "replaced"
             _log.warning(
@@ -349,6 +358,11 @@ class ThreadIterator(Iterator[Any]):
                 type(exc).__name__,
                 shown(exc, str),
             )
+        if self._pins and self._inline and batch.error is None:
+            pin_batch(batch)
+        tally = self._tally
+        tally.batches += not batch.left_out
+        tally.errors += len(batch.handled) + (batch.error is not None)
         tally.retries += len(batch.retries)
         self._handled += len(batch.handled)
         if batch.handled and self._max_errors is not None and self._handled > self._max_errors:
@@ -359,25 +373,31 @@ class ThreadIterator(Iterator[Any]):
             batch.error.__cause__ = last
             batch.data = None
         batch.handled.clear()  # the errors refer to the batch by their tracebacks
-        if self._pins and self._inline and batch.error is None:
-            pin_batch(batch)
         if batch.error is None and not batch.left_out:
             tally.samples += batch.size - len(batch.skipped)
             tally.bytes += batch.nbytes
-        if perf_counter() - self._told > TELL_SECONDS:
-            self._tell()
 
     def _tell(self) -> None:
         self._told = perf_counter()
-        if self._on_stats is not None:
+        if self._on_stats is None:
+            return
+        try:
             self._on_stats(self._tally.stats())
+        except BaseException as exc:
+            annotate(exc, f"epoch {self._order.epoch}; stage: on_stats; no batch is lost")
+            raise
 
     def _warn(self) -> None:
         """Warn, once for a loader, of what the workers noticed; before a batch is taken, so that none is lost where
         warnings are errors."""
+        while self._fetcher.lost:
+            what = self._fetcher.lost.popleft()
+            if "lost" not in self._warned:
+                self._warned.add("lost")
+                warnings.warn(f"fastload: {what}", RuntimeWarning, stacklevel=3)
         while self._fetcher.noticed:
             what = self._fetcher.noticed.popleft()
-            if self._warned is None or what in self._warned:
+            if not self._keyed or what in self._warned:
                 continue
             self._warned.add(what)
             warnings.warn(

@@ -6,12 +6,14 @@ number of workers, as whatever a data set makes of `get_worker_info()` does.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from contextlib import suppress
+from inspect import GEN_CLOSED, getgeneratorstate, isgenerator
 from typing import Any
 
 from fastload.collate import SampleBox
-from fastload.faults import contained, pass_signals
+from fastload.errors import StateError
+from fastload.faults import annotate, contained, pass_signals, shown
 from fastload.fetch import Batch, Fetcher
 from fastload.order import Order
 from fastload.randomness import Stream, StreamKeys
@@ -33,7 +35,9 @@ class Part(Batch):
         super().__init__(1, [], size=size, position=0, lane=lane, **place)
         self.saved = saved  # where the lane begins, this epoch
         self.ended = False  # the lane had nothing more, for this batch neither
-        self.state = saved  # of the lane, behind this batch
+        self.state: dict[str, Any] | Exception = (
+            saved  # of the lane, behind this batch; or why there is none
+        )
 
     def __str__(self) -> str:
         return f"batch {self.ordinal} of epoch {self.epoch}, out of worker {self.lane}"
@@ -61,13 +65,14 @@ class LaneFetcher(Fetcher):
         stream.move(batch, None)
         lane = self._lanes[batch.lane]
         if lane is None or lane.keys is not batch.keys:  # a new epoch
-            lane = self._lanes[batch.lane] = _Lane(dataset, batch.keys)
+            lane = _Lane(dataset, batch.keys)
             try:
                 lane.begin(batch, stream)
             except BaseException as exc:
                 pass_signals(exc)
                 lane.ended = True
                 self._fail(batch, 0, contained(exc), f"{batch}; stage: iter")
+            self._lanes[batch.lane] = lane
         self._fill(batch, lane, stream)
         short = batch.size < self.batch_size
         if lane.ended and not batch.failed and (not batch.size or (short and self._drop_last)):
@@ -90,6 +95,12 @@ class LaneFetcher(Fetcher):
                 pass_signals(exc)
                 batch.size += 1
                 self._sample_failed(batch, k, lane.dataset, exc)
+                if k in batch.handled and lane.is_dead():
+                    self.lost.append(
+                        f"a generator that raises has ended: {type(lane.dataset).__name__} gives nothing more in "
+                        f"worker {batch.lane}, whatever on_error made of the sample. Let the data set catch "
+                        "the error itself, or iterate with an object that has __next__"
+                    )
             else:
                 if not lane.ended:
                     batch.size += 1
@@ -117,18 +128,22 @@ class _Lane:
         state = saved["state"]
         of_dataset = state is not None and hasattr(self.dataset, "load_state_dict")
         if of_dataset:
-            self.dataset.load_state_dict(state)
+            _load(self.dataset, state)
         self._iterator = iter(self.dataset)
         if state is not None:
             if not of_dataset:
-                self._iterator.load_state_dict(state)  # type: ignore[attr-defined]
+                _load(self._iterator, state)
             self.samples = saved["samples"]
             return
         batch.indices = range(saved["samples"])
         for k in batch.indices:
+            if batch.dropped or self.ended:
+                return
             stream.move(batch, k)
-            with suppress(Exception):  # it was delivered in its place
+            try:
                 self.take()
+            except BaseException as exc:
+                pass_signals(exc)  # any other was delivered in its place
 
     def take(self) -> Any:
         """The next sample; sets `ended` where there is none."""
@@ -143,14 +158,34 @@ class _Lane:
         self.samples += 1
         return sample
 
-    def state(self) -> dict[str, Any]:
-        """Where the lane is, for a `Part`'s `saved`."""
+    def is_dead(self) -> bool:
+        """Whether what is read is a generator that has ended."""
+        return isgenerator(self._iterator) and getgeneratorstate(self._iterator) == GEN_CLOSED
+
+    def state(self) -> dict[str, Any] | Exception:
+        """Where the lane is, for a `Part`'s `saved`; the error where the data set does not say."""
         state = None
         for source in (self.dataset, self._iterator):  # as `begin` looks for them
             if hasattr(source, "state_dict") and hasattr(source, "load_state_dict"):
-                state = source.state_dict()
+                try:
+                    state = copy.deepcopy(source.state_dict())  # what it goes on with stays its own
+                except BaseException as exc:
+                    pass_signals(exc)
+                    return contained(exc)
                 break
         return {"samples": self.samples, "state": state, "ended": self.ended}
+
+
+def _load(source: Any, state: Any) -> None:
+    """Bring a data set or its iterator to `state`, of which it gets a copy."""
+    try:
+        source.load_state_dict(copy.deepcopy(state))
+    except BaseException as exc:
+        pass_signals(exc)
+        raise StateError(
+            f"lanes: {type(source).__name__} cannot go on from the state that is there of it, {shown(state):.100} "
+            f"({type(exc).__name__}: {shown(exc, str)}); load it with the data set that made it"
+        ) from exc
 
 
 class LaneOrder(Order):
@@ -162,9 +197,9 @@ class LaneOrder(Order):
         super().__init__(**part)
         self._batch_size = batch_size
         self._ordinal = 0
-        self._lanes = list(resume["lanes"]) if resume else [BEGINNING] * lanes  # as delivered
-        self._began = tuple(self._lanes)
-        self._active = [not lane["ended"] for lane in self._lanes]
+        self._began = tuple(resume["lanes"] if resume else [BEGINNING] * lanes)
+        self._lanes: list[dict[str, Any] | Exception] = list(self._began)  # as delivered
+        self._active = [not lane["ended"] for lane in self._began]
         self._turn = resume["turn"] if resume else 0  # of the next batch to be read
         self._delivered_turn = self._turn  # of the next batch to be delivered
 
@@ -204,4 +239,10 @@ class LaneOrder(Order):
             self._delivered_turn = (batch.lane + 1) % len(self._lanes)
 
     def _place(self) -> dict[str, Any]:
-        return {"turn": self._delivered_turn, "lanes": list(self._lanes)}
+        for k, lane in enumerate(self._lanes):
+            if isinstance(lane, Exception):
+                annotate(
+                    lane, f"there is no state: state_dict() of the data set raised in worker {k}"
+                )
+                raise lane
+        return {"turn": self._delivered_turn, "lanes": copy.deepcopy(self._lanes)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import warnings
@@ -15,11 +16,12 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
 from fastload import workers
+from fastload.draws import restore_generators
 from fastload.fetch import OnError
 from fastload.iterator import ThreadIterator
-from fastload.order import Order, partition, restore_generators
-from fastload.sampler import RankSampler, integer
-from fastload.state import VERSION, check, describe, fresh_state
+from fastload.order import Order, SampledOrder, partition
+from fastload.sampler import RankSampler, epoch_number, integer
+from fastload.state import VERSION, check, describe, fresh_state, known_length, whole
 from fastload.stats import Stats
 from fastload.tally import NO_STATS, Tally
 
@@ -98,15 +100,29 @@ class DataLoader(TorchDataLoader[T]):
     ) -> None:
         if worker_method not in ("thread", "process"):
             raise ValueError(f'worker_method must be "thread" or "process", got {worker_method!r}')
+        if on_stats is not None and not callable(on_stats):
+            raise ValueError(f"on_stats must be a callable (stats), got {on_stats!r}")
         if on_error not in ("raise", "skip") and not callable(on_error):
             raise ValueError(
                 f'on_error must be "raise", "skip" or a callable (index, exception), got {on_error!r}'
             )
-        if worker_method == "process" and (on_error != "raise" or max_errors is not None):
-            raise ValueError('on_error and max_errors need worker_method="thread"')
         _at_least(0, ", or None for any number", max_errors=max_errors)
         _at_least(1, prefetch_batches=prefetch_batches, prefetch_bytes=prefetch_bytes)
         _at_least(0, retries=integer("retries", retries))
+        if retries and isinstance(dataset, IterableDataset):
+            raise ValueError(
+                "retries is for map-style data sets: what an iterable data set raised on cannot be asked for again"
+            )
+        if worker_method == "process":
+            _refuse_for_processes(
+                on_error=on_error != "raise",
+                max_errors=max_errors is not None,
+                copy_dataset=copy_dataset,
+                prefetch_batches=prefetch_batches is not None,
+                prefetch_bytes=prefetch_bytes is not None,
+                retries=retries,
+                on_stats=on_stats is not None,
+            )
         if seed is not None:
             seed = integer("seed", seed)
             if generator is not None:
@@ -125,6 +141,7 @@ class DataLoader(TorchDataLoader[T]):
         self._next_epoch = 0
         self._epoch_is_set = False  # by `set_epoch`, for the next `iter()`
         self._epoch = -1
+        self._sampler_epoch: int | None = None  # the sampler's own, as it was last seen
         # To close them; only the user holds them, so that a forgotten one ends by itself.
         self._iterators: weakref.WeakSet[ThreadIterator] = weakref.WeakSet()
         self._threads: list[threading.Thread] = []  # of all iterators; those that may still run
@@ -240,11 +257,12 @@ class DataLoader(TorchDataLoader[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch of the next `iter()`; epochs after it count on. A sampler with `set_epoch` is told."""
-        self._next_epoch = integer("epoch", epoch)
+        self._next_epoch = epoch_number(epoch)
         self._epoch_is_set = True
         for sampler in self._samplers():
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self._next_epoch)
+        self._sampler_epoch = self._samplers_epoch()
 
     def stats(self) -> Stats:
         """Counts and waits of the latest epoch begun; of torch's own iterators, nothing is known."""
@@ -263,13 +281,15 @@ class DataLoader(TorchDataLoader[T]):
             self._warn_of_no_state()
             return {"version": VERSION, "kind": "process"}
         if self._resume is not None:
-            return dict(self._resume)
+            return copy.deepcopy(self._resume)
         if self._order is None:
-            return fresh_state(self._next_epoch, describe(self))
+            return fresh_state(self._epoch_to_come(), self._samplers_epoch(), describe(self))
+        if isinstance(self._order, SampledOrder) and (late := self._order.draws_late):
+            self._warn_of_late_draws(late)
         return self._order.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next `iter()` go on behind what `state` says was handed out.
+        """Let the next `iter()` go on behind what `state` says was handed out; one that runs already is not changed.
 
         Raises `StateError` where the state was made with another seed, sampler, data set or global
         batch: with the field, both values, and what to do. The order is sliced, or the sampler run
@@ -280,8 +300,10 @@ class DataLoader(TorchDataLoader[T]):
             self._warn_of_no_state()
             return
         rank = 0 if self.iterable else partition(self._index_sampler, self.dataset)[0]
-        check(state, describe(self), rank=rank)
-        state = dict(state)
+        check(
+            state, describe(self), rank=rank, sampler=None if self.iterable else self._index_sampler
+        )
+        state = copy.deepcopy(state)
         if _is_lightning() and not self.iterable and _is_spent(self._index_sampler, state):
             state["ended"] = True
         self._next_epoch = state["epoch"] + state["ended"]
@@ -289,7 +311,9 @@ class DataLoader(TorchDataLoader[T]):
             if isinstance(sampler, RankSampler):
                 sampler.set_epoch(self._next_epoch)
             elif hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(state["epoch"])
+                own = state["sampler_epoch"]
+                sampler.set_epoch(state["epoch"] if own is None else own)
+        self._sampler_epoch = self._samplers_epoch()
         if state["ended"] and state.get("draws"):
             restore_generators(self._index_sampler, state["draws"])
         self._resume = state
@@ -329,16 +353,46 @@ class DataLoader(TorchDataLoader[T]):
         return list({id(s): s for s in found if s is not None}.values())
 
     def _begin_epoch(self) -> int:
-        """The epoch that this `iter()` runs: our samplers go on by themselves, others are asked for theirs."""
-        epoch = self._next_epoch
+        """The epoch that this `iter()` runs."""
+        epoch = self._epoch_to_come()
         for sampler in self._samplers():
             if isinstance(sampler, RankSampler):
-                epoch = sampler.begin_epoch()
-            elif isinstance(getattr(sampler, "epoch", None), int):
-                epoch = sampler.epoch
+                sampler.begin_epoch()
+        self._sampler_epoch = self._samplers_epoch()
         self._next_epoch = epoch + 1
         self._epoch_is_set = False
         return epoch
+
+    def _epoch_to_come(self) -> int:
+        """The epoch of the next `iter()`. Our samplers go on by themselves; another that was set since it was last seen
+        says it, and where it was not, the loader counts on."""
+        for sampler in self._samplers():
+            if isinstance(sampler, RankSampler):
+                return sampler.next_epoch
+        own = self._samplers_epoch()
+        return self._next_epoch if own is None or own == self._sampler_epoch else own
+
+    def _samplers_epoch(self) -> int | None:
+        """What a sampler that is not ours calls its epoch."""
+        for sampler in self._samplers():
+            own = (
+                None if isinstance(sampler, RankSampler) else whole(getattr(sampler, "epoch", None))
+            )
+            if own is not None and own >= 0:
+                return own
+        return None
+
+    def _warn_of_late_draws(self, what: list[str]) -> None:
+        """Once for a loader."""
+        if "sampler" in self._warned:
+            return
+        self._warned.add("sampler")
+        warnings.warn(
+            f"fastload: {type(self.sampler).__name__} seems to draw from {' and '.join(what)} with each index, as "
+            "others do meanwhile: a loader that loads this state gets another rest of the epoch. Draw all of the order in "
+            "__iter__, or from a torch.Generator that the sampler holds as `generator`.",
+            stacklevel=3,
+        )
 
 
 def _at_least(least: int, otherwise: str = "", **arguments: int | None) -> None:
@@ -348,17 +402,20 @@ def _at_least(least: int, otherwise: str = "", **arguments: int | None) -> None:
             raise ValueError(f"{name} must be {least} or more{otherwise}, got {value}")
 
 
+def _refuse_for_processes(**given: Any) -> None:
+    """Raise ValueError where arguments are given that torch's own iterator has no place for."""
+    if names := [name for name, value in given.items() if value]:
+        raise ValueError(f'{", ".join(names)}: only for worker_method="thread"')
+
+
 def _is_map_style(dataset: Any) -> bool:
     return not isinstance(dataset, IterableDataset | MapDataPipe)
 
 
 def _named(dataset: Any) -> str:
     """The type of a data set, and its length where it has one."""
-    kind = type(dataset).__name__
-    try:
-        return f"{kind}[{len(dataset)}]"
-    except Exception:  # code of the user's, or none: a loader can be shown all the same
-        return kind
+    length = known_length(dataset)
+    return type(dataset).__name__ + ("" if length is None else f"[{length}]")
 
 
 def _refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
@@ -376,10 +433,8 @@ def _refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
 
 def _is_spent(sampler: Any, state: dict[str, Any]) -> bool:
     """Whether all of an epoch's batches were handed out, as far as the sampler knows how many there are."""
-    try:
-        return bool(state["batches"] >= len(sampler))
-    except TypeError:  # a batch sampler of torch's has a length only if its sampler does
-        return False
+    length = known_length(sampler)
+    return length is not None and bool(state["batches"] >= length)
 
 
 def _is_lightning() -> bool:

@@ -6,22 +6,26 @@ function, else by running the sampler again up to there; never by reading sample
 
 from __future__ import annotations
 
-import base64
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
+from fastload import draws
+from fastload.draws import Draws, single_sampler
 from fastload.faults import contained, pass_signals
 from fastload.fetch import Batch, Fetcher
 from fastload.randomness import StreamKeys
 from fastload.sampler import RankSampler
 from fastload.telemetry import Recorder
+
+_LOOKS = 5
+"""How often it is looked what a sampler draws from: once for its beginning, then that each of four indices
+or batches changed it is no chance, as a worker's draw in the same moment would be."""
 
 
 class Order(ABC):
@@ -29,14 +33,18 @@ class Order(ABC):
 
     Args:
         epoch, rank: which part of which epoch.
+        sampler_epoch: the sampler's own number of it, where it has one that may be another.
         about: what a state must agree on; see `state.describe`.
 
     Everything here runs on the loop's thread, as in torch: the sampler is user code, and so races
     with nothing.
     """
 
-    def __init__(self, *, epoch: int, rank: int, about: dict[str, Any]) -> None:
+    def __init__(
+        self, *, epoch: int, rank: int, about: dict[str, Any], sampler_epoch: int | None = None
+    ) -> None:
         self.epoch = epoch
+        self._sampler_epoch = sampler_epoch
         self.about = about
         self.recorders: list[Recorder] = []  # of this epoch, by worker
         self.exhausted = False  # there are no more batches
@@ -54,7 +62,10 @@ class Order(ABC):
 
     @abstractmethod
     def delivered(self, batch: Batch) -> None:
-        """The loop has had `batch`: its data, its error, or nothing where it was left out."""
+        """The loop has had `batch`: its data, its error, or nothing where it was left out.
+
+        May be called again with the same one, where Ctrl-C struck in the first call.
+        """
 
     def end(self) -> None:
         """The loop has been told that there is no more."""
@@ -66,6 +77,7 @@ class Order(ABC):
             **self.about,
             "stream_seed": self.seed,
             "epoch": self.epoch,
+            "sampler_epoch": self._sampler_epoch,
             "ended": self._ended,
             **self._place(),
         }
@@ -82,7 +94,7 @@ class SampledOrder(Order):
         sampler: torch's "index sampler": of batches, or without batching of indices.
         fetcher: makes the batches.
         resume: a state that passed `state.check`: begin behind what it says was delivered.
-        epoch, rank, about: see `Order`.
+        the others: see `Order`.
     """
 
     def __init__(
@@ -105,24 +117,36 @@ class SampledOrder(Order):
         # Delivered before batches that were not (in_order=False): ordinal -> position behind it.
         self._ahead: dict[int, int] = {}
         self._late: set[int] = set(resume["ahead"]) if resume else set()  # those that a state named
-        self._draws: list[str] | None = resume["draws"] if resume else None
-        if resume is None:
-            before = [] if is_function(sampler) else _random_states(sampler)
-            self._indices = _behind(sampler, epoch, 0, 0)
-            # A sampler that draws in `__iter__` has done so now; a generator will when it is asked.
-            if before and before != _random_states(sampler):
-                self._draws = before
+        # What the sampler draws from, as it was before; None where it draws nothing.
+        self._draws: Draws | None = resume["draws"] if resume else None
+        # Looks at what it draws from as it is asked: the first, then some that tell of each index.
+        self._looks, self._changes = 0, Counter[str]()
+        self._early: Draws = {}  # what it drew from in `__iter__`; a generator will when it is asked
+        self._indices: Iterator[Any] | None = None  # None: to be begun where we are
+        if is_function(sampler):
+            self._looks = _LOOKS
+        elif self._draws is not None:
+            self._looks = 1
         else:
-            with _drawing_as_then(sampler, self._draws):
-                rest = _behind(sampler, epoch, self._ordinal, self._position)
-                self._indices = chain(list(islice(rest, 1)), rest)
+            before = draws.take(sampler)
+            self._indices = _behind(sampler, epoch, self._ordinal, self._position)
+            self._early = draws.changed(before, draws.take(sampler))
+            self._draws = before
+        if self._indices is None:
+            self._indices = self._rest()
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
         """See `Order`. From now on the sampler is asked."""
         super().begin(seed, recorders)
         self._keys = StreamKeys(seed, self.epoch, rank=self._rank, world_size=self._world_size)
-        if self._draws is None and not is_function(self._sampler):
-            self._draws = _random_states(self._sampler)
+        if not self._looks:
+            self._draws = {**draws.take(self._sampler), **self._early}
+
+    def _rest(self) -> Iterator[Any]:
+        """What the sampler has left from here on, run again up to here."""
+        with draws.drawing_as_then(self._sampler, self._draws):
+            rest = _behind(self._sampler, self.epoch, self._ordinal, self._position)
+            return rest if is_function(self._sampler) else chain(list(islice(rest, 1)), rest)
 
     def __next__(self) -> Batch:
         while True:
@@ -130,6 +154,10 @@ class SampledOrder(Order):
                 batch = self._next()
             except StopIteration:
                 self.exhausted = True
+                raise
+            except BaseException:
+                # Ctrl-C: what was being given is lost, and a generator that this went through is dead.
+                self._indices = None
                 raise
             self._ordinal += 1
             self._position += batch.size
@@ -146,8 +174,11 @@ class SampledOrder(Order):
             "ordinal": self._ordinal,
             "position": self._position,
         }
+        if self._indices is None:
+            self._indices = self._rest()
         try:
-            return self._fetcher.batch(next(self._indices), **place)
+            given = next(self._indices) if self._looks >= _LOOKS else self._watched(self._indices)
+            return self._fetcher.batch(given, **place)
         except StopIteration:
             raise
         except BaseException as exc:
@@ -156,8 +187,28 @@ class SampledOrder(Order):
             batch.error, batch.where = contained(exc), f"{batch}; stage: sampler"
             return batch
 
+    def _watched(self, indices: Iterator[Any]) -> Any:
+        """What `indices` gives next; what the sampler draws from is kept of `_draws` at first, and counted then."""
+        before = draws.take(self._sampler)
+        given = next(indices)
+        drawn = draws.changed(before, draws.take(self._sampler))
+        if not self._looks:
+            unused = {name: None for name in ("numpy", "python") if name not in drawn}
+            self._draws = {**before, **unused, **self._early}
+        else:
+            self._changes.update(drawn)
+        self._looks = _LOOKS if draws.is_torchs(self._sampler) else self._looks + 1
+        return given
+
+    @property
+    def draws_late(self) -> list[str]:
+        """The global states that the sampler seems to draw from with each index: no state can bring that back."""
+        return [what for name, what in draws.GLOBAL.items() if self._changes[name] == _LOOKS - 1]
+
     def delivered(self, batch: Batch) -> None:
         """See `Order`."""
+        if batch.ordinal < self._batches:
+            return
         self._ahead[batch.ordinal] = batch.position + batch.size
         while self._batches in self._ahead:
             self._delivered_to = self._ahead.pop(self._batches)
@@ -167,17 +218,12 @@ class SampledOrder(Order):
         """See `Order`."""
         super().end()
         if self._draws is not None:
-            self._draws = _random_states(self._sampler)
+            self._draws = {**draws.take(self._sampler), "numpy": None, "python": None}
 
     def _place(self) -> dict[str, Any]:
-        position = self._delivered_to * self._world_size
-        single = single_sampler(self._sampler)
-        if (
-            isinstance(single, RankSampler)
-            and self._delivered_to >= len(single)
-            and single.ends != "pad"
-        ):
-            position = single.length  # the same on ranks that had fewer samples
+        position = position_behind(self._sampler, self._world_size, self._batches)
+        if position is None:
+            position = self._delivered_to * self._world_size
         ahead = sorted({*self._ahead, *self._late})
         return {
             "batches": self._batches,
@@ -188,23 +234,31 @@ class SampledOrder(Order):
         }
 
 
+def position_behind(sampler: Any, world_size: int, batches: int) -> int | None:
+    """The global position behind so many batches, which is the same on ranks that had fewer samples in the last one.
+
+    None where it is no function of their number.
+    """
+    if not is_function(sampler):
+        return None
+    single = single_sampler(sampler)
+    step = world_size * (1 if sampler is single else sampler.batch_size)
+    length = single.length if isinstance(single, RankSampler) else len(single) * world_size
+    return int(min(batches * step, length))
+
+
 def partition(sampler: Any, dataset: Any) -> tuple[int, int]:
     """The rank and the world size by which positions stride: the sampler's, the data set's, or torch.distributed's."""
     single = single_sampler(sampler)
     if isinstance(single, RankSampler):
         return single.rank, single.world_size
     if isinstance(single, DistributedSampler):
-        return single.rank, single.num_replicas
+        return int(single.rank), int(single.num_replicas)
     if getattr(dataset, "partitioned_by_rank", False) and hasattr(dataset, "world_size"):
-        return dataset.rank, dataset.world_size
+        return int(dataset.rank), int(dataset.world_size)
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
-
-
-def single_sampler(sampler: Any) -> Any:
-    """The sampler of single indices under a batch sampler of torch's."""
-    return sampler.sampler if isinstance(sampler, BatchSampler) else sampler
 
 
 def is_function(sampler: Any) -> bool:
@@ -227,52 +281,3 @@ def _behind(sampler: Any, epoch: int, batches: int, samples: int) -> Iterator[An
     if sampler is single and type(single) is SequentialSampler:
         return iter(range(samples, len(single)))
     return islice(iter(sampler), batches, None) if batches else iter(sampler)
-
-
-# ---- what samplers draw from ----
-
-
-def _generators(sampler: Any) -> list[torch.Generator]:
-    found = [getattr(s, "generator", None) for s in (sampler, single_sampler(sampler))]
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
-
-
-def _random_states(sampler: Any) -> list[str]:
-    """The states of torch's global generator and of those that the sampler holds."""
-    states = [torch.get_rng_state(), *(g.get_state() for g in _generators(sampler))]
-    return [base64.b64encode(state.numpy().tobytes()).decode() for state in states]
-
-
-@contextmanager
-def _drawing_as_then(sampler: Any, draws: list[str] | None) -> Iterator[None]:
-    """Let the sampler draw what it drew when `draws` was taken. Its own generators move on with it;
-    torch's global one is as before."""
-    if draws is None:
-        yield
-        return
-    before = torch.get_rng_state()
-    restore_generators(sampler, draws)
-    torch.set_rng_state(_tensor(draws[0]))
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
-
-
-def restore_generators(sampler: Any, draws: list[str]) -> None:
-    """Set the generators that the sampler holds to the states that `draws` has of them."""
-    for generator, state in zip(_generators(sampler), draws[1:], strict=True):
-        generator.set_state(_tensor(state))
-
-
-def _tensor(state: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8)
-
-
-def is_random_state(text: Any) -> bool:
-    """Whether this is the state of a generator, as a state of a loader holds it."""
-    try:
-        torch.Generator().set_state(_tensor(text))
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    return True

@@ -34,6 +34,14 @@ def integer(name: str, value: object) -> int:
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
 
 
+def epoch_number(value: object) -> int:
+    """`value` as the number of an epoch; TypeError or ValueError where it is none."""
+    epoch = integer("epoch", value)
+    if epoch < 0:
+        raise ValueError(f"epoch must be 0 or more, got {epoch}")
+    return epoch
+
+
 def mix64(x: int) -> int:
     """Hash 64 bits to 64 bits, bijectively: the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 
@@ -152,7 +160,10 @@ class RankSampler(Sampler[int]):
         window: int | None = None,
         run: int | None = None,
     ) -> None:
-        length = length_or_dataset if isinstance(length_or_dataset, int) else len(length_or_dataset)
+        if isinstance(length_or_dataset, Sized):
+            length = len(length_or_dataset)
+        else:
+            length = integer("length_or_dataset, without len(),", length_or_dataset)
         seed = integer("seed", seed)
         if length < 0:
             raise ValueError(f"length must be 0 or more, got {length}")
@@ -211,7 +222,7 @@ class RankSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next `iter()` gives."""
-        self.epoch = integer("epoch", epoch)
+        self.epoch = epoch_number(epoch)
         self._fresh = True
 
     @property
@@ -219,10 +230,14 @@ class RankSampler(Sampler[int]):
         """Whether `epoch` was set, and has not been run by a fastload loader since."""
         return self._fresh
 
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that a fastload loader runs next: the one that was set, else the one after `epoch`."""
+        return self.epoch if self._fresh else self.epoch + 1
+
     def begin_epoch(self) -> int:
-        """Called by a fastload loader at `iter()`: go to the next epoch, unless `set_epoch` fixed it; return it."""
-        if not self._fresh:
-            self.epoch += 1
+        """Called by a fastload loader at `iter()`: go to `next_epoch`; return it."""
+        self.epoch = self.next_epoch
         self._fresh = False
         return self.epoch
 

@@ -33,7 +33,7 @@ RUN_SECONDS = 250e-6
 """A claimed run should last about this long: 50 times what claiming and delivering it cost, and
 short enough that a run that turns out slow holds back no more than a few cheap samples."""
 
-_OPEN, _COMPLETE, _READY = range(3)
+_OPEN, _COMPLETE, _READY, _TAKEN = range(4)
 
 starting = threading.Lock()
 """Owns the number of threads that torch gives to new threads, while `workers` starts some that have one."""
@@ -216,9 +216,12 @@ class Window(Generic[T]):
         with self._lock:
             return self._closed or any(self._open)
 
-    def take(self, timeout: float | None = None) -> T | None:
+    def take(self, timeout: float | None = None, *, into: list[T] | None = None) -> T | None:
         """Wait for the next ticket and take it out of the window; None at the end: nothing is in
         flight.
+
+        The ticket is put into the list `into` first of all: if Ctrl-C strikes then, it is there, and
+        `remove()` is to be called with it.
 
         Raises `LoaderTimeoutError` after `timeout` seconds (nothing is lost), `LoaderClosedError`,
         and `WorkerCrashError` where a thread of the pipeline itself failed.
@@ -236,7 +239,7 @@ class Window(Generic[T]):
                         self._occupancy_sum += len(self._ready_tickets) / len(self._flight)
                         self._takes += 1
                     if self._takeable():
-                        return self._pop()
+                        return self._pop([] if into is None else into)
                     turn = self._line_up(self._loop)
                 now = perf_counter()
                 if started is None:
@@ -249,16 +252,22 @@ class Window(Generic[T]):
                 with self._lock:
                     self._consumer_wait_s += perf_counter() - started
 
-    def _pop(self) -> T:
-        if self.in_order:
-            ticket = self._flight.popleft()
-            self._ready_tickets.remove(ticket)
-        else:
-            ticket = self._ready_tickets.popleft()
-            self._flight.remove(ticket)
-        self._complete_bytes -= ticket.nbytes
-        self._complete_count -= 1
+    def _pop(self, into: list[T]) -> T:
+        ticket = (self._flight if self.in_order else self._ready_tickets)[0]
+        into.append(ticket)
+        self.remove(ticket)
         return ticket
+
+    def remove(self, ticket: T) -> None:
+        """Take out a ticket that `take()` gave; without effect where it is out already."""
+        with self._lock:
+            if ticket.stage != _TAKEN:
+                ticket.stage = _TAKEN
+                self._complete_bytes -= ticket.nbytes
+                self._complete_count -= 1
+            for line in (self._flight, self._ready_tickets):
+                with suppress(ValueError):
+                    line.remove(ticket)
 
     def check(self) -> None:
         """Raise `WorkerCrashError` or `LoaderClosedError` if no ticket will come any more."""
