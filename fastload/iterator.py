@@ -307,15 +307,21 @@ class ThreadIterator(Iterator[Any]):
         order = self._ahead or self._order
         while not order.exhausted and self._window.has_room():
             started = perf_counter()
+            batch: Batch | None = None
             try:
                 with span("sampler"):
                     batch = next(order)
+                self._window.issue(batch)
             except StopIteration:
                 if self._ahead is None and self._runs_ahead:
                     order = self._ahead = self._next_order()
                     continue
                 return
-            self._window.issue(batch)
+            except BaseException:
+                if batch is not None:
+                    self._window.recall(batch)
+                    order.take_back(batch)
+                raise
             batch.recorders[LOOP].add("sampler", perf_counter() - started)
             if batch.error is not None:
                 self._window.complete(batch)
@@ -342,7 +348,9 @@ class ThreadIterator(Iterator[Any]):
                 while self._window.has_work() and serve(self._window, self._fetcher, self._site):
                     pass
         except BaseException:
-            self._window.discard()  # Ctrl-C: this batch will not come, and must not be waited for
+            if (batch := self._window.oldest()) is not None:
+                self._order.take_back(batch)
+            self._window.discard()  # Ctrl-C: it is in an unknown state, and must not be waited for
             raise
         self._tally.served_s += perf_counter() - started
 

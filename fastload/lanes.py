@@ -229,6 +229,10 @@ class LaneOrder(Order):
             ordinal=self._ordinal - 1,
         )
 
+    def take_back(self, batch: Batch) -> None:
+        """See `Order`."""
+        self._ordinal, self._turn = batch.ordinal, batch.lane
+
     def delivered(self, batch: Batch) -> None:
         """See `Order`. A batch that is left out may tell that its lane had ended."""
         assert isinstance(batch, Part)

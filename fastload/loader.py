@@ -388,8 +388,8 @@ class DataLoader(TorchDataLoader[T]):
             return
         self._warned.add("sampler")
         warnings.warn(
-            f"fastload: {type(self.sampler).__name__} seems to draw from {' and '.join(what)} with each index, as "
-            "others do meanwhile: a loader that loads this state gets another rest of the epoch. Draw all of the order in "
+            f"fastload: {type(self.sampler).__name__} seems to draw from {' and '.join(what)} with each index, "
+            "as others do meanwhile: a loader that loads this state gets another rest of the epoch. Draw all of it in "
             "__iter__, or from a torch.Generator that the sampler holds as `generator`.",
             stacklevel=3,
         )

@@ -61,6 +61,10 @@ class Order(ABC):
         """The next batch to be read; at the end sets `exhausted`, and raises StopIteration."""
 
     @abstractmethod
+    def take_back(self, batch: Batch) -> None:
+        """Ctrl-C struck before `batch`, which was the latest, could be read: give it again."""
+
+    @abstractmethod
     def delivered(self, batch: Batch) -> None:
         """The loop has had `batch`: its data, its error, or nothing where it was left out.
 
@@ -187,6 +191,10 @@ class SampledOrder(Order):
             batch.error, batch.where = contained(exc), f"{batch}; stage: sampler"
             return batch
 
+    def take_back(self, batch: Batch) -> None:
+        """See `Order`."""
+        self._ordinal, self._position, self._indices = batch.ordinal, batch.position, None
+
     def _watched(self, indices: Iterator[Any]) -> Any:
         """What `indices` gives next; what the sampler draws from is kept of `_draws` at first, and counted then."""
         before = draws.take(self._sampler)
@@ -196,7 +204,7 @@ class SampledOrder(Order):
             unused = {name: None for name in ("numpy", "python") if name not in drawn}
             self._draws = {**before, **unused, **self._early}
         else:
-            self._changes.update(drawn)
+            self._changes.update(list(drawn))
         self._looks = _LOOKS if draws.is_torchs(self._sampler) else self._looks + 1
         return given
 

@@ -261,13 +261,22 @@ class Window(Generic[T]):
     def remove(self, ticket: T) -> None:
         """Take out a ticket that `take()` gave; without effect where it is out already."""
         with self._lock:
-            if ticket.stage != _TAKEN:
+            if ticket.stage in (_COMPLETE, _READY):
                 ticket.stage = _TAKEN
                 self._complete_bytes -= ticket.nbytes
                 self._complete_count -= 1
             for line in (self._flight, self._ready_tickets):
                 with suppress(ValueError):
                     line.remove(ticket)
+
+    def recall(self, ticket: T) -> None:
+        """Take out the latest ticket, where Ctrl-C struck as it was issued: it may be there in part."""
+        with self._lock:
+            ticket.dropped = True
+            with suppress(ValueError):
+                self._open[ticket.lane].remove(ticket)
+            self.remove(ticket)
+        ticket.release()
 
     def check(self) -> None:
         """Raise `WorkerCrashError` or `LoaderClosedError` if no ticket will come any more."""

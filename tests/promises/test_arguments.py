@@ -24,7 +24,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 import fastload
-from fastload import DataLoader
+from fastload import DataLoader, RankSampler
 
 OURS = {
     "seed": None,
@@ -370,6 +370,78 @@ def test_arguments_of_ours_that_torchs_iterator_would_ignore_are_refused(method:
         return
     with pytest.raises(ValueError, match="on_error"):
         DataLoader(DATA, on_error="skip", worker_method=method)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    {
+        "on_error": "skip",
+        "max_errors": 3,
+        "retries": 1,
+        "on_stats": print,
+        "prefetch_batches": 2,
+        "prefetch_bytes": 1000,
+        "copy_dataset": True,
+    }.items(),
+)
+def test_an_argument_that_processes_have_no_place_for_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: .*worker_method"):
+        DataLoader(DATA, worker_method="process", **{name: value})
+
+
+def test_retries_of_an_iterable_data_set_are_refused() -> None:
+    with pytest.raises(ValueError, match="retries.*map-style"):
+        DataLoader(Stream(), retries=1)
+    DataLoader(Stream(), retries=0)
+
+
+def test_on_stats_is_called_and_so_must_be_callable() -> None:
+    with pytest.raises(ValueError, match="on_stats.*callable.*'log'"):
+        DataLoader(DATA, on_stats="log")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("told", ["loader", "sampler"])
+def test_a_negative_epoch_is_refused(told: str) -> None:
+    sampler = RankSampler(10, rank=0, world_size=1)
+    loader = DataLoader(DATA, sampler=sampler)
+    with pytest.raises(ValueError, match="epoch.*-1"):
+        (loader if told == "loader" else sampler).set_epoch(-1)
+
+
+class Secretive(Dataset[int]):
+    """Its `__len__` raises, which torch never calls where it is given a sampler."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        raise self.error
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class SecretiveSampler(Secretive):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+
+@pytest.mark.parametrize("error", [NotImplementedError(), TypeError("none"), ZeroDivisionError()])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_length_that_raises_is_not_needed(workers: int, error: Exception) -> None:
+    def make(sampler: Any) -> DataLoader[Any]:
+        return DataLoader(Secretive(error), 2, sampler=sampler, num_workers=workers, seed=1)
+
+    for sampler in (range(6), SecretiveSampler(error)):
+        loader = make(sampler)
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0, 1]
+        state = loader.state_dict()
+        loader.close()
+        again = make(sampler)
+        again.load_state_dict(state)
+        assert [batch.tolist() for batch in again] == [[2, 3], [4, 5]]
+        assert "Secretive" in repr(again)
 
 
 def test_prefetch_factor_keeps_its_meaning_and_prefetch_batches_goes_first() -> None:

@@ -239,7 +239,7 @@ class Storm(RuleBasedStateMachine):
             self.batch_size,
             num_workers=workers,
             seed=SEED,
-            retries=1,
+            retries=0 if self.iterable else 1,
             on_error="skip" if self.skip else "raise",
             in_order=self.in_order,
             persistent_workers=persistent and workers > 0,

@@ -596,8 +596,7 @@ def test_on_error_skip_shortens_the_batch_and_counts(workers: int) -> None:
 def test_on_error_skip_gives_what_a_generator_had_before_it_broke(workers: int) -> None:
     dataset = Hazards(10, {(0, 6): ValueError("six")}, True)
     loader = fastload.DataLoader(dataset, 4, num_workers=workers, on_error="skip")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with pytest.warns(RuntimeWarning, match="generator that raises has ended.*Hazards"):
         got = given(loader)
     assert [batch for batch in got if batch[0] < SHARD] == [[0, 1, 2, 3], [4, 5]]
     assert len([batch for batch in got if batch[0] >= SHARD]) == (3 if workers else 0)
@@ -943,6 +942,190 @@ def test_a_batch_that_raised_counts_as_had() -> None:
     resumed.load_state_dict(state)
     assert given(resumed) == expected
     assert [k for batch in expected for k in batch if k < SHARD] == [3, 4, 5]
+
+
+class KeepsAList(IterableDataset[int]):
+    """Gives its state by reference, changes it as it goes on, and writes into the one it is given."""
+
+    def __init__(self) -> None:
+        self.had: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        for k in range(len(self.had), 12):
+            self.had.append(k)
+            yield k
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"had": self.had}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.had = state["had"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_is_no_part_of_the_data_set_that_gave_it(workers: int) -> None:
+    loader = fastload.DataLoader(KeepsAList(), 2, num_workers=workers, seed=1)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    assert state["lanes"][0]["state"] == {"had": [0, 1]}, "and not what is read ahead"
+    kept = through_json(state)
+    list(iterator)
+    assert state == kept
+    for _ in range(2):
+        resumed = fastload.DataLoader(KeepsAList(), 2, num_workers=workers, seed=1)
+        resumed.load_state_dict(state)
+        assert given(resumed) == [[2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+        assert state == kept
+    iterator = iter(resumed)
+    resumed.state_dict()["lanes"][0]["samples"] = 99
+    assert resumed.state_dict()["lanes"][0]["samples"] != 99
+    resumed.close()
+
+
+class NoState(Drawing):
+    """Its `state_dict` raises while `at` is in `bad`."""
+
+    at, bad = 0, range(3, 5)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for self.at in range(1, 9):
+            yield self.make(self.at)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.at in self.bad:
+            raise LookupError(f"no state at {self.at}")
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_dict_that_raises_costs_no_batch(workers: int) -> None:
+    loader = fastload.DataLoader(NoState([8]), 2, num_workers=workers, seed=1)
+    said = []
+    values = []
+    for batch in loader:
+        values.append(batch[:, 0].tolist())
+        try:
+            loader.state_dict()
+        except LookupError as error:
+            said.append((str(error), error.__notes__))
+    assert values == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert [text for text, _ in said] == ["no state at 4"]
+    assert "state_dict() of the data set raised in worker 0" in said[0][1][-1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", STATEFUL)
+@pytest.mark.parametrize("bad", [3, [], {"of": "another"}], ids=str)
+def test_a_state_of_a_data_set_that_it_does_not_take_is_named(
+    bad: Any, kind: type[Drawing], workers: int
+) -> None:
+    loader = fastload.DataLoader(kind([5]), 2, num_workers=workers, seed=1)
+    next(iter(loader))
+    state = through_json(loader.state_dict())
+    loader.close()
+    state["lanes"][0]["state"] = bad
+    resumed = fastload.DataLoader(kind([5]), 2, num_workers=workers, seed=1)
+    resumed.load_state_dict(state)
+    with pytest.raises(StateError, match="lanes: _?Remember.*cannot go on"):
+        list(resumed)
+    resumed.close()
+
+
+def test_a_state_for_a_data_set_that_has_none_is_named() -> None:
+    loader = fastload.DataLoader(Drawing([5]), 2, seed=1)
+    next(iter(loader))
+    state = through_json(loader.state_dict())
+    state["lanes"][0]["state"] = {"at": 2}
+    resumed = fastload.DataLoader(Drawing([5]), 2, seed=1)
+    resumed.load_state_dict(state)
+    with pytest.raises(StateError, match="lanes.*load_state_dict"):
+        list(resumed)
+
+
+class Slowly(IterableDataset[int]):
+    """Each sample waits for a permit, once `gate` is set."""
+
+    def __init__(self, fault: type[BaseException] | None = None) -> None:
+        self.fault = fault
+        self.log, self.gate = Log(), Gate()
+
+    def __iter__(self) -> Iterator[int]:
+        return _Slow(self)
+
+
+class Gate:
+    """A semaphore that all copies share; open until it is shut."""
+
+    def __init__(self) -> None:
+        self.shut, self.permits = False, threading.Semaphore(0)
+
+    def __deepcopy__(self, _: Any) -> Gate:
+        return self
+
+    def __call__(self) -> None:
+        if self.shut:
+            assert self.permits.acquire(timeout=DEADLINE_S)
+
+
+class _Slow:
+    def __init__(self, dataset: Slowly) -> None:
+        self.dataset, self.at = dataset, -1
+
+    def __next__(self) -> int:
+        self.at += 1
+        self.dataset.log.add(self.at)
+        self.dataset.gate()
+        if self.at == 100:
+            raise StopIteration
+        if self.at == 3 and self.dataset.fault:
+            raise self.dataset.fault
+        return self.at
+
+
+def test_close_ends_a_reading_again() -> None:
+    loader = fastload.DataLoader(Slowly(), 10, num_workers=1, seed=1)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = loader.state_dict()
+    loader.close()
+    dataset = Slowly()
+    dataset.gate.shut = True
+    resumed = fastload.DataLoader(dataset, 10, num_workers=1, seed=1)
+    resumed.load_state_dict(state)
+    iterator = iter(resumed)
+    dataset.log.wait_for(lambda read: read == [0])
+    iterator.close()
+    dataset.gate.permits.release(60)
+    resumed.close()
+    assert dataset.log.entries == [0], "of the fifty that were read before"
+
+
+@pytest.mark.parametrize("fault", [SystemExit, GeneratorExit, ValueError])
+def test_what_was_raised_before_is_passed_over_when_it_is_read_again(
+    fault: type[BaseException],
+) -> None:
+    def make() -> fastload.DataLoader[int]:
+        return fastload.DataLoader(Slowly(fault), 2, num_workers=1, seed=1)
+
+    def heard_of(iterator: Iterator[Any]) -> list[Any]:
+        return [what for _, what in heard(iterator)]
+
+    loader = make()
+    iterator = iter(loader)
+    assert plain(next(iterator)) == [0, 1]
+    with pytest.raises((RuntimeError, ValueError)):
+        next(iterator)
+    state = loader.state_dict()
+    rest = heard_of(iterator)
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert heard_of(iter(resumed)) == rest
+    assert len(rest) == 48
 
 
 # ---- Hugging Face ----

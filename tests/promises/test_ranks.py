@@ -6,6 +6,7 @@ global batch size gives the same global batches for any world size.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain, zip_longest
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 import torch.distributed
@@ -286,6 +288,104 @@ def test_the_loader_goes_on_to_the_next_epoch_by_itself(workers: int) -> None:
     sampler.set_epoch(1)
     assert torch.cat(list(loader)).tolist() == orders[1]
     assert torch.cat(list(loader)).tolist() == orders[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_is_set_behind_iter_is_the_one_that_begins(workers: int) -> None:
+    """Lightning calls `iter()` first and `set_epoch` then: the same epoch, or another, and the next one after it."""
+    reference = fastload.RankSampler(60, rank=0, world_size=1, seed=3)
+    orders = []
+    for epoch in range(4):
+        reference.set_epoch(epoch)
+        orders.append(list(reference))
+    sampler = fastload.RankSampler(60, rank=0, world_size=1, seed=3)
+    with fastload.DataLoader(Numbers(60), 5, sampler=sampler, num_workers=workers) as loader:
+        for said, after in ((0, 1), (2, 3)):
+            iterator = iter(loader)
+            sampler.set_epoch(said)
+            assert torch.cat(list(iterator)).tolist() == orders[said]
+            assert torch.cat(list(loader)).tolist() == orders[after]
+
+
+def test_an_epoch_that_was_set_stands_in_the_state_before_it_begins() -> None:
+    sampler = fastload.RankSampler(60, rank=0, world_size=1, seed=3)
+    loader = fastload.DataLoader(Numbers(60), 5, sampler=sampler, seed=1)
+    sampler.set_epoch(5)
+    state = loader.state_dict()
+    assert state["epoch"] == 5
+    other = fastload.RankSampler(60, rank=0, world_size=1, seed=3)
+    again = fastload.DataLoader(Numbers(60), 5, sampler=other, seed=1)
+    again.load_state_dict(state)
+    assert torch.cat(list(again)).tolist() == torch.cat(list(loader)).tolist()
+    assert again.stats().epoch == 5
+
+
+class Drawn(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(())
+
+
+def drawn(loader: Any) -> list[float]:
+    rows: list[float] = torch.cat(list(loader)).tolist()
+    return rows
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_where_nobody_sets_the_epoch_of_torchs_sampler_the_samples_draw_anew(workers: int) -> None:
+    """The order repeats, as in torch; the augmentation does not. Where it is set, both are the epoch's."""
+
+    def make() -> tuple[Any, fastload.DataLoader[Any]]:
+        sampler = DistributedSampler(range(12), num_replicas=1, rank=0, seed=3)  # type: ignore[arg-type]
+        return sampler, fastload.DataLoader(
+            Drawn(12), 4, sampler=sampler, num_workers=workers, seed=1
+        )
+
+    sampler, loader = make()
+    never = [drawn(loader) for _ in range(3)]
+    assert len({tuple(epoch) for epoch in never}) == 3
+    states = []
+    for _ in range(2):
+        rest = iter(loader)
+        next(rest)
+        states.append((json.loads(json.dumps(loader.state_dict())), drawn(rest)))
+    for epoch, (state, rest) in enumerate(states):
+        other, again = make()
+        other.set_epoch(9)
+        again.load_state_dict(state)
+        assert (state["epoch"], state["sampler_epoch"], other.epoch) == (3 + epoch, 0, 0)
+        assert drawn(again) == rest
+    sampler, loader = make()
+    expected = []
+    for epoch in (0, 1, 2):
+        sampler.set_epoch(epoch)
+        expected.append(drawn(loader))
+    assert expected[0] == never[0]
+    assert expected[1:] != never[1:], "the order is another"
+    sampler, loader = make()
+    for epoch in (2, 0, 1):
+        sampler.set_epoch(epoch)
+        assert drawn(loader) == expected[epoch]
+    loader.set_epoch(2)
+    assert drawn(loader) == expected[2]
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    sampler = fastload.RankSampler(
+        np.int64(10),  # type: ignore[arg-type]
+        rank=np.int64(0),  # type: ignore[arg-type]
+        world_size=np.int32(2),  # type: ignore[arg-type]
+        seed=np.uint8(3),  # type: ignore[arg-type]
+    )
+    torchs: Any = DistributedSampler(
+        range(10), np.int64(2), np.int64(1), shuffle=False, seed=np.int64(3)
+    )  # type: ignore[arg-type]
+    for one in (sampler, torchs):
+        loader = fastload.DataLoader(Numbers(10), 2, sampler=one, seed=np.int64(4))  # type: ignore[arg-type]
+        next(iter(loader))
+        state = loader.state_dict()
+        assert json.loads(json.dumps(state)) == state
+        assert state["global_batch"] == 4
+        loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize("persistent", [False, True])

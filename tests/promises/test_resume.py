@@ -12,6 +12,7 @@ import importlib
 import itertools
 import json
 import pickle
+import random
 import re
 import threading
 import time
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed
@@ -331,6 +333,21 @@ def test_a_rank_reads_only_its_part_of_what_is_left() -> None:
         loader.close()
 
 
+@pytest.mark.parametrize("ends", ["pad", "drop", "uneven"])
+@pytest.mark.parametrize("length", [40, 41, 43])
+def test_the_states_of_ranks_that_end_apart_are_taken_and_lose_nothing(
+    length: int, ends: str
+) -> None:
+    """Ranks of one sample more have one batch more: a state of the others leaves it to be read."""
+    whole = [run(loader)[0] for loader in ranks(4, length=length, ends=ends)]
+    for rank, saver in enumerate(ranks(4, length=length, ends=ends)):
+        for done, _ in enumerate(saver, 1):
+            state = through_json(saver.state_dict())
+            for other, loader in enumerate(ranks(4, length=length, ends=ends)):
+                loader.load_state_dict(state)
+                assert run(loader)[0] == whole[other][done:], (rank, done, other)
+
+
 # Torch's samplers.
 
 
@@ -511,6 +528,205 @@ def test_the_epoch_of_a_users_sampler_is_told_before_it_is_run() -> None:
     again.load_state_dict(state)
     assert run(again)[0] == expected
     assert sampler.epoch == 5
+
+
+class FromNumpy(Own):
+    """Draws its order from NumPy's global state, in `__iter__`."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.permutation(self.length).tolist())
+
+
+class FromPython(Own):
+    """Draws its order from Python's global state, when it is first asked."""
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(self.length))
+        random.shuffle(order)
+        yield from order
+
+
+class FromBoth(Own):
+    """Batches drawn from both states, and from torch's."""
+
+    def __iter__(self) -> Iterator[Any]:
+        order = np.random.permutation(self.length)[torch.randperm(self.length).numpy()].tolist()
+        random.shuffle(order)
+        yield from (order[k : k + 4] for k in range(0, self.length, 4))
+
+
+@pytest.fixture
+def _global_states_kept() -> Iterator[None]:
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.mark.usefixtures("_global_states_kept")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [FromNumpy, FromPython, FromBoth])
+def test_an_order_drawn_from_global_states_is_drawn_again(kind: type[Own], workers: int) -> None:
+    def make(workers: int) -> fastload.DataLoader[Any]:
+        how: dict[str, Any] = {"batch_size": 4, "sampler": kind(26)}
+        if kind is FromBoth:
+            how = {"batch_sampler": kind(26)}
+        return fastload.DataLoader(Augmented(26), num_workers=workers, seed=SEED, **how)
+
+    seed_all(5)
+    loader = make(workers)
+    for _ in range(2):
+        batches, states = [], []
+        for batch in loader:
+            batches.append(plain(batch))
+            states.append(through_json(loader.state_dict()))
+            seed_all(len(batches))  # the loop draws too
+        assert sorted(indices(batches)) == list(range(26))
+        for done, state in enumerate(states, 1):
+            seed_all(1000 + done)
+            before = repr((random.getstate(), np.random.get_state()))
+            with make(2 - workers) as again:
+                again.load_state_dict(state)
+                assert run(again)[0] == batches[done:], done
+            assert repr((random.getstate(), np.random.get_state())) == before
+    used = {"numpy": kind is not FromPython, "python": kind is not FromNumpy}
+    assert {name: states[0]["draws"][name] is not None for name in used} == used
+    loader.close()
+
+
+class PerIndex(Own):
+    """Draws each index when it is asked for it, from what `draw` draws from."""
+
+    def __init__(self, length: int, draw: Callable[[int], int]) -> None:
+        super().__init__(length)
+        self.draw = draw
+
+    def __iter__(self) -> Iterator[int]:
+        return (self.draw(self.length) for _ in range(self.length))
+
+
+@pytest.mark.usefixtures("_global_states_kept")
+@pytest.mark.parametrize(
+    ("draw", "what"),
+    [
+        (np.random.randint, "NumPy"),
+        (random.randrange, "Python"),
+        (lambda n: int(torch.randint(n, ())), "torch"),
+        (iter(range(10**6)).__next__, ""),
+    ],
+    ids=["NumPy", "Python", "torch", "none"],
+)
+def test_a_sampler_that_draws_each_index_from_a_global_state_is_noticed(
+    draw: Any, what: str
+) -> None:
+    sampler = PerIndex(26, draw if what else lambda n: draw() % n)
+    loader = fastload.DataLoader(Augmented(26), 2, sampler=sampler, seed=SEED)
+    for batch in itertools.islice(loader, 6):
+        del batch
+    if not what:
+        loader.state_dict()
+        return
+    with pytest.warns(UserWarning, match=f"PerIndex seems to draw from {what}'s global"):
+        loader.state_dict()
+    loader.state_dict()  # said once
+
+
+@pytest.mark.parametrize("seed", [None, SEED])
+def test_a_state_of_a_loader_that_began_with_a_fresh_state(seed: int | None) -> None:
+    def make() -> fastload.DataLoader[Any]:
+        return fastload.DataLoader(Augmented(26), 4, sampler=RandomSampler(range(26)), seed=seed)
+
+    loader = make()
+    loader.load_state_dict(make().state_dict())
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = [plain(batch) for batch in iterator]
+    again = make()
+    again.load_state_dict(state)
+    assert run(again)[0] == rest
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_on_stats_loses_no_batch(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastload.iterator, "TELL_SECONDS", 0.0)
+    told = []
+
+    def tell(stats: fastload.Stats) -> None:
+        told.append(stats)
+        if len(told) % 2:
+            raise LookupError("the logger is simulated to fail")
+
+    with alone(workers, on_stats=tell, shuffle=False) as loader:
+        iterator = iter(loader)
+        got: list[Any] = []
+        failed = 0
+        while True:
+            try:
+                got.append(plain(next(iterator)))
+            except LookupError as error:
+                failed += 1
+                assert "on_stats" in error.__notes__[-1]
+            except StopIteration:
+                break
+            assert loader.state_dict()["batches"] == len(got)
+    assert failed > 3
+    assert indices(got) == list(range(26))
+
+
+class Larger(BatchSampler):
+    """Its batches are of twice the size that it says."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(self.sampler)
+        for k in range(0, len(order), 2 * self.batch_size):
+            yield order[k : k + 2 * self.batch_size]
+
+
+class Saying(OwnBatches):
+    """No BatchSampler, and what it says of its batches is not so."""
+
+    batch_size = 1
+
+
+BATCHINGS: dict[str, Callable[[], dict[str, Any]]] = {
+    "as a sampler": lambda: {
+        "batch_size": None,
+        "sampler": BatchSampler(SequentialSampler(range(26)), 4, drop_last=False),
+    },
+    "shuffled, as a sampler": lambda: {
+        "batch_size": None,
+        "sampler": BatchSampler(fastload.RankSampler(26, rank=0, world_size=1), 4, drop_last=False),
+    },
+    "larger": lambda: {"batch_sampler": Larger(SequentialSampler(range(26)), 2, drop_last=False)},
+    "saying": lambda: {"batch_sampler": Saying(26)},
+}
+
+
+class ByList(Augmented):
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        picked = index if isinstance(index, list) else [index]
+        rows = torch.stack([super(ByList, self).__getitem__(k) for k in picked])
+        return rows if isinstance(index, list) else rows[0]
+
+
+@pytest.mark.parametrize("kind", BATCHINGS)
+def test_states_of_any_batching_are_taken(kind: str) -> None:
+    def make() -> fastload.DataLoader[Any]:
+        return fastload.DataLoader(ByList(26), seed=SEED, **BATCHINGS[kind]())
+
+    batches, states = history(make(), 1)
+    for state, epoch, done in states[:-1]:
+        loader = make()
+        loader.load_state_dict(through_json(state))
+        assert run(loader)[0] == batches[epoch][done:]
 
 
 # Errors.
@@ -1232,3 +1448,49 @@ def test_lightning_goes_on_behind_an_epoch_that_ended(
         for name in (f"default-epoch={epoch}.ckpt", f"epoch={epoch}.ckpt"):
             resumed = train(tmp_path / name)
             assert resumed == [rows for later in whole[epoch + 1 :] for rows in later], name
+
+
+# Edited states.
+
+
+EDITS: list[tuple[str, Any]] = [
+    *(("position", position) for position in (0, 1, 3, 7, 9)),
+    *(("world_size", size) for size in (0, -1, 2**70, 3)),
+    *((name, ...) for name in ("ahead_on_rank", "sampler_length", "sampler_epoch", "generators")),
+    ("ahead_on_rank", "x"),
+    ("ahead_on_rank", 0),
+    ("sampler_epoch", -1),
+    ("sampler_epoch", "0"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), EDITS)
+def test_an_edited_state_is_refused(field: str, value: Any) -> None:
+    (loader,) = ranks(1, batch=4)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    state = through_json(loader.state_dict())
+    assert (state["batches"], state["position"]) == (2, 8)
+    with pytest.raises(StateError, match=field):
+        ranks(1, batch=4)[0].load_state_dict(put(state, (field,), value))
+    ranks(1, batch=4)[0].load_state_dict(state)
+
+
+@pytest.mark.parametrize("saver", [True, False])
+def test_a_generator_on_one_side_only_is_named(saver: bool) -> None:
+    def make(given: bool) -> fastload.DataLoader[Any]:
+        generator = torch.Generator().manual_seed(3) if given else None
+        return fastload.DataLoader(Augmented(26), 4, shuffle=True, generator=generator)
+
+    for until_the_end in (False, True):
+        loader = make(saver)
+        for _ in itertools.islice(loader, None if until_the_end else 2):
+            pass
+        with pytest.raises(StateError, match="generators.*give"):
+            make(not saver).load_state_dict(through_json(loader.state_dict()))
+
+
+def test_a_difference_of_shuffle_is_said_in_these_words() -> None:
+    with pytest.raises(StateError, match=r"shuffle=True with a seed.*shuffle=False.*same shuffle"):
+        alone(0, shuffle=False).load_state_dict(alone(0).state_dict())

@@ -24,7 +24,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 import fastload
 from fastload import DataLoader
@@ -542,6 +542,57 @@ def test_ctrl_c_at_any_point_of_next_leaves_no_thread(persistent: bool, full: bo
         return lambda: (next(kept[0]), loader)
 
     strike_everywhere(prepare, kept.clear)
+
+
+class Lazily(Sampler[int]):
+    """A generator, which is dead once an exception went through it."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(16)
+
+
+@pytest.mark.parametrize("kind", ["threads", "inline", "any order", "sampler of the user's"])
+def test_ctrl_c_at_any_point_of_next_loses_no_batch(kind: str) -> None:
+    """What `next()` did not give comes with the next one, and the state tells of what came.
+
+    The instructions between the count and the end of `next()` are left: there, one batch is lost.
+    """
+    options: dict[str, Any] = {
+        "threads": {"num_workers": 2},
+        "inline": {},
+        "any order": {"num_workers": 1, "in_order": False},
+        "sampler of the user's": {"num_workers": 1, "sampler": Lazily()},
+    }[kind]
+
+    def make() -> DataLoader[Any]:
+        return DataLoader(Reads(16), 4, seed=1, prefetch_batches=2, **options)
+
+    whole = sorted(batch.tolist() for batch in make())
+    wrong: list[str] = []
+    lost: list[str] = []
+    for point in range(5000):
+        loader = make()
+        iterator = iter(loader)
+        got = [next(iterator).tolist()]
+        strike = Strike(point)
+        strike.during(lambda to=got, out=iterator: to.append(next(out).tolist()))
+        state = loader.state_dict()
+        had = len(got)
+        got += [batch.tolist() for batch in iterator]
+        loader.close()
+        if len(got) < len(whole):
+            lost.append(strike.at)
+        elif sorted(got) != whole or state["batches"] + len(state["ahead"]) != had:
+            wrong.append(f"{strike.at}: {state['batches']} of {got}")
+        if not strike.at:
+            break
+    assert point > 20
+    assert not wrong, "\n".join(wrong)
+    assert len(lost) <= 3, "\n".join(lost)
+    assert all("__next__" in where for where in lost), "\n".join(lost)
 
 
 def test_ctrl_c_at_any_point_of_the_next_epoch_leaves_a_loader_that_closes() -> None:
