@@ -7,6 +7,7 @@ DataLoader gives them: under the same `torch.manual_seed`, or, with `seed=s`, as
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 from collections import Counter
@@ -497,3 +498,57 @@ def test_a_failure_of_the_sampler_takes_a_place_and_no_position(issued: list[Bat
         next(iterator)
     assert len(list(iterator)) == 2
     assert [(batch.ordinal, batch.position) for batch in issued] == [(0, 0), (1, 1), (2, 1), (3, 4)]
+
+
+class ByKey(Dataset[int]):
+    """Reads whatever a batch sampler gives, in one call."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __getitems__(self, key: Any) -> list[int]:
+        return list(range(*key.indices(12))) if isinstance(key, slice) else list(key)
+
+
+def keys() -> list[Any]:
+    return [slice(0, 4), (k for k in (5, 4, 7)), slice(7, 12, 2), [1, 2], (3,), range(2)]
+
+
+class Keys:
+    def __iter__(self) -> Iterator[Any]:
+        return iter(keys())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_sampler_may_give_what_is_no_list(workers: int) -> None:
+    """As in torch, `__getitems__` gets it as it is: a slice, a generator."""
+    expected = [
+        batch.tolist() for batch in torch.utils.data.DataLoader(ByKey(), batch_sampler=Keys())
+    ]
+    loader: Any = fastload.DataLoader(
+        ByKey(),
+        batch_sampler=Keys(),  # type: ignore[arg-type]
+        num_workers=workers,
+        seed=1,
+    )
+    iterator = iter(loader)
+    assert [next(iterator).tolist() for _ in range(2)] == expected[:2]
+    state = loader.state_dict()
+    loader.close()
+    loader.load_state_dict(state)
+    assert [batch.tolist() for batch in loader] == expected[2:]
+    loader.close()
+
+
+@pytest.mark.parametrize("key", [slice(0, 2), (k for k in (0, 1))], ids=["slice", "generator"])
+def test_an_error_for_what_is_no_list_stays_that_error(key: Any) -> None:
+    class Broken(ByKey):
+        def __getitems__(self, key: Any) -> list[int]:
+            list(key) if not isinstance(key, slice) else None
+            raise OSError(errno.EIO, "simulated")
+
+    loader: Any = fastload.DataLoader(
+        Broken(), batch_sampler=[key], num_workers=1, on_error="skip", retries=1, seed=1
+    )
+    with loader, pytest.raises(OSError, match="simulated"):
+        next(iter(loader))

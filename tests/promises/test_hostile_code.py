@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, UserDict, defaultdict, namedtuple
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 import fastload
+from fastload.collate import data_bytes
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
@@ -308,3 +309,59 @@ def test_a_prefetch_factor_that_is_no_number_is_refused() -> None:
 def test_an_infinite_timeout_is_none() -> None:
     loader = fastload.DataLoader(list(range(4)), 2, num_workers=1, timeout=float("inf"))  # type: ignore[arg-type]
     assert drain(iter(loader)) == [[0, 1], [2, 3]]
+
+
+class LazyMapping(Mapping[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        raise OSError("read only when it is asked for")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["x"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Endless(list[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield 0
+
+
+def loop() -> list[Any]:
+    itself: list[Any] = [torch.zeros(3)]
+    itself.append(itself)
+    return itself
+
+
+def released() -> memoryview:
+    view = memoryview(b"abc")
+    view.release()
+    return view
+
+
+@pytest.mark.parametrize("make", [LazyMapping, Endless, loop, released, NoAttribute])
+def test_a_batch_that_cannot_be_looked_into_is_delivered(make: Any) -> None:
+    def collate(_: list[Any]) -> Any:
+        return make()
+
+    dataset: Any = range(4)
+    for workers in (0, 2):
+        with fastload.DataLoader(dataset, 2, collate_fn=collate, num_workers=workers) as loader:
+            assert [type(batch) for batch in loader] == [type(make())] * 2
+
+
+def test_bytes_are_counted_in_containers_that_are_known() -> None:
+    leaf = torch.zeros(25)  # 100 bytes
+    pair = namedtuple("pair", "x y")
+    for batch in (
+        leaf,
+        [leaf],
+        (leaf,),
+        {"x": leaf},
+        defaultdict(list, x=leaf),
+        UserDict({"x": leaf}),
+        pair(leaf, 1),
+        [{"x": (b"." * 50, leaf[:0])}, bytearray(50)],
+    ):
+        assert data_bytes(batch) == 100, type(batch)
