@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 import fastload
 from fastload.errors import FastloadError
+from fastload.inspection import require_data_set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -338,7 +339,7 @@ def check(dataset: str, samples: int, workers: int) -> None:
 
     Says whether threads give what a serial loop gives, how much of the time is under the GIL, and what to do: a shared
     file position, draws from global random state, an iterable data set that is not sharded. The exit code is 1 if
-    threads would give other samples.
+    threads would give other samples, or samples raise, or there are none.
 
     \b
     Example:
@@ -497,8 +498,10 @@ def _import(path: str) -> Any:
             found = found()
         except TypeError as error:
             raise click.UsageError(f"cannot call {path} without arguments: {error}") from error
-    if not hasattr(found, "__getitem__") and not hasattr(found, "__iter__"):
-        raise click.UsageError(f"{path} is no data set but of type {type(found).__name__}")
+    try:
+        require_data_set(found)
+    except TypeError as error:
+        raise click.UsageError(f"{path}: {error}") from error
     return found
 
 

@@ -100,6 +100,10 @@ class Stats:
     retries: int = 0
     """Reads that were tried again after an error that may pass; see `retries` of `fastload.DataLoader`."""
 
+    others_cpu_s: float = 0.0
+    """CPU seconds that other processes, and other machines on the same hardware, had of those cores since `iter()`, as
+    Linux counts them in ticks of 10 ms; 0 elsewhere."""
+
     def __str__(self) -> str:
         """The figures, aligned, and what bounds the run as the last line."""
         from fastload.diagnosis import bound  # which reads this file
@@ -129,6 +133,12 @@ def _share_of_workers(seconds: float, stats: Stats) -> float:
 def idle_share(stats: Stats) -> float:
     """Share (0 to 1) of the workers' time in which they had nothing to do."""
     return _share_of_workers(stats.worker_wait_s, stats)
+
+
+def others_share(stats: Stats) -> float:
+    """Share (0 to 1) of the cores' time that other processes had."""
+    total = stats.cores * stats.elapsed_s
+    return min(1.0, stats.others_cpu_s / total) if total else 0.0
 
 
 # ---- the report ----

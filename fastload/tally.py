@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import isnan
 from time import perf_counter, process_time
 
 from fastload.collate import SlotPool
 from fastload.fetch import Batch
 from fastload.stats import Stats
-from fastload.telemetry import Recorder, merge
+from fastload.telemetry import Recorder, cores_busy_s, merge
 from fastload.window import Window
 from fastload.workers import usable_cores
 
@@ -32,7 +33,7 @@ class Tally:
         self.served_s = 0.0  # without workers, the loop waits for itself
         self._recorders = recorders
         self._started = perf_counter()
-        self._cpu_started = process_time()
+        self._cpu_started, self._cores_started = process_time(), cores_busy_s()
         self._window = window
 
     def stats(self) -> Stats:
@@ -42,6 +43,7 @@ class Tally:
             return self._final
         waits = window.counts()
         measured = merge(self._recorders)
+        cpu_s, cores_s = process_time() - self._cpu_started, cores_busy_s() - self._cores_started
         return Stats(
             epoch=self.epoch,
             workers=self.workers,
@@ -62,7 +64,8 @@ class Tally:
             ),
             slots_in_use=self._pool.lent,
             cores=usable_cores(),
-            process_cpu_s=process_time() - self._cpu_started,
+            process_cpu_s=cpu_s,
+            others_cpu_s=0.0 if isnan(cores_s) else max(0.0, cores_s - cpu_s),
             **measured._asdict(),
         )
 

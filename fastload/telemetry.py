@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import accumulate
-from math import ceil, log2
+from math import ceil, log2, nan
 from select import select
 from time import perf_counter, thread_time
 from types import TracebackType
@@ -215,10 +215,10 @@ class Recorder:
         started = perf_counter()
         if started < self._next_probe:
             return
-        delayed = _delayed_s()  # lets go of the GIL too: its waits are in
+        delayed = delayed_s()  # lets go of the GIL too: its waits are in
         select((), (), (), _NAP_S)
         ended = perf_counter()
-        delayed_after = _delayed_s()
+        delayed_after = delayed_s()
         self._probe_wait_s += max(0.0, ended - started - _NAP_S - (delayed_after - delayed))
         if self._delayed_before_s is None:
             self._delayed_before_s = delayed
@@ -227,7 +227,7 @@ class Recorder:
         self._next_probe = ended + PROBE_EVERY_S
 
 
-def _delayed_s() -> float:
+def delayed_s() -> float:
     """Seconds that this thread could run and had no core, since it began; 0.0 if the kernel does not say."""
     try:
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
@@ -237,6 +237,24 @@ def _delayed_s() -> float:
         return int(os.read(file, 80).split()[1]) * 1e-9
     finally:
         os.close(file)
+
+
+def cores_busy_s() -> float:
+    """CPU seconds that anything spent on the cores that this process may use, since they started; nan if unknown.
+
+    What a hypervisor gave to other machines is in it, as it is lost to this one.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return nan
+    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    try:
+        with open("/proc/stat") as file:
+            rows = [line.split() for line in file if line.startswith("cpu")]
+    except OSError:
+        return nan
+    # user, nice, system, (idle, iowait,) irq, softirq, steal
+    ticks = sum(int(row[k]) for row in rows if row[0] in mine for k in (1, 2, 3, 6, 7, 8))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class _Local(threading.local):

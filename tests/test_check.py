@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ import numpy.typing as npt
 import pytest
 import torch
 from click.testing import CliRunner
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
+from fastload import DataLoader as FastDataLoader
 from fastload.cli import main
 from fastload.inspection import Report, check
 
@@ -203,6 +206,179 @@ def test_a_map_style_data_set_with_a_cursor_is_a_fault() -> None:
     assert not check(Cursor(), samples=32, workers=2).ok
 
 
+class Lazy(Records):
+    """Opens its file as the first sample is read; from then on it cannot be copied."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.file.close()
+        self.file = None  # type: ignore[assignment]
+
+    def __getitem__(self, index: int) -> int:
+        if self.file is None:
+            self.file = self.path.open("rb")
+        return super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_a_file_opened_at_the_first_sample_is_copied_before(tmp_path: Path) -> None:
+    dataset = Lazy(tmp_path / "records.bin")
+    report = check(dataset, samples=64, workers=4)
+    dataset.file.close()
+    gc.collect()
+    assert not report.ok
+    faults = words(report, "fault")
+    assert "Use copy_dataset=True: with a copy for each worker, they are the same." in faults
+    assert "Read nothing of it in the loop itself before" in faults
+    assert "worker_method" not in faults
+
+
+class Raises(Honest):
+    """Each `every`-th sample raises."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.every = every
+
+    def __getitem__(self, index: int) -> int:
+        if index % self.every == 0:
+            raise FileNotFoundError(2, "No such file", f"{index}.jpg")
+        return index
+
+
+@pytest.mark.parametrize(("every", "failed"), [(1, 64), (2, 32)])
+def test_samples_that_raise_are_a_fault(every: int, failed: int) -> None:
+    report = check(Raises(every), samples=64, workers=2)
+    assert not report.ok
+    assert report.failed == failed
+    first = "raise FileNotFoundError: [Errno 2] No such file: '0.jpg' (index 0 first)"
+    assert f"{failed} of 64 samples {first}" in words(report, "fault")
+    assert "bit for bit" not in str(report)
+
+
+def test_two_errors_of_one_type_are_the_same() -> None:
+    class Tells(Honest):
+        def __getitem__(self, index: int) -> int:
+            raise ValueError(f"at {time.perf_counter()}")
+
+    report = check(Tells(), samples=4, workers=2)
+    assert [finding.what[:30] for finding in report.findings if finding.level == "fault"] == [
+        "4 of 4 samples raise ValueErro"
+    ]
+    assert "Nothing could be compared" in str(report)
+
+
+@pytest.mark.parametrize("dataset", [Honest(0), Sharded(0), []], ids=["map", "iterable", "list"])
+def test_an_empty_data_set_is_a_fault(dataset: Any) -> None:
+    report = check(dataset, samples=8, workers=2)
+    assert not report.ok
+    assert "it has no samples" in words(report, "fault")
+    assert "Nothing could be compared" in str(report)
+
+
+def test_an_iterable_data_set_that_raises_is_said_to_raise() -> None:
+    class Breaks(Sharded):
+        def __iter__(self) -> Iterator[int]:
+            yield 0
+            raise OSError("the second sample is damaged")
+
+    report = check(Breaks(), samples=16, workers=4)
+    assert "1 of 2 samples raise OSError: the second sample is damaged (index 1 first)" in words(
+        report, "fault"
+    )
+    assert "each of 4 workers" not in words(report)
+
+
+def test_an_iterable_data_set_that_raises_in_workers_alone_is_said_to() -> None:
+    class NeedsNoWorker(Sharded):
+        def __iter__(self) -> Iterator[int]:
+            if get_worker_info():
+                raise RuntimeError("no workers, please")
+            return iter(range(100))
+
+    report = check(NeedsNoWorker(), samples=16, workers=4)
+    assert "in 4 threads it raises RuntimeError: no workers, please" in words(report, "fault")
+
+
+def test_an_iterable_data_set_that_cannot_be_copied_is_a_fault() -> None:
+    class Locked(Sharded):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    report = check(Locked(), samples=16, workers=2)
+    assert not report.ok
+    assert "it cannot be copied for each worker: TypeError: cannot pickle" in words(report, "fault")
+    assert report.threads_ratio is None
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ("a string", "got str"),
+        (b"bytes", "got bytes"),
+        (7, "got int"),
+        (DataLoader([1, 2]), "give its data set"),
+        (FastDataLoader([1, 2]), "give its data set"),
+        (Honest, "give an instance"),
+        (iter([1]), "got list_iterator"),
+        ({1, 2}, "got set"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_what_is_no_data_set_is_refused(dataset: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        check(dataset)
+
+
+class Holds:
+    """An object like those of graph libraries: no `==` of its own, or one that cannot be asked."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x, self.me = x, self
+
+
+@dataclass
+class Sample:
+    x: torch.Tensor
+    y: int = 0
+
+
+MAKES: dict[str, Callable[[int], Any]] = {
+    "sparse": lambda k: torch.sparse_coo_tensor(
+        [[0, 2]], [1.0, float(k)], (4,), check_invariants=True
+    ),
+    "csr": lambda k: (torch.eye(3) * (k + 1)).to_sparse_csr(),
+    "nested": lambda k: torch.nested.nested_tensor([torch.ones(2) * k, torch.ones(3)]),
+    "bfloat16": lambda k: torch.tensor([k, float("nan")], dtype=torch.bfloat16),
+    "conjugate": lambda k: torch.tensor([1j * (k + 1)]).conj(),
+    "scalar": lambda k: torch.tensor(float(k)),
+    "empty": lambda k: (torch.empty(0, 3), k),
+    "object": lambda k: Holds(torch.tensor([k])),
+    "dataclass": lambda k: Sample(torch.tensor([k, k])),
+    "object array": lambda k: np.array([None, str(k)], dtype=object),
+    "in a graph": lambda k: torch.ones(2, requires_grad=True) * k,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_samples_of_any_kind_are_compared(make: Callable[[int], Any]) -> None:
+    class Makes(Honest):
+        reads = 0
+
+        def __init__(self, moves: bool) -> None:
+            super().__init__(8)
+            self.moves = moves
+
+        def __getitem__(self, index: int) -> Any:
+            self.reads += self.moves
+            return make(index + self.reads)
+
+    assert check(Makes(moves=False), samples=8, workers=2).ok
+    assert "two serial readings differ" in words(check(Makes(moves=True), samples=8, workers=2))
+
+
 # ---- no fault ----
 
 
@@ -286,7 +462,34 @@ def test_pure_python_has_a_high_share_under_the_gil_and_waiting_a_low_one() -> N
     assert 'worker_method="process"' in words(python)
     assert 'worker_method="process"' not in words(waits)
     assert python.cpu_share > waits.cpu_share
+    assert "few workers" in words(python)
+
+
+def test_threads_are_sooner_where_samples_wait_and_not_under_the_gil() -> None:
+    python = check(HoldsTheGil(), samples=64, workers=4)
+    waits = check(Honest(seconds=0.004), samples=64, workers=4)
+    if python.threads_ratio is None or waits.threads_ratio is None:
+        pytest.skip("other processes take the cores, and check says so")
     assert waits.threads_ratio > 1.5 > python.threads_ratio
+
+
+def test_beside_busy_processes_there_is_no_ratio_and_the_shares_are_those_of_the_data_set() -> None:
+    burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 60: pass"]
+    others = [subprocess.Popen(burn) for _ in range(4)]
+    try:
+        python = check(HoldsTheGil(), samples=256, workers=4)
+        waits = check(Honest(seconds=0.004), samples=64, workers=4)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert python.threads_ratio is None
+    assert "other processes take the cores" in str(python)
+    assert "x serial" not in str(python)
+    assert python.gil_share > 0.5 > waits.gil_share
+    assert python.cpu_share > 0.5 > waits.cpu_share
+    assert 'worker_method="process"' in words(python)
+    assert python.ok
 
 
 # ---- the command ----
@@ -308,7 +511,14 @@ MODULE = """
     class Needs(Good):
         def __init__(self, root): self.root = root
 
+    class Missing(Good):
+        def __getitem__(self, index): raise FileNotFoundError("gone.jpg")
+
+    class Empty(Good):
+        def __len__(self): return 0
+
     def make(): return Good()
+    loader, text = torch.utils.data.DataLoader([1]), "text"
     good, bad, number = Good(), Bad(), 7
 """
 
@@ -334,7 +544,7 @@ def test_the_command_ends_with_0_where_threads_do(module: str, name: str) -> Non
     assert "bit for bit" in result.output
 
 
-@pytest.mark.parametrize("name", ["bad", "Bad"])
+@pytest.mark.parametrize("name", ["bad", "Bad", "Missing", "Empty"])
 def test_the_command_ends_with_1_where_they_do_not(module: str, name: str) -> None:
     result = call(f"{module}:{name}", "--samples", "8")
     assert result.exit_code == 1, result.output
@@ -351,6 +561,8 @@ def test_the_command_ends_with_1_where_they_do_not(module: str, name: str) -> No
         ("no_such_module:good", "no_such_module"),
         ("sets_to_check:nothing", "nothing"),
         ("sets_to_check:number", "number|int"),
+        ("sets_to_check:loader", "give its data set"),
+        ("sets_to_check:text", "got str"),
         ("sets_to_check:Needs", "Needs|root"),
     ],
 )

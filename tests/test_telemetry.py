@@ -473,7 +473,7 @@ def test_time_without_a_core_is_no_wait_for_the_gil(
         delayed += 0.004
 
     monkeypatch.setattr(telemetry, "select", nap)
-    monkeypatch.setattr(telemetry, "_delayed_s", lambda: delayed)
+    monkeypatch.setattr(telemetry, "delayed_s", lambda: delayed)
     recorder = Recorder()
     recorder.probe()
     assert merge([recorder]).gil_pressure == pytest.approx(0.0, abs=1e-6)
