@@ -11,6 +11,7 @@ from fastload.stats import (
     Stats,
     duration,
     idle_share,
+    others_share,
     percent,
     seconds_in,
     waited_share,
@@ -61,6 +62,9 @@ another worker would take its time from these."""
 FULL = 0.85
 """Share of the CPU time of all cores. The rest is what is lost by handing over, also on a full machine."""
 
+OTHERS = 0.25
+"""Share of the cores' time. What other processes have beyond it is more than a system does by itself."""
+
 PINS = 0.7
 """Share of the time. One thread pins; beyond it, the next batch waits for it."""
 
@@ -74,10 +78,10 @@ class Finding:
     """What bounds a run."""
 
     cause: str
-    """"nothing" (it is too early to say), "step" (the training step), "inline" (there are no workers),
+    """"nothing" (there is too little to tell by), "step" (the training step), "inline" (there are no workers),
     "sampler", "straggler" (one slow sample), "gil", "collate", "pin", "prefetch" (too few batches in
     flight), "storage", "decode" or another stage that the data set named, "cores" (all are busy) or
-    "workers" (too few)."""
+    "workers" (too few), or "others" (other processes take the cores)."""
     advice: str
     """What to change."""
     sentence: str
@@ -93,12 +97,14 @@ def bound(stats: Stats) -> Finding:
     The first rule that holds decides, from the causes that would make later figures mislead to those
     that are left: a run on full cores has samples that wait (for a core), a run under the GIL too.
     """
-    if stats.elapsed_s < SHORTEST_S or stats.batches < FEWEST_BATCHES:
+    if stats.epoch < 0:
         return _finding(
             "nothing",
-            f"Too early to say what bounds the run: {stats.batches} batches in {duration(stats.elapsed_s)}",
-            f"look again after {FEWEST_BATCHES} batches and {duration(SHORTEST_S)}",
+            "Nothing is measured: no epoch has begun",
+            'or it is torch\'s own iterator that runs (worker_method="process"), which is not measured',
         )
+    if stats.elapsed_s < SHORTEST_S or stats.batches < FEWEST_BATCHES:
+        return _too_little(stats)
     sampler = seconds_in(stats, "sampler")
     if sampler >= WAITS * stats.elapsed_s and sampler >= stats.consumer_wait_s:
         share = percent(sampler / stats.elapsed_s)
@@ -107,15 +113,36 @@ def bound(stats: Stats) -> Finding:
             f"The sampler bounds the run: it runs in the loop's thread, as torch's does, for {share} of the time",
             "draw many indices at a time, or give seed= and no sampler of your own",
         )
-    if stats.consumer_wait_s < WAITS * stats.elapsed_s:
+    if waited_share(stats) < WAITS:
         return _step(stats)
     if stats.workers == 0:
         return _inline(stats)
-    return _straggler(stats) or _gil(stats) or _after_samples(stats) or _idle(stats) or _work(stats)
+    return (
+        _straggler(stats)
+        or _others(stats)
+        or _gil(stats)
+        or _after_samples(stats)
+        or _idle(stats)
+        or _work(stats)
+    )
 
 
 def _finding(cause: str, fact: str, advice: str) -> Finding:
     return Finding(cause, advice, f"{fact}; {advice}.")
+
+
+def _too_little(stats: Stats) -> Finding:
+    seen = f"{stats.batches} batches in {duration(stats.elapsed_s)}"
+    least = f"{FEWEST_BATCHES} batches and {duration(SHORTEST_S)}"
+    if stats.ended:
+        return _finding(
+            "nothing",
+            f"The epoch was too short to tell what bounds the run: {seen}",
+            f"it takes {least}",
+        )
+    return _finding(
+        "nothing", f"Too early to say what bounds the run: {seen}", f"look again after {least}"
+    )
 
 
 def _step(stats: Stats) -> Finding:
@@ -133,7 +160,7 @@ def _inline(stats: Stats) -> Finding:
     fact = f"The loop loads for itself, for {percent(waited_share(stats))} of the time ({duration(each)} a batch"
     largest = _largest(stats)
     fact += f', most of it in "{largest.name}")' if largest else ")"
-    if each < HAND_OVER_S:
+    if each < HAND_OVER_S or stats.workers_asked:
         return _finding(
             "inline",
             fact,
@@ -155,6 +182,25 @@ def _straggler(stats: Stats) -> Finding | None:
         f"One slow sample bounds the run: {stats.slowest or 'unknown which'}, it took {duration(stats.slowest_s)} "
         f"(the median is {duration(sample.p50_s)}), the loop waited {duration(stats.consumer_wait_s)} in all",
         "look at that file, or raise prefetch_batches so that the others go on meanwhile",
+    )
+
+
+def _others(stats: Stats) -> Finding | None:
+    """Where other processes keep workers from the cores, no figure says much of the loader.
+
+    A thread that loses its core with the GIL in hand makes all others wait: the GIL looks taken, and no code
+    is at fault.
+    """
+    crowded = others_share(stats) > OTHERS and stats.others_cpu_s > LACKS * stats.process_cpu_s
+    return _crowded(stats) if crowded and _lacks_cores(stats) else None
+
+
+def _crowded(stats: Stats) -> Finding:
+    return _finding(
+        "others",
+        f"Other processes take the cores: {percent(others_share(stats))} of the time of {stats.cores}, while workers "
+        f"could compute and got no core for {duration(stats.core_wait_s)}",
+        "run beside fewer of them or ask for cores of your own, until then little can be said of the loader",
     )
 
 
@@ -235,6 +281,8 @@ def _work(stats: Stats) -> Finding:
             f"have and got no core for {duration(stats.core_wait_s)}, and {waited}",
             less,
         )
+    if not _waits(stats) and others_share(stats) > OTHERS and _cores_taken(stats):
+        return _crowded(stats)
     more = f"num_workers={_enough(stats)}"
     if _waits(stats):
         what = f'stage "{largest.name}"' if largest and cause != "storage" else "storage"
@@ -265,6 +313,12 @@ def _lacks_cores(stats: Stats) -> bool:
 
 def _cores_full(stats: Stats) -> bool:
     return stats.cores > 0 and stats.process_cpu_s >= FULL * stats.cores * stats.elapsed_s
+
+
+def _cores_taken(stats: Stats) -> bool:
+    """As `_cores_full`, by all processes together."""
+    taken_s = stats.process_cpu_s + stats.others_cpu_s
+    return stats.cores > 0 and taken_s >= FULL * stats.cores * stats.elapsed_s
 
 
 def _named(stats: Stats) -> list[Stage]:

@@ -75,7 +75,7 @@ class ThreadIterator(Iterator[Any]):
         )
         self._fetcher.pause = self._window.pause
         pool.limit = self._window.depth + 1
-        self._tally = loader._tally = Tally(num_workers, pool)
+        self._tally = loader._tally = Tally(num_workers, pool, asked=loader.num_workers)
         # Holds no reference to the iterator, which may die anywhere, also in a thread of its own: so
         # the threads are told to end and not waited for.
         weakref.finalize(self, _retire, self._tally, self._window).atexit = False

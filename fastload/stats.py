@@ -104,10 +104,18 @@ class Stats:
     """CPU seconds that other processes, and other machines on the same hardware, had of those cores since `iter()`, as
     Linux counts them in ticks of 10 ms; 0 elsewhere."""
 
+    workers_asked: int = 0
+    """`num_workers` as it was given. Where `workers` is 0 all the same, batches are so light that the loop gathers
+    them itself sooner than it would hand them to a thread and back."""
+    ended: bool = False
+    """Whether the epoch is over: the figures no longer change."""
+
     def __str__(self) -> str:
-        """The figures, aligned, and what bounds the run as the last line."""
+        """The figures, aligned, and what bounds the run as the last line; before the first epoch that line alone."""
         from fastload.diagnosis import bound  # which reads this file
 
+        if self.epoch < 0:
+            return bound(self).sentence
         return "\n".join([*_figures(self), *_stage_table(self), bound(self).sentence])
 
 
@@ -120,9 +128,14 @@ def seconds_in(stats: Stats, name: str) -> float:
     return stage.seconds if stage else 0.0
 
 
+def waited_s(stats: Stats) -> float:
+    """Seconds that the loop was held up in the loader: waiting for a batch, or running the sampler."""
+    return stats.consumer_wait_s + seconds_in(stats, "sampler")
+
+
 def waited_share(stats: Stats) -> float:
-    """Share (0 to 1) of the time in which the loop waited."""
-    return stats.consumer_wait_s / stats.elapsed_s if stats.elapsed_s else 0.0
+    """Share (0 to 1) of the time in which the loop was held up."""
+    return min(1.0, waited_s(stats) / stats.elapsed_s) if stats.elapsed_s else 0.0
 
 
 def _share_of_workers(seconds: float, stats: Stats) -> float:
@@ -147,6 +160,14 @@ def others_share(stats: Stats) -> float:
 def _figures(stats: Stats) -> list[str]:
     per_s = 1 / stats.elapsed_s if stats.elapsed_s else 0.0
     used = f"{stats.process_cpu_s * per_s:.1f} of {stats.cores} cores used" if stats.cores else ""
+    if others_share(stats) > 0.05:
+        used += f", {stats.others_cpu_s * per_s:.1f} by other processes"
+    sampler_s = seconds_in(stats, "sampler")
+    in_sampler = (
+        f", {duration(sampler_s)} of it in the sampler"
+        if sampler_s > 0.01 * stats.elapsed_s
+        else ""
+    )
     slot_bytes = stats.bytes / stats.batches * stats.slots_in_use if stats.batches else 0.0
     rows = [
         (f"epoch {stats.epoch}", duration(stats.elapsed_s), used),
@@ -156,9 +177,24 @@ def _figures(stats: Stats) -> list[str]:
         ("errors", f"{stats.errors:,}", ""),
         (
             "loop waited",
-            duration(stats.consumer_wait_s),
-            f"{percent(waited_share(stats))} of the time",
+            duration(waited_s(stats)),
+            f"{percent(waited_share(stats))} of the time{in_sampler}",
         ),
+        *(_worker_figures(stats) if stats.workers else _no_workers(stats)),
+        ("slots in use", f"{stats.slots_in_use}", f"about {_size(slot_bytes)}"),
+    ]
+    if stats.workers:
+        rows += [
+            ("lacked a core", duration(stats.core_wait_s), "workers that could compute"),
+            ("GIL pressure", f"{stats.gil_pressure:.2f}", f"mean of {stats.gil_probes:,} probes"),
+        ]
+    if stats.slowest_s:
+        rows.append(("slowest sample", duration(stats.slowest_s), stats.slowest))
+    return [f"{name:<15}{value:>11}  {note}".rstrip() for name, value, note in rows]
+
+
+def _worker_figures(stats: Stats) -> list[tuple[str, str, str]]:
+    return [
         (
             "workers waited",
             duration(stats.worker_wait_s),
@@ -170,14 +206,12 @@ def _figures(stats: Stats) -> list[str]:
             f"{percent(_share_of_workers(stats.busy_s, stats))} of it",
         ),
         ("occupancy", percent(stats.occupancy), f"of at most {stats.depth} batches in flight"),
-        ("slots in use", f"{stats.slots_in_use}", f"about {_size(slot_bytes)}"),
-        ("lacked a core", duration(stats.core_wait_s), "workers that could compute"),
-        ("GIL pressure", f"{stats.gil_pressure:.2f}", f"mean of {stats.gil_probes:,} probes"),
-        ("slowest sample", duration(stats.slowest_s), stats.slowest),
     ]
-    if not stats.slowest_s:
-        rows.pop()
-    return [f"{name:<15}{value:>11}  {note}".rstrip() for name, value, note in rows]
+
+
+def _no_workers(stats: Stats) -> list[tuple[str, str, str]]:
+    why = f"{stats.workers_asked} asked for, but batches this light are gathered by the loop itself"
+    return [("workers", "0", why)] if stats.workers_asked else []
 
 
 def _stage_table(stats: Stats) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isnan
 from time import perf_counter, process_time
 
@@ -16,8 +17,10 @@ from fastload.workers import usable_cores
 class Tally:
     """What an iterator counts in an epoch. Outlives it, so that `loader.stats()` can be asked after the loop."""
 
-    def __init__(self, workers: int, pool: SlotPool) -> None:
+    def __init__(self, workers: int, pool: SlotPool, *, asked: int) -> None:
+        """`workers` of the `asked` ones are started."""
         self.workers = workers
+        self._asked = asked
         self._pool = pool
         self._window: Window[Batch] | None = None
         self._final = NO_STATS
@@ -66,12 +69,13 @@ class Tally:
             cores=usable_cores(),
             process_cpu_s=cpu_s,
             others_cpu_s=0.0 if isnan(cores_s) else max(0.0, cores_s - cpu_s),
+            workers_asked=self._asked,
             **measured._asdict(),
         )
 
     def end(self) -> None:
         """Keep the figures as they are, and the window no longer: batches in flight lie in it."""
-        self._final = self.stats()
+        self._final = replace(self.stats(), ended=True)
         self._window = None
 
 

@@ -327,10 +327,14 @@ def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:
         cpu_s = _read(batch, start, stop, fetcher, site, recorder)
     read = perf_counter()
     units = batch.size if fetcher.whole else stop - start
-    place = Place(batch.epoch, batch.ordinal, next(islice(batch.indices, start, None), None))
-    if read - started > recorder.slowest_s:
-        place = place._replace(file=file_of(site.dataset, place.index))
-    recorder.run(max(1, units), read - started, cpu_s, place)
+    if units:  # else the lane had ended, or nobody wants the batch
+        index = None  # out of a lane, samples have none
+        if type(batch) is Batch:
+            index = next(islice(batch.indices, start, None), None)
+        place = Place(batch.epoch, batch.ordinal, index)
+        if read - started > recorder.slowest_s:
+            place = place._replace(file=file_of(site.dataset, place.index))
+        recorder.run(units, read - started, cpu_s, place)
     # Told before the batch can be taken: so the loop hears of it at its next `next()` at the latest.
     _tell(site, fetcher)
     if window.deliver(batch, stop - start, read - started):

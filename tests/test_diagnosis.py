@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fastload.diagnosis import (
+    COMPUTES,
     FEWEST_BATCHES,
     FULL,
     HAND_OVER_S,
@@ -21,6 +22,7 @@ from fastload.diagnosis import (
     LACKS,
     MOSTLY,
     ONE_CORE,
+    OTHERS,
     PINS,
     PRESSURE,
     SHORT_HOLDS,
@@ -77,12 +79,28 @@ def full(**changes: Any) -> Stats:
     return run(**{"cores": 4, **changes})
 
 
+def crowded(**changes: Any) -> Stats:
+    """The same, beside other processes that have two thirds of the cores."""
+    return run(
+        **{
+            "sample_cpu_s": 9.0,
+            "core_wait_s": 28.0,
+            "process_cpu_s": 10.0,
+            "others_cpu_s": 54.0,
+            **changes,
+        }
+    )
+
+
 NONE_YET = Stats(-1, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
 
 CASES = [
-    (NONE_YET, "nothing", "Too early"),
+    (NONE_YET, "nothing", "no epoch has begun"),
     (run(batches=FEWEST_BATCHES - 1), "nothing", "2 batches"),
     (run(elapsed_s=SHORTEST_S / 2), "nothing", "100 ms"),
+    (run(batches=2), "nothing", "Too early"),
+    (run(batches=2, ended=True), "nothing", "The epoch was too short to tell"),
+    (run(workers=0, batches=1000, workers_asked=4), "inline", "larger"),
     (run(consumer_wait_s=0.1), "step", "nothing in the loader would make it faster"),
     (run(consumer_wait_s=0.1, worker_wait_s=36.0), "step", "num_workers=1 would do"),
     (run(workers=16, consumer_wait_s=0.1, worker_wait_s=120.0), "step", "num_workers=6 would do"),
@@ -127,6 +145,30 @@ CASES = [
     (run(gil_pressure=0.9, core_wait_s=30.0, process_cpu_s=9.0), "gil", "not more"),
     (run(core_wait_s=30.0), "cores", "got no core for 30.0 s"),
     (run(core_wait_s=30.0, stages=stages(sample=38.0, decode=30.0)), "decode", "decode less"),
+    (
+        crowded(),
+        "others",
+        "68 % of the time of 8, while workers could compute and got no core for 28.0 s",
+    ),
+    (crowded(gil_pressure=1.0), "others", "cores of your own"),
+    (
+        crowded(gil_pressure=0.6, workers=2, process_cpu_s=6.0),
+        "others",
+        "Other processes take the cores",
+    ),
+    (crowded(gil_pressure=1.0, others_cpu_s=8.0), "gil", "not more"),
+    (
+        crowded(sample_cpu_s=30.0, core_wait_s=2.0, process_cpu_s=31.0, others_cpu_s=46.0),
+        "others",
+        "Other",
+    ),
+    (crowded(sample_cpu_s=0.1, core_wait_s=2.0), "storage", "num_workers"),
+    (crowded(consumer_wait_s=0.1), "step", "nothing in the loader"),
+    (
+        run(core_wait_s=30.0, others_cpu_s=20.1, process_cpu_s=44.0),
+        "cores",
+        "got no core for 30.0 s",
+    ),
     (run(), "workers", "num_workers=8"),
     (run(workers=8, worker_wait_s=2.0), "workers", "num_workers=9"),
     (run(stages=stages(sample=38.0, decode=30.0)), "decode", 'in "decode", cores are free'),
@@ -186,6 +228,9 @@ BORDERS = [
     (run(), "core_wait_s", 36 * LACKS, "workers", "cores"),
     (run(gil_pressure=0.9), "core_wait_s", 36 * LACKS, "gil", "cores"),
     (run(sample_cpu_s=4.0, process_cpu_s=4.0), "core_wait_s", 15.0, "storage", "cores"),
+    (crowded(gil_pressure=0.9), "others_cpu_s", 80 * OTHERS, "gil", "others"),
+    (crowded(gil_pressure=0.9, sample_cpu_s=20.0), "core_wait_s", 20.0 * LACKS, "gil", "others"),
+    (crowded(gil_pressure=0.9), "core_wait_s", 38 * COMPUTES - 9.0, "gil", "others"),
 ]
 
 
@@ -246,6 +291,8 @@ def test_small_batches_are_not_worth_a_thread() -> None:
 @pytest.mark.parametrize("stats", [stats for stats, *_ in CASES])
 def test_the_report_is_aligned_and_ends_in_the_sentence(stats: Stats) -> None:
     lines = str(stats).split("\n")
+    if stats.epoch < 0:
+        assert len(lines) == 1
     assert lines[-1] == bound(stats).sentence
     assert not re.search(r"\b(nan|inf)\b", str(stats))
     rows, table = lines[:-1], []
@@ -281,6 +328,37 @@ def test_the_report_in_full() -> None:
         'Too few workers bound the run: they are busy with samples, 78 % of it in "decode", cores are free, '
         "and the loop waited 50 % of the time; more workers, num_workers=8.",
     ]
+
+
+def rows(stats: Stats) -> dict[str, str]:
+    """The figures by name."""
+    lines = str(stats).split("\n")
+    return {line[:15].strip(): line[15:].strip() for line in lines}
+
+
+def test_without_workers_there_are_no_figures_of_workers() -> None:
+    names = rows(run(workers=0, worker_wait_s=0.0))
+    assert not {"workers waited", "workers busy", "occupancy", "lacked a core", "GIL pressure"} & {
+        *names
+    }
+    assert "workers" not in names
+    assert {"loop waited", "slots in use", "slowest sample"} <= {*names}
+
+
+def test_workers_that_were_asked_for_and_not_started_are_explained() -> None:
+    stats = run(workers=0, workers_asked=8)
+    assert rows(stats)["workers"].startswith("0  8 asked for")
+    assert "gathered by the loop itself" in rows(stats)["workers"]
+    assert "num_workers" not in bound(stats).advice
+
+
+def test_the_loop_waits_for_the_sampler_too() -> None:
+    stats = run(consumer_wait_s=0.003, stages=stages(sampler=2.1, sample=1.0))
+    assert rows(stats)["loop waited"] == "2.10 s  21 % of the time, 2.10 s of it in the sampler"
+
+
+def test_what_others_have_of_the_cores_is_in_the_first_line() -> None:
+    assert str(crowded()).split("\n")[0].endswith("1.0 of 8 cores used, 5.4 by other processes")
 
 
 @pytest.mark.parametrize(
