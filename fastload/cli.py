@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import pkgutil
+import signal
 import sys
+from contextlib import contextmanager
 from inspect import isclass, isroutine
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,12 +20,30 @@ from fastload.errors import FastloadError
 from fastload.inspection import require_data_set
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fastload.harness.figures import Outcome
     from fastload.harness.plan import LoaderKind, Run
 
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it.
+_INTERRUPTED, _TERMINATED = 130, 143  # 128 + SIGINT, + SIGTERM, as shells report them.
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, taken as Ctrl-C is."""
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM raise `_Terminated` in the block: what is under way is ended, and what was done is not lost."""
+
+    def stop(signum: int, frame: Any) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Commands(click.Group):
@@ -31,6 +52,9 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except _Terminated:
+            click.echo("Terminated.", err=True)
+            ctx.exit(_TERMINATED)
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(_INTERRUPTED)
@@ -239,7 +263,8 @@ def bench(
 
     serial and thread are fastload's DataLoader, torch is torch's own with worker processes. Every run takes the same
     samples in the same order, and differs from the others in the loader alone. Each is a fresh process; they run one
-    after another, so leave the machine to them.
+    after another, so leave the machine to them. Stopped by Ctrl-C or SIGTERM, it reports the runs that were completed,
+    marked as partial.
 
     \b
     Examples:
@@ -261,20 +286,34 @@ def bench(
     for line in report.preamble(workload, origin, runs=len(runs), listed=listed):
         click.echo(line)
 
-    outcomes = _race(runs, files, quiet=quiet)
+    outcomes: list[Outcome] = []
+    stopped: KeyboardInterrupt | None = None
+    with _sigterm_raises():
+        try:
+            _race(runs, files, outcomes, quiet=quiet)
+        except KeyboardInterrupt as stop:
+            stopped = stop
     rows = report.summarise(outcomes)
+    partial = report.partial(len(outcomes), len(runs))
+    if partial:
+        click.echo(f"\n{partial}")
     if rows:
         click.echo("\n" + report.table(rows, workload))
         if best := report.verdict(rows):
             click.echo("\n" + best)
     if json_path is not None:
-        report.write_json(json_path, report.document(outcomes, rows, origin))
+        content = report.document(outcomes, rows, origin, planned=len(runs))
+        report.write_json(json_path, content)
         click.echo(f"Figures: {json_path}")
     if plot_path is not None and rows:
         from fastload.harness.plot import save_plot
 
-        save_plot(plot_path, rows, workload, caption=report.caption(origin))
+        save_plot(
+            plot_path, rows, workload, caption=" ".join([partial, report.caption(origin)]).strip()
+        )
         click.echo(f"Plot: {plot_path}")
+    if stopped is not None:
+        raise stopped
     failed = sum(outcome.error is not None for outcome in outcomes)
     if failed:
         raise click.ClickException(
@@ -282,12 +321,17 @@ def bench(
         )
 
 
-def _race(runs: Sequence[Run], files: Sequence[str], *, quiet: bool) -> list[Outcome]:
-    """Execute the runs one after another: their lines, or one, on standard output, a bar of all steps on a terminal."""
+def _race(
+    runs: Sequence[Run], files: Sequence[str], outcomes: list[Outcome], *, quiet: bool
+) -> None:
+    """Execute the runs one after another: their lines, or one, on standard output, a bar of all steps on a terminal.
+
+    `outcomes` gets what came of each as it ends: also what a signal cuts short leaves those that were completed.
+    """
     from fastload.harness.bench import execute
 
     work = runs[0].workload
-    outcomes: list[Outcome] = []
+    began = perf_counter()
     steps = len(runs) * work.steps
     with tqdm(total=steps, unit="step", leave=False, file=sys.stderr, disable=None) as bar:
 
@@ -300,7 +344,7 @@ def _race(runs: Sequence[Run], files: Sequence[str], *, quiet: bool) -> list[Out
 
         for number, run in enumerate(runs, start=1):
             bar.set_description(run.name)
-            say(f"\n[{number}/{len(runs)}] {run.name}")
+            say(f"\n[{number}/{len(runs)}] {run.name}{_left(began, number - 1, len(runs))}")
             outcome = execute(run, files=files, say=say)
             if outcome.messages not in {"", *(earlier.messages for earlier in outcomes)}:
                 bar.write(outcome.messages, file=sys.stderr)
@@ -309,10 +353,18 @@ def _race(runs: Sequence[Run], files: Sequence[str], *, quiet: bool) -> list[Out
             outcomes.append(outcome)
             if quiet and outcome.figures:
                 line = f"[{number}/{len(runs)}] {run.name}: {outcome.figures.rate:.1f} img/s"
+                line += _left(began, number, len(runs))
                 bar.write(line, file=sys.stdout)
                 sys.stdout.flush()
             bar.update(number * work.steps - bar.n)
-    return outcomes
+
+
+def _left(began: float, done: int, planned: int) -> str:
+    """About how long the runs that are left will take, if they are like those that are done."""
+    if not 0 < done < planned:
+        return ""
+    left_s = (perf_counter() - began) / done * (planned - done)
+    return f", about {f'{left_s:.0f} s' if left_s < 100 else f'{left_s / 60:.0f} min'} left"
 
 
 @main.command()

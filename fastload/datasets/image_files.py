@@ -128,7 +128,7 @@ class ImageFileList(ImageFiles):
     a list that is missing, empty or no text, has fewer paths than there are ranks, or holds a path
     without a parent directory or of a class not among `classes`. Whether the listed files exist is
     not looked up: that would cost a system call for each; a missing one raises FileNotFoundError
-    when it is read.
+    when it is read, with a note of its place in the list.
     """
 
     def __init__(
@@ -164,6 +164,18 @@ class ImageFileList(ImageFiles):
             target_transform=target_transform,
         )
 
+    def load_image(self, index: int) -> tuple[Any, Any]:
+        """See `ImageFiles`; a missing file is noted to be listed, and where."""
+        try:
+            return super().load_image(index)
+        except FileNotFoundError as error:
+            number = index * self.world_size + self.rank + 1
+            note = f"it is path {number} of {self.file_list} (blank lines not counted)"
+            if len(os.path.basename(self.locate(index)).split()) > 1:
+                note += "; a line is a path alone, without a label behind it"
+            error.add_note(note)
+            raise
+
     def __repr__(self) -> str:
         return self._described(self.file_list)
 
@@ -176,7 +188,8 @@ class ImageFolder(ImageFiles):
     the same samples in the same order as torchvision's.
 
     Raises FileNotFoundError where `root` does not exist or has no directory, or a class has no
-    picture, `FileListError` where there are fewer pictures than ranks.
+    picture, NotADirectoryError where `root` is a file, `FileListError` where there are fewer pictures
+    than ranks.
     """
 
     def __init__(
@@ -185,14 +198,22 @@ class ImageFolder(ImageFiles):
         *,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
-        extensions: Sequence[str] = EXTENSIONS,
+        extensions: str | Sequence[str] = EXTENSIONS,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         self.root = os.path.expanduser(os.fspath(root))
+        if isinstance(extensions, str):
+            extensions = (extensions,)
+        if not os.path.isdir(self.root):
+            there = os.path.exists(self.root)
+            raise (NotADirectoryError if there else FileNotFoundError)(
+                f"{self.root}: {'this is no directory' if there else 'there is no such directory'}; "
+                f"expected one with {self.root}/<class>/<picture>"
+            )
         with os.scandir(self.root) as entries:
             classes = sorted(entry.name for entry in entries if entry.is_dir())
-        files = _walk(self.root, classes, tuple(os.fsencode(e.lower()) for e in extensions))
+        files = _walk(self.root, classes, tuple(e.lower() for e in extensions))
         paths = PathTable(files, rank=rank, world_size=world_size)
         below = len(os.path.join(self.root, ""))
         names = [directory[below:].partition("/")[0] for directory in paths.directories]
@@ -337,6 +358,10 @@ def _read_lines(path: str, kind: str) -> Iterator[tuple[int, bytes]]:
             if beginning.startswith(b"\xef\xbb\xbf"):  # a byte order mark
                 file.seek(3)
             for number, line in enumerate(file, 1):
+                if b"\0" in line:
+                    raise FileListError(
+                        f"{path}, line {number}: the {kind} is not a text file, it has a NUL byte"
+                    )
                 if text := line.strip():
                     yield number, text
     except OSError as error:
@@ -344,15 +369,18 @@ def _read_lines(path: str, kind: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _walk(
-    root: str, classes: Iterable[str], extensions: tuple[bytes, ...]
+    root: str, classes: Iterable[str], extensions: tuple[str, ...]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (directory, file name) of every picture, by class, directory and name."""
+    """Yield (directory, file name) of every picture, by class, directory and name: sorted as str, as torchvision does.
+
+    Bytes have another order, for names that are no UTF-8 or beyond U+FFFF.
+    """
     for name in classes:
-        top = os.fsencode(os.path.join(root, name))
+        top = os.path.join(root, name)
         for directory, _, found in sorted(os.walk(top, onerror=_raise, followlinks=True)):
             for file in sorted(found):
                 if file.lower().endswith(extensions):
-                    yield os.path.join(directory, b""), file
+                    yield os.fsencode(os.path.join(directory, "")), os.fsencode(file)
 
 
 def _raise(error: OSError) -> None:

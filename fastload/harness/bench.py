@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
 
 
 def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Outcome:
-    """Measure one run in a fresh process; `say` gets the lines that it prints, as they come.
+    """Measure one run in a fresh process; `say` gets the lines that it prints, as they come. In the main thread alone.
 
     Args:
         run: what to measure.
@@ -65,7 +66,7 @@ def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Ou
             Path(scratch, name) for name in ("run.json", "result.json", "messages")
         )
         plan.write_text(json.dumps(run.to_json()))
-        with messages.open("wb") as stderr:
+        with messages.open("wb") as stderr, _signals_held() as release:
             # A session of its own: Ctrl-C in the terminal reaches us alone, and one signal ends all of the run.
             child = subprocess.Popen(
                 [sys.executable, "-m", "fastload.harness.measure", str(plan), str(result)],
@@ -74,13 +75,14 @@ def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Ou
                 stderr=stderr,
                 start_new_session=True,
             )
-        with child:
-            try:
-                memory = _watch(child, say)
-                status = child.wait()
-            finally:
-                if child.poll() is None:
-                    os.killpg(child.pid, signal.SIGKILL)
+            with child:
+                try:
+                    release()
+                    memory = _watch(child, say)
+                    status = child.wait()
+                finally:
+                    if child.poll() is None:
+                        os.killpg(child.pid, signal.SIGKILL)
         written: dict[str, Any] = (
             json.loads(result.read_text()) if result.exists() else {"error": _ending(status)}
         )
@@ -93,6 +95,28 @@ def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Ou
             others_share=others.share(),
             messages=messages.read_text(errors="replace").strip(),
         )
+
+
+@contextmanager
+def _signals_held() -> Iterator[Callable[[], None]]:
+    """Let SIGINT and SIGTERM wait until the function is called: a process just started must not be left behind."""
+    waiting: list[int] = []
+    before = {
+        number: signal.signal(number, lambda arrived, _: waiting.append(arrived))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+
+    def release() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        before.clear()
+        while waiting:
+            signal.raise_signal(waiting.pop())
+
+    try:
+        yield release
+    finally:
+        release()
 
 
 def _watch(child: subprocess.Popen[bytes], say: Callable[[str], None]) -> PeakMemory | None:

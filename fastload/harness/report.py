@@ -301,12 +301,22 @@ def _git_commit() -> str | None:
     return f"{commit}+changes" if commit and git("status", "--porcelain", "--", ".") else commit
 
 
+def partial(done: int, planned: int) -> str:
+    """What to say where fewer runs were completed than planned; nothing where all were."""
+    return f"Partial: stopped after {done} of {planned} runs." if done < planned else ""
+
+
 def document(
-    outcomes: Sequence[Outcome], rows: Sequence[Row], origin: dict[str, Any]
+    outcomes: Sequence[Outcome], rows: Sequence[Row], origin: dict[str, Any], *, planned: int
 ) -> dict[str, Any]:
-    """Everything as JSON values: provenance, the workload, the rows, and each run's raw figures."""
+    """Everything as JSON values: provenance, the workload, the rows, and each run's raw figures.
+
+    "partial" is true where fewer than the `planned` runs are in it.
+    """
     return {
         "format": FORMAT,
+        "partial": len(outcomes) < planned,
+        "planned_runs": planned,
         "provenance": origin,
         "workload": asdict(outcomes[0].run.workload) if outcomes else None,
         "warmup_steps": WARMUP_STEPS,

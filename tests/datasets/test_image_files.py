@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import re
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -384,10 +385,10 @@ def test_a_folder_without_classes_or_pictures_says_what_is_expected(tmp_path: Pa
 def test_a_directory_that_cannot_be_listed_is_an_error_and_not_a_smaller_set(
     odd_tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scandir, closed = os.scandir, os.fsencode(odd_tree / "dog" / "a")
+    scandir, closed = os.scandir, str(odd_tree / "dog" / "a")
 
     def refuse(path: bytes | str) -> Iterator[os.DirEntry[Any]]:
-        if path == closed:
+        if os.fsdecode(path) == closed:
             raise PermissionError(13, "Permission denied", path)
         return scandir(path)
 
@@ -395,3 +396,58 @@ def test_a_directory_that_cannot_be_listed_is_an_error_and_not_a_smaller_set(
     with pytest.raises(PermissionError) as caught:
         ImageFolder(odd_tree)
     assert caught.value.filename == closed
+
+
+def test_a_nul_byte_anywhere_in_a_list_is_named_with_its_line(tmp_path: Path) -> None:
+    lines = [f"cat/{k:06d}.jpg" for k in range(10_000)]
+    lines[9_000] = "cat/a\0b.jpg"
+    listing = write_list(tmp_path / "list.txt", lines)
+    with pytest.raises(FileListError, match=r"list\.txt, line 9001: .* NUL byte"):
+        ImageFileList(listing)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_listed_file_that_is_missing_is_noted_with_its_place(tree: Path, world_size: int) -> None:
+    listing = write_list(tree / "list.txt", [*LISTED, "train/cat/gone.jpg", "train/cat/0.jpg 5"])
+    missing = [
+        (6, r"it is path 7 of .*list\.txt \(blank lines not counted\)$"),
+        (7, r"it is path 8 of .*list\.txt .*; a line is a path alone, without a label behind it$"),
+    ]
+    for position, note in missing:
+        rank, index = position % world_size, position // world_size
+        dataset = ImageFileList(listing, rank=rank, world_size=world_size)
+        with pytest.raises(FileNotFoundError) as caught:
+            dataset[index]
+        assert caught.value.filename == dataset.locate(index)
+        (said,) = caught.value.__notes__
+        assert re.search(note, said)
+
+
+def test_one_extension_may_be_given_alone(tree: Path) -> None:
+    paint(tree / "train" / "cat" / "x.g", 9)
+    root = tree / "train"
+    assert ImageFolder(root, extensions="jpg").samples == ImageFolder(root).samples
+    assert len(ImageFolder(root, extensions=".jpg")) == 6
+
+
+def test_a_folder_orders_names_of_any_bytes_as_torchvision_does(tmp_path: Path) -> None:
+    names = [b"a.jpg", "\uffee.jpg".encode(), "\U0001f600.jpg".encode(), b"\xff.jpg", b"\x80.jpg"]
+    for directory in (b"one", "\U0001f600".encode(), "\uffee".encode(), b"\xfe"):
+        for name in names:
+            path = os.path.join(os.fsencode(tmp_path), b"class", directory, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            try:
+                open(path, "wb").close()
+            except OSError:
+                pytest.skip("this file system takes no names that are not UTF-8")
+    expected = torchvision.datasets.ImageFolder(tmp_path).samples
+    assert ImageFolder(tmp_path).samples == expected
+    assert len(expected) == 20
+
+
+def test_a_folder_that_is_none_is_named_with_what_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"gone: there is no such directory; expected"):
+        ImageFolder(tmp_path / "gone")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"file: this is no directory; expected"):
+        ImageFolder(tmp_path / "file")

@@ -419,6 +419,47 @@ def test_ctrl_c_ends_the_run_and_its_workers_at_once(racing: Racing) -> None:
 
 
 @linux
+@pytest.mark.parametrize(
+    ("sent", "code", "said"),
+    [(signal.SIGINT, 130, "Interrupted."), (signal.SIGTERM, 143, "Terminated.")],
+)
+def test_a_bench_that_is_stopped_reports_what_was_completed(
+    sent: signal.Signals, code: int, said: str, file_list: Path, tmp_path: Path
+) -> None:
+    scratch, written = tmp_path / "scratch", tmp_path / "race.json"
+    scratch.mkdir()
+    options = f"--loaders serial,thread --workers 1 -b 2 -s 6 --repeats 50 -q --file-list {file_list} --json {written}"
+    racer = subprocess.Popen(
+        [sys.executable, "-m", "fastload", "bench", *options.split()],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert racer.stdout is not None
+        first = next(line for line in racer.stdout if line.startswith("[1/100] serial"))
+        while not (running := list(descendants(racer.pid))):
+            time.sleep(0.01)
+        racer.send_signal(sent)
+        output, complaint = racer.communicate(timeout=60)
+    finally:
+        racer.kill()
+        racer.wait()
+    assert racer.returncode == code, complaint
+    assert complaint.strip() == said
+    assert re.search(r"img/s, about \d+ (s|min) left$", first.strip()), first
+    assert re.search(r"^Partial: stopped after [12] of 100 runs\.$", output, re.MULTILINE), output
+    assert re.search(r"^serial +\d+\.\d ", output, re.MULTILINE), output
+    document = json.loads(written.read_text())
+    assert (document["partial"], document["planned_runs"]) == (True, 100)
+    assert len(document["runs"]) in (1, 2)
+    assert wait_for_the_end_of(running, limit_s=5) == []
+    assert list(scratch.iterdir()) == []
+
+
+@linux
 def test_a_bench_that_is_killed_takes_its_run_along(racing: Racing) -> None:
     racer, measured = racing()
     racer.kill()
@@ -552,7 +593,7 @@ def test_a_simulated_step_is_called_simulated_wherever_it_shows(step_ms: float) 
     outcomes = [outcome("thread", 1, 310.0, step_ms=step_ms)]
     rows = report.summarise(outcomes)
     table = report.table(rows, outcomes[0].run.workload)
-    document = report.document(outcomes, rows, {})
+    document = report.document(outcomes, rows, {}, planned=len(outcomes))
     for text in (table, document["step"]):
         assert ("simulated" in text and "12.5 ms" in text) == (step_ms > 0)
 
@@ -598,7 +639,10 @@ def test_the_document_has_every_run_the_failed_ones_too(tmp_path: Path) -> None:
     outcomes = [outcome("serial", 0, 100.0), failure("torch", 2)]
     path = tmp_path / "new" / "folder" / "out.json"
     report.write_json(
-        path, report.document(outcomes, report.summarise(outcomes), {"date": "today"})
+        path,
+        report.document(
+            outcomes, report.summarise(outcomes), {"date": "today"}, planned=len(outcomes)
+        ),
     )
     document = json.loads(path.read_text())
     assert [run["error"] for run in document["runs"]] == [None, "no luck"]
