@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from textwrap import shorten
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, Literal
 
 import numpy as np
@@ -26,8 +26,9 @@ from fastload.errors import DatasetCopyError
 from fastload.faults import shown
 from fastload.loader import DataLoader
 from fastload.randomness import global_states
-from fastload.stats import others_share, seconds_in
-from fastload.telemetry import delayed_s
+from fastload.stats import seconds_in
+from fastload.telemetry import cores_busy_s, delayed_s
+from fastload.workers import usable_cores
 
 LONGEST_S = 5.0
 """What is not clear about the GIL by then will not be."""
@@ -35,8 +36,9 @@ LONGEST_S = 5.0
 NAP_S, LATE = 200e-6, 3
 """Long enough that whoever waits for the GIL has taken it; where it is free, a nap ends within some 100 us more."""
 
-CROWDED = 0.15
-"""Share of the cores that others may have: beyond it a comparison of two short readings says who else ran."""
+CROWDED, TICKS_S = 0.15, 0.02
+"""Share of the cores that others may have, and of its time that a serial reading may lack one: beyond it a comparison
+of two short readings says who else ran. The kernel counts what others have in ticks: two of 10 ms, at either end."""
 
 Level = Literal["fault", "note"]
 
@@ -67,7 +69,7 @@ class Report:
     cpu_share: float
     """Share (0 to 1) of that in which the thread computed; the rest it waited. Time without a core is in neither."""
     gil_share: float
-    """Estimated share (0 to 1) of reading in which the GIL is held: how often another thread that wakes
+    """Estimated share (0 to 1) of reading in which the GIL is held: for how much of it another thread that wakes
     beside one reader does not get it at once."""
     threads_ratio: float | None
     """Samples a second in threads over those read serially; None where it could not be measured, as other
@@ -120,6 +122,8 @@ def check(dataset: Any, *, samples: int = 64, workers: int = 4, seed: int = 0) -
     """
     require_data_set(dataset)
     iterable = isinstance(dataset, IterableDataset)
+    cores = usable_cores()
+    started, others = perf_counter(), cores_busy_s() - process_time()
     with _unwarned():  # also of files that copies leave open
         look = _check_iterable if iterable else _check_map
         findings, expected, serial, threads = look(dataset, samples, workers, seed)
@@ -140,8 +144,9 @@ def check(dataset: Any, *, samples: int = 64, workers: int = 4, seed: int = 0) -
                 "in threads, few workers do as well as many.",
             )
         )
-    crowded = max((r.others_share for r in (serial, threads) if r), default=0.0) > CROWDED
-    if crowded:
+    others = cores_busy_s() - process_time() - others - cores * TICKS_S
+    lacked = max(serial.lacked_share, others / (cores * (perf_counter() - started)))
+    if crowded := lacked > CROWDED:
         findings.append(
             Finding(
                 "note",
@@ -242,7 +247,8 @@ def _spread(dataset: Any, samples: int) -> list[int]:
 class _Reading:
     ms: float
     cpu_share: float
-    others_share: float
+    lacked_share: float
+    """Share (0 to 1) of the time in which the loop's own thread had no core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,12 +310,12 @@ def _read(
             got.append(_kept(sample))
         seconds = perf_counter() - started
         stats = loader.stats()
-        core_wait = stats.core_wait_s if workers else delayed_s() - delayed
-    had_core = max(seconds_in(stats, "sample") - core_wait, stats.sample_cpu_s)
+        lacked_share = (delayed_s() - delayed) / seconds
+    had_core = max(seconds_in(stats, "sample") * (1 - lacked_share), stats.sample_cpu_s)
     return got, _Reading(
         ms=seconds * 1000 / max(1, len(got)),
         cpu_share=stats.sample_cpu_s / had_core if had_core else 0.0,
-        others_share=others_share(stats),
+        lacked_share=lacked_share,
     )
 
 
@@ -322,22 +328,24 @@ def _kept(sample: Any) -> Any:
 
 
 def _gil_share(dataset: Any, indices: Iterable[int] | None, samples: int, seed: int) -> float:
-    """How often, beside one reading thread, this one finds the GIL taken when it wakes."""
-    naps = taken = 0
+    """Share (0 to 1) of the time in which this thread, beside one that reads, finds the GIL taken as it wakes."""
+    all_s = late_s = 0.0
     with _open(dataset, indices, 1, seed, prefetch_batches=samples) as loader:
         iterator = iter(loader)
         deadline = perf_counter() + LONGEST_S
         while loader.stats().workers and perf_counter() < deadline:
             started, delayed = perf_counter(), delayed_s()
             select.select((), (), (), NAP_S)
-            naps += 1  # and what it lacked a core is no wait for the GIL
-            taken += perf_counter() - started - (delayed_s() - delayed) > LATE * NAP_S
+            # Without what it lacked a core, which is no wait for the GIL.
+            napped_s = max(0.0, perf_counter() - started - (delayed_s() - delayed))
+            all_s += napped_s
+            late_s += napped_s if napped_s > LATE * NAP_S else 0.0
             stats = loader.stats()
             read = stats.stages["sample"].count if "sample" in stats.stages else 0
             if read >= samples or stats.worker_wait_s > 0:
                 break
         del iterator  # held until here: its threads end with it
-    return taken / max(1, naps)
+    return late_s / all_s if all_s else 0.0
 
 
 @contextmanager
