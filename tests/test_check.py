@@ -74,7 +74,7 @@ class Draws(Honest):
             return random.random()
         if self.source == "numpy":
             return float(np.random.rand())
-        return float(torch.rand((), generator=torch.default_generator))
+        return float(torch.nn.functional.dropout(torch.ones(64)).sum())  # takes no generator
 
 
 class OneBuffer(Honest):
