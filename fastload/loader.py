@@ -61,9 +61,9 @@ class DataLoader(TorchDataLoader[T]):
             as the mean so far, and one is always let in. For samples of very different size.
         retries: how often a sample is read again after an error of the operating system that may
             pass (EIO, ESTALE, a time-out of a network file system ...), waiting 0.1 s, 0.2 s, 0.4 s
-            ... before. It draws the same random numbers again.
+            ... before. It draws the same random numbers again. Not for an iterable data set.
         on_stats: called with `stats()` in the loop's thread at the end of each epoch, and every ten
-            seconds in it: for loggers.
+            seconds in it: for loggers. What it raises comes out of `next()`, and costs no batch.
         worker_method: "thread", or "process" for torch's own iterator: the way out for data sets
             that hold the GIL.
     """
@@ -276,6 +276,11 @@ class DataLoader(TorchDataLoader[T]):
         with `RankSampler`, also another number of ranks at the same global batch: it is the same on
         all ranks. Resumed after the last batch, the epoch gives nothing more and the next follows;
         once the loop has seen its end, the next `iter()` begins the next epoch.
+
+        A sampler of the user's is run again with torch's, NumPy's and Python's global random states put
+        back to where it began, and the torch.Generator that it holds as `generator`. One that draws from
+        a global state with each index gives another rest; it is noticed behind five indices or batches,
+        and warned of here. Raises what `state_dict()` of an iterable data set raised.
         """
         if not self._threaded:
             self._warn_of_no_state()
