@@ -33,6 +33,9 @@ from fastload.workers import usable_cores
 LONGEST_S = 5.0
 """What is not clear about the GIL by then will not be."""
 
+SHORTEST_S, MOST_READINGS = 0.05, 8
+"""Less is a few waits of the switch interval (5 ms), of which one makes a share; so quick samples are read again."""
+
 NAP_S, LATE = 200e-6, 3
 """Long enough that whoever waits for the GIL has taken it; where it is free, a nap ends within some 100 us more."""
 
@@ -330,22 +333,25 @@ def _kept(sample: Any) -> Any:
 def _gil_share(dataset: Any, indices: Iterable[int] | None, samples: int, seed: int) -> float:
     """Share (0 to 1) of the time in which this thread, beside one that reads, finds the GIL taken as it wakes."""
     all_s = late_s = 0.0
-    with _open(dataset, indices, 1, seed, prefetch_batches=samples) as loader:
-        iterator = iter(loader)
-        deadline = perf_counter() + LONGEST_S
-        while loader.stats().workers and perf_counter() < deadline:
-            started, delayed = perf_counter(), delayed_s()
-            select.select((), (), (), NAP_S)
-            # Without what it lacked a core, which is no wait for the GIL.
-            napped_s = max(0.0, perf_counter() - started - (delayed_s() - delayed))
-            all_s += napped_s
-            late_s += napped_s if napped_s > LATE * NAP_S else 0.0
-            stats = loader.stats()
-            read = stats.stages["sample"].count if "sample" in stats.stages else 0
-            if read >= samples or stats.worker_wait_s > 0:
-                break
-        del iterator  # held until here: its threads end with it
-    return late_s / all_s if all_s else 0.0
+    deadline = perf_counter() + LONGEST_S
+    for _ in range(MOST_READINGS):
+        with _open(dataset, indices, 1, seed, prefetch_batches=samples) as loader:
+            iterator = iter(loader)
+            while loader.stats().workers and perf_counter() < deadline:
+                started, delayed = perf_counter(), delayed_s()
+                select.select((), (), (), NAP_S)
+                # Without what it lacked a core, which is no wait for the GIL.
+                napped_s = max(0.0, perf_counter() - started - (delayed_s() - delayed))
+                all_s += napped_s
+                late_s += napped_s if napped_s > LATE * NAP_S else 0.0
+                stats = loader.stats()
+                read = stats.stages["sample"].count if "sample" in stats.stages else 0
+                if read >= samples or stats.worker_wait_s > 0:
+                    break
+            del iterator  # held until here: its threads end with it
+        if all_s > SHORTEST_S:
+            return late_s / all_s
+    return 0.0  # samples so quick that it does not matter
 
 
 @contextmanager
