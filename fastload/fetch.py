@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
-from itertools import count
+from itertools import count, islice
 from typing import Any, Literal
 
 import torch
@@ -129,6 +129,10 @@ class Batch(Ticket):
         self.box = VOID
         self.data = None
 
+    def first_index(self, start: int) -> Any:
+        """The index of the sample at a position, to show where a run began."""
+        return next(islice(self.indices, start, None), None)
+
     def stream_key(self, at: int | None) -> int:
         """The key of the random stream of the sample at a position, or (None) of the batch."""
         if at is None:
@@ -139,7 +143,7 @@ class Batch(Ticket):
 class Fetcher:
     """Reads and finishes batches of one data set. Shared by all workers.
 
-    `noticed` collects what the workers noticed of random numbers that cannot be keyed, `lost` what they cannot
+    `noticed` collects what the workers noticed of samples that depend on other threads, `lost` what they cannot
     read any more.
 
     Args:

@@ -26,7 +26,7 @@ BEGINNING: dict[str, Any] = {"samples": 0, "state": None, "ended": False}
 class Part(Batch):
     """A batch out of one lane. What is in it is known when it is read: its position, size and indices too.
 
-    The "index" of a sample is its number in the worker's copy.
+    The "index" of a sample, as errors name it, is its number in the worker's copy.
     """
 
     __slots__ = ("ended", "saved", "state")
@@ -41,6 +41,9 @@ class Part(Batch):
 
     def __str__(self) -> str:
         return f"batch {self.ordinal} of epoch {self.epoch}, out of worker {self.lane}"
+
+    def first_index(self, start: int) -> None:
+        """None: no sample is found again by a number."""
 
 
 class LaneFetcher(Fetcher):
@@ -126,7 +129,7 @@ class _Lane:
             self.samples, self.ended = saved["samples"], True
             return
         state = saved["state"]
-        of_dataset = state is not None and hasattr(self.dataset, "load_state_dict")
+        of_dataset = state is not None and _keeps_state(self.dataset)
         if of_dataset:
             _load(self.dataset, state)
         self._iterator = iter(self.dataset)
@@ -165,8 +168,9 @@ class _Lane:
     def state(self) -> dict[str, Any] | Exception:
         """Where the lane is, for a `Part`'s `saved`; the error where the data set does not say."""
         state = None
+        source: Any
         for source in (self.dataset, self._iterator):  # as `begin` looks for them
-            if hasattr(source, "state_dict") and hasattr(source, "load_state_dict"):
+            if _keeps_state(source):
                 try:
                     state = copy.deepcopy(source.state_dict())  # what it goes on with stays its own
                 except BaseException as exc:
@@ -174,6 +178,10 @@ class _Lane:
                     return contained(exc)
                 break
         return {"samples": self.samples, "state": state, "ended": self.ended}
+
+
+def _keeps_state(source: Any) -> bool:
+    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
 def _load(source: Any, state: Any) -> None:

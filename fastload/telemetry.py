@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import accumulate
@@ -185,16 +185,11 @@ class Recorder:
             self._stages = {**self._stages, stage: histogram}
         return histogram
 
-    @property
-    def slowest_s(self) -> float:
-        """Seconds of the slowest sample so far."""
-        return self._slowest[0]
-
-    def run(self, units: int, seconds: float, cpu_seconds: float, where: Any) -> None:
+    def run(self, units: int, seconds: float, cpu_seconds: float, where: Callable[[], Any]) -> None:
         """Record a run of `units` samples that took `seconds`, and this thread `cpu_seconds` of CPU.
 
-        Each counts with their mean. `where` is kept of the slowest sample (str() of it is shown, later):
-        of that, what the run took beyond the usual time of its other samples.
+        Each counts with their mean. `where()` is asked for and kept of the slowest sample (str() of it is shown,
+        later): of that, what the run took beyond the usual time of its other samples.
         """
         self._running.clear()  # whatever stage a generator was left in: its time is not that of samples
         sample, mean = self._sample, seconds / units
@@ -205,7 +200,7 @@ class Recorder:
         sample.cpu_seconds += cpu_seconds
         self._sample_cpu_s += cpu_seconds
         if slowest > self._slowest[0]:
-            self._slowest = slowest, where
+            self._slowest = slowest, where()
 
     def probe(self) -> None:
         """Let the GIL go for some 300 us and measure what it takes to get it back; at most each `PROBE_EVERY_S`.

@@ -21,7 +21,6 @@ import warnings
 from _thread import LockType, RLock
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from itertools import islice
 from queue import SimpleQueue
 from time import perf_counter, thread_time
 from typing import Any
@@ -328,12 +327,11 @@ def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:
     read = perf_counter()
     units = batch.size if fetcher.whole else stop - start
     if units:  # else the lane had ended, or nobody wants the batch
-        index = None  # out of a lane, samples have none
-        if type(batch) is Batch:
-            index = next(islice(batch.indices, start, None), None)
-        place = Place(batch.epoch, batch.ordinal, index)
-        if read - started > recorder.slowest_s:
-            place = place._replace(file=file_of(site.dataset, place.index))
+
+        def place() -> Place:
+            index = batch.first_index(start)
+            return Place(batch.epoch, batch.ordinal, index, file_of(site.dataset, index))
+
         recorder.run(units, read - started, cpu_s, place)
     # Told before the batch can be taken: so the loop hears of it at its next `next()` at the latest.
     _tell(site, fetcher)

@@ -119,8 +119,8 @@ def test_histograms_that_include_others_hold_what_all_counted() -> None:
 
 def test_a_run_counts_each_of_its_samples_with_their_mean() -> None:
     recorder = Recorder()
-    recorder.run(3, 0.3, 0.2, "a")
-    recorder.run(1, 0.4, 0.1, "b")
+    recorder.run(3, 0.3, 0.2, lambda: "a")
+    recorder.run(1, 0.4, 0.1, lambda: "b")
     merged = merge([recorder])
     sample = merged.stages["sample"]
     assert sample.count == 4
@@ -132,9 +132,9 @@ def test_a_run_counts_each_of_its_samples_with_their_mean() -> None:
 
 def test_the_slowest_sample_is_kept_with_its_place() -> None:
     recorders = [Recorder(), Recorder()]
-    recorders[0].run(1, 0.1, 0.0, Place(0, 1, 10))
-    recorders[1].run(1, 0.7, 0.0, Place(0, 2, 20))
-    recorders[0].run(1, 0.6, 0.0, Place(0, 3, 30))
+    recorders[0].run(1, 0.1, 0.0, lambda: Place(0, 1, 10))
+    recorders[1].run(1, 0.7, 0.0, lambda: Place(0, 2, 20))
+    recorders[0].run(1, 0.6, 0.0, lambda: Place(0, 3, 30))
     merged = merge(recorders)
     assert merged.slowest_s == 0.7
     assert merged.slowest == "at or after sample index 20 in batch 2 of epoch 0"
@@ -146,11 +146,11 @@ def test_a_place_without_an_index_is_that_of_the_batch() -> None:
 
 def test_a_slow_sample_is_seen_in_a_run_of_quick_ones() -> None:
     recorder = Recorder()
-    recorder.run(50, 50 * 0.001, 0.0, "first")  # nothing is known of a usual time yet
+    recorder.run(50, 50 * 0.001, 0.0, lambda: "first")  # nothing is known of a usual time yet
     assert merge([recorder]).slowest_s == pytest.approx(0.001)
-    recorder.run(50, 50 * 0.001, 0.0, "even")
+    recorder.run(50, 50 * 0.001, 0.0, lambda: "even")
     assert merge([recorder]).slowest_s == pytest.approx(0.001)
-    recorder.run(50, 49 * 0.001 + 2.0, 0.0, "uneven")
+    recorder.run(50, 49 * 0.001 + 2.0, 0.0, lambda: "uneven")
     merged = merge([recorder])
     assert merged.slowest_s == pytest.approx(2.0)
     assert merged.slowest == "uneven"
@@ -162,7 +162,7 @@ def test_an_index_that_cannot_be_shown_is_no_error() -> None:
             raise ValueError("no")
 
     recorder = Recorder()
-    recorder.run(1, 1.0, 0.0, Hostile())
+    recorder.run(1, 1.0, 0.0, lambda: Hostile())
     assert merge([recorder]).slowest == "<Hostile whose str() raises ValueError>"
 
 
@@ -178,7 +178,7 @@ def test_stages_come_as_a_batch_meets_them_the_named_ones_by_size() -> None:
     recorder = Recorder()
     for name, seconds in [("pin", 1), ("read", 2), ("collate", 9), ("decode", 5), ("sampler", 1)]:
         recorder.add(name, seconds)
-    recorder.run(1, 8.0, 0.0, "")
+    recorder.run(1, 8.0, 0.0, lambda: "")
     assert list(merge([recorder]).stages) == [
         "sampler", "sample", "decode", "read", "collate", "pin",
     ]  # fmt: skip
@@ -203,7 +203,7 @@ def test_a_snapshot_can_be_taken_while_a_thread_writes() -> None:
         for _ in range(200):
             for name in names:
                 recorder.add(name, 0.001)
-                recorder.run(2, 0.002, 0.001, name)
+                recorder.run(2, 0.002, 0.001, lambda name=name: name)
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -306,7 +306,7 @@ def test_a_block_that_another_thread_left_open_is_not_counted_later(clock: Clock
             entered.__enter__()
             pool.submit(entered.__exit__, None, None, None).result()
         clock.wall += 5
-        recorder.run(1, 1.0, 0.0, "")
+        recorder.run(1, 1.0, 0.0, lambda: "")
         entered.__exit__(None, None, None)
     assert seconds_of(recorder) == {"sample": (1, 1.0)}
 

@@ -143,10 +143,13 @@ def test_any_bytes_can_be_packed_and_further_columns_come_with_the_sample(tmp_pa
         assert dataset[number] == expected
     assert dataset.classes == []
     assert dataset.locate(0).endswith(r"shard-00000.arrow, record 0 (caf\xe9)")
-    with pytest.raises(ValueError, match=r"has no columns \['age'\]; it has \['payload', 'label'"):
+    with pytest.raises(
+        ValueError, match=r"has no further columns \['age'\]; it has \['caption', 'boxes'"
+    ):
         PackedDataset(tmp_path / "s", columns=["age"])
-    with pytest.raises(ValueError, match="has no columns"):
-        PackedDataset(tmp_path / "s", columns="caption")
+    for bad in ("caption", ["payload"], ["label"]):
+        with pytest.raises(ValueError, match="has no further columns"):
+            PackedDataset(tmp_path / "s", columns=bad)
 
 
 @settings(max_examples=25)
@@ -325,7 +328,7 @@ def test_a_short_read_is_read_on(packed: Path, monkeypatch: pytest.MonkeyPatch) 
         return real(fd, [buffers[0][: next(counts)]], offset)
 
     monkeypatch.setattr("os.preadv", short)
-    dataset = PackedDataset(packed, transform=np.asarray)
+    dataset = PackedDataset(packed, transform=np.array)
     assert (dataset[5][0] == pixels_of(5)).all()
 
 
@@ -468,3 +471,22 @@ def test_duckdb_reads_it(captioned: Path) -> None:
         ).fetchall()
     expected = [(c, len(range(c, 20, 3)), sum(range(c, 20, 3))) for c in range(3)]
     assert rows == expected
+
+
+def test_a_payload_is_taken_as_it_is_when_it_is_added(tmp_path: Path) -> None:
+    memory = bytearray(b"first")
+    with PackedWriter(tmp_path / "s", mode="encoded") as writer:
+        writer.add(memoryview(memory), label=0)
+        memory[:] = b"other"  # the caller uses its buffer again
+        writer.add(memoryview(np.arange(3, dtype=np.int32)), label=1)  # 3 elements, 12 bytes
+    dataset = PackedDataset(tmp_path / "s", decode=False, verify="always")
+    assert [dataset[k][0] for k in range(2)] == [b"first", np.arange(3, dtype=np.int32).tobytes()]
+
+
+def test_decoding_is_a_stage_with_any_transform(packed: Path) -> None:
+    dataset = PackedDataset(packed, transform=np.array)
+    with fastload.DataLoader(dataset, num_workers=1) as loader:
+        list(loader)
+        stages = loader.stats().stages
+    assert {"read", "transform"} <= set(stages)
+    assert ("decode" in stages) == (dataset.mode != "raw")

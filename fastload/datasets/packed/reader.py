@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from fastload.datasets.packed.format import Shard, Table, preadv, read_index, read_table
+from fastload.datasets.packed.format import (
+    Shard,
+    Table,
+    preadv,
+    read_index,
+    read_table,
+    schema_of,
+)
 from fastload.errors import DecodeError, PackedDataError
 from fastload.telemetry import stage
 
@@ -40,7 +47,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         decode: False: the payload is not a picture, or not to be decoded; the transform, if any,
             gets its `bytes`, in a set of mode "raw" its pixels, `uint8[H, W, 3]`.
         columns: names of further columns; their values follow the label in the sample, as Python has
-            them. These columns stay in memory.
+            them. The columns of a shard that was read from stay in memory, those of fastload too.
         verify: when a record's payload is held against its checksum (0.7 ms a MB): at the "first" read
             of it in this process, "always" or "never". Everything else is checked in any case, when
             the first record of a shard is read.
@@ -52,7 +59,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             place soon: `RankSampler(window=, run=)`, with a piece of about a run. 0: only what is asked for.
         rank, world_size: take only every `world_size`-th record, beginning with that of number `rank`.
 
-    Memory: 29 bytes a record of every shard that was read from, 37 in mode "raw". Of many shards only so many
+    Memory: 29 bytes a record of every shard that was read from, 37 in mode "raw"; in each thread a buffer of the
+    largest record, and a quarter more. Of many shards only so many
     are open at once as are a quarter of the process's limit of open files, at least 16.
 
     Raises FileNotFoundError where there is no set, `PackedDataError` where it is damaged or of a newer
@@ -90,10 +98,11 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             )
         self.path = os.fspath(path)
         self._index = index = read_index(self.path)
-        known = [name for name, _ in index.schema]
+        own = len(schema_of(index.mode))
+        known = [name for name, _ in index.schema[own:]]
         if isinstance(columns, str) or (unknown := [name for name in columns if name not in known]):
             unknown = [columns] if isinstance(columns, str) else unknown
-            raise ValueError(f"{self.path} has no columns {unknown}; it has {known}")
+            raise ValueError(f"{self.path} has no further columns {unknown}; it has {known}")
         if index.rows < world_size:
             raise ValueError(f"{self.path}: {index.rows} records for {world_size} ranks")
         self.columns = tuple(columns)
@@ -212,8 +221,14 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         picture: Any
         if not self.decode:
             picture = bytes(payload) if sides is None else _pixels(payload, sides).copy()
+        elif sides is None:
+            from fastload.image import open_picture
+
+            return open_picture(payload, self.transform, name=self._index.shards[number].name)
         else:
-            picture = _picture(payload, sides, self._index.shards[number].name)
+            from PIL import Image
+
+            picture = Image.fromarray(_pixels(payload, sides))
         if self.transform is None:
             return picture
         with stage("transform"):
@@ -337,16 +352,6 @@ def _is_plan(transform: Any) -> bool:
 def _pixels(payload: memoryview, sides: NDArray[np.int32]) -> NDArray[np.uint8]:
     height, width = sides.tolist()
     return np.frombuffer(payload, np.uint8).reshape(height, width, 3)
-
-
-def _picture(payload: memoryview, sides: NDArray[np.int32] | None, name: str) -> Any:
-    if sides is None:
-        from fastload.image import open_rgb
-
-        return open_rgb(payload, name=name)
-    from PIL import Image
-
-    return Image.fromarray(_pixels(payload, sides))
 
 
 def _extras(table: Table, row: int) -> list[Any]:

@@ -113,6 +113,7 @@ class PackedWriter:
         **extras: Any,
     ) -> None:
         """Append a record. `height` and `width` are those of raw pixels, `extras` the further columns' values."""
+        payload = bytes(payload)  # of a view, now: its owner may use the memory again
         if (self.mode == "raw") != (height is not None and width is not None):
             raise ValueError(f'height and width go with mode "raw"; the mode is "{self.mode}"')
         if self.mode == "raw" and len(payload) != height * width * 3:  # type: ignore[operator]
