@@ -38,7 +38,7 @@ class StateError(FastloadError, ValueError):
 class DecodeError(FastloadError, ValueError):
     """A file is there but is not a picture that can be decoded.
 
-    `path` is the file, `reason` one clause that says what is wrong with it.
+    `path` is the file, or the place in it, `reason` one clause that says what is wrong with it.
     """
 
     def __init__(self, path: str, reason: str) -> None:

@@ -39,7 +39,7 @@ _TRANSIENT = {
 def pass_signals(exc: BaseException) -> None:
     """Raise `exc` on if it is no fault of a sample but comes out of a signal handler: Ctrl-C, or a SIGTERM that exits.
 
-    Python runs the handlers of signals in the main thread alone, which reads only without workers.
+    Python runs the handlers of signals in the main thread alone: that of a loop, with its sampler, and of samples without workers.
     """
     if (
         issubclass(type(exc), Exception)

@@ -101,7 +101,7 @@ class Stats:
     """Reads that were tried again after an error that may pass; see `retries` of `fastload.DataLoader`."""
 
     others_cpu_s: float = 0.0
-    """CPU seconds that other processes, and other machines on the same hardware, had of those cores since `iter()`, as
+    """CPU seconds that other processes, and other machines on the same hardware, had of the process's `cores` since `iter()`, as
     Linux counts them in ticks of 10 ms; 0 elsewhere."""
 
     workers_asked: int = 0

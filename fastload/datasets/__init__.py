@@ -1,4 +1,4 @@
-"""Readers that feed the loader; each is a plain map-style dataset, good for any DataLoader.
+"""Readers that feed the loader; each reader is a plain map-style dataset, good for any DataLoader.
 
 They are imported when they are asked for: files need Pillow, packed sets pyarrow.
 """

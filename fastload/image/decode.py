@@ -93,7 +93,7 @@ class Header(NamedTuple):
 
 
 class Decoder(Protocol):
-    """A row of the table: who reads which bytes."""
+    """A row of `DECODERS`: who reads which bytes."""
 
     def header(self, encoded: Encoded) -> Header | None:
         """The header; None where the bytes are another decoder's."""
