@@ -39,7 +39,8 @@ _TRANSIENT = {
 def pass_signals(exc: BaseException) -> None:
     """Raise `exc` on if it is no fault of a sample but comes out of a signal handler: Ctrl-C, or a SIGTERM that exits.
 
-    Python runs the handlers of signals in the main thread alone: that of a loop, with its sampler, and of samples without workers.
+    Python runs the handlers of signals in the main thread alone: a loop's, with its sampler, and with its samples
+    where there are no workers.
     """
     if (
         issubclass(type(exc), Exception)

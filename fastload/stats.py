@@ -101,8 +101,8 @@ class Stats:
     """Reads that were tried again after an error that may pass; see `retries` of `fastload.DataLoader`."""
 
     others_cpu_s: float = 0.0
-    """CPU seconds that other processes, and other machines on the same hardware, had of the process's `cores` since `iter()`, as
-    Linux counts them in ticks of 10 ms; 0 elsewhere."""
+    """CPU seconds that other processes, and other machines on the same hardware, had of this process's `cores` since
+    `iter()`, as Linux counts them in ticks of 10 ms; 0 elsewhere."""
 
     workers_asked: int = 0
     """`num_workers` as it was given. Where `workers` is 0 all the same, batches are so light that the loop gathers
@@ -174,7 +174,11 @@ def _figures(stats: Stats) -> list[str]:
         ("samples", f"{stats.samples:,}", f"{stats.samples * per_s:,.1f} a second"),
         ("batches", f"{stats.batches:,}", f"{stats.batches * per_s:,.1f} a second"),
         ("bytes", _size(stats.bytes), f"{_size(stats.bytes * per_s)} a second"),
-        ("errors", f"{stats.errors:,}", ""),
+        (
+            "errors",
+            f"{stats.errors:,}",
+            f"{stats.retries:,} reads tried again" if stats.retries else "",
+        ),
         (
             "loop waited",
             duration(waited_s(stats)),

@@ -242,9 +242,9 @@ class RandomResizedCrop(Plan):
         low, high = self.ratio
         h, w = height, width
         if width / height < low:
-            h = round(width / low)
+            h = max(1, round(width / low))
         elif width / height > high:
-            w = round(height * high)
+            w = max(1, round(height * high))
         return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
@@ -370,7 +370,8 @@ def _cut(pixels: Pixels, region: Region) -> torch.Tensor:
     """The box of `pixels`, resized: uint8[3, H, W] in the memory of [H, W, 3]; a view where nothing is resized."""
     top, left, height, width = region.box
     box = pixels[top : top + height, left : left + width]
-    if not (box.flags.c_contiguous and box.flags.writeable):
+    # Of a side of 1, NumPy does not look at the stride, which may be negative; torch does.
+    if not (box.flags.c_contiguous and box.flags.writeable) or min(box.strides) < 0:
         # For the kernel: it takes other strides too, by way of two more copies. Torch warns of what is
         # read-only.
         box = np.array(box, order="C")
@@ -395,8 +396,8 @@ def _window(image: torch.Tensor, window: Box) -> torch.Tensor:
 @lru_cache(maxsize=64)
 def _normalization(mean: Any, std: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(factor, shift), float32[3, 1, 1]: (x / 255 - mean) / std = x * factor - shift."""
-    deviation = torch.tensor(std, dtype=torch.float64).view(3, 1, 1)
-    shift = torch.tensor(mean, dtype=torch.float64).view(3, 1, 1) / deviation
+    deviation = torch.tensor(std, dtype=torch.float64, device="cpu").view(3, 1, 1)
+    shift = torch.tensor(mean, dtype=torch.float64, device="cpu").view(3, 1, 1) / deviation
     return (1 / (255 * deviation)).float(), shift.float()
 
 

@@ -28,7 +28,7 @@ import pyarrow.dataset
 import fastload
 from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.packed import format as packed_format
-from fastload.errors import DecodeError
+from fastload.errors import DecodeError, PackedDataError
 from fastload.image import RandomResizedCrop, ResizeCenterCrop
 
 SIZES = [(4, 6), (7, 3), (1, 1), (9, 9), (2, 5)]
@@ -490,3 +490,59 @@ def test_decoding_is_a_stage_with_any_transform(packed: Path) -> None:
         stages = loader.stats().stages
     assert {"read", "transform"} <= set(stages)
     assert ("decode" in stages) == (dataset.mode != "raw")
+
+
+def test_a_shard_that_was_replaced_is_not_read_with_the_old_table(tmp_path: Path) -> None:
+    for name, byte in (("a", b"\1"), ("b", b"\2")):
+        with PackedWriter(tmp_path / name, mode="encoded", shard_bytes=1) as writer:
+            for label in range(3):
+                writer.add(byte * 100, label=label)
+    dataset = PackedDataset(tmp_path / "a", decode=False)
+    dataset._files = [None]  # room for one open shard, as where there are more than may be open
+    assert [dataset[k][0] for k in range(3)] == [b"\1" * 100] * 3
+    for shard in (tmp_path / "b").glob("*.arrow"):
+        os.replace(shard, tmp_path / "a" / shard.name)
+    with pytest.raises(PackedDataError, match=r"shard-00000.arrow.*replaced"):
+        dataset[0]
+
+
+def test_columns_of_maps_and_what_cannot_be_a_column(tmp_path: Path) -> None:
+    kind = pa.map_(pa.field("a", pa.string(), nullable=False), pa.field("b", pa.int32()))
+    with PackedWriter(tmp_path / "m", mode="encoded", columns={"m": kind}) as writer:
+        writer.add(b"x", label=0, m={"k": 1})
+    assert PackedDataset(tmp_path / "m", decode=False, columns=["m"])[0] == (b"x", 0, [("k", 1)])
+    with pytest.raises(ValueError, match="'d' is dictionary-encoded.*cast it to string"):
+        PackedWriter(
+            tmp_path / "d", mode="encoded", columns={"d": pa.dictionary(pa.int32(), pa.string())}
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "record", "message"),
+    [
+        ({}, {"label": None}, "label must be an integer"),
+        ({}, {"label": 1.5}, "label must be an integer"),
+        ({}, {"label": 2**63}, "label must be an integer"),
+        ({"mode": "raw"}, {"label": 0, "height": 0, "width": 5}, "height must be in 1"),
+        ({"mode": "raw"}, {"label": 0, "height": 1, "width": 2**21}, "width must be in 1"),
+        ({"classes": [0, 1]}, {"label": 0}, "classes must be names"),
+        ({"made": {1: 2}}, {"label": 0}, "made must be what JSON keeps"),
+    ],
+)
+def test_what_a_reader_would_refuse_is_not_written(
+    tmp_path: Path, settings: Any, record: Any, message: str
+) -> None:
+    def write() -> None:
+        with PackedWriter(tmp_path / "s", **{"mode": "encoded", **settings}) as writer:
+            writer.add(b"", source="a.jpg", **record)
+
+    with pytest.raises(ValueError, match=message):
+        write()
+
+
+def test_nothing_is_added_to_a_set_that_is_complete(tmp_path: Path) -> None:
+    with PackedWriter(tmp_path / "s", mode="encoded") as writer:
+        writer.add(b"a", label=0)
+        writer.finish()
+        with pytest.raises(ValueError, match="closed"):
+            writer.add(b"b", label=0)

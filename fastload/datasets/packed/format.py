@@ -39,7 +39,7 @@ Mode = Literal["encoded", "jpeg", "raw"]
 MODES: tuple[Mode, ...] = ("encoded", "jpeg", "raw")
 BATCH_BYTES = 16 * 2**20  # of payload in a record batch, save that a larger record has one alone
 BATCH_RECORDS = 4096
-_MAX_SIDE = 2**20  # of a raw picture; the product of two of them and 3 is far below 2**63
+MAX_SIDE = 2**20  # of a raw picture; the product of two of them and 3 is far below 2**63
 _TAIL = re.compile(r',\n "checksum": \d+\n}\n\Z')
 
 
@@ -106,8 +106,15 @@ def schema_of(mode: Mode, extras: Sequence[pa.Field] = ()) -> pa.Schema:
         own.add(field.name)
     if len(own) != len(fields) + len(extras):
         raise ValueError(f"two columns have one name: {[field.name for field in extras]}")
+    for field in extras:
+        if pa.types.is_dictionary(field.type):
+            raise ValueError(
+                f"the column {field.name!r} is dictionary-encoded, of which a file can have one dictionary only: "
+                f"cast it to {field.type.value_type}"
+            )
     about = {"fastload": json.dumps({"format": FORMAT, "version": VERSION, "mode": mode})}
-    return pa.schema([*fields, *extras], metadata=about)
+    schema = pa.schema([*fields, *extras], metadata=about)
+    return pa.ipc.read_schema(schema.serialize())  # as it comes out of a file: maps lose names
 
 
 def described(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
@@ -325,7 +332,7 @@ def _table(
     if index.mode == "raw":
         table.sides = np.stack([numbers("height", np.int32), numbers("width", np.int32)], axis=1)
         sides = table.sides.astype(np.int64)
-        good = ((sides > 0) & (sides <= _MAX_SIDE)).all(axis=1)
+        good = ((sides > 0) & (sides <= MAX_SIDE)).all(axis=1)
         good &= sides.prod(axis=1) * 3 == table.lengths
         if not good.all():
             row = int(np.argmin(good))

@@ -86,13 +86,15 @@ def pack(
 ) -> Packed:
     """Make the packed set `out` of the pictures in `source`.
 
-    The set is a function of the inputs and the arguments, byte by byte (with the same decoder and encoder), and not of `workers`. Stopped or
-    killed, it leaves a directory that does not open as a set; the same call goes on behind the last complete shard.
+    The set is a function of the inputs, the arguments and the decoder and encoder, byte by byte, and not of
+    `workers`. Stopped or killed, it leaves a directory that does not open as a set; the same call goes on behind the
+    last complete shard.
 
     Args:
-        source: a file list, a tree with one directory per class, a Parquet file, or a directory with some.
-        mode: "encoded": the files' bytes as they are. The others neither apply nor keep an EXIF orientation. "jpeg": pictures of `max_size` as JPEGs of `quality`.
-            "raw": such pictures' pixels.
+        source: not changed until the run is complete, as of files only the names are compared, and of Parquet
+            the sizes: a file list, a tree with one directory per class, a Parquet file, or a directory with some.
+        mode: "encoded": the files' bytes as they are. "jpeg": pictures of `max_size` as JPEGs of `quality`.
+            "raw": such pictures' pixels. These two neither apply nor keep an EXIF orientation.
         max_size: pixels of the longer side at most, 256 by default; smaller pictures stay as they are.
         quality: libjpeg's, 1 to 95, 90 by default.
         shard_mb: a shard ends with the record that makes its payloads so many million bytes, at least.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import operator
 import os
 import resource
 import sys
@@ -96,7 +97,9 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             raise ValueError(
                 f"read_ahead_bytes must be 0 or more, and 0 with memory_map; got {read_ahead_bytes}"
             )
-        self.path = os.fspath(path)
+        self.path = os.path.abspath(
+            path
+        )  # the working directory may change before a shard is opened
         self._index = index = read_index(self.path)
         own = len(schema_of(index.mode))
         known = [name for name, _ in index.schema[own:]]
@@ -130,6 +133,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         if limit != resource.RLIM_INFINITY:
             bound = min(bound, max(16, limit // 4))
         self._files: list[_File | None] = [None] * bound
+        self._identities: dict[int, tuple[int, ...]] = {}  # of the shards that were opened
         self._targets: NDArray[np.int64] | None = None
 
     def close(self) -> None:
@@ -137,7 +141,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_tables", "_files", "_targets")
+        own = ("_tables", "_files", "_identities", "_targets")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -199,9 +203,10 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
 
     def _place(self, index: int) -> tuple[int, int]:
         """The shard, and the record in it, of sample `index`."""
+        index = operator.index(index)
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {self!r}: expected 0 to {len(self) - 1}")
-        record = int(index) * self.world_size + self.rank
+        record = index * self.world_size + self.rank
         number = bisect_right(self._ends, record)
         return number, record - (self._ends[number - 1] if number else 0)
 
@@ -296,6 +301,9 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
                 raise self._bad(number, None, "the file is missing") from error
             except ValueError as error:
                 raise self._bad(number, None, str(error)) from error
+            # An evicted shard is opened again: it must be the file whose table is kept.
+            if self._identities.setdefault(number, file.identity) != file.identity:
+                raise self._bad(number, None, "the file was replaced since it was first read")
             self._files[slot] = file
         return file
 
@@ -313,8 +321,10 @@ class _File:
         self.number = number
         self.map: mmap.mmap | None = None
         self.fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        found = os.fstat(self.fd)
+        self.identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
         if memory_map:
-            size = os.fstat(self.fd).st_size
+            size = found.st_size
             if size != shard.bytes:
                 raise ValueError(
                     f"the file has {size:,} bytes, expected {shard.bytes:,}: cut off or changed"

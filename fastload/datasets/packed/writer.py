@@ -19,6 +19,7 @@ from fastload.datasets.packed.format import (
     BATCH_BYTES,
     BATCH_RECORDS,
     INDEX,
+    MAX_SIDE,
     MODES,
     REJECTED,
     Index,
@@ -76,10 +77,16 @@ class PackedWriter:
         if shard_bytes < 1:
             raise ValueError(f"shard_bytes must be 1 or more, got {shard_bytes}")
         extras = [pa.field(name, kind) for name, kind in (columns or {}).items()]
-        self.path = os.fspath(path)
+        self.path = os.path.abspath(path)
         self.mode = mode
         self.classes = tuple(classes)
         self.made = dict(made or {})
+        if not all(isinstance(name, str) for name in self.classes):
+            raise ValueError(f"classes must be names, got {self.classes[:3]}")
+        if json.loads(json.dumps(self.made)) != self.made:
+            raise ValueError(
+                "made must be what JSON keeps: objects with names, lists, numbers, text"
+            )
         self.shard_bytes = shard_bytes
         self.schema = schema_of(mode, extras)
         self.done = 0  # inputs in complete shards: records and rejected ones
@@ -89,7 +96,8 @@ class PackedWriter:
         self._kept = 0  # of `rejected`, those before the shard that is being written
         self._extras = [field.name for field in extras]
         self._rows: list[tuple[Any, ...]] = []
-        self._batch_bytes = 0
+        self._batch_bytes = 0  # of payloads
+        self._waiting_bytes = 0  # with those of further columns
         self._file: _ShardFile | None = None
         self._work = os.path.join(self.path, _WORK)
         self._lock = -1
@@ -113,7 +121,19 @@ class PackedWriter:
         **extras: Any,
     ) -> None:
         """Append a record. `height` and `width` are those of raw pixels, `extras` the further columns' values."""
+        if self._lock < 0:
+            raise ValueError(f"{self.path}: the writer is closed, nothing can be added")
         payload = bytes(payload)  # of a view, now: its owner may use the memory again
+        number = self._inputs
+        if not isinstance(label, int | np.integer) or not -(2**63) <= label < 2**63:
+            raise ValueError(
+                f"record {number} ({source}): the label must be an integer of 64 bits, got {label!r}"
+            )
+        for name, side in (("height", height), ("width", width)):
+            if side is not None and not 1 <= side <= MAX_SIDE:
+                raise ValueError(
+                    f"record {number} ({source}): {name} must be in 1..{MAX_SIDE}, got {side}"
+                )
         if (self.mode == "raw") != (height is not None and width is not None):
             raise ValueError(f'height and width go with mode "raw"; the mode is "{self.mode}"')
         if self.mode == "raw" and len(payload) != height * width * 3:  # type: ignore[operator]
@@ -127,10 +147,11 @@ class PackedWriter:
         self._inputs += 1
         self._rows.append((payload, *sides, label, name, zlib.crc32(payload), *values))
         self._batch_bytes += len(payload)
+        self._waiting_bytes += len(payload) + sum(map(_nbytes, values))
         full = (
             self._batch_bytes + (self._file.payload_bytes if self._file else 0) >= self.shard_bytes
         )
-        if full or self._batch_bytes >= BATCH_BYTES or len(self._rows) >= BATCH_RECORDS:
+        if full or self._waiting_bytes >= BATCH_BYTES or len(self._rows) >= BATCH_RECORDS:
             self._flush()
         if full:
             self._end_shard()
@@ -159,7 +180,9 @@ class PackedWriter:
             self.mode, rows, self.classes, described(self.schema), made, tuple(self.shards)
         )
         if self.rejected:
-            lines = "".join(f"{source}\t{reason}\n" for source, reason in self.rejected)
+            lines = "".join(
+                f"{' '.join(source.splitlines())}\t{reason}\n" for source, reason in self.rejected
+            )
             self._publish(REJECTED, os.fsencode(lines))
         known = {shard.name for shard in self.shards}
         for name in os.listdir(self.path):
@@ -276,7 +299,7 @@ class PackedWriter:
             name = os.path.join(self._work, shard_name(len(self.shards)))
             self._file = _ShardFile(name, self.schema)
         self._file.write(batch, self._batch_bytes)
-        self._rows, self._batch_bytes = [], 0
+        self._rows, self._batch_bytes, self._waiting_bytes = [], 0, 0
 
     def _end_shard(self) -> None:
         assert self._file is not None
@@ -398,6 +421,10 @@ def _write(fd: int, name: str, content: Any) -> int:
                 error.filename = name
                 raise
     return done
+
+
+def _nbytes(value: Any) -> int:
+    return len(value) if isinstance(value, bytes | str | memoryview) else 8
 
 
 def _is_shard(name: str) -> bool:
