@@ -116,6 +116,9 @@ def test_the_same_random_numbers_give_torchvisions_boxes_and_flips(
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed) if own else None
     region = RandomResizedCrop(224, scale, ratio, flip).region(height, width, generator)
+    if min(box[2:]) == 0:  # of which torchvision makes an error, and we a pixel
+        assert 1 in region.box[2:]
+        box = region.box
     assert region == Region(Box(*box), (224, 224), None, mirrored)
     assert torch.equal(after, generator.get_state() if generator else torch.get_rng_state())
 

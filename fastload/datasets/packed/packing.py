@@ -240,7 +240,11 @@ class _Prepare(Dataset[Prepared]):
             except OSError as error:
                 error.filename = name  # unlike open(), a read does not say
                 raise
-        assert encoded is not None
+        if not isinstance(encoded, bytes):  # out of a table
+            found = "nothing" if encoded is None else f"a {type(encoded).__name__}"
+            raise DecodeError(
+                name, f"the row has {found} where the bytes of a picture are expected"
+            )
         size = len(encoded)
         if not self.check:
             return Prepared(made_of, encoded, None, size)

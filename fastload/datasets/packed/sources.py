@@ -26,7 +26,7 @@ class Input:
     name: str
     label: int
     path: str | None = None
-    encoded: bytes | None = None
+    encoded: Any = None  # whatever a table has in its column
     extras: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -170,15 +170,10 @@ class Parquet:
         image, label = row[self._image], row[self._label]
         if isinstance(image, dict):
             name, image = image.get("path") or name, image.get("bytes")
-        if not isinstance(image, bytes | bytearray):
-            found = "nothing" if image is None else f"a {type(image).__name__}"
-            raise FileListError(
-                f"{name}: the column {self._image!r} has {found} where the bytes of a picture were expected"
-            )
         if self._numbers is not None:
             label = self._numbers.get(label)
         extras = {column: row[column] for column in self.columns}
-        return Input(name, -1 if label is None else label, encoded=bytes(image), extras=extras)
+        return Input(name, -1 if label is None else label, encoded=image, extras=extras)
 
 
 def parquet_files(source: str) -> list[str]:
