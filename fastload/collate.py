@@ -24,7 +24,12 @@ import torch
 from torch.utils.data import default_collate
 
 from fastload.faults import pass_signals
-from fastload.torch_private import collate_arrays, collate_handler, collate_tensors
+from fastload.torch_private import (
+    collate_arrays,
+    collate_handler,
+    collate_tensors,
+    no_torch_function,
+)
 
 ROW_BYTES = 32 * 1024
 """Rows from this size on are written into a slot. Below it torch.stack is cheaper than a call per
@@ -436,10 +441,12 @@ class SlotBox:
     def put(self, position: int, sample: Any) -> None:
         """See `Box`."""
         try:
-            layout, slot = self._slot.get(None) or self._slot_for(sample)
-            fits = layout.fits(sample)
-            if fits:
-                layout.write(slot, position, sample)
+            # Every attribute of a tensor would pass through the stream's mode, at a microsecond each.
+            with no_torch_function():
+                layout, slot = self._slot.get(None) or self._slot_for(sample)
+                fits = layout.fits(sample)
+                if fits:
+                    layout.write(slot, position, sample)
         except Exception:
             fits = False  # whatever is wrong with this sample, torch's collate shall say it when the batch is made
         if not fits:
