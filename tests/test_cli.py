@@ -74,7 +74,7 @@ def test_module_and_command_are_the_same_and_load_no_folder_before_they_need_it(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert "fastload.cli" in loaded
-    assert not re.search(r"datasets|image|harness|PIL|matplotlib", loaded)
+    assert not re.search(r"fastload\.(datasets|image|harness)\b|PIL|matplotlib", loaded)
     assert version == f"fastload, version {fastload.__version__}"
 
 

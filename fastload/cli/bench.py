@@ -1,0 +1,264 @@
+"""`fastload bench`: serial loading, threads and processes, raced on images."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+from tqdm import tqdm
+
+from fastload.cli._common import require, sigterm_raises
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastload.harness.figures import Outcome
+    from fastload.harness.plan import LoaderKind, Run
+
+
+def _worker_counts(_: click.Context, __: click.Parameter, text: str) -> list[int]:
+    """Turn "1,2,4" into [1, 2, 4]: each once, in the order given."""
+    counts: dict[int, None] = {}
+    for word in text.split(","):
+        if not word.strip().isdecimal() or int(word) < 1:
+            hint = ": no workers is the serial loader, see --loaders" if word.strip() == "0" else ""
+            raise click.BadParameter(
+                f"{word.strip()!r} is not a number of workers{hint}; give counts of 1 or more, such as 1,2,4"
+            )
+        counts[int(word)] = None
+    return list(counts)
+
+
+def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[LoaderKind]:
+    """Turn "serial,thread" into ["serial", "thread"]: each once, in the order given."""
+    from fastload.harness.plan import LOADERS
+
+    by_name = {str(kind): kind for kind in LOADERS}
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in by_name:
+            raise click.BadParameter(f"{word!r} is not a loader; choose from {', '.join(LOADERS)}")
+    return [by_name[word] for word in dict.fromkeys(words)]
+
+
+@click.command()
+@click.option(
+    "--file-list",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="Text file with the path of one image a line; an image's class is the name of its folder.",
+)
+@click.option(
+    "--base-dir",
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder that relative paths in the list start from; by default the list's own folder.",
+)
+@click.option(
+    "--workers",
+    default="1,2,4",
+    show_default=True,
+    callback=_worker_counts,
+    metavar="N,N,...",
+    help="Numbers of workers to measure, for each parallel loader.",
+)
+@click.option(
+    "--loaders",
+    default="serial,thread,torch",
+    show_default=True,
+    callback=_loader_kinds,
+    metavar="NAME,NAME,...",
+    help="serial: no workers. thread: fastload's threads. torch: torch's DataLoader with processes.",
+)
+@click.option(
+    "-b",
+    "--nbatch",
+    default=64,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Samples in a batch.",
+)
+@click.option(
+    "-s",
+    "--nsteps",
+    default=20,
+    show_default=True,
+    type=click.IntRange(min=6),
+    help="Batches that each run takes. The first 5 are warm-up and counted in no rate.",
+)
+@click.option(
+    "--status-print-interval",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Steps between two lines of a run's rate.",
+)
+@click.option(
+    "--step-ms",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0, max=3_600_000),
+    help="Simulated training step: milliseconds that the loop waits after each batch, as for an accelerator.",
+)
+@click.option(
+    "--transform",
+    default="resize",
+    show_default=True,
+    type=click.Choice(["resize", "rrc"]),
+    help="resize: Resize((256, 256)) + ToTensor. rrc: RandomResizedCrop(224) + flip + ToTensor + Normalize.",
+)
+@click.option(
+    "--cache",
+    default="warm",
+    show_default=True,
+    type=click.Choice(["warm", "cold"]),
+    help="The page cache before each run. warm: read the files. cold: have the kernel drop them.",
+)
+@click.option(
+    "--repeats",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Runs of each configuration, interleaved; the table shows medians.",
+)
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Seed of the samples' order.",
+)
+@click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    help="One line a run, in place of the lines that it prints itself.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write all figures here.",
+)
+@click.option(
+    "--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw a PNG here."
+)
+def bench(
+    loaders: list[LoaderKind],
+    workers: list[int],
+    repeats: int,
+    json_path: Path | None,
+    plot_path: Path | None,
+    nbatch: int,
+    nsteps: int,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Race serial loading, threads and processes on images.
+
+    serial and thread are fastload's DataLoader, torch is torch's own with worker processes. Every run takes the same
+    samples in the same order, and differs from the others in the loader alone. Each is a fresh process; they run one
+    after another, so leave the machine to them. Stopped by Ctrl-C or SIGTERM, it reports the runs that were completed,
+    marked as partial.
+
+    \b
+    Examples:
+        fastload bench --file-list samples/filelist.txt --workers 1,2,4 --json bench.json --plot bench.png
+        fastload bench --file-list train.txt --base-dir /data/imagenet --cache cold --transform rrc
+        fastload bench --file-list train.txt --loaders thread,torch --workers 8 --step-ms 150
+    """
+    require("images", PIL="Pillow", torchvision="torchvision")
+    if plot_path is not None:
+        require("bench", matplotlib="matplotlib")
+    from fastload.harness import report
+    from fastload.harness.bench import files_of
+    from fastload.harness.plan import Workload, plan_runs
+
+    origin = report.provenance(["fastload", *sys.argv[1:]])
+    workload = Workload(batch_size=nbatch, steps=nsteps, **options)
+    runs = plan_runs(workload, loaders=loaders, workers=workers, repeats=repeats)
+    listed, files = files_of(runs)
+    for line in report.preamble(workload, origin, runs=len(runs), listed=listed):
+        click.echo(line)
+
+    outcomes: list[Outcome] = []
+    stopped: KeyboardInterrupt | None = None
+    with sigterm_raises():
+        try:
+            _race(runs, files, outcomes, quiet=quiet)
+        except KeyboardInterrupt as stop:
+            stopped = stop
+    rows = report.summarise(outcomes)
+    partial = report.partial(len(outcomes), len(runs))
+    if partial:
+        click.echo(f"\n{partial}")
+    if rows:
+        click.echo("\n" + report.table(rows, workload))
+        if best := report.verdict(rows):
+            click.echo("\n" + best)
+    if json_path is not None:
+        content = report.document(outcomes, rows, origin, planned=len(runs))
+        report.write_json(json_path, content)
+        click.echo(f"Figures: {json_path}")
+    if plot_path is not None and rows:
+        from fastload.harness.plot import save_plot
+
+        save_plot(
+            plot_path, rows, workload, caption=" ".join([partial, report.caption(origin)]).strip()
+        )
+        click.echo(f"Plot: {plot_path}")
+    if stopped is not None:
+        raise stopped
+    failed = sum(outcome.error is not None for outcome in outcomes)
+    if failed:
+        raise click.ClickException(
+            f"{failed} of {len(runs)} runs failed; the table has only the others."
+        )
+
+
+def _race(
+    runs: Sequence[Run], files: Sequence[str], outcomes: list[Outcome], *, quiet: bool
+) -> None:
+    """Execute the runs one after another: their lines, or one, on standard output, a bar of all steps on a terminal.
+
+    `outcomes` gets what came of each as it ends: also what a signal cuts short leaves those that were completed.
+    """
+    from fastload.harness.bench import execute
+
+    work = runs[0].workload
+    began = perf_counter()
+    steps = len(runs) * work.steps
+    with tqdm(total=steps, unit="step", leave=False, file=sys.stderr, disable=None) as bar:
+
+        def say(line: str) -> None:
+            if not quiet:
+                bar.write(line, file=sys.stdout)
+                sys.stdout.flush()
+            if line.startswith("step_img_rate"):
+                bar.update(work.status_print_interval)
+
+        for number, run in enumerate(runs, start=1):
+            bar.set_description(run.name)
+            say(f"\n[{number}/{len(runs)}] {run.name}{_left(began, number - 1, len(runs))}")
+            outcome = execute(run, files=files, say=say)
+            if outcome.messages not in {"", *(earlier.messages for earlier in outcomes)}:
+                bar.write(outcome.messages, file=sys.stderr)
+            if outcome.error:
+                bar.write(f"Error: {run.name}: {outcome.error}", file=sys.stderr)
+            outcomes.append(outcome)
+            if quiet and outcome.figures:
+                line = f"[{number}/{len(runs)}] {run.name}: {outcome.figures.rate:.1f} img/s"
+                line += _left(began, number, len(runs))
+                bar.write(line, file=sys.stdout)
+                sys.stdout.flush()
+            bar.update(number * work.steps - bar.n)
+
+
+def _left(began: float, done: int, planned: int) -> str:
+    """About how long the runs that are left will take, if they are like those that are done."""
+    if not 0 < done < planned:
+        return ""
+    left_s = (perf_counter() - began) / done * (planned - done)
+    return f", about {f'{left_s:.0f} s' if left_s < 100 else f'{left_s / 60:.0f} min'} left"
