@@ -15,7 +15,9 @@ from contextlib import AbstractContextManager
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler as torch_profiler
 from torch.utils.data._utils import collate as torch_collate
@@ -165,13 +167,14 @@ no_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.Disable
 What torch's own modes use (`torch.overrides` has no public name for it)."""
 
 
-def resize_antialiased(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """uint8[h, w, 3], contiguous, to uint8[3, *size] in the memory of [*size, 3]: bilinear, antialiased.
+def resize_antialiased(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """uint8[h, w, 3], contiguous, to uint8[*size, 3]: bilinear, antialiased.
 
     The kernel under `torch.nn.functional.interpolate`, without 20 us of Python around it.
     """
     # As [1, h, w, 3] permuted: of a permuted [h, w, 3] with a new dimension the strides are not those of
     # channels-last memory, and the kernel makes planes of its input and its output, in twice the time.
-    image = pixels[None].permute(0, 3, 1, 2)
+    image = torch.from_numpy(pixels.reshape(1, *pixels.shape).transpose(0, 3, 1, 2))
     out: torch.Tensor = torch._C._nn._upsample_bilinear2d_aa(image, size, False)  # type: ignore[call-arg]
-    return out[0]
+    resized: NDArray[np.uint8] = out.numpy()[0].transpose(1, 2, 0)
+    return resized

@@ -14,19 +14,16 @@ except ModuleNotFoundError as error:
 
 from fastload.image.decode import decode_rgb, open_rgb
 from fastload.image.encode import encode_jpeg, encode_rgb
+from fastload.image.normalize import IMAGENET_MEAN, IMAGENET_STD, normalize_on
 from fastload.image.plans import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Box,
     Plan,
     RandomResizedCrop,
-    Region,
     Resize,
     ResizeCenterCrop,
     decode_pixels,
-    normalize_on,
     open_picture,
 )
+from fastload.image.regions import Box, Region
 
 __all__ = [
     "IMAGENET_MEAN",

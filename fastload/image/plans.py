@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,35 +39,13 @@ from fastload.image.decode import (
     read_header,
     upright,
 )
+from fastload.image.normalize import channels, factor_and_shift, numbers
+from fastload.image.regions import Box, Region, resampled, scaled, windowed
 from fastload.randomness import sample_generator
 from fastload.telemetry import stage
-from fastload.torch_private import no_torch_function, resize_antialiased
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+from fastload.torch_private import no_torch_function
 
 Size = int | tuple[int, int]
-
-
-class Box(NamedTuple):
-    """A rectangle in pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-
-
-class Region(NamedTuple):
-    """What becomes of a picture: `box` of it is resized to `size` (height, width), of which `window` is kept.
-
-    The window may reach beyond what it is cut from: there it is black, as torchvision's centre crop.
-    """
-
-    box: Box
-    size: tuple[int, int]
-    window: Box | None = None
-    flip: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +76,7 @@ class Plan(ABC):
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None:
-                object.__setattr__(self, name, _channels(name, values))
+                object.__setattr__(self, name, channels(name, values))
 
     @abstractmethod
     def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
@@ -130,7 +108,7 @@ class Plan(ABC):
                 if tag > 1:
                     pixels = upright(pixels, tag)
             with stage("transform"):
-                return self._finish(_cut(pixels, _scaled(region, height, width, pixels)), region)
+                return self._finish(pixels, scaled(region, height, width, pixels))
 
     def resample(self, pixels: Pixels) -> torch.Tensor:
         """Decoded pixels, uint8[H, W, 3], to uint8[3, H, W] (or float32), as `decode`.
@@ -141,10 +119,22 @@ class Plan(ABC):
             raise ValueError(
                 f"expected pixels of uint8[H, W, 3], got {pixels.dtype} {list(pixels.shape)}"
             )
+        return self.resample_rows(lambda first, stop: pixels[first:stop], *pixels.shape[:2])
+
+    def resample_rows(
+        self, rows: Callable[[int, int], Pixels], height: int, width: int
+    ) -> torch.Tensor:
+        """As `resample`, of a picture of `height` by `width` pixels of which only the needed rows are asked for.
+
+        `rows(first, stop)` is called once and returns uint8[stop - first, width, 3].
+        """
         generator = sample_generator()
-        with no_torch_function(), stage("transform"):
-            region = self.region(pixels.shape[0], pixels.shape[1], generator)
-            return self._finish(_cut(pixels, region), region)
+        with no_torch_function():
+            region = self.region(height, width, generator)
+            top, left, h, w = region.box
+            pixels = rows(top, top + h)
+            with stage("transform"):
+                return self._finish(pixels, region._replace(box=Box(0, left, h, w)))
 
     def __call__(self, picture: Any) -> torch.Tensor:
         """A PIL picture (made RGB) or uint8[H, W, 3] to uint8[3, H, W] (or float32); `upright` is not looked at.
@@ -170,20 +160,27 @@ class Plan(ABC):
             min(width, math.ceil(width * columns / box.width)),
         )
 
-    def _finish(self, image: torch.Tensor, region: Region) -> torch.Tensor:
-        """Window, flip and type. `image`, uint8[3, H, W] in the memory of [H, W, 3], may be a view."""
+    def _finish(self, pixels: Pixels, region: Region) -> torch.Tensor:
+        """The region of `pixels` in the result's type and memory; nothing of it lies in `pixels`.
+
+        In NumPy where that is as fast: every call of torch lets the GIL go, and beside other threads to have it back
+        costs more than most of these.
+        """
+        image = resampled(pixels, region.box, region.size)
+        own = not np.may_share_memory(image, pixels)
         if region.window is not None:
-            image = _window(image, region.window)
+            image, own = windowed(image, region.window), False
+        if self.mean is None and not self.channels_last:
+            planes = np.empty((3, *image.shape[:2]), np.uint8)
+            np.copyto(planes, (image[:, ::-1] if region.flip else image).transpose(2, 0, 1))
+            return torch.from_numpy(planes)
+        result = torch.from_numpy(image if own else np.array(image, order="C")).permute(2, 0, 1)
         if region.flip:
-            image = image.flip(-1)
-        shape = (image.shape[1], image.shape[2], 3) if self.channels_last else image.shape
-        dtype = torch.uint8 if self.mean is None else torch.float32
-        out = torch.empty(shape, dtype=dtype, device="cpu")
-        result = out.permute(2, 0, 1) if self.channels_last else out
-        result.copy_(image)
+            result = result.flip(-1)  # NumPy takes fifteen times as long for interleaved colours
         if self.mean is not None and self.std is not None:
-            factor, shift = _normalization(self.mean, self.std)
-            result.mul_(factor).sub_(shift)
+            memory = torch.preserve_format if self.channels_last else torch.contiguous_format
+            factor, shift = factor_and_shift(self.mean, self.std)
+            result = result.to(torch.float32, memory_format=memory).mul_(factor).sub_(shift)
         return result
 
 
@@ -211,7 +208,7 @@ class RandomResizedCrop(Plan):
         _set_size(self, "size", self.size)
         object.__setattr__(self, "size", _pair(self.size))
         for name in ("scale", "ratio"):
-            bounds = _numbers(name, getattr(self, name), 2)
+            bounds = numbers(name, getattr(self, name), 2)
             if not 0 < bounds[0] <= bounds[1]:
                 raise ValueError(f"{name} must be two numbers, 0 < from <= to, got {bounds}")
             object.__setattr__(self, name, bounds)
@@ -221,24 +218,20 @@ class RandomResizedCrop(Plan):
         """See `Plan`. Draws as torchvision's `RandomResizedCrop.get_params` and RandomHorizontalFlip do."""
         box = self._box(height, width, generator)
         # `rand(1) < flip` as torch compares it: with flip as a float32.
-        flip = self.flip > 0 and _scratch.number.uniform_(generator=generator).item() < np.float32(
-            self.flip
-        )
+        flip = self.flip > 0 and _scratch.uniform(0.0, 1.0, generator) < np.float32(self.flip)
         return Region(box, _pair(self.size), None, bool(flip))
 
     def _box(self, height: int, width: int, generator: torch.Generator | None) -> Box:
         area = height * width
         log_ratio = _log_ratio(self.ratio)
-        number, place = _scratch.number, _scratch.place
         for _ in range(10):
-            target = area * number.uniform_(*self.scale, generator=generator).item()
-            aspect = number.uniform_(*log_ratio, generator=generator).exp_().item()
+            target = area * _scratch.uniform(*self.scale, generator)
+            aspect = _scratch.exp_uniform(*log_ratio, generator)
             w = round(math.sqrt(target * aspect))
             h = round(math.sqrt(target / aspect))
             if 0 < w <= width and 0 < h <= height:
-                top = place.random_(0, height - h + 1, generator=generator).item()
-                left = place.random_(0, width - w + 1, generator=generator).item()
-                return Box(int(top), int(left), h, w)
+                top, left = _scratch.places(height - h + 1, width - w + 1, generator)
+                return Box(top, left, h, w)
         low, high = self.ratio
         h, w = height, width
         if width / height < low:
@@ -301,42 +294,8 @@ def decode_pixels(encoded: Encoded, *, name: str, max_size: int | None = None) -
         size = max(1, round(height * max_size / longer)), max(1, round(width * max_size / longer))
     pixels = pixels_at_least(encoded, header, *size, name=name)
     with no_torch_function():
-        image = _cut(pixels, Region(Box(0, 0, *pixels.shape[:2]), size))
-        return np.array(image.permute(1, 2, 0).numpy(), order="C")
-
-
-def normalize_on(
-    device: str | torch.device,
-    *,
-    mean: tuple[float, float, float] = IMAGENET_MEAN,
-    std: tuple[float, float, float] = IMAGENET_STD,
-    dtype: torch.dtype = torch.float32,
-    channels_last: bool = False,
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that brings a batch uint8[N, 3, H, W] to `device` and makes it `(pixel / 255 - mean) / std` there.
-
-    A quarter of the bytes of a float32 batch are copied, and the CPU does none of the arithmetic. From
-    pinned memory the copy does not block. The result is `dtype`[N, 3, H, W], in channels-last memory if
-    asked; it equals torchvision's ToTensor and Normalize within 1e-6 in float32.
-
-        normalize = fastload.image.normalize_on("cuda")
-        for images, labels in loader:
-            images = normalize(images)
-    """
-    factor, shift = _normalization(_channels("mean", mean), _channels("std", std))
-    factor, shift = factor.to(device), shift.to(device)
-    memory = torch.channels_last if channels_last else torch.contiguous_format
-
-    def normalize(images: torch.Tensor) -> torch.Tensor:
-        if images.dtype is not torch.uint8 or images.dim() < 3 or images.shape[-3] != 3:
-            raise ValueError(
-                f"expected uint8[N, 3, H, W], got {images.dtype} {list(images.shape)}: "
-                "pictures that a plan without mean and std made"
-            )
-        there = images.to(device, non_blocking=True).to(torch.float32, memory_format=memory)
-        return there.mul_(factor).sub_(shift).to(dtype)
-
-    return normalize
+        image = resampled(pixels, Box(0, 0, *pixels.shape[:2]), size)
+    return np.array(image, order="C")
 
 
 def open_picture(encoded: Encoded, transform: Any, *, name: str) -> Any:
@@ -351,68 +310,36 @@ def open_picture(encoded: Encoded, transform: Any, *, name: str) -> Any:
         return transform(picture)
 
 
-# ---- execution ----
-
-
-def _scaled(region: Region, height: int, width: int, pixels: Pixels) -> Region:
-    """`region` of a picture of `height` by `width` on `pixels`, which may be smaller: to the nearest pixel."""
-    rows, columns = pixels.shape[:2]
-    if (rows, columns) == (height, width):
-        return region
-    top, left, h, w = region.box
-    first, last = round(top * rows / height), round((top + h) * rows / height)
-    begin, end = round(left * columns / width), round((left + w) * columns / width)
-    box = Box(first, begin, max(1, last - first), max(1, end - begin))
-    return region._replace(box=box)
-
-
-def _cut(pixels: Pixels, region: Region) -> torch.Tensor:
-    """The box of `pixels`, resized: uint8[3, H, W] in the memory of [H, W, 3]; a view where nothing is resized."""
-    top, left, height, width = region.box
-    box = pixels[top : top + height, left : left + width]
-    # Of a side of 1, NumPy does not look at the stride, which may be negative; torch does.
-    if not (box.flags.c_contiguous and box.flags.writeable) or min(box.strides) < 0:
-        # For the kernel: it takes other strides too, by way of two more copies. Torch warns of what is
-        # read-only.
-        box = np.array(box, order="C")
-    image = torch.from_numpy(box)
-    if (height, width) == region.size:
-        return image.permute(2, 0, 1)
-    return resize_antialiased(image, region.size)
-
-
-def _window(image: torch.Tensor, window: Box) -> torch.Tensor:
-    top, left, height, width = window
-    _, rows, columns = image.shape
-    if top >= 0 and left >= 0 and top + height <= rows and left + width <= columns:
-        return image[:, top : top + height, left : left + width]
-    black = image.new_zeros((height, width, 3)).permute(2, 0, 1)
-    y, x = max(0, -top), max(0, -left)
-    part = image[:, max(0, top) : top + height, max(0, left) : left + width]
-    black[:, y : y + part.shape[1], x : x + part.shape[2]] = part
-    return black
-
-
-@lru_cache(maxsize=64)
-def _normalization(mean: Any, std: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(factor, shift), float32[3, 1, 1]: (x / 255 - mean) / std = x * factor - shift."""
-    deviation = torch.tensor(std, dtype=torch.float64, device="cpu").view(3, 1, 1)
-    shift = torch.tensor(mean, dtype=torch.float64, device="cpu").view(3, 1, 1) / deviation
-    return (1 / (255 * deviation)).float(), shift.float()
-
-
 # ---- random numbers, by the kernels that torchvision's calls end in ----
 
 
 class _Scratch(threading.local):
-    """A thread's tensors to draw into: making one costs as much as the draw."""
+    """A thread's own tensors to draw into, read as arrays: to make a tensor costs as much as a draw."""
 
     def __init__(self) -> None:
         with torch.inference_mode(
             mode=False
         ):  # a tensor made in it could not be drawn into outside
-            self.number = torch.empty(1, dtype=torch.float32, device="cpu")
-            self.place = torch.empty(1, dtype=torch.int64, device="cpu")
+            self._number = torch.empty(1, dtype=torch.float32, device="cpu")
+            self._word = torch.empty(1, dtype=torch.int64, device="cpu")
+        self._as_number, self._as_word = self._number.numpy(), self._word.numpy()
+
+    def uniform(self, low: float, high: float, generator: torch.Generator | None) -> float:
+        self._number.uniform_(low, high, generator=generator)
+        return float(self._as_number.item())
+
+    def exp_uniform(self, low: float, high: float, generator: torch.Generator | None) -> float:
+        self._number.uniform_(low, high, generator=generator).exp_()
+        return float(self._as_number.item())
+
+    def places(self, m: int, n: int, generator: torch.Generator | None) -> tuple[int, int]:
+        """What `randint(m)` and then `randint(n)` give, for m and n below 2**28.
+
+        torch takes the remainder of 32 random bits then; the generator's 64 bits are two such words, the upper first.
+        """
+        self._word.random_(-(2**63), None, generator=generator)
+        words = self._as_word.item()
+        return (words >> 32 & 0xFFFFFFFF) % m, (words & 0xFFFFFFFF) % n
 
 
 _scratch = _Scratch()
@@ -461,20 +388,3 @@ def _pair(size: Size) -> tuple[int, int]:
 def _check_share(name: str, share: float) -> None:
     if not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ValueError(f"{name} must be a probability from 0 to 1, got {share!r}")
-
-
-def _channels(name: str, values: Any) -> tuple[float, float, float]:
-    red, green, blue = _numbers(name, values, 3)
-    if name == "std" and min(red, green, blue) <= 0:
-        raise ValueError(f"std must be above 0 for each channel, got {values!r}")
-    return red, green, blue
-
-
-def _numbers(name: str, values: Any, count: int) -> tuple[float, ...]:
-    try:
-        numbers = tuple(float(v) for v in values)
-    except (TypeError, ValueError):
-        numbers = ()
-    if len(numbers) != count or not all(map(math.isfinite, numbers)):
-        raise ValueError(f"{name} must be {count} finite numbers, got {values!r}")
-    return numbers

@@ -215,12 +215,13 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         sides = None if table.sides is None else table.sides[row]
         if plan is not None:
             with _Buffer(int(table.lengths[row])) as buffer:
+                if sides is not None:
+                    height, width = sides.tolist()
+                    rows = self._rows(number, row, table, buffer, height, width)
+                    return plan.resample_rows(rows, height, width)
                 with stage("read"):
                     payload = self._read(number, row, table, buffer)
-                if sides is None:
-                    name = self._index.shards[number].name
-                    return plan.decode(payload, name=name)
-                return plan.resample(_pixels(payload, sides))
+                return plan.decode(payload, name=self._index.shards[number].name)
         with stage("read"):
             payload = self._read(number, row, table, None)
         picture: Any
@@ -239,11 +240,59 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         with stage("transform"):
             return self.transform(picture)
 
+    def _rows(
+        self,
+        number: int,
+        row: int,
+        table: Table,
+        buffer: NDArray[np.uint8],
+        height: int,
+        width: int,
+    ) -> Callable[[int, int], NDArray[np.uint8]]:
+        """What reads rows `first` to `stop` of raw pixels: no more than these, unless the checksum wants all."""
+
+        def read(first: int, stop: int) -> NDArray[np.uint8]:
+            with stage("read"):
+                if self._is_checked(row, table):
+                    payload = self._read(number, row, table, buffer)[
+                        3 * width * first : 3 * width * stop
+                    ]
+                else:
+                    payload = self._fetch(
+                        number, row, table, buffer, 3 * width * first, 3 * width * stop
+                    )
+                return np.frombuffer(payload, np.uint8).reshape(stop - first, width, 3)
+
+        return read
+
+    def _is_checked(self, row: int, table: Table) -> bool:
+        """Whether the record's payload is to be held against its checksum now."""
+        return self.verify == "always" or (self.verify == "first" and not table.seen[row])
+
     def _read(
         self, number: int, row: int, table: Table, buffer: NDArray[np.uint8] | None
     ) -> memoryview:
         """The payload of a record, in `buffer` where it is read and one is given; checked as `verify` says."""
-        begin, length = int(table.begins[row]), int(table.lengths[row])
+        payload = self._fetch(number, row, table, buffer, 0, int(table.lengths[row]))
+        if self._is_checked(row, table):
+            found, expected = zlib.crc32(payload), int(table.checksums[row])
+            if found != expected:
+                text = f"the payload has checksum {found:#010x}, expected {expected:#010x}: damaged"
+                raise self._bad(number, row, text)
+            table.seen[row] = True
+        return payload
+
+    def _fetch(
+        self,
+        number: int,
+        row: int,
+        table: Table,
+        buffer: NDArray[np.uint8] | None,
+        first: int,
+        stop: int,
+    ) -> memoryview:
+        """Bytes `first` to `stop` of a record's payload, unchecked; as `_read`."""
+        begin, length = int(table.begins[row]) + first, stop - first
         file = self._file(number)
         if file.map is not None:
             # The map is as long as the file was; the look says that it still is.
@@ -261,12 +310,6 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
                 raise
         if not whole:
             raise self._bad(number, row, f"the file ends before byte {begin + length:,}: cut off")
-        if self.verify == "always" or (self.verify == "first" and not table.seen[row]):
-            found, expected = zlib.crc32(payload), int(table.checksums[row])
-            if found != expected:
-                text = f"the payload has checksum {found:#010x}, expected {expected:#010x}: damaged"
-                raise self._bad(number, row, text)
-            table.seen[row] = True
         return payload
 
     def _read_cached(self, fd: int, payload: memoryview, begin: int) -> bool:

@@ -1,0 +1,74 @@
+"""Pixels of 0 to 255 to the floats that a model wants, for a sample or a whole batch on its device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def normalize_on(
+    device: str | torch.device,
+    *,
+    mean: tuple[float, float, float] = IMAGENET_MEAN,
+    std: tuple[float, float, float] = IMAGENET_STD,
+    dtype: torch.dtype = torch.float32,
+    channels_last: bool = False,
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that brings a batch uint8[N, 3, H, W] to `device` and makes it `(pixel / 255 - mean) / std` there.
+
+    A quarter of the bytes of a float32 batch are copied, and the CPU does none of the arithmetic. From
+    pinned memory the copy does not block. The result is `dtype`[N, 3, H, W], in channels-last memory if
+    asked; it equals torchvision's ToTensor and Normalize within 1e-6 in float32.
+
+        normalize = fastload.image.normalize_on("cuda")
+        for images, labels in loader:
+            images = normalize(images)
+    """
+    factor, shift = factor_and_shift(channels("mean", mean), channels("std", std))
+    factor, shift = factor.to(device), shift.to(device)
+    memory = torch.channels_last if channels_last else torch.contiguous_format
+
+    def normalize(images: torch.Tensor) -> torch.Tensor:
+        if images.dtype is not torch.uint8 or images.dim() < 3 or images.shape[-3] != 3:
+            raise ValueError(
+                f"expected uint8[N, 3, H, W], got {images.dtype} {list(images.shape)}: "
+                "pictures that a plan without mean and std made"
+            )
+        there = images.to(device, non_blocking=True).to(torch.float32, memory_format=memory)
+        return there.mul_(factor).sub_(shift).to(dtype)
+
+    return normalize
+
+
+@lru_cache(maxsize=64)
+def factor_and_shift(mean: Any, std: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """(factor, shift), float32[3, 1, 1]: (x / 255 - mean) / std = x * factor - shift."""
+    deviation = torch.tensor(std, dtype=torch.float64, device="cpu").view(3, 1, 1)
+    shift = torch.tensor(mean, dtype=torch.float64, device="cpu").view(3, 1, 1) / deviation
+    return (1 / (255 * deviation)).float(), shift.float()
+
+
+def channels(name: str, values: Any) -> tuple[float, float, float]:
+    """Three finite numbers, above 0 for "std"; ValueError that names the argument for anything else."""
+    red, green, blue = numbers(name, values, 3)
+    if name == "std" and min(red, green, blue) <= 0:
+        raise ValueError(f"std must be above 0 for each channel, got {values!r}")
+    return red, green, blue
+
+
+def numbers(name: str, values: Any, count: int) -> tuple[float, ...]:
+    """So many finite numbers; ValueError that names the argument for anything else."""
+    try:
+        found = tuple(float(v) for v in values)
+    except (TypeError, ValueError):
+        found = ()
+    if len(found) != count or not all(map(math.isfinite, found)):
+        raise ValueError(f"{name} must be {count} finite numbers, got {values!r}")
+    return found
