@@ -28,6 +28,7 @@ class Small(torch.utils.data.Dataset[Any]):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # lightning's own
 @pytest.mark.filterwarnings("ignore:.*pin_memory")  # there may be no accelerator here
+@pytest.mark.filterwarnings("ignore:The `srun` command")  # lightning again, on a machine with Slurm
 def test_the_examples_run_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
