@@ -326,6 +326,24 @@ def data_bytes(data: Any) -> int:
 _DICTS = (dict, OrderedDict, defaultdict)
 
 
+def in_channels_last(data: Any) -> Any:
+    """`data` with its 4-dimensional tensors in channels-last memory; looks into containers as `data_bytes` does."""
+    kind = type(data)
+    if isinstance(data, torch.Tensor):
+        plain = data.dim() == 4 and data.layout is torch.strided and not data.is_nested
+        return data.contiguous(memory_format=torch.channels_last) if plain else data
+    if kind in _DICTS:
+        for key, part in data.items():
+            data[key] = in_channels_last(part)
+    elif kind is list:
+        data[:] = map(in_channels_last, data)
+    elif kind is tuple:
+        return tuple(map(in_channels_last, data))
+    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return kind(*map(in_channels_last, data))
+    return data
+
+
 def _leaf_bytes(leaf: Any) -> int:
     try:
         if isinstance(leaf, torch.Tensor | np.ndarray | memoryview):
@@ -351,7 +369,8 @@ class SlotPool:
     the one that the loop works on, so that a steady loop allocates nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, channels_last: bool = False) -> None:
+        self.channels_last = channels_last  # rows [C, H, W] of a slot lie in memory as [H, W, C]
         self.limit = 0
         self.layout: Layout | None = None  # the latest; a hint only, so that its races are harmless
         # No lock: the callback below runs wherever the last alias dies, in any thread and inside a
@@ -413,7 +432,13 @@ class Slot:
         offsets = list(accumulate((n * row.nbytes for row in layout.rows), _next_offset, initial=0))
         memory = pool.acquire(offsets[-1])
         for row, offset in zip(layout.rows, offsets, strict=False):
-            array = np.ndarray((n, *row.shape), row.array_dtype, buffer=memory, offset=offset)
+            shape = n, *row.shape
+            if pool.channels_last and len(shape) == 4:
+                interleaved = (n, *row.shape[1:], row.shape[0])
+                array = np.ndarray(interleaved, row.array_dtype, buffer=memory, offset=offset)
+                array = array.transpose(0, 3, 1, 2)
+            else:
+                array = np.ndarray(shape, row.array_dtype, buffer=memory, offset=offset)
             self.arrays.append(array)
             self.rows.append(torch.from_numpy(array))
 

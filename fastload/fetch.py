@@ -14,7 +14,15 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import Subset, TensorDataset, default_collate, default_convert
 
-from fastload.collate import VOID, Box, SampleBox, SlotPool, collate_box, data_bytes
+from fastload.collate import (
+    VOID,
+    Box,
+    SampleBox,
+    SlotPool,
+    collate_box,
+    data_bytes,
+    in_channels_last,
+)
 from fastload.errors import EmptyBatchError
 from fastload.faults import (
     annotate,
@@ -376,6 +384,8 @@ class Fetcher:
                         f"all {batch.size} samples of {batch} were skipped by on_error"
                     ) from batch.handled[max(skipped)]
                 batch.data = box.make(skipped)
+            if self._pool.channels_last and self._batched:
+                batch.data = in_channels_last(batch.data)
             batch.nbytes = data_bytes(batch.data)
         except EmptyBatchError as exc:
             batch.error = exc

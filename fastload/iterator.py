@@ -56,7 +56,7 @@ class ThreadIterator(Iterator[Any]):
         self._pins = loader.pin_memory and _can_pin(loader)
         self._timeout = min(loader.timeout, threading.TIMEOUT_MAX) or None
         self._sampler = loader._index_sampler
-        pool = SlotPool()
+        pool = SlotPool(channels_last=loader.memory_format is torch.channels_last)
         self._fetcher = self._make_fetcher(loader, pool)
         light = (
             not self._pins

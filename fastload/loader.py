@@ -13,7 +13,14 @@ from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
+from torch.utils.data import (
+    Dataset,
+    IterableDataset,
+    IterDataPipe,
+    MapDataPipe,
+    Sampler,
+    default_collate,
+)
 
 from fastload import workers
 from fastload.draws import restore_generators
@@ -62,6 +69,9 @@ class DataLoader(TorchDataLoader[T]):
         retries: how often a sample is read again after an error of the operating system that may
             pass (EIO, ESTALE, a time-out of a network file system ...), waiting 0.1 s, 0.2 s, 0.4 s
             ... before. It draws the same random numbers again. Not for an iterable data set.
+        memory_format: of the 4-dimensional tensors, N samples [C, H, W], that the default collate makes:
+            `torch.channels_last` where the model is; then samples that are channels-last themselves
+            (a plan's, a PIL picture's) are not transposed on the way.
         on_stats: called with `stats()` in the loop's thread at the end of each epoch, and every ten
             seconds in it: for loggers. What it raises comes out of `next()`, and costs no batch.
         worker_method: "thread", or "process" for torch's own iterator: the way out for data sets
@@ -95,6 +105,7 @@ class DataLoader(TorchDataLoader[T]):
         prefetch_batches: int | None = None,
         prefetch_bytes: int | None = None,
         retries: int = 0,
+        memory_format: torch.memory_format = torch.contiguous_format,
         on_stats: Callable[[Stats], None] | None = None,
         worker_method: Literal["thread", "process"] = "thread",
     ) -> None:
@@ -113,6 +124,7 @@ class DataLoader(TorchDataLoader[T]):
             raise ValueError(
                 "retries is for map-style data sets: what an iterable data set raised on cannot be asked for again"
             )
+        _check_memory_format(memory_format, collate_fn)
         if worker_method == "process":
             _refuse_for_processes(
                 on_error=on_error != "raise",
@@ -121,6 +133,7 @@ class DataLoader(TorchDataLoader[T]):
                 prefetch_batches=prefetch_batches is not None,
                 prefetch_bytes=prefetch_bytes is not None,
                 retries=retries,
+                memory_format=memory_format is not torch.contiguous_format,
                 on_stats=on_stats is not None,
             )
         if seed is not None:
@@ -137,6 +150,7 @@ class DataLoader(TorchDataLoader[T]):
         self.prefetch_batches = prefetch_batches
         self.prefetch_bytes = prefetch_bytes
         self.retries = retries
+        self.memory_format = memory_format
         self.on_stats = on_stats
         self._next_epoch = 0
         self._epoch_is_set = False  # by `set_epoch`, for the next `iter()`
@@ -405,6 +419,17 @@ def _at_least(least: int, otherwise: str = "", **arguments: int | None) -> None:
     for name, value in arguments.items():
         if value is not None and integer(name, value) < least:
             raise ValueError(f"{name} must be {least} or more{otherwise}, got {value}")
+
+
+def _check_memory_format(memory_format: Any, collate_fn: Any) -> None:
+    if memory_format not in (torch.contiguous_format, torch.channels_last):
+        raise ValueError(
+            f"memory_format must be torch.contiguous_format or torch.channels_last, got {memory_format!r}"
+        )
+    if memory_format is torch.channels_last and collate_fn not in (None, default_collate):
+        raise ValueError(
+            "memory_format is for torch's default collate: a collate_fn of your own gives its batches their memory"
+        )
 
 
 def _refuse_for_processes(**given: Any) -> None:

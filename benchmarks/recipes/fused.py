@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import torch
+
 from benchmarks._measure import open_loader
 from benchmarks.recipes import SIZE, Batch, Task
 from fastload.datasets import ImageFileList
@@ -13,10 +15,14 @@ from fastload.image import RandomResizedCrop
 
 @contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
-    dataset = ImageFileList(
-        task.source / "filelist.txt", transform=RandomResizedCrop(SIZE, flip=0.5)
-    )
+    plan = RandomResizedCrop(SIZE, flip=0.5, channels_last=True)
+    dataset = ImageFileList(task.source / "filelist.txt", transform=plan)
     with open_loader(
-        "fastload", dataset, workers=task.workers, batch_size=task.batch, shuffle=True
+        "fastload",
+        dataset,
+        workers=task.workers,
+        batch_size=task.batch,
+        shuffle=True,
+        memory_format=torch.channels_last,
     ) as loader:
         yield loader

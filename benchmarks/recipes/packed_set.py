@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from benchmarks._measure import open_loader
 from benchmarks.recipes import PACKED_SIDE, QUALITY, SIZE, Batch, Task
 from fastload.datasets import PackedDataset
@@ -16,9 +18,15 @@ from fastload.image import RandomResizedCrop
 
 @contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
-    dataset = PackedDataset(task.source / "set", transform=RandomResizedCrop(SIZE, flip=0.5))
+    plan = RandomResizedCrop(SIZE, flip=0.5, channels_last=True)
+    dataset = PackedDataset(task.source / "set", transform=plan)
     with open_loader(
-        "fastload", dataset, workers=task.workers, batch_size=task.batch, shuffle=True
+        "fastload",
+        dataset,
+        workers=task.workers,
+        batch_size=task.batch,
+        shuffle=True,
+        memory_format=torch.channels_last,
     ) as loader:
         yield loader
 

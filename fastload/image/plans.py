@@ -55,8 +55,9 @@ class Plan(ABC):
     Args:
         mean, std: of each channel, on the scale of 0 to 1: the result is float32,
             `(pixel / 255 - mean) / std`, as torchvision's ToTensor and Normalize. Both or neither.
-        channels_last: the result lies in memory as [H, W, 3], though its shape is [3, H, W]. (A batch
-            made by `default_collate` is contiguous, whatever its samples are.)
+        channels_last: the result lies in memory as [H, W, 3], though its shape is [3, H, W]: as it is
+            made, so it saves a copy. A batch is contiguous nevertheless, unless the loader has
+            `memory_format=torch.channels_last`.
         upright: apply the EXIF orientation first, as PIL.ImageOps.exif_transpose; some 50 us more.
             torchvision does not.
         scaled_decode: decode a JPEG at a half, a quarter ... where as many pixels are left as the

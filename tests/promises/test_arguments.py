@@ -34,6 +34,7 @@ OURS = {
     "prefetch_batches": None,
     "prefetch_bytes": None,
     "retries": 0,
+    "memory_format": torch.contiguous_format,
     "on_stats": None,
     "worker_method": "thread",
 }
@@ -244,6 +245,7 @@ VALUES: dict[str, Any] = {
     "prefetch_batches": 9,
     "prefetch_bytes": 10**9,
     "retries": 2,
+    "memory_format": torch.contiguous_format,
     "on_stats": print,
     "worker_method": "thread",
 }
