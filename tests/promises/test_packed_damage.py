@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -212,6 +213,42 @@ def test_verify_names_every_bad_record_and_shard_once(packed: Path) -> None:
         f"/{SHARD}, record 3 (7.bin)",
         ", shard shard-00002.arrow",
     ]
+
+
+@pytest.mark.parametrize("damage", ["payloads", "columns", "disk"])
+def test_the_more_is_bad_the_longer_is_the_list_and_not_each_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """Reading a shard's columns takes time by their length: once for each bad record, or run of them, is quadratic."""
+    records, workers = 700, 2
+    with PackedWriter(tmp_path / "set", mode="encoded") as writer:
+        for k in range(records):
+            writer.add(b"four", label=k, source=f"{k}.bin")
+    (shard,) = packed_format.read_index(str(tmp_path / "set")).shards
+    ((start, length),) = shard.payload
+    with open(tmp_path / "set" / shard.name, "r+b") as file:
+        if damage == "payloads":
+            os.pwrite(file.fileno(), bytes(length), start)
+        elif damage == "columns":
+            os.pwrite(file.fileno(), b"\xff", start + length + 64)
+    looks = []
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        looks.append(1)
+        if damage == "disk":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return packed_format.read_table(*arguments, **keywords)
+
+    monkeypatch.setattr("fastload.datasets.packed.reader.read_table", counted)
+    found = verify(tmp_path / "set", workers=workers)
+    assert found.records == records
+    if damage == "payloads":
+        assert len(found.bad) == records
+        assert all(f"({k}.bin): the payload" in text for k, text in enumerate(found.bad))
+    else:
+        (text,) = found.bad
+        assert shard.name in text
+    assert 1 <= len(looks) <= 2 * workers  # each for the records, and for their names
 
 
 # ---- versions ----

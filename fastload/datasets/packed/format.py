@@ -76,7 +76,7 @@ class Table:
 
     `begins` and `lengths` (int64, bytes) say where in the file payloads are: within it, end to end. `sides`
     are int32[rows, 2], height and width, of raw pictures. `seen` marks the records whose payload was found
-    right. `extras` are the batches of the user's columns asked for, `batch_ends` the rows up to each one's end.
+    right. `extras` are the batches of the columns asked for, `batch_ends` the rows up to each one's end.
     """
 
     begins: NDArray[np.int64]
@@ -245,8 +245,8 @@ def preadv(fd: int, buffer: memoryview, offset: int) -> int:
 
 def read_table(
     path: str, index: Index, shard: Shard, fd: int, *, columns: Sequence[str] = ()
-) -> tuple[Table, list[pa.RecordBatch]]:
-    """Read and check all of a shard but its payloads; with the user's `columns`, also the batches as Arrow has them.
+) -> Table:
+    """Read and check all of a shard but its payloads; `columns` are those to keep as Arrow has them.
 
     The bytes between the payloads are read to their places in an anonymous map as long as the file. It costs
     memory only where it is written, a truncated file cannot kill who reads it, and Arrow copies nothing out of it.
@@ -286,7 +286,7 @@ def read_table(
     except (pa.ArrowException, OSError, MemoryError) as error:
         raise fail(f"is no Arrow file: {error}") from error
     try:
-        return _table(index, shard, batches, source.address, columns), batches
+        return _table(index, shard, batches, source.address, columns)
     except ValueError as error:
         raise fail(str(error)) from error
 

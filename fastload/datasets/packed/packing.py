@@ -326,28 +326,42 @@ class _Runs(Dataset[tuple[int, int, list[str]]]):
 
     def __init__(self, dataset: PackedDataset) -> None:
         self.dataset = dataset
-        self.runs, end = [], 0
+        self.runs: list[tuple[str, range]] = []
+        self.bad_shards: dict[
+            str, str
+        ] = {}  # what is said of them: not looked for again by each run
+        end = 0
         for shard in read_index(dataset.path).shards:
             begin, end = end, end + shard.rows
-            self.runs += [range(k, min(k + _RUN, end)) for k in range(begin, end, _RUN)]
+            starts = range(begin, end, _RUN)
+            self.runs += [(shard.name, range(k, min(k + _RUN, end))) for k in starts]
 
     def __len__(self) -> int:
         return len(self.runs)
 
     def __getitem__(self, number: int) -> tuple[int, int, list[str]]:
+        shard, run = self.runs[number]
         size = 0
         bad: list[str] = []
-        for record in self.runs[number]:
+        if shard not in self.bad_shards:
+            try:
+                self.dataset.load(run[0])
+            except (PackedDataError, OSError) as error:
+                self.bad_shards[shard] = str(error)
+        for record in run:
+            if shard in self.bad_shards:
+                break
             try:
                 size += len(self.dataset.read(record))
             except PackedDataError as error:
-                if error.record is None:  # all records of this shard
-                    bad.append(str(error))
-                    break
-                bad.append(f"{self.dataset.locate(record)}: {error.reason}")
+                if error.record is None:
+                    self.bad_shards[shard] = str(error)
+                else:
+                    bad.append(f"{self.dataset.locate(record)}: {error.reason}")
             except OSError as error:
                 bad.append(f"{self.dataset.locate(record)}: {error.strerror}")
-        return len(self.runs[number]), size, bad
+        bad += [self.bad_shards[shard]] if shard in self.bad_shards else []
+        return len(run), size, bad
 
 
 # ---- inspect ----

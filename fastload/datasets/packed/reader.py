@@ -61,8 +61,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         rank, world_size: take only every `world_size`-th record, beginning with that of number `rank`.
 
     Memory: 29 bytes a record of every shard that was read from, 37 in mode "raw"; in each thread a buffer of the
-    largest record, and a quarter more. Of many shards only so many
-    are open at once as are a quarter of the process's limit of open files, at least 16.
+    largest record, and a quarter more; all columns of the shard that `locate` looked at last. Of many shards only
+    so many are open at once as are a quarter of the process's limit of open files, at least 16.
 
     Raises FileNotFoundError where there is no set, `PackedDataError` where it is damaged or of a newer
     version, ValueError for arguments out of range. Reading raises `PackedDataError`, with shard and
@@ -135,13 +135,15 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         self._files: list[_File | None] = [None] * bound
         self._identities: dict[int, tuple[int, ...]] = {}  # of the shards that were opened
         self._targets: NDArray[np.int64] | None = None
+        # The shard that `locate` looked at last: who names many bad records reads its columns once.
+        self._sources: tuple[int, Table] | None = None
 
     def close(self) -> None:
         """Close the files and free the tables; the next read opens them again."""
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_tables", "_files", "_identities", "_targets")
+        own = ("_tables", "_files", "_identities", "_targets", "_sources")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -170,16 +172,21 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         number, row = self._place(index)
         shard = self._index.shards[number]
         place = f"{os.path.join(self.path, shard.name)}, record {row}"
-        try:
-            file = self._file(number)  # held: its descriptor is closed with it
-            _, batches = read_table(self.path, self._index, shard, file.fd)
-        except (OSError, PackedDataError):
-            return place  # damaged beyond its name
-        for batch in batches:
-            if row < batch.num_rows:
-                return f"{place} ({batch.column('source')[row]})"
-            row -= batch.num_rows
-        raise AssertionError("the table has as many rows as the index")
+        named, sources = self._sources or (-1, None)
+        if named != number or sources is None:
+            try:
+                file = self._file(number)  # held: its descriptor is closed with it
+                sources = read_table(self.path, self._index, shard, file.fd, columns=["source"])
+            except (OSError, PackedDataError):
+                return place  # damaged beyond its name
+            self._sources = number, sources
+        return f"{place} ({_extras(sources, row)[0]})"
+
+    def load(self, index: int) -> None:
+        """Read the columns of the shard that sample `index` lies in, where that is not done. Raises as reading it."""
+        number, _ = self._place(index)
+        if self._tables[number] is None:
+            self._table(number)
 
     def read(self, index: int) -> bytes:
         """The payload of sample `index`, as it lies in the file; checked as `verify` says."""
@@ -328,8 +335,12 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
 
     def _table(self, number: int) -> Table:
         file, shard = self._file(number), self._index.shards[number]  # held, as in `locate`
-        with stage("read"):
-            table, _ = read_table(self.path, self._index, shard, file.fd, columns=self.columns)
+        try:
+            with stage("read"):
+                table = read_table(self.path, self._index, shard, file.fd, columns=self.columns)
+        except OSError as error:
+            error.filename = self._where(number)  # as in `_read`
+            raise
         self._tables[number] = table
         return table
 
@@ -408,7 +419,7 @@ def _pixels(payload: memoryview, sides: NDArray[np.int32]) -> NDArray[np.uint8]:
 
 
 def _extras(table: Table, row: int) -> list[Any]:
-    """The values of the user's columns at a row, as Python has them."""
+    """The values at a row of the columns that were asked for, as Python has them."""
     number = int(np.searchsorted(table.batch_ends, row, side="right"))
     batch = table.extras[number]
     at = row - (int(table.batch_ends[number - 1]) if number else 0)
