@@ -152,6 +152,31 @@ def test_any_bytes_can_be_packed_and_further_columns_come_with_the_sample(tmp_pa
             PackedDataset(tmp_path / "s", columns=bad)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.string(), "é" * 250),
+        (pa.binary(), bytes(500)),
+        (pa.list_(pa.float64()), [0.5] * 63),
+        (pa.list_(pa.list_(pa.int64())), [[1, 2]] * 32),
+        (pa.list_(pa.float32()), np.zeros(125, np.float32)),
+        (pa.struct({"a": pa.string(), "b": pa.int64()}), {"a": "x" * 492, "b": 7}),
+    ],
+    ids=str,
+)
+def test_a_shard_s_length_counts_the_further_columns_too(
+    tmp_path: Path, kind: pa.DataType, value: Any
+) -> None:
+    """Half a kilobyte in each, and nearly nothing in the payload: four of them are two thousand bytes."""
+    with PackedWriter(
+        tmp_path / "s", mode="encoded", columns={"more": kind}, shard_bytes=2000
+    ) as writer:
+        for number in range(9):
+            writer.add(b"", label=number, more=value)
+    rows = [shard.rows for shard in packed_format.read_index(str(tmp_path / "s")).shards]
+    assert rows == [4, 4, 1]
+
+
 @settings(max_examples=25)
 @given(
     records=st.lists(

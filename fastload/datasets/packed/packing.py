@@ -97,7 +97,8 @@ def pack(
             "raw": such pictures' pixels. These two neither apply nor keep an EXIF orientation.
         max_size: pixels of the longer side at most, 256 by default; smaller pictures stay as they are.
         quality: libjpeg's, 1 to 95, 90 by default.
-        shard_mb: a shard ends with the record that makes its payloads so many million bytes, at least.
+        shard_mb: a shard ends with the record that makes its payloads and further columns so many million bytes,
+            at least.
         workers: threads; None for one per CPU that this process may use, 0 for none but the calling one.
         on_error: "raise" ends the run at the first input, in order, that cannot be read or decoded; "skip" leaves it
             out, counts it, and lists it in `rejected.txt`.

@@ -53,7 +53,8 @@ class PackedWriter:
         columns: name and Arrow type of each further column.
         classes: class names in the order of their numbers; () where labels are no class numbers.
         made: how the set is made, as JSON values; a stopped writer is taken over only if it is equal.
-        shard_bytes: a shard ends with the record that makes its payloads so long, at least.
+        shard_bytes: a shard ends with the record that makes its payloads and further columns so long, at least.
+            What fastload adds to a record, 24 bytes and the name of its source (32 with pixels), is not counted.
 
     Memory: two record batches, each of 16 MiB or one record.
 
@@ -96,8 +97,7 @@ class PackedWriter:
         self._kept = 0  # of `rejected`, those before the shard that is being written
         self._extras = [field.name for field in extras]
         self._rows: list[tuple[Any, ...]] = []
-        self._batch_bytes = 0  # of payloads
-        self._waiting_bytes = 0  # with those of further columns
+        self._waiting_bytes = 0  # of their payloads and further columns
         self._file: _ShardFile | None = None
         self._work = os.path.join(self.path, _WORK)
         self._lock = -1
@@ -146,11 +146,9 @@ class PackedWriter:
         name = os.fsencode(source).decode("utf-8", "backslashreplace")
         self._inputs += 1
         self._rows.append((payload, *sides, label, name, zlib.crc32(payload), *values))
-        self._batch_bytes += len(payload)
         self._waiting_bytes += len(payload) + sum(map(_nbytes, values))
-        full = (
-            self._batch_bytes + (self._file.payload_bytes if self._file else 0) >= self.shard_bytes
-        )
+        written = self._file.record_bytes if self._file else 0
+        full = written + self._waiting_bytes >= self.shard_bytes
         if full or self._waiting_bytes >= BATCH_BYTES or len(self._rows) >= BATCH_RECORDS:
             self._flush()
         if full:
@@ -298,8 +296,8 @@ class PackedWriter:
         if self._file is None:
             name = os.path.join(self._work, shard_name(len(self.shards)))
             self._file = _ShardFile(name, self.schema)
-        self._file.write(batch, self._batch_bytes)
-        self._rows, self._batch_bytes, self._waiting_bytes = [], 0, 0
+        self._file.write(batch, self._waiting_bytes)
+        self._rows, self._waiting_bytes = [], 0
 
     def _end_shard(self) -> None:
         assert self._file is not None
@@ -343,7 +341,7 @@ class _ShardFile:
 
     def __init__(self, name: str, schema: pa.Schema) -> None:
         self.name = name
-        self.rows = self.payload_bytes = 0
+        self.rows = self.record_bytes = 0
         self._sink = _Sink(name)
         try:
             self._writer = pa.ipc.new_file(self._sink, schema)
@@ -351,11 +349,11 @@ class _ShardFile:
             self.discard()
             raise
 
-    def write(self, batch: pa.RecordBatch, payload_bytes: int) -> None:
-        """Append a record batch."""
+    def write(self, batch: pa.RecordBatch, record_bytes: int) -> None:
+        """Append a record batch, whose records are counted as so many bytes."""
         self._writer.write_batch(batch)
         self.rows += batch.num_rows
-        self.payload_bytes += payload_bytes
+        self.record_bytes += record_bytes
 
     def close(self) -> Shard:
         """Complete the file, on the disk; return what the index is to know of it."""
@@ -424,7 +422,20 @@ def _write(fd: int, name: str, content: Any) -> int:
 
 
 def _nbytes(value: Any) -> int:
-    return len(value) if isinstance(value, bytes | str | memoryview) else 8
+    """About what a value of a further column takes in a shard; a number counts as 8 bytes."""
+    if isinstance(value, str):
+        return len(value.encode(errors="surrogatepass"))
+    if isinstance(value, bytes | bytearray):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_nbytes, value.values()))
+    if isinstance(value, list | tuple):
+        if value and type(value[0]) in (int, float):
+            return 8 * len(
+                value
+            )  # a vector: one by one, its numbers would take longer than their writing
+        return sum(map(_nbytes, value))
+    return int(getattr(value, "nbytes", 8))
 
 
 def _is_shard(name: str) -> bool:
