@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from itertools import chain, islice
 from typing import Any
 
@@ -108,6 +109,30 @@ def test_the_order_of_a_seed_is_the_same_for_ever() -> None:
     sampler = RankSampler(10**9, rank=3, world_size=8, seed=7, window=16384, run=256)
     sampler.set_epoch(2)
     assert sampler.indices(1000, 1004).tolist() == PINNED_BILLION
+
+
+@pytest.mark.parametrize(
+    ("length", "world", "window", "run", "pinned"),
+    [
+        (50, 2, 1, 1, [2150992121, 2999706288]),
+        (50, 2, 80, 3, [1705083328, 342949841]),
+        (1000, 1, 64, 8, [939986888]),
+        (1000, 7, 64, 10, [2043634219, 2586051415]),
+        (9001, 4, 2, 1, [4117029206, 2017824192]),
+        (100_003, 3, 5000, 7, [3000997362, 959613508]),
+        (100_003, 1024, 1024, 16, [830082477, 1826027300]),
+    ],
+)
+def test_the_orders_of_first_and_last_rank_are_the_same_for_ever(
+    length: int, world: int, window: int, run: int, pinned: list[int]
+) -> None:
+    """As CRC-32: windows of both numbers of rounds, of one sample, longer than the data set, many and few at a time."""
+    found = []
+    for rank in sorted({0, world - 1}):
+        sampler = RankSampler(length, rank=rank, world_size=world, seed=11, window=window, run=run)
+        sampler.set_epoch(3)
+        found.append(zlib.crc32(np.array(list(sampler), "<i8").tobytes()))
+    assert found == pinned
 
 
 PINNED_23 = [10, 15, 17, 22, 21, 9, 16, 11, 0, 1, 7, 8, 6, 20, 19, 18, 4, 12, 5, 14, 3, 2, 13]
