@@ -53,15 +53,20 @@ def mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def _hashed(x: _Words) -> _Words:
+    """`mix64` of each."""
+    return _mix64_array(x + np.uint64(0x9E37_79B9_7F4A_7C15))
+
+
 def _mix64_array(x: _Words) -> _Words:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
     return x ^ (x >> np.uint64(31))
 
 
-def permuted(positions: npt.NDArray[np.int64], n: int, key: int) -> npt.NDArray[np.int64]:
+def permuted(positions: npt.NDArray[np.int64], n: int, key: int | _Words) -> npt.NDArray[np.int64]:
     """Images of `positions` (int64[k], each in 0..n-1) under the permutation of 0..n-1 that `key`
-    selects; int64[k].
+    selects, or of each position under that of its own key (uint64[k]); int64[k].
 
     A generalised Feistel network (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
     CT-RSA 2002) on a * b >= n pairs with a = ceil(sqrt(n)), walked until the image lies below n. As
@@ -76,13 +81,15 @@ def permuted(positions: npt.NDArray[np.int64], n: int, key: int) -> npt.NDArray[
     # samples four times as likely as others, 24 do not (chi-square in the tests); from thousands of
     # samples on, 8 are plenty.
     rounds = 24 if n <= 4096 else 8
-    keys = [np.uint64(mix64(key ^ mix64(i + 1))) for i in range(rounds)]
+    keys = np.array([key & _MASK], np.uint64) if isinstance(key, int) else key
     out: _Words = positions.astype(np.uint64)
     todo = np.arange(len(out))
     while len(todo):
         x = out[todo]
         left, right = x // b, x % b
-        for i, k in enumerate(keys):
+        mine = keys[todo] if len(keys) > 1 else keys
+        for i in range(rounds):
+            k = _hashed(mine ^ np.uint64(mix64(i + 1)))
             if i % 2 == 0:
                 left = (left + _mix64_array(right + k) % a) % a
             else:
@@ -99,14 +106,15 @@ def permuted_by_window(
     """Images of `positions` (int64[k], each in 0..n-1) under a permutation of 0..n-1 that `key` selects: int64[k].
 
     The images of positions w * window to (w + 1) * window - 1 are what lies there in a stream of whole
-    runs of `run` neighbours, themselves permuted. Costs time by the number of windows that are touched.
+    runs of `run` neighbours, themselves permuted. All windows of equal length go through the network at once: a
+    rank among many has one position or none in each, and would wait for NumPy's calls rather than its sums.
     """
-    places = np.empty_like(positions)
     number = positions // window
-    for w in np.unique(number).tolist():
-        here, start = number == w, w * window
-        length = min(window, n - start)
-        places[here] = start + permuted(positions[here] - start, length, mix64(key ^ mix64(w)))
+    places = number * window
+    tail = n // window  # the number of the last window where it is shorter
+    for length, here in ((window, number < tail), (n % window, number == tail)):
+        keys = _hashed(np.uint64(key & _MASK) ^ _hashed(number[here].astype(np.uint64)))
+        places[here] += permuted(positions[here] % window, length, keys)
     # The last run may be shorter. It takes any slot among the others with equal chance.
     full, rest = n // run, n % run
     begin = mix64(key ^ _LAST_RUN) % (full + 1) * run if rest else n

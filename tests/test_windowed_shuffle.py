@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fastload
 from fastload.errors import StateError
-from fastload.sampler import RankSampler, mix64, permuted_by_window
+from fastload.sampler import RankSampler, mix64, permuted, permuted_by_window
 
 SIZES = st.tuples(st.integers(1, 600), st.integers(1, 80), st.integers(1, 700)).map(
     lambda s: (s[0], min(s[1], s[2]), max(s[1], s[2]))
@@ -209,3 +209,19 @@ def test_a_state_of_another_window_is_refused(other: dict[str, int]) -> None:
         next(iter(saved))
         with pytest.raises(StateError, match=r"(window|run): .*window and run"):
             loaded.load_state_dict(saved.state_dict())
+
+
+def test_a_rank_among_many_goes_through_the_network_once_for_all_windows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has one position in each window: by one call for each, a sample takes a hundred times as long."""
+    calls = []
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(len(arguments[0]))
+        return permuted(*arguments)
+
+    monkeypatch.setattr("fastload.sampler.permuted", counted)
+    sampler = RankSampler(10**9, rank=3, world_size=1024, window=1024, run=64)
+    assert len(set(sampler.indices(0, 8192).tolist())) == 8192
+    assert sorted(calls) == [0, 8192, 8192]  # the last window's, those of the others, that of runs
