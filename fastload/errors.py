@@ -1,4 +1,8 @@
-"""One exception per fact. Every one of them is a `FastloadError`, and the built-in type that a caller would expect."""
+"""One exception per fact. Every one of them is a `FastloadError`, and the built-in type that a caller would expect.
+
+Each can be made of one text alone, in which all is said: so torch brings an error out of its worker processes, and
+what cannot be made so arrives as a RuntimeError.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +42,16 @@ class StateError(FastloadError, ValueError):
 class DecodeError(FastloadError, ValueError):
     """A file is there but is not a picture that can be decoded.
 
-    `path` is the file, or the place in it, `reason` one clause that says what is wrong with it.
+    `path` is the file, or the place in it, `reason` one clause that says what is wrong with it. Out of one of
+    torch's worker processes, `path` is empty and `reason` torch's text with both.
     """
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
+    def __init__(self, path: str, reason: str | None = None) -> None:
+        super().__init__(*([path] if reason is None else [path, reason]))
+        self.path, self.reason = ("", path) if reason is None else (path, reason)
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        return f"{self.path}: {self.reason}" if self.path else self.reason
 
 
 class FileListError(FastloadError, ValueError):
@@ -58,19 +62,26 @@ class PackedDataError(FastloadError, ValueError):
     """A packed set cannot be read as what it says it is: damaged, cut off, incomplete, or of another version.
 
     `path` is the set's directory, `shard` the file in it, `record` the record's number in that shard, each of the
-    latter two None where the fault is not theirs; `reason` is one clause that says what was found and expected.
+    latter two None where the fault is not theirs; `reason` is one clause that says what was found and expected. Out
+    of one of torch's worker processes, `path` is empty and `reason` torch's text with all of them.
     """
 
     def __init__(
-        self, path: str, reason: str, *, shard: str | None = None, record: int | None = None
+        self,
+        path: str,
+        reason: str | None = None,
+        *,
+        shard: str | None = None,
+        record: int | None = None,
     ) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
+        super().__init__(*([path] if reason is None else [path, reason]))
+        self.path, self.reason = ("", path) if reason is None else (path, reason)
         self.shard = shard
         self.record = record
 
     def __str__(self) -> str:
+        if not self.path:
+            return self.reason
         shard = "" if self.shard is None else f", shard {self.shard}"
         record = "" if self.record is None else f", record {self.record}"
         return f"{self.path}{shard}{record}: {self.reason}"

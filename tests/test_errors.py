@@ -1,0 +1,80 @@
+"""Promise: an exception of fastload keeps its type and what it says through pickling and torch's worker processes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+import fastload
+from fastload import errors
+from fastload.errors import DecodeError, FastloadError, PackedDataError
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+
+
+def test_all_of_them_are_here() -> None:
+    assert {FastloadError, DecodeError, PackedDataError} < set(KINDS)
+    assert all(issubclass(kind, FastloadError) for kind in KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_is_made_of_one_text_alone(kind: type[FastloadError]) -> None:
+    """As torch does, of a text with the whole traceback."""
+    error = kind("Caught it in a worker process.\nOriginal Traceback")
+    assert str(error) == "Caught it in a worker process.\nOriginal Traceback"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DecodeError("a/1.jpg", "the file is empty"),
+        PackedDataError("set", "index.json is no JSON"),
+        PackedDataError("set", "damaged", shard="shard-00001.arrow", record=3),
+    ],
+    ids=str,
+)
+def test_those_of_several_parts_keep_them_in_copies(error: FastloadError) -> None:
+    error.add_note("a note")
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)
+    assert error.args == (vars(error)["path"], vars(error)["reason"])
+
+
+class _Raising:
+    def __init__(self, error: FastloadError) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise self.error
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "error",
+    [
+        DecodeError("a/1.jpg", "the file is empty"),
+        PackedDataError("set", "damaged", shard="shard-00001.arrow", record=3),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_the_type_comes_out_of_torch_s_worker_processes(error: FastloadError, workers: int) -> None:
+    dataset = _Raising(error)
+    loader = fastload.DataLoader(
+        dataset,  # type: ignore[arg-type]
+        num_workers=workers,
+        worker_method="process",
+    )
+    batches = iter(loader)
+    with pytest.raises(type(error)) as caught:
+        next(batches)
+    assert next(batches, None) is None  # torch's worker process ends at once
+    assert str(error) in str(caught.value)
+    assert vars(caught.value)["path"] == ("" if workers else vars(error)["path"])
