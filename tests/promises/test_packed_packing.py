@@ -351,6 +351,22 @@ def test_parquet_with_bytes_numbers_and_rows_that_lack_them(tmp_path: Path) -> N
     assert dataset.classes == []
 
 
+def test_a_folder_may_be_named_as_a_parquet_file_is(tmp_path: Path) -> None:
+    """Spark's sets are so; and what lies in a folder under such a name is a file only if it is one."""
+    parquet(tmp_path / "spark.parquet" / "part-0.snappy.parquet", range(3))
+    (tmp_path / "spark.parquet" / "empty.parquet").mkdir()
+    pack(tmp_path / "spark.parquet", tmp_path / "rows", mode="encoded", workers=0)
+    assert PackedDataset(tmp_path / "rows", decode=False)[2] == (picture(2), 1)
+    for name in ("ant.parquet", "bee"):
+        path = tmp_path / "classes.parquet" / name / "1.jpg"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(picture(1, "JPEG"))
+    pack(tmp_path / "classes.parquet", tmp_path / "pictures", mode="encoded", workers=0)
+    assert PackedDataset(tmp_path / "pictures").classes == ["ant.parquet", "bee"]
+    with pytest.raises(FileNotFoundError, match="missing"):
+        pack(tmp_path / "missing.parquet", tmp_path / "none")
+
+
 def test_parquet_with_the_class_names_of_hugging_face(tmp_path: Path) -> None:
     names = {"label": {"names": ["dog", "cat"], "_type": "ClassLabel"}}
     table = pa.table({"image": [picture(0)], "label": pa.array([1])})

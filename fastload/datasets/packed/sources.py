@@ -177,12 +177,14 @@ class Parquet:
 
 
 def parquet_files(source: str) -> list[str]:
-    """The Parquet files that `source` is or, if it is a directory, has in it: sorted; none if it is something else."""
-    if source.endswith(".parquet"):
-        return [source]
+    """The Parquet files that `source` is or, if it is a directory, has in it: sorted; none if it is something else.
+
+    A directory may have such a name, as what Spark writes has: it is one all the same.
+    """
     if not os.path.isdir(source):
-        return []
-    return sorted(os.path.join(source, n) for n in os.listdir(source) if n.endswith(".parquet"))
+        return [source] if source.endswith(".parquet") else []
+    paths = (os.path.join(source, name) for name in os.listdir(source) if name.endswith(".parquet"))
+    return sorted(path for path in paths if not os.path.isdir(path))
 
 
 def _class_names(schema: pa.Schema, column: str) -> list[str]:
