@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import copy as copies
 import io
-import select
-import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from textwrap import shorten
 from time import perf_counter, process_time
 from typing import Any, Literal
 
@@ -22,22 +19,13 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
+from fastload.equality import differing, same
 from fastload.errors import DatasetCopyError
 from fastload.faults import shown
-from fastload.loader import DataLoader
 from fastload.randomness import global_states
-from fastload.stats import seconds_in
-from fastload.telemetry import cores_busy_s, delayed_s
+from fastload.readings import Raised, Reading, read, share_under_gil, switching_often
+from fastload.telemetry import cores_busy_s
 from fastload.workers import usable_cores
-
-LONGEST_S = 5.0
-"""What is not clear about the GIL by then will not be."""
-
-SHORTEST_S, MOST_READINGS = 0.05, 8
-"""Less is a few waits of the switch interval (5 ms), of which one makes a share; so quick samples are read again."""
-
-NAP_S, LATE = 200e-6, 3
-"""Long enough that whoever waits for the GIL has taken it; where it is free, a nap ends within some 100 us more."""
 
 CROWDED, TICKS_S = 0.15, 0.02
 """Share of the cores that others may have, and of its time that a serial reading may lack one: beyond it a comparison
@@ -135,7 +123,7 @@ def check(dataset: Any, *, samples: int = 64, workers: int = 4, seed: int = 0) -
         )
         gil_share = 0.0
         if threads is not None and failed < len(expected):
-            gil_share = _gil_share(
+            gil_share = share_under_gil(
                 dataset, None if iterable else _spread(dataset, samples), len(expected), seed
             )
     if gil_share > 0.5 and serial.cpu_share > 0.5:
@@ -192,13 +180,13 @@ def require_data_set(dataset: Any) -> None:
 
 def _check_map(
     dataset: Any, samples: int, workers: int, seed: int
-) -> tuple[list[Finding], list[Any], _Reading, _Reading | None]:
+) -> tuple[list[Finding], list[Any], Reading, Reading | None]:
     findings: list[Finding] = []
     indices = _spread(dataset, samples)
     unread = _unread_copy(dataset)
     before = global_states()
     buffers: list[int] = []
-    expected, _ = _read(dataset, indices, 0, seed, buffers=buffers)
+    expected, _ = read(dataset, indices, 0, seed, buffers=buffers)
     if buffers:
         findings.append(
             Finding(
@@ -208,13 +196,13 @@ def _check_map(
             )
         )
     _find_global_draws(before, global_states(), findings)
-    again, serial = _read(dataset, indices, 0, seed)  # as warm as the threads will be
-    _, threads = _read(dataset, indices, workers, seed)
-    if differing := _differing(indices, expected, again):
+    again, serial = read(dataset, indices, 0, seed)  # as warm as the threads will be
+    _, threads = read(dataset, indices, workers, seed)
+    if wrong := differing(indices, expected, again):
         findings.append(
             Finding(
                 "fault",
-                f"two serial readings differ, in {differing}",
+                f"two serial readings differ, in {wrong}",
                 "It depends on something beside index and random stream: draw from fastload.sample_generator() or "
                 "fastload.sample_rng(), keep nothing between samples.",
             )
@@ -246,114 +234,6 @@ def _spread(dataset: Any, samples: int) -> list[int]:
     return [i * length // count for i in range(count)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    ms: float
-    cpu_share: float
-    lacked_share: float
-    """Share (0 to 1) of the time in which the loop's own thread had no core."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    """What a sample raised. Two are the same by the type: what is said may be the hour."""
-
-    kind: str
-    said: str = field(compare=False)
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {shorten(self.said, 200)}"
-
-
-def _identity(samples: Any) -> Any:
-    return samples
-
-
-def _open(
-    dataset: Any, indices: Iterable[int] | None, workers: int, seed: int, **how: Any
-) -> DataLoader[Any]:
-    if indices is not None:
-        how["sampler"] = [*indices]
-    return DataLoader(
-        dataset, batch_size=None, collate_fn=_identity, num_workers=workers, seed=seed, **how
-    )
-
-
-def _read(
-    dataset: Any,
-    indices: Iterable[int] | None,
-    workers: int,
-    seed: int,
-    *,
-    copy: bool = False,
-    limit: int | None = None,
-    buffers: list[int] | None = None,
-) -> tuple[list[Any], _Reading]:
-    """The samples, or what raised in their place, one by one; each in the stream of its index.
-
-    Into `buffers` go the numbers of the samples that changed when the next one was read.
-    """
-    got: list[Any] = []
-    before: Any = None
-    started, delayed = perf_counter(), delayed_s()
-    with _open(dataset, indices, workers, seed, copy_dataset=copy) as loader:
-        iterator = iter(loader)
-        while limit is None or len(got) < limit:
-            try:
-                sample = next(iterator)
-            except StopIteration:
-                break
-            except DatasetCopyError:
-                raise
-            except Exception as error:
-                sample = _Raised(type(error).__name__, shown(error, str))
-            if buffers is not None and got and not _same(before, got[-1]):
-                buffers.append(len(got) - 1)
-            before = sample
-            got.append(_kept(sample))
-        seconds = perf_counter() - started
-        stats = loader.stats()
-        lacked_share = (delayed_s() - delayed) / seconds
-    had_core = max(seconds_in(stats, "sample") * (1 - lacked_share), stats.sample_cpu_s)
-    return got, _Reading(
-        ms=seconds * 1000 / max(1, len(got)),
-        cpu_share=stats.sample_cpu_s / had_core if had_core else 0.0,
-        lacked_share=lacked_share,
-    )
-
-
-def _kept(sample: Any) -> Any:
-    """A copy that the next sample cannot change; the sample itself where it has none."""
-    try:
-        return copies.deepcopy(sample)
-    except Exception:  # code of the user's, or of torch for a tensor within a graph
-        return sample
-
-
-def _gil_share(dataset: Any, indices: Iterable[int] | None, samples: int, seed: int) -> float:
-    """Share (0 to 1) of the time in which this thread, beside one that reads, finds the GIL taken as it wakes."""
-    all_s = late_s = 0.0
-    deadline = perf_counter() + LONGEST_S
-    for _ in range(MOST_READINGS):
-        with _open(dataset, indices, 1, seed, prefetch_batches=samples) as loader:
-            iterator = iter(loader)
-            while loader.stats().workers and perf_counter() < deadline:
-                started, delayed = perf_counter(), delayed_s()
-                select.select((), (), (), NAP_S)
-                # Without what it lacked a core, which is no wait for the GIL.
-                napped_s = max(0.0, perf_counter() - started - (delayed_s() - delayed))
-                all_s += napped_s
-                late_s += napped_s if napped_s > LATE * NAP_S else 0.0
-                stats = loader.stats()
-                read = stats.stages["sample"].count if "sample" in stats.stages else 0
-                if read >= samples or stats.worker_wait_s > 0:
-                    break
-            del iterator  # held until here: its threads end with it
-        if all_s > SHORTEST_S:
-            return late_s / all_s
-    return 0.0  # samples so quick that it does not matter
-
-
 @contextmanager
 def _unwarned() -> Iterator[None]:
     with warnings.catch_warnings():
@@ -361,22 +241,9 @@ def _unwarned() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _switching_often() -> Iterator[None]:
-    """Let threads take turns every 10 us in the block: races show sooner. The interval is the process's own."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
 def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: list[Finding]) -> int:
     """How many samples raised."""
-    failed = [
-        (k, sample) for k, sample in zip(indices, got, strict=True) if type(sample) is _Raised
-    ]
+    failed = [(k, sample) for k, sample in zip(indices, got, strict=True) if type(sample) is Raised]
     if failed:
         index, first = failed[0]
         findings.insert(
@@ -412,9 +279,9 @@ def _find_races(
     `unread` is what `_unread_copy` returned.
     """
     for _ in range(3):
-        with _switching_often():
-            threaded, _ = _read(dataset, indices, workers, seed)
-        if differing := _differing(indices, expected, threaded):
+        with switching_often():
+            threaded, _ = read(dataset, indices, workers, seed)
+        if wrong := differing(indices, expected, threaded):
             break
     else:
         return
@@ -422,16 +289,14 @@ def _find_races(
     if isinstance(unread, Exception):
         advice += f" (copy_dataset=True fails: {type(unread).__name__}: {shown(unread, str)})"
     else:
-        with suppress(DatasetCopyError), _switching_often():
-            copied, _ = _read(unread, indices, workers, seed, copy=True)
-            if not _differing(indices, expected, copied):
+        with suppress(DatasetCopyError), switching_often():
+            copied, _ = read(unread, indices, workers, seed, copy=True)
+            if not differing(indices, expected, copied):
                 advice = "Use copy_dataset=True: with a copy for each worker, they are the same."
                 if isinstance(_unread_copy(dataset), Exception):
                     advice += " Read nothing of it in the loop itself before: then it can no longer be copied."
     findings.append(
-        Finding(
-            "fault", f"in {workers} threads, other samples than serially, in {differing}", advice
-        )
+        Finding("fault", f"in {workers} threads, other samples than serially, in {wrong}", advice)
     )
 
 
@@ -470,7 +335,7 @@ def _find_files(dataset: Any, findings: list[Finding]) -> None:
 
 def _check_iterable(
     dataset: Any, samples: int, workers: int, seed: int
-) -> tuple[list[Finding], list[Any], _Reading, _Reading | None]:
+) -> tuple[list[Finding], list[Any], Reading, Reading | None]:
     findings: list[Finding] = []
     if _is_own_iterator(dataset):
         findings.append(
@@ -482,10 +347,10 @@ def _check_iterable(
         )
     _find_files(dataset, findings)
     before = global_states()
-    expected, serial = _read(dataset, None, 0, seed, limit=samples)
+    expected, serial = read(dataset, None, 0, seed, limit=samples)
     _find_global_draws(before, global_states(), findings)
     try:
-        threaded, threads = _read(dataset, None, workers, seed, limit=samples)
+        threaded, threads = read(dataset, None, workers, seed, limit=samples)
     except DatasetCopyError as error:
         reason = error.__cause__ or error
         findings.append(
@@ -496,8 +361,8 @@ def _check_iterable(
             )
         )
         return findings, expected, serial, None
-    raised = [sample for sample in threaded if type(sample) is _Raised]
-    if raised and not any(type(sample) is _Raised for sample in expected):
+    raised = [sample for sample in threaded if type(sample) is Raised]
+    if raised and not any(type(sample) is Raised for sample in expected):
         findings.append(
             Finding(
                 "fault",
@@ -506,7 +371,7 @@ def _check_iterable(
             )
         )
     each = threaded[:workers]
-    if len(each) == workers > 1 and not raised and all(_same(sample, each[0]) for sample in each):
+    if len(each) == workers > 1 and not raised and all(same(sample, each[0]) for sample in each):
         findings.append(
             Finding(
                 "fault",
@@ -522,82 +387,3 @@ def _is_own_iterator(dataset: Any) -> bool:
         return iter(dataset) is dataset
     except Exception:  # the readings say what it raises
         return False
-
-
-def _differing(indices: Sequence[Any], one: Sequence[Any], other: Sequence[Any]) -> str:
-    """Which samples differ, in words; empty if none does."""
-    pairs = zip(indices, one, other, strict=True)
-    wrong = [index for index, a, b in pairs if not _same(a, b)]
-    return f"{len(wrong)} of {len(indices)} samples (index {wrong[0]!r} first)" if wrong else ""
-
-
-def _same(a: Any, b: Any, compared: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Whether two samples are equal, bit for bit; what has no notion of it and no attributes, by type.
-
-    `compared` are the pairs that lie around this one: an object may refer to itself.
-    """
-    if type(a) is not type(b):
-        return False
-    pair = id(a), id(b)
-    if a is b or pair in compared:
-        return True
-    compared |= {pair}
-
-    def same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-        return len(some) == len(others) and all(
-            _same(one, other, compared) for one, other in zip(some, others, strict=True)
-        )
-
-    if isinstance(a, torch.Tensor):
-        return same(_parts(a), _parts(b))
-    if isinstance(a, np.ndarray):
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        return same([*a.flat], [*b.flat]) if a.dtype.hasobject else bool(a.tobytes() == b.tobytes())
-    if isinstance(a, Mapping):
-        return list(a) == list(b) and same([*a.values()], [*b.values()])
-    if isinstance(a, list | tuple):
-        return same(a, b)
-    if hasattr(a, "tobytes"):  # pictures
-        return bool(a.tobytes() == b.tobytes())
-    attributes = _attributes(a)
-    if getattr(type(a), "__eq__", None) is not getattr(object, "__eq__", None):
-        try:
-            equals = getattr(a, "equals", None)  # of tables, whose == is one too
-            if bool(equals(b)) if equals else bool(a == b or (a != a and b != b)):
-                return True
-        except Exception:  # code of the user's, or of arrays within: their attributes say more
-            return same(attributes, _attributes(b))
-        return bool(attributes) and same(attributes, _attributes(b))
-    return same(attributes, _attributes(b))
-
-
-def _parts(tensor: torch.Tensor) -> list[Any]:
-    """What a tensor of any layout is made of: plain values, or dense tensors."""
-    tensor = tensor.detach()
-    if tensor.is_nested:
-        return [*tensor.unbind()]
-    head = [tensor.layout, tensor.dtype, tuple(tensor.shape)]
-    if tensor.layout is torch.sparse_coo:
-        return [*head, tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [*head, tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [*head, tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        return head
-    dense = tensor.int_repr() if tensor.is_quantized else tensor
-    flat = dense.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return [*head, flat.view(torch.uint8).numpy()]
-
-
-def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """An object's attributes by name, in dictionary and slots."""
-    slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
-    names = {n for some in slots for n in ([some] if isinstance(some, str) else some)}
-    return sorted(
-        {
-            **{n: getattr(value, n) for n in names if hasattr(value, n)},
-            **getattr(value, "__dict__", {}),
-        }.items()
-    )

@@ -1,0 +1,152 @@
+"""Samples of a data set read once, serially or in threads, with what the reading cost: what `inspection` compares."""
+
+from __future__ import annotations
+
+import copy as copies
+import select
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from textwrap import shorten
+from time import perf_counter
+from typing import Any
+
+from fastload.equality import same
+from fastload.errors import DatasetCopyError
+from fastload.faults import shown
+from fastload.loader import DataLoader
+from fastload.stats import seconds_in
+from fastload.telemetry import delayed_s
+
+LONGEST_S = 5.0
+"""What is not clear about the GIL by then will not be."""
+
+SHORTEST_S, MOST_READINGS = 0.05, 8
+"""Less is a few waits of the switch interval (5 ms), of which one makes a share; so quick samples are read again."""
+
+NAP_S, LATE = 200e-6, 3
+"""Long enough that whoever waits for the GIL has taken it; where it is free, a nap ends within some 100 us more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What reading some samples took."""
+
+    ms: float
+    """Milliseconds a sample, as the loop has them."""
+    cpu_share: float
+    """Share (0 to 1) of the time in samples, less that without a core, in which threads computed."""
+    lacked_share: float
+    """Share (0 to 1) of the time in which the loop's own thread had no core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What a sample raised. Two are the same by the type: what is said may be the hour."""
+
+    kind: str
+    said: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {shorten(self.said, 200)}"
+
+
+def _identity(samples: Any) -> Any:
+    return samples
+
+
+def _open(
+    dataset: Any, indices: Iterable[int] | None, workers: int, seed: int, **how: Any
+) -> DataLoader[Any]:
+    if indices is not None:
+        how["sampler"] = [*indices]
+    return DataLoader(
+        dataset, batch_size=None, collate_fn=_identity, num_workers=workers, seed=seed, **how
+    )
+
+
+def read(
+    dataset: Any,
+    indices: Iterable[int] | None,
+    workers: int,
+    seed: int,
+    *,
+    copy: bool = False,
+    limit: int | None = None,
+    buffers: list[int] | None = None,
+) -> tuple[list[Any], Reading]:
+    """The samples, or what raised in their place, one by one; each in the stream of its index.
+
+    Into `buffers` go the numbers of the samples that changed when the next one was read.
+    """
+    got: list[Any] = []
+    before: Any = None
+    started, delayed = perf_counter(), delayed_s()
+    with _open(dataset, indices, workers, seed, copy_dataset=copy) as loader:
+        iterator = iter(loader)
+        while limit is None or len(got) < limit:
+            try:
+                sample = next(iterator)
+            except StopIteration:
+                break
+            except DatasetCopyError:
+                raise
+            except Exception as error:
+                sample = Raised(type(error).__name__, shown(error, str))
+            if buffers is not None and got and not same(before, got[-1]):
+                buffers.append(len(got) - 1)
+            before = sample
+            got.append(_kept(sample))
+        seconds = perf_counter() - started
+        stats = loader.stats()
+        lacked_share = (delayed_s() - delayed) / seconds
+    had_core = max(seconds_in(stats, "sample") * (1 - lacked_share), stats.sample_cpu_s)
+    return got, Reading(
+        ms=seconds * 1000 / max(1, len(got)),
+        cpu_share=stats.sample_cpu_s / had_core if had_core else 0.0,
+        lacked_share=lacked_share,
+    )
+
+
+def _kept(sample: Any) -> Any:
+    """A copy that the next sample cannot change; the sample itself where it has none."""
+    try:
+        return copies.deepcopy(sample)
+    except Exception:  # code of the user's, or of torch for a tensor within a graph
+        return sample
+
+
+def share_under_gil(dataset: Any, indices: Iterable[int] | None, samples: int, seed: int) -> float:
+    """Share (0 to 1) of the time in which this thread, beside one that reads, finds the GIL taken as it wakes."""
+    all_s = late_s = 0.0
+    deadline = perf_counter() + LONGEST_S
+    for _ in range(MOST_READINGS):
+        with _open(dataset, indices, 1, seed, prefetch_batches=samples) as loader:
+            iterator = iter(loader)
+            while loader.stats().workers and perf_counter() < deadline:
+                started, delayed = perf_counter(), delayed_s()
+                select.select((), (), (), NAP_S)
+                # Without what it lacked a core, which is no wait for the GIL.
+                napped_s = max(0.0, perf_counter() - started - (delayed_s() - delayed))
+                all_s += napped_s
+                late_s += napped_s if napped_s > LATE * NAP_S else 0.0
+                stats = loader.stats()
+                read = stats.stages["sample"].count if "sample" in stats.stages else 0
+                if read >= samples or stats.worker_wait_s > 0:
+                    break
+            del iterator  # held until here: its threads end with it
+        if all_s > SHORTEST_S:
+            return late_s / all_s
+    return 0.0  # samples so quick that it does not matter
+
+
+@contextmanager
+def switching_often() -> Iterator[None]:
+    """Let threads take turns every 10 us in the block: races show sooner. The interval is the process's own."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
