@@ -7,12 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import get_worker_info as imported_before
 from torch.utils.data._utils import collate as torch_collate
 
 from fastload import torch_private
+
+seed_imported_before = torch.manual_seed
 
 
 def in_a_thread(function: Any) -> Any:
@@ -166,3 +170,96 @@ def test_a_profile_sees_threads_that_run_already_only_by_our_configuration() -> 
         pool.submit(record).result()
         assert seen(pool, torch_private.all_threads_profiler_config()) == 1
         assert seen(pool, None) == 0
+
+
+class _Noting(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class _Own(torch.Tensor):
+    """A subclass whose `__torch_function__` is called for what is done with it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(func.__name__)
+
+
+def test_without_torch_functions_neither_modes_nor_subclasses_see_a_call() -> None:
+    own = torch.zeros(2).as_subclass(_Own)
+    with _Noting() as mode:
+        torch.ones(1).add(1)
+        with torch_private.no_torch_function():
+            with torch_private.no_torch_function():
+                torch.ones(1).add(1)
+            assert type(own.add(1)) is torch.Tensor
+            with pytest.raises(NotImplementedError, match="sub"):
+                in_a_thread(lambda: own.sub(1))  # the block is the thread's own
+        torch.ones(1).mul(1)
+    assert [name for name in mode.seen if name in ("add", "sub", "mul")] == ["add", "mul"]
+    with pytest.raises(NotImplementedError, match="add"):
+        own.add(1)
+
+
+def test_a_call_that_raises_without_torch_functions_leaves_them_on() -> None:
+    with pytest.raises(ValueError, match="within"), torch_private.no_torch_function():
+        raise ValueError("within")
+    with _Noting() as mode:
+        torch.ones(1).add(1)
+    assert "add" in mode.seen
+
+
+@pytest.mark.parametrize("size", [(7, 5), (8, 8), (40, 3), (1, 1), (61, 90)])
+def test_resizing_is_interpolate_s_antialiased_one_byte_by_byte(size: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (31, 45, 3), dtype=np.uint8)
+    before = pixels.copy()
+    resized = torch_private.resize_antialiased(pixels, size)
+    planes = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    expected = torch.nn.functional.interpolate(
+        planes, size, mode="bilinear", antialias=True, align_corners=False
+    )
+    assert resized.dtype == np.uint8
+    assert (resized == expected[0].permute(1, 2, 0).numpy()).all()
+    assert resized.flags.c_contiguous  # pixel by pixel, as the input: what makes it fast
+    assert (pixels == before).all()
+    assert not np.shares_memory(resized, pixels)
+
+
+def test_seeding_acts_on_the_thread_s_own_generator_whoever_imported_it() -> None:
+    before = getattr(torch.random, "_fastload_generator", lambda: None)
+    local = threading.local()
+    own = torch.Generator()
+
+    def seed() -> None:
+        local.own = own
+        assert seed_imported_before(5) is own
+        assert (torch.initial_seed(), own.initial_seed()) == (5, 5)
+        torch.manual_seed(seed=6)
+        state = torch.get_rng_state()
+        assert torch.equal(state, torch.Generator().manual_seed(6).get_state())
+        assert torch.seed() == torch.initial_seed() == own.initial_seed() != 6
+        torch.set_rng_state(new_state=state)
+        assert torch.equal(own.get_state(), state)
+
+    torch_private.seed_in_threads(lambda: getattr(local, "own", None))
+    try:
+        torch.manual_seed(3)
+        in_a_thread(seed)
+        # A thread without one, and the loop's: as ever.
+        assert torch.initial_seed() == 3
+        assert in_a_thread(torch.initial_seed) == 3
+        assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(3)))
+        assert in_a_thread(lambda: seed_imported_before(4)) is torch.default_generator
+        assert torch.initial_seed() == 4
+        state = torch.get_rng_state()
+        drawn = torch.rand(1)
+        torch.set_rng_state(state)
+        assert torch.equal(torch.rand(1), drawn)
+        assert torch.seed() == torch.default_generator.initial_seed()
+    finally:
+        torch_private.seed_in_threads(before)
