@@ -31,9 +31,10 @@ from benchmarks import peers
 from benchmarks._measure import NotMeasuredError, open_loader
 from benchmarks._report import Figures, row
 from benchmarks._run import Case, Outcome, execute
-from benchmarks.peers import CONTENDERS, FFCV, FUSED, PACKED, Contender, Pass
+from benchmarks.peers import CONTENDERS, FFCV, FUSED, PACKED, Contender
 from benchmarks.recipes import Endless, files, packed, points, tree
 from benchmarks.recipes._decoding import crop, decode_file
+from benchmarks.recipes._judge import Pass, check, run_pass
 from fastload.harness.figures import BenchError
 
 # torchvision 0.29 says with each picture that TorchCodec will take the place of its decoder.
@@ -141,7 +142,7 @@ def passes_of(root: Path, transform: Any) -> list[Pass]:
     torch.manual_seed(0)
     dataset = ImageFolder(str(root), transform, loader=decode_file)
     with open_loader("fastload", dataset, workers=1, batch_size=BATCH, shuffle=True) as loader:
-        return [peers.run_pass(loader) for _ in range(3)]
+        return [run_pass(loader) for _ in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +151,7 @@ def honest(pictures: Path) -> list[Pass]:
 
 
 def judge(passes: list[Pass], root: Path, *, flips: bool = True) -> None:
-    peers.check(passes, files(root), shape=[BATCH, 3, 224, 224], flips=flips)
+    check(passes, files(root), shape=[BATCH, 3, 224, 224], flips=flips)
 
 
 def in_order(one: Pass, numbers: torch.Tensor) -> Pass:
@@ -234,7 +235,7 @@ def test_crops_that_are_never_flipped_are_no_figure(pictures: Path) -> None:
 
 def test_a_pass_without_batches_is_an_error() -> None:
     with pytest.raises(BenchError, match="a pass delivered no batch"):
-        peers.run_pass([])
+        run_pass([])
 
 
 def test_points_are_where_a_flip_puts_them() -> None:
