@@ -29,6 +29,7 @@ NAMES = (
     "randomness",
     "beside",
     "decode",
+    "packing",
 )
 ASKED_FOR = ("peers",)
 """Benchmarks that are run where they are named: they want packages that the others do without."""
@@ -71,8 +72,8 @@ class Section:
 def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path | None) -> None:
     """Measure fastload against torch's DataLoader: all benchmarks but peers, or those named.
 
-    Names: images, latency, engine, tensor_dataset, memory, collate, thread_cost, randomness, beside, decode; and
-    peers, fastload beside other loaders. README.md says what each one is.
+    Names: images, latency, engine, tensor_dataset, memory, collate, thread_cost, randomness, beside, decode,
+    packing; and peers, fastload beside other loaders. README.md says what each one is.
 
     Every case is a fresh process, and cases take turns, so leave the machine to them. An aim that is not met is
     reported and is no failure; a case that breaks is one (exit status 1). Ctrl-C ends with the table of the
@@ -121,7 +122,7 @@ def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
         benchmark = load(name)
     except ImportError as exc:
         raise click.ClickException(
-            f"{name} needs {exc.name}, which is not installed: pip install 'fastload[images]'"
+            f"{name} needs {exc.name}, which is not installed: pip install 'fastload[images,arrow]'"
         ) from exc
     if hasattr(benchmark, "prepare"):
         benchmark.prepare(smoke=smoke)

@@ -132,7 +132,7 @@ def test_a_missing_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
     result = click.testing.CliRunner().invoke(main, ["images"])
     assert result.exit_code == 1
     assert result.stderr == (
-        "Error: images needs torchvision, which is not installed: pip install 'fastload[images]'\n"
+        "Error: images needs torchvision, which is not installed: pip install 'fastload[images,arrow]'\n"
     )
 
 
@@ -169,6 +169,20 @@ def test_memory_is_watched_from_outside() -> None:
     assert outcome.figures is not None, outcome.error
     assert outcome.figures["processes"] == 1
     assert outcome.figures["peak_mib"] > 10
+
+
+def test_a_set_that_lacks_pictures_or_has_others_is_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images.tempfile, "gettempdir", lambda: str(tmp_path))
+    packing = importlib.import_module("benchmarks.packing")
+    one, other = images.sample_images(16)[:2]
+    out = packing._pack("jpeg", [one, other], tmp_path / "packed")
+    packing.check(out, [one, other], copies=1)
+    with pytest.raises(BenchError, match="the set has 2 records, expected 4"):
+        packing.check(out, [one, other], copies=2)
+    with pytest.raises(BenchError, match=f"record 0 is not {other} as mode jpeg makes it"):
+        packing.check(out, [other, one], copies=1)
 
 
 def test_spawned_processes_without_memory_for_them_are_left_out(

@@ -1,0 +1,173 @@
+"""Packing beside the decoding and encoding that it consists of, and its memory for a set and for a larger one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from pathlib import Path
+from time import perf_counter
+from typing import Literal
+
+import torch
+
+from benchmarks._report import Aim, Figures, Results, Row, row
+from benchmarks._run import Case
+from benchmarks.images import sample_images
+from benchmarks.recipes import PACKED_SIDE, QUALITY
+from fastload.datasets import PackedDataset
+from fastload.datasets.packed.format import MODES, Mode
+from fastload.datasets.packed.packing import pack
+from fastload.harness.bench import prepare_cache
+from fastload.harness.figures import BenchError
+from fastload.harness.processes import tree_memory
+from fastload.image import decode_pixels, encode_rgb
+
+TITLE = (
+    f"packing: 2,048 JPEGs, in the page cache, into a set on this machine's temporary folder, 2 threads; "
+    f"jpeg and raw of {PACKED_SIDE} px"
+)
+REPEATS = 3
+
+COUNT, SMOKE_COUNT = 2048, 16
+COPIES = 4
+"""How often the larger set has each picture."""
+WORKERS = 2
+SLOWER, LARGER = 1.2, 1.1
+"""The most that packing may take: of the time of its decoding and encoding, and of a smaller set's memory."""
+
+
+def cases(*, smoke: bool) -> list[Case]:
+    count = SMOKE_COUNT if smoke else COUNT
+    found = []
+    for mode in MODES:
+        options = {"mode": mode, "count": count, "copies": 1}
+        found += [
+            Case(_name(mode), {**options, "way": "pack"}, watch_memory=True),
+            Case(_name(mode, "bare"), {**options, "way": "bare"}),
+            Case(
+                _name(mode, "larger"),
+                {**options, "way": "pack", "copies": COPIES},
+                watch_memory=True,
+            ),
+        ]
+    return found
+
+
+def measure(*, mode: Mode, way: Literal["pack", "bare"], count: int, copies: int) -> Figures:
+    """Seconds of either way, and of packing the memory. BenchError unless the set has all pictures, right ones."""
+    paths = sample_images(count)
+    prepare_cache(paths, "warm")
+    torch.set_num_threads(1)  # as in the threads of a loader
+    if way == "bare":
+        return {"seconds": _bare_seconds(mode, paths)}
+    with tempfile.TemporaryDirectory(prefix="fastload-packing-") as folder:
+        _pack(mode, paths[:1], Path(folder, "first"))  # imports what the next one does without
+        began = perf_counter()
+        out = _pack(mode, paths * copies, Path(folder, "timed"))
+        seconds = perf_counter() - began
+        memory = tree_memory(os.getpid())
+        check(out, paths, copies=copies)
+    return {"seconds": seconds, "peak_mib": memory.allocated / 2**20 if memory else 0.0}
+
+
+def _pack(mode: Mode, paths: list[str], folder: Path) -> Path:
+    """The set of these pictures."""
+    folder.mkdir()
+    listed = folder / "list.txt"
+    listed.write_text("".join(f"{path}\n" for path in paths))
+    pack(
+        listed,
+        folder / "set",
+        mode=mode,
+        max_size=None if mode == "encoded" else PACKED_SIDE,
+        quality=QUALITY if mode == "jpeg" else None,
+        workers=WORKERS,
+    )
+    return folder / "set"
+
+
+def payload(mode: Mode, path: str, encoded: bytes) -> bytes:
+    """What a picture is packed as: decoded in every mode, as `pack` does to see whether it can be."""
+    pixels = decode_pixels(encoded, name=path, max_size=None if mode == "encoded" else PACKED_SIDE)
+    if mode == "jpeg":
+        return encode_rgb(pixels, quality=QUALITY)
+    return encoded if mode == "encoded" else pixels.tobytes()
+
+
+def _bare_seconds(mode: Mode, paths: list[str]) -> float:
+    """Of plain threads that only make the payloads: out of memory, and into nothing."""
+    pictures = [(path, Path(path).read_bytes()) for path in paths]
+    payload(mode, *pictures[0])
+    left = iter(pictures)
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            for path, encoded in left:  # the GIL makes next() one step
+                payload(mode, path, encoded)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(WORKERS)]
+    began = perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return perf_counter() - began
+
+
+def check(out: Path, paths: list[str], *, copies: int) -> None:
+    """Raise BenchError unless the set has each picture so often, in order; the payloads of 16 of them are looked at."""
+    dataset = PackedDataset(out, decode=False)
+    count = len(paths) * copies
+    if len(dataset) != count:
+        raise BenchError(f"the set has {len(dataset)} records, expected {count}")
+    for number in range(0, count, max(1, count // 16)):
+        path = paths[number % len(paths)]
+        if dataset.read(number) != payload(dataset.mode, path, Path(path).read_bytes()):
+            raise BenchError(f"record {number} is not {path} as mode {dataset.mode} makes it")
+    dataset.close()
+
+
+def rows(results: Results) -> list[Row]:
+    found = []
+    for mode in MODES:
+        found.append(
+            row(
+                results,
+                _name(mode),
+                "seconds",
+                unit="s",
+                against=(_name(mode, "bare"), "seconds"),
+                reference="bare threads that " + _work(mode),
+                aim=Aim("<=", SLOWER),
+            )
+        )
+        found.append(row(results, _name(mode, "bare"), "seconds", unit="s"))
+    for mode in MODES:
+        found.append(row(results, _name(mode), "peak_mib", unit="MiB at most"))
+        found.append(
+            row(
+                results,
+                _name(mode, "larger"),
+                "peak_mib",
+                unit="MiB at most",
+                against=(_name(mode), "peak_mib"),
+                aim=Aim("<=", LARGER),
+            )
+        )
+    return found
+
+
+def _name(mode: Mode, which: Literal["", "bare", "larger"] = "") -> str:
+    if which == "bare":
+        return f"{mode}: bare threads that {_work(mode)}"
+    return f"{mode}: fastload pack" + f", {COPIES} times the pictures" * (which == "larger")
+
+
+def _work(mode: Mode) -> str:
+    return "decode and encode" if mode == "jpeg" else "decode"
