@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import signal
 import sys
+import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from benchmarks._report import Row, table
+from benchmarks._report import Results, Row, table
 from benchmarks._run import Case, Outcome, execute, load
 from fastload.harness.report import caption, provenance, write_json
 
@@ -33,6 +35,8 @@ NAMES = (
 )
 ASKED_FOR = ("peers",)
 """Benchmarks that are run where they are named: they want packages that the others do without."""
+DRAWN = "peers"
+"""The benchmark that `--plot` draws."""
 FORMAT = "fastload-benchmarks/1"
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -69,7 +73,19 @@ class Section:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write all figures here.",
 )
-def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path | None) -> None:
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw the rates of peers here, as PNG, or PDF or SVG by the name's ending.",
+)
+def main(
+    names: Sequence[str],
+    repeats: int | None,
+    smoke: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
     """Measure fastload against torch's DataLoader: all benchmarks but peers, or those named.
 
     Names: images, latency, engine, tensor_dataset, memory, collate, thread_cost, randomness, beside, decode,
@@ -81,6 +97,13 @@ def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # by way of what ends the case
     names = tuple(dict.fromkeys(names)) or NAMES
+    if plot_path is not None:
+        if DRAWN not in names:
+            raise click.UsageError(f"--plot draws {DRAWN}: name it")
+        if plot_path.suffix not in (".png", ".pdf", ".svg"):
+            raise click.UsageError(f"--plot draws .png, .pdf or .svg, got {plot_path.name}")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise click.UsageError("--plot needs matplotlib: pip install 'fastload[bench]'")
     origin = provenance(["python -m benchmarks", *sys.argv[1:]])
     click.echo(caption(origin))
     machine = origin["machine"]
@@ -107,6 +130,11 @@ def main(names: Sequence[str], repeats: int | None, smoke: bool, json_path: Path
     if json_path is not None:
         write_json(json_path, document(origin, sections, smoke=smoke))
         click.echo(f"Figures: {json_path}")
+    if plot_path is not None and DRAWN in sections:
+        if draw(plot_path, origin, sections[DRAWN], smoke=smoke):
+            click.echo(f"Plot: {plot_path}")
+        else:
+            click.echo("Nothing is drawn: there are no rates.", err=True)
     failed = sum(
         outcome.failed for section in sections.values() for outcome in section.all_outcomes
     )
@@ -140,9 +168,14 @@ def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
                 if outcome.failed:
                     bar.write(f"{name}: {case.name}: {outcome.error}", file=sys.stderr)
                 bar.update()
-    results = {case: [outcome.figures for outcome in runs] for case, runs in outcomes.items()}
+    results = figures(outcomes)
     versions = {package: _version(package) for package in getattr(benchmark, "PACKAGES", ())}
     return Section(benchmark.TITLE, cases, outcomes, benchmark.rows(results), versions)
+
+
+def figures(outcomes: Mapping[str, Sequence[Outcome]]) -> Results:
+    """What was measured, without what was not."""
+    return {case: [outcome.figures for outcome in runs] for case, runs in outcomes.items()}
 
 
 def _version(package: str) -> str | None:
@@ -180,6 +213,35 @@ def notes(sections: dict[str, Section], *, smoke: bool) -> list[str]:
         if outcome.error and not outcome.failed
     }
     return lines + sorted(left_out)
+
+
+def draw(path: Path, origin: dict[str, Any], section: Section, *, smoke: bool) -> bool:
+    """Draw the rates of peers, with where they come from under them; False, and no file, where there are none."""
+    from benchmarks._plot import save_plot
+    from benchmarks.peers import CONDITIONS, bars
+
+    drawn = bars(figures(section.outcomes))
+    if not drawn:
+        return False
+    runs = max(map(len, section.outcomes.values()))
+    points = "One run of each" if runs == 1 else f"Medians and ranges of {runs} interleaved runs"
+    commit = f"; commit {origin['git_commit'][:10]}" if origin["git_commit"] else ""
+    versions = (f"{name} {version}" for name, version in section.versions.items() if version)
+    lines = [
+        CONDITIONS,
+        f"{points}, in fresh processes.",
+        caption(origin) + commit,
+        ", ".join(versions),
+    ]
+    folded = [text for line in lines for text in textwrap.wrap(line, 160)]
+    save_plot(
+        path,
+        drawn,
+        title="Pictures per second",
+        caption="\n".join(folded),
+        warning="A smoke run: its sizes are too small to mean anything." if smoke else "",
+    )
+    return True
 
 
 def document(

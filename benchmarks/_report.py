@@ -48,6 +48,17 @@ class Row:
     met: bool | None
 
 
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a plot shows of one case."""
+
+    group: str
+    name: str
+    kind: Literal["ours", "peer", "bound"]
+    rate: Spread
+    """Per second, over the repeats that succeeded."""
+
+
 def row(
     results: Results,
     case: str,
@@ -68,7 +79,7 @@ def row(
         reference: what that one is called; None for the name of its case.
     """
     values = _by_repeat(results, case, key)
-    figure, ratio = Spread.of(values), None
+    figure, ratio = spread(results, case, key), None
     if against is not None:
         reference = reference or against[0]
         pairs = zip(values, _by_repeat(results, *against), strict=True)
@@ -84,6 +95,11 @@ def row(
     )
 
 
+def spread(results: Results, case: str, key: str) -> Spread | None:
+    """A figure of a case over its repeats; None where none has figures."""
+    return Spread.of(_by_repeat(results, case, key))
+
+
 def _by_repeat(results: Results, case: str, key: str) -> list[float | None]:
     return [None if figures is None else figures[key] for figures in results[case]]
 
@@ -95,8 +111,8 @@ def best(results: Results, cases: Iterable[str], key: str) -> str:
     """
 
     def median(case: str) -> float:
-        spread = Spread.of(_by_repeat(results, case, key))
-        return spread.median if spread else float("-inf")
+        found = spread(results, case, key)
+        return found.median if found else float("-inf")
 
     return max(cases, key=median)
 

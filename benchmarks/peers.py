@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 
 from benchmarks._measure import NotMeasuredError
-from benchmarks._report import Aim, Figures, Results, Row, best, row
+from benchmarks._report import Aim, Bar, Figures, Results, Row, best, row, spread
 from benchmarks._run import Case
 from benchmarks.recipes import SIZE, Task, files, packed, tree
 from benchmarks.recipes._judge import check, run_pass
@@ -30,10 +30,11 @@ from fastload.harness.bench import cached_share, prepare_cache
 from fastload.harness.figures import BenchError
 from fastload.harness.processes import tree_memory
 
-TITLE = (
-    "peers: 2,048 JPEGs, RandomResizedCrop(224), flip, uint8, batches of 64, shuffled; "
-    "second and later epochs, files in the page cache unless the row says otherwise"
+CONDITIONS = (
+    "2,048 JPEGs, RandomResizedCrop(224), flip, uint8, batches of 64, shuffled; "
+    "second and later epochs, files in the page cache"
 )
+TITLE = f"peers: {CONDITIONS} unless the row says otherwise"
 REPEATS = 5
 
 PACKAGES = (
@@ -316,6 +317,21 @@ def rows(results: Results) -> list[Row]:
         *_special(results, COLD),
         *_special(results, SLOW),
     ]
+
+
+def bars(results: Results) -> list[Bar]:
+    """The rates that there are, from a warm cache, fastest first in each group; of torch, the best of each decoder."""
+    found = []
+    for group, named in GROUPS.items():
+        members = [it for it in CONTENDERS if it.group == group]
+        for variant in dict.fromkeys(it.variant for it in TORCH):
+            settings = [it.title for it in TORCH if it.variant == variant]
+            chosen = best(results, settings, "rate")
+            members = [it for it in members if it.title not in settings or it.title == chosen]
+        rates = [(it, spread(results, it.title, "rate")) for it in members]
+        own = [Bar(named, it.name, it.kind, rate) for it, rate in rates if rate is not None]
+        found += sorted(own, key=lambda bar: -bar.rate.median)
+    return found
 
 
 def _rates(results: Results) -> list[Row]:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import click.testing
 import pytest
@@ -29,13 +30,14 @@ from torchvision.transforms import v2
 from benchmarks import __main__ as command
 from benchmarks import peers
 from benchmarks._measure import NotMeasuredError, open_loader
-from benchmarks._report import Figures, row
+from benchmarks._report import Bar, Figures, row
 from benchmarks._run import Case, Outcome, execute
 from benchmarks.peers import CONTENDERS, FFCV, FUSED, PACKED, Contender
 from benchmarks.recipes import Endless, files, packed, points, tree
 from benchmarks.recipes._decoding import crop, decode_file
 from benchmarks.recipes._judge import Pass, check, run_pass
 from fastload.harness.figures import BenchError
+from fastload.harness.report import Spread, provenance
 
 # torchvision 0.29 says with each picture that TorchCodec will take the place of its decoder.
 pytestmark = [
@@ -334,6 +336,74 @@ def test_the_command_makes_what_is_loaded_first_and_tells_the_versions(
     assert versions.keys() == set(peers.PACKAGES)
     assert versions["simplejpeg"] == version("simplejpeg")
     assert f"peers: simplejpeg {version('simplejpeg')}, " in done.output
+
+
+@pytest.fixture(scope="module")
+def _fonts_opened(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Draw once: matplotlib keeps the files of its fonts open, which is no leak of ours."""
+    pytest.importorskip("matplotlib")
+    from benchmarks._plot import save_plot
+
+    bars = [Bar("files", "one", "ours", Spread(1.0, 1.0, 1.0))]
+    save_plot(tmp_path_factory.mktemp("fonts") / "plot.png", bars, title="t", caption="made up")
+
+
+def test_bars_are_the_fastest_first_with_each_decoder_s_best_setting() -> None:
+    serial, two, four = (it.title for it in peers.TORCH[:3])
+    found = results({FUSED.title: 900.0, serial: 700.0, two: 800.0, four: 600.0})
+    found[peers.BARE.title] = [None]
+    bars = [bar for bar in peers.bars(found) if bar.group == peers.GROUPS["files"]]
+    rates = [bar.rate.median for bar in bars]
+    assert rates == sorted(rates, reverse=True)
+    names = [bar.name for bar in bars]
+    assert peers.TORCH[1].name in names
+    assert len(set(names)) == len(names)
+    assert not {peers.TORCH[0].name, peers.TORCH[2].name, peers.BARE.name} & set(names)
+    assert [bar.kind for bar in bars if bar.name == FUSED.name] == ["ours"]
+
+
+@pytest.mark.usefixtures("_fonts_opened")
+def test_the_plot_has_a_bar_for_each_rate_and_its_provenance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib import rcParams
+
+    monkeypatch.setitem(rcParams, "svg.fonttype", "none")  # text as text
+    cases = peers.cases(smoke=True)
+    measured = {name: [Outcome(runs[0])] * 3 for name, runs in results({}).items()}
+    section = command.Section(peers.TITLE, cases, measured, [], {"grain": "9.9", "ffcv": None})
+    origin = provenance(["python -m benchmarks"]) | {"git_commit": "0123456789abcdef"}
+    path = tmp_path / "plots" / "peers.svg"
+    assert command.draw(path, origin, section, smoke=True)
+    drawn = " ".join(path.read_text().split())
+    for bar in peers.bars(results({})):
+        assert escape(bar.name) in drawn
+    machine = origin["machine"]["cpu"]
+    for told in (machine, "commit 0123456789", "grain 9.9", "of 3 interleaved runs", "smoke run"):
+        assert escape(told) in drawn
+    assert "ffcv" not in drawn
+    empty = {name: [Outcome(None)] for name in measured}
+    assert not command.draw(
+        tmp_path / "none.png", origin, replace(section, outcomes=empty), smoke=True
+    )
+    assert not (tmp_path / "none.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["engine", "--plot", "out.png"], "--plot draws peers: name it"),
+        (["peers", "--plot", "out.jpg.txt"], "--plot draws .png, .pdf or .svg, got out.jpg.txt"),
+    ],
+)
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command, "run", None)
+    done = click.testing.CliRunner().invoke(command.main, arguments)
+    assert done.exit_code == 2
+    assert message in done.output
 
 
 def test_packed_sets_are_made_before_they_are_measured(
