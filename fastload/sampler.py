@@ -22,7 +22,7 @@ from torch.utils.data import Sampler
 _CHUNK = 8192  # positions computed at a time: large enough to hide NumPy's call overhead, small enough for the cache
 _Words = npt.NDArray[np.uint64]
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
-# Set apart what one key selects: the order of runs, the slot of a short one, the order in window w (by w itself).
+# Set apart what one key selects: the order of runs, the place of a short one, the order in window w (by w itself).
 _RUNS, _LAST_RUN = 0x7275_6E73_0000_0000, 0x6C61_7374_0000_0000
 
 
@@ -115,7 +115,7 @@ def permuted_by_window(
     for length, here in ((window, number < tail), (n % window, number == tail)):
         keys = _hashed(np.uint64(key & _MASK) ^ _hashed(number[here].astype(np.uint64)))
         places[here] += permuted(positions[here] % window, length, keys)
-    # The last run may be shorter. It takes any slot among the others with equal chance.
+    # The last run may be shorter. It takes any place among the others with equal chance.
     full, rest = n // run, n % run
     begin = mix64(key ^ _LAST_RUN) % (full + 1) * run if rest else n
     images = np.empty_like(places)
@@ -149,7 +149,8 @@ class RankSampler(Sampler[int]):
             Runs of `run` neighbours (the last one may be shorter) come in random order; of the
             stream that this gives, each piece of `window` samples is shuffled. So the samples of a
             window lie in about `window / run` places of the data set. With `window` at least the data
-            set's length, the order is as random as without.
+            set's length, the order is as random as without. Neither has to do with how a loader's threads
+            share the work, nor with how far they are ahead.
 
     `iter()` gives the indices of `epoch`. A `fastload.DataLoader` goes on to the next epoch by
     itself at each `iter()` of the loader; under any other loop call `set_epoch(e)` before each

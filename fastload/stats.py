@@ -55,8 +55,8 @@ class Stats:
     consumer_wait_s: float
     """Seconds that the loop waited in `next()` for a batch that was not ready."""
     worker_wait_s: float
-    """Seconds that workers had nothing to claim (no room in the window, or the order given out), summed over the
-    workers."""
+    """Seconds that workers had nothing to claim (as many batches in flight as may be, or the order given out),
+    summed over the workers."""
     occupancy: float
     """Mean share (0 to 1) of the batches in flight that were ready when the loop asked for one.
 

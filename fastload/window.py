@@ -30,8 +30,8 @@ from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerCrashEr
 from fastload.telemetry import WaitClock
 
 RUN_SECONDS = 250e-6
-"""A claimed run should last about this long: 50 times what claiming and delivering it cost, and
-short enough that a run that turns out slow holds back no more than a few cheap samples."""
+"""What is claimed, a run of neighbours within a batch, should last about this long: 50 times what claiming
+and delivering it cost, and short enough that a slow one holds back no more than a few cheap samples."""
 
 _OPEN, _COMPLETE, _READY, _TAKEN = range(4)
 

@@ -188,7 +188,7 @@ def _end_all() -> None:
 
 
 class Site:
-    """Where a run of samples is read: by which worker, from which data set, with which random stream.
+    """Where claimed samples are read: by which worker, from which data set, with which random stream.
 
     `info` is what `get_worker_info()` returns in the data set; None where the loop itself serves:
     then it returns whatever it did, which is an outer worker's if the loop runs in a sample.
@@ -204,10 +204,10 @@ class Site:
         self.lane = lane
         self.stream = Stream()
         self._looks: dict[str, list[GlobalDraws | _SharedFiles]] = {}
-        self._runs = {"sample": 0, "collate": 0}
+        self._blocks = {"sample": 0, "collate": 0}
         if worker == 0:  # one looks for all: a look costs some 100 us, of each of them as it starts
             noticed = self.stream.noticed
-            self._looks = {stage: [GlobalDraws(noticed)] for stage in self._runs}
+            self._looks = {stage: [GlobalDraws(noticed)] for stage in self._blocks}
             if shared:
                 self._looks["sample"].append(_SharedFiles(dataset, noticed))
 
@@ -215,10 +215,10 @@ class Site:
     def looking(self, stage: str) -> Iterator[None]:
         """Notice in the block what makes samples depend on other threads.
 
-        In the first eight runs, then in every one whose number is a power of two.
+        In the stage's first eight blocks, then in every one whose number is a power of two.
         """
-        self._runs[stage] = run = self._runs[stage] + 1
-        looks = self._looks.get(stage, []) if run <= 8 or not run & (run - 1) else []
+        self._blocks[stage] = number = self._blocks[stage] + 1
+        looks = self._looks.get(stage, []) if number <= 8 or not number & (number - 1) else []
         for look in looks:
             look.begin()
         try:
@@ -229,7 +229,7 @@ class Site:
 
 
 class _SharedFiles:
-    """Notices runs that move the position of a file which the data set holds open: all workers have that one.
+    """Notices user code that moves the position of a file which the data set holds open: all workers have that one.
 
     Not where the data set holds a lock too: it knows. Text files are not looked at, whose `tell()` is
     not free of effects.
@@ -244,11 +244,11 @@ class _SharedFiles:
         self._before: dict[str, int] = {}
 
     def begin(self) -> None:
-        """A run of user code begins."""
+        """User code begins."""
         self._before = self._positions()
 
     def end(self) -> None:
-        """The run has ended: put into `noticed` what moved, or was opened."""
+        """It has ended: put into `noticed` what moved, or was opened."""
         for name, position in self._positions().items():
             if self._before.get(name) != position:
                 self._noticed.add(
@@ -352,7 +352,7 @@ def _tell(site: Site, fetcher: Fetcher) -> None:
 def _read(
     batch: Batch, start: int, stop: int, fetcher: Fetcher, site: Site, recorder: Recorder
 ) -> float:
-    """Read a run with all that user code may ask for in place; the CPU seconds that it took."""
+    """Read what was claimed with all that user code may ask for in place; the CPU seconds that it took."""
     stream = site.stream
     outer = current_worker_info()
     set_worker_info(site.info or outer)

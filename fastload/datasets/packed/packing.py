@@ -23,7 +23,7 @@ _AHEAD_BYTES = (
     64 * 2**20
 )  # of records that wait to be written; workers go on while the disk is waited for
 _AHEAD = 1024  # records, likewise
-_RUN = 64  # records that a worker verifies at a time
+_PIECE = 64  # records that a worker verifies at a time
 
 
 class Prepared(NamedTuple):
@@ -305,14 +305,12 @@ def verify(
     began, records, count = time.monotonic(), 0, 0
     bad: list[str] = []
     loader: DataLoader[tuple[int, int, list[str]]] = DataLoader(
-        _Runs(dataset), batch_size=None, collate_fn=_as_it_is, num_workers=workers, seed=0
+        _Pieces(dataset), batch_size=None, collate_fn=_as_it_is, num_workers=workers, seed=0
     )
     with loader, _bar(progress, len(dataset), 0, "record") as bar:
         for rows, size, found in loader:
             for text in found:
-                if (
-                    text not in bad[-1:]
-                ):  # what is wrong with a shard is found again by each run of it
+                if text not in bad[-1:]:  # each piece of a bad shard says it
                     bad.append(text)
                     if say is not None:
                         say(text)
@@ -322,34 +320,33 @@ def verify(
     return Verified(records, count, time.monotonic() - began, bad)
 
 
-class _Runs(Dataset[tuple[int, int, list[str]]]):
+class _Pieces(Dataset[tuple[int, int, list[str]]]):
     """Sample k reads up to 64 records of one shard: how many there are, their bytes, what is wrong."""
 
     def __init__(self, dataset: PackedDataset) -> None:
         self.dataset = dataset
-        self.runs: list[tuple[str, range]] = []
-        self.bad_shards: dict[
-            str, str
-        ] = {}  # what is said of them: not looked for again by each run
+        self.pieces: list[tuple[str, range]] = []
+        # What is said of them, for all their pieces: each would read the shard's columns again.
+        self.bad_shards: dict[str, str] = {}
         end = 0
         for shard in read_index(dataset.path).shards:
             begin, end = end, end + shard.rows
-            starts = range(begin, end, _RUN)
-            self.runs += [(shard.name, range(k, min(k + _RUN, end))) for k in starts]
+            starts = range(begin, end, _PIECE)
+            self.pieces += [(shard.name, range(k, min(k + _PIECE, end))) for k in starts]
 
     def __len__(self) -> int:
-        return len(self.runs)
+        return len(self.pieces)
 
     def __getitem__(self, number: int) -> tuple[int, int, list[str]]:
-        shard, run = self.runs[number]
+        shard, piece = self.pieces[number]
         size = 0
         bad: list[str] = []
         if shard not in self.bad_shards:
             try:
-                self.dataset.load(run[0])
+                self.dataset.load(piece[0])
             except (PackedDataError, OSError) as error:
                 self.bad_shards[shard] = str(error)
-        for record in run:
+        for record in piece:
             if shard in self.bad_shards:
                 break
             try:
@@ -362,7 +359,7 @@ class _Runs(Dataset[tuple[int, int, list[str]]]):
             except OSError as error:
                 bad.append(f"{self.dataset.locate(record)}: {error.strerror}")
         bad += [self.bad_shards[shard]] if shard in self.bad_shards else []
-        return len(run), size, bad
+        return len(piece), size, bad
 
 
 # ---- inspect ----

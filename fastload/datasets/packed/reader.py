@@ -345,8 +345,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return table
 
     def _file(self, number: int) -> _File:
-        slot = number % len(self._files)
-        file = self._files[slot]
+        place = number % len(self._files)
+        file = self._files[place]
         if file is None or file.number != number:
             shard = self._index.shards[number]
             try:
@@ -358,7 +358,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             # An evicted shard is opened again: it must be the file whose table is kept.
             if self._identities.setdefault(number, file.identity) != file.identity:
                 raise self._bad(number, None, "the file was replaced since it was first read")
-            self._files[slot] = file
+            self._files[place] = file
         return file
 
     def _where(self, number: int) -> str:
