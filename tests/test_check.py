@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from fastload import DataLoader as FastDataLoader
 from fastload.cli import main
 from fastload.inspection import Report, check
+from tests.fakes import OwnIterator
 
 ROOT = Path(__file__).parents[1]
 RECORD = 16
@@ -114,21 +115,6 @@ class Unsharded(Sharded):
         return iter(range(self.length))
 
 
-class OwnIterator(Sharded):
-    def __init__(self) -> None:
-        super().__init__(48)
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        return self
-
-    def __next__(self) -> int:
-        if self.at == self.length:
-            raise StopIteration
-        self.at += 1
-        return self.at - 1
-
-
 def words(report: Report, level: str | None = None) -> str:
     return " ".join(
         f"{finding.what} {finding.advice}"
@@ -192,7 +178,7 @@ def test_an_iterable_that_every_worker_reads_whole_is_found() -> None:
 
 
 def test_a_data_set_that_is_its_own_iterator_is_found() -> None:
-    assert "own iterator" in words(check(OwnIterator(), samples=32, workers=2))
+    assert "own iterator" in words(check(OwnIterator(48), samples=32, workers=2))
 
 
 def test_a_map_style_data_set_with_a_cursor_is_a_fault() -> None:

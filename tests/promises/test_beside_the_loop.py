@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 import fastload
 import fastload.iterator
 from fastload import DataLoader, RankSampler, Stats
+from tests.fakes import Numbers, fastload_threads
 
 DEADLINE_S = 30.0  # only a deadlock waits that long
 GRACE_S = 0.05  # what a loader that reads too much is given to do so
@@ -56,29 +57,12 @@ class Reads(Dataset[int]):
         return sum(read == index for read, _, _ in self.reads)
 
 
-class Plain(Dataset[int]):
-    """Its own indices, for torch's processes."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 def given(loader: Any) -> list[Any]:
     return [batch.tolist() for batch in loader]
 
 
 def batches(order: list[int], batch_size: int) -> list[list[int]]:
     return [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
-
-
-def fastload_threads() -> list[str]:
-    return sorted(t.name for t in threading.enumerate() if t.name.startswith("fastload-"))
 
 
 # ---- bytes in flight ----
@@ -384,7 +368,7 @@ def test_where_the_order_is_not_known_or_threads_end_nothing_is_read_ahead(how: 
         if state is None:
             torch.manual_seed(5)
             got = given(loader)
-            theirs = torch.utils.data.DataLoader(Plain(LENGTH), BATCH, num_workers=2, **options)
+            theirs = torch.utils.data.DataLoader(Numbers(LENGTH), BATCH, num_workers=2, **options)
             list(theirs)
             torch.manual_seed(5)
             expected = given(theirs)

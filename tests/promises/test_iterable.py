@@ -25,6 +25,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import fastload
 from fastload.errors import EmptyBatchError, LoaderTimeoutError, StateError, TooManyErrorsError
+from tests.fakes import OwnIterator, fastload_threads
 
 WORKERS = [0, 1, 2, 3, 5]
 DEADLINE_S = 30.0  # only a deadlock waits that long
@@ -84,22 +85,6 @@ class Whole(IterableDataset[int]):
         return iter(range(self.length))
 
 
-class OwnIterator(IterableDataset[int]):
-    """Its own iterator, never rewound: what was read is gone, for this copy."""
-
-    def __init__(self, length: int) -> None:
-        self.length, self.at = length, 0
-
-    def __iter__(self) -> Iterator[int]:
-        return self
-
-    def __next__(self) -> int:
-        if self.at == self.length:
-            raise StopIteration
-        self.at += 1
-        return self.at - 1
-
-
 class CountsEpochs(IterableDataset[int]):
     """Remembers in the copy how often it was begun."""
 
@@ -148,10 +133,6 @@ def heard(iterator: Iterator[Any], most: int = 200) -> list[Event]:
         except Exception as error:
             events.append(("error", type(error).__name__))
     raise AssertionError(f"no end after {most} steps: {events[-5:]}")
-
-
-def fastload_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("fastload-")]
 
 
 # ---- batches and order are torch's ----

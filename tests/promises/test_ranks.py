@@ -21,21 +21,11 @@ import torch.distributed
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler
 
 import fastload
+from tests.fakes import Numbers
 
 WORLDS = [1, 2, 3, 4]
 LENGTHS = [0, 1, 2, 3, 4, 5, 11, 12, 97, 100]
 Ends = Literal["pad", "drop", "uneven"]
-
-
-class Numbers(Dataset[int]):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 def parts(length: int, world: int, **options: Any) -> list[list[int]]:

@@ -1,0 +1,42 @@
+"""What tests of several files read, or look at; fakes that users have a use for are in `fastload.testing`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from torch.utils.data import Dataset, IterableDataset
+
+
+class Numbers(Dataset[int]):
+    """Its own indices."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class OwnIterator(IterableDataset[int]):
+    """Its own iterator, never rewound: what was read is gone, for this copy."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.at = length, 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == self.length:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+
+def fastload_threads() -> list[str]:
+    """The names of fastload's threads that are alive, sorted."""
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith("fastload-"))
