@@ -18,7 +18,8 @@ from fastload.errors import FastloadError
     default="jpeg",
     show_default=True,
     type=click.Choice(["encoded", "jpeg", "raw"]),
-    help="encoded: the files as they are. jpeg: pictures of --max-size, as JPEGs. raw: their pixels.",
+    help="encoded: the files as they are. jpeg: pictures of --max-size, as JPEGs. raw: their pixels. "
+    "These two neither apply an EXIF orientation nor keep it.",
 )
 @click.option(
     "--max-size",
@@ -33,7 +34,7 @@ from fastload.errors import FastloadError
     default=256.0,
     show_default=True,
     type=click.FloatRange(min=0.001, max=1_000_000),
-    help="A shard ends with the record that makes its payloads so many million bytes.",
+    help="A shard ends with the record that makes its payloads and --columns so many million bytes.",
 )
 @click.option(
     "--workers",
