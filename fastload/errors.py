@@ -85,3 +85,11 @@ class PackedDataError(FastloadError, ValueError):
         shard = "" if self.shard is None else f", shard {self.shard}"
         record = "" if self.record is None else f", record {self.record}"
         return f"{self.path}{shard}{record}: {self.reason}"
+
+
+class RankError(FastloadError, ValueError):
+    """The environment does not say which rank this process is; the message names variables, values and remedy."""
+
+
+class RendezvousError(FastloadError, RuntimeError):
+    """The ranks of a job did not meet; the message names rank, address, the seconds waited and what to do."""

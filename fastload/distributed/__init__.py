@@ -1,0 +1,15 @@
+"""Ranks: which one this process is, the process group of all of them, and the cores that each one has.
+
+    from fastload import distributed
+
+    rank = distributed.init()          # under torchrun, mpiexec, srun; alone it is rank 0 of 1
+    ...                                # DistributedDataParallel, RankSampler, all_reduce
+    distributed.shutdown()             # also done at exit
+
+`detect` only reads variables; `init` meets the other ranks at a free port that rank 0 opens.
+"""
+
+from fastload.distributed.group import cores, init, shutdown
+from fastload.distributed.ranks import Finding, Launcher, Rank, detect, explain
+
+__all__ = ["Finding", "Launcher", "Rank", "cores", "detect", "explain", "init", "shutdown"]

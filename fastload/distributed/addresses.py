@@ -1,0 +1,85 @@
+"""The network address by which other nodes reach this one. IPv4; Linux."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+
+from fastload.errors import RendezvousError
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's address, in a struct ifreq
+_LOOPBACK = "127.0.0.1"
+
+
+def own_address(*, single_node: bool) -> str:
+    """An address of this machine for all ranks to come to: never the loopback, unless all are on this node.
+
+    That of the interface named by GLOO_SOCKET_IFNAME; else what the host's name stands for; else, where that is the
+    loopback (as Debian sets it up), what the default route goes out by; else that of the only other interface.
+
+    Raises:
+        RendezvousError: none of these is there.
+    """
+    if single_node:
+        return _LOOPBACK
+    if named := os.environ.get("GLOO_SOCKET_IFNAME"):
+        name = named.split(",")[0]
+        if (address := _addresses().get(name)) is None:
+            raise RendezvousError(
+                f"GLOO_SOCKET_IFNAME={named}: there is no such interface with an IPv4 address; there are "
+                f"{', '.join(_addresses())}"
+            )
+        return address
+    candidates = [*_of_host_name(), *_of_route("192.0.2.1"), *_addresses().values()]
+    for address in candidates:
+        if not ipaddress.ip_address(address).is_loopback:
+            return address
+    raise RendezvousError(
+        f"{socket.gethostname()} has no address but {_LOOPBACK}, by which other nodes cannot reach it; interfaces: "
+        f"{', '.join(_addresses()) or 'none'}"
+    )
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the interface of this machine that has `address`; None if none has."""
+    return next((name for name, own in _addresses().items() if own == address), None)
+
+
+def address_towards(address: str) -> str | None:
+    """This machine's own address on the way to `address`; None if there is no way. Sends nothing."""
+    return next(iter(_of_route(address)), None)
+
+
+def _of_host_name() -> list[str]:
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [str(entry[4][0]) for entry in found]
+
+
+def _of_route(target: str) -> list[str]:
+    """Connecting a datagram socket sends nothing: the kernel only chooses the route, and with it the own address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((target, 9))
+        except OSError:
+            return []
+        return [str(probe.getsockname()[0])]
+
+
+def _addresses() -> dict[str, str]:
+    """By name the IPv4 address of each interface that has one."""
+    found: dict[str, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # It has no IPv4 address.
+                continue
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found

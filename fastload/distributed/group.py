@@ -1,0 +1,216 @@
+"""The process group of a job: `init()` at its start, `shutdown()` at its end, `cores()` in between."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]
+
+from fastload.distributed.addresses import address_towards, interface_of, own_address
+from fastload.distributed.affinity import one_core_warning, share
+from fastload.distributed.asking import MPI_LAUNCHERS, find, mpi4py
+from fastload.distributed.meeting import meeting
+from fastload.distributed.ranks import Rank
+from fastload.errors import RankError, RendezvousError
+
+_Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+@dataclass
+class _Joined:
+    """What `init` set up in this process, for `shutdown` to take down."""
+
+    rank: Rank
+    backend: str | None = None
+    met_by: str = "no process group: there is one process"
+    on_node: list[list[int]] = field(default_factory=list)
+    """The cores of each rank of this node; empty where no group was made."""
+    hook: _Hook | None = None
+    """The sys.excepthook that was there before, where it was replaced."""
+    store: Store | None = None
+
+
+_joined: _Joined | None = None
+
+
+def init(backend: str = "auto", *, timeout_s: float = 600.0) -> Rank:
+    """Find out which rank this is, meet the others, and make torch's default process group. All ranks call it.
+
+    Without a launcher that is rank 0 of 1 and no process group is made. A second call returns the same rank. A group
+    that is there already is kept, and left alone by `shutdown()`.
+
+    Args:
+        backend: one of torch's, or "auto": NCCL for tensors on CUDA devices (XCCL on Intel's), Gloo for those on the
+            CPU. Where there are devices, each rank's own is made the current one: that of its local rank, or the
+            only one.
+        timeout_s: how long to wait for the others here, and in each collective of Gloo after that: a rank that is
+            stuck makes the others raise, in place of a hang.
+
+    After an exception that nobody catches, under an MPI whose mpi4py was used, the whole job is aborted: MPI's own end
+    waits for all ranks, and would wait for ever. `shutdown()` is called at exit.
+
+    Raises:
+        RankError: see `detect`.
+        RendezvousError: the others did not come, or there is no way to agree on a place.
+    """
+    global _joined
+    if _joined is not None:
+        return _joined.rank
+    rank = find().rank
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (rank.rank, rank.world_size):
+            raise RankError(
+                f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, and the "
+                f"launcher ({rank.launcher}) says {rank}. Leave that to fastload, or set RANK and WORLD_SIZE"
+            )
+        _joined = _Joined(rank, met_by="a process group that was there")
+    elif rank.launcher == "none":
+        _joined = _Joined(rank)
+    else:
+        _joined = _join(rank, _chosen(backend), timeout_s)
+        atexit.register(shutdown)
+    return _joined.rank
+
+
+def shutdown() -> None:
+    """Take down what `init()` made. Any number of calls; also without `init()`; at exit it is called by itself."""
+    global _joined
+    joined, _joined = _joined, None
+    if joined is None:
+        return
+    atexit.unregister(shutdown)
+    if joined.hook is not None and getattr(sys.excepthook, "fastload", False):
+        sys.excepthook = joined.hook
+    if joined.store is not None and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def cores() -> int:
+    """How many threads this rank can keep busy: its share of the cores that it may run on, 1 or more.
+
+    After `init()` a core that several ranks of the node may run on is counted in parts, as each of them said. Before,
+    it is assumed that ranks share all cores of the machine where they may run on as many.
+
+    Warns (UserWarning) where the launcher bound the rank to one core of several, with the option to change.
+    """
+    own = os.sched_getaffinity(0)
+    rank = _joined.rank if _joined is not None else find().rank
+    machine = os.cpu_count() or len(own)
+    if warning := one_core_warning(rank.launcher, own, machine, rank.local_size):
+        warnings.warn(warning, stacklevel=2)
+    if _joined is not None and _joined.on_node:
+        return share(own, _joined.on_node)
+    return min(len(own), max(1, machine // rank.local_size))
+
+
+def met_by() -> str:
+    """In words, the backend and how the ranks agreed on a place; "not initialised" before `init()`."""
+    if _joined is None:
+        return "not initialised"
+    return f"{_joined.backend}, by {_joined.met_by}" if _joined.backend else _joined.met_by
+
+
+def _chosen(backend: str) -> str:
+    """The backends by device for "auto"; anything else is for torch to judge."""
+    if backend != "auto":
+        return backend
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        return "cpu:gloo,cuda:nccl"
+    if torch.xpu.is_available() and dist.is_xccl_available():
+        return "cpu:gloo,xpu:xccl"
+    return "gloo"
+
+
+def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
+    for device in (torch.cuda, torch.xpu):
+        if device.is_available():
+            device.set_device(_device_of(rank, device.device_count()))
+    with meeting(rank, os.environ, timeout_s=timeout_s) as (store, met_by):
+        _name_interface(rank, store)
+        try:
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=rank.rank,
+                world_size=rank.world_size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+            on_node = _gather_affinities(rank, store)
+        except (DistError, RuntimeError) as error:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            raise RendezvousError(
+                f"{rank} met no complete group of {rank.world_size} within {timeout_s:g} s "
+                f"({backend}, by {met_by}): {error}"
+            ) from error
+    return _Joined(rank, backend, met_by, on_node, _abort_when_nobody_catches(rank), store)
+
+
+def _device_of(rank: Rank, count: int) -> int:
+    """The local rank's own device, or the only one there is: launchers may show each rank just its own."""
+    if count == 1 or rank.local_rank < count:
+        return min(rank.local_rank, count - 1)
+    raise RankError(
+        f"local rank {rank.local_rank} of {rank.local_size} has no device: the node shows {count}. Start as many ranks "
+        "per node as there are devices"
+    )
+
+
+def _name_interface(rank: Rank, store: Store) -> None:
+    """Tell Gloo which interface to use between nodes, unless the user did.
+
+    Of itself it takes what the host's name stands for, and that is the loopback on many a node.
+    """
+    if rank.local_size == rank.world_size or "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    if rank.rank == 0:
+        own: str | None = own_address(single_node=False)
+        store.set("fastload/address", str(own))
+    else:
+        own = address_towards(store.get("fastload/address").decode())
+    if own is not None and (name := interface_of(own)) is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def _gather_affinities(rank: Rank, store: Store) -> list[list[int]]:
+    """The cores of all ranks on this machine. Returns on each rank when the last one is there: a barrier, too."""
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        machine = os.uname().nodename
+    number = store.add(f"fastload/ranks of {machine}", 1)
+    store.set(f"fastload/cores of {machine}/{number}", json.dumps(sorted(os.sched_getaffinity(0))))
+    if store.add("fastload/here", 1) == rank.world_size:
+        store.set("fastload/all", "here")
+    store.wait(["fastload/all"])
+    ranks = range(1, store.add(f"fastload/ranks of {machine}", 0) + 1)
+    return [json.loads(store.get(f"fastload/cores of {machine}/{number}")) for number in ranks]
+
+
+def _abort_when_nobody_catches(rank: Rank) -> _Hook | None:
+    """Let an uncaught exception end all ranks, after its traceback; the hook that was there. None where not needed."""
+    mpi = mpi4py() if rank.launcher in MPI_LAUNCHERS and rank.world_size > 1 else None
+    if mpi is None:
+        return None
+    before: _Hook = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        print(f"fastload: {rank} ends the job", file=sys.stderr, flush=True)
+        mpi.COMM_WORLD.Abort(1)
+
+    hook.fastload = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
+    return before

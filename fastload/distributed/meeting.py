@@ -1,0 +1,226 @@
+"""Where the ranks meet: rank 0 opens torch's store on a port that the system chooses, and tells the others where.
+
+Told by torchrun's own variables, by a broadcast of MPI, or, where there is a launcher and no mpi4py, by a small file
+that all nodes see. The file is named after the launch, is there only while the ranks gather, and comes by a rename.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import os
+import secrets
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from fastload.distributed.addresses import own_address
+from fastload.distributed.asking import MPI_LAUNCHERS, mpi4py
+from fastload.distributed.ranks import Rank
+from fastload.errors import RankError, RendezvousError
+
+# What names one start of the ranks, the same on all of them and never the same twice. Hydra sets nothing of the kind.
+_LAUNCH_KEYS: dict[str, tuple[str, ...]] = {
+    "openmpi": ("PMIX_NAMESPACE",),
+    "pals": ("PALS_APID",),
+    "slurm": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+}
+_MORE_OF_KEY = ("PBS_JOBID", "SLURM_RESTART_COUNT")
+_LOOK_AGAIN_S = 0.05
+
+
+@contextmanager
+def meeting(
+    rank: Rank, environ: Mapping[str, str], *, timeout_s: float
+) -> Iterator[tuple[Store, str]]:
+    """Give the store that all ranks of the job share and the way it was agreed on.
+
+    In the block the ranks gather; at its end what told them of the place is removed.
+
+    Raises:
+        RendezvousError: the others did not come within `timeout_s` seconds, or there is no way to tell them the place.
+        RankError: MPI counts the ranks in another way than the launcher.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    mpi = mpi4py() if rank.launcher in MPI_LAUNCHERS else None
+    if mpi is not None:
+        yield _by_mpi(mpi, rank, timeout), "MPI"
+    elif (key := _launch_key(rank, environ)) is not None:
+        path = _place(rank, environ) / f"fastload-ranks-{key}"
+        store = _open(rank, timeout) if rank.rank == 0 else None
+        try:
+            if store is not None:
+                _publish(path, _address_of(rank, store))
+            yield store or _join(rank, path, timeout_s), f"the file {path}"
+        finally:
+            if rank.rank == 0:
+                path.unlink(missing_ok=True)
+    else:
+        yield _by_variables(rank, environ, timeout), "MASTER_ADDR and MASTER_PORT"
+
+
+def _open(rank: Rank, timeout: timedelta) -> TCPStore:
+    """Rank 0's store, on a free port of this machine: bound at once, so that nothing else can take it."""
+    return TCPStore(
+        own_address(single_node=_on_one_node(rank)),
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+    )
+
+
+def _address_of(rank: Rank, store: TCPStore) -> dict[str, Any]:
+    token = secrets.token_hex(8)
+    store.set("fastload/token", token)
+    return {"address": store.host, "port": store.port, "token": token}
+
+
+def _connect(rank: Rank, place: Mapping[str, Any], timeout: timedelta) -> TCPStore:
+    """Another rank's way into the store; RendezvousError if it is not the store that rank 0 of this job opened."""
+    try:
+        store = TCPStore(place["address"], place["port"], is_master=False, timeout=timeout)
+        token = store.get("fastload/token").decode()
+    except (DistError, RuntimeError) as error:
+        raise RendezvousError(
+            f"{rank} cannot reach rank 0 at {place['address']}:{place['port']}: {error}. If the nodes are connected by "
+            "another network interface, name it in GLOO_SOCKET_IFNAME on all ranks"
+        ) from error
+    if token != place["token"]:
+        raise RendezvousError(
+            f"{rank} found another job's store at {place['address']}:{place['port']}. Start the ranks again"
+        )
+    return store
+
+
+def _by_mpi(mpi: Any, rank: Rank, timeout: timedelta) -> Store:
+    world = mpi.COMM_WORLD
+    if (world.Get_rank(), world.Get_size()) != (rank.rank, rank.world_size):
+        raise RankError(
+            f"the launcher says {rank}, mpi4py rank {world.Get_rank()} of {world.Get_size()}: mpi4py uses "
+            f"{mpi.Get_library_version().split(',')[0].strip()!r}, and another MPI's mpiexec started the ranks. "
+            "Use the mpiexec of that library; or uninstall mpi4py, and the ranks meet by a file (Open MPI, PALS)"
+        )
+    store: TCPStore | None = None
+    place: dict[str, Any] = {}
+    if rank.rank == 0:
+        try:
+            store = _open(rank, timeout)
+            place = _address_of(rank, store)
+        except (OSError, RuntimeError, RendezvousError) as error:
+            world.bcast({"error": str(error)})  # Else the others would wait for ever.
+            raise
+    place = world.bcast(place)
+    if "error" in place:
+        raise RendezvousError(f"{rank}: rank 0 could not open a store: {place['error']}")
+    return store or _connect(rank, place, timeout)
+
+
+def _by_variables(rank: Rank, environ: Mapping[str, str], timeout: timedelta) -> Store:
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if not address or not port:
+        hint = (
+            "install mpi4py, built for the MPI of this mpiexec (pip install 'fastload[mpi]')"
+            if rank.launcher in MPI_LAUNCHERS
+            else "start them with torchrun, mpiexec or srun"
+        )
+        raise RendezvousError(
+            f"{rank} knows no place to meet the others (launcher: {rank.launcher}). Either {hint}, or set MASTER_ADDR "
+            "and MASTER_PORT to a host that all reach and a free port there"
+        )
+    if not _on_one_node(rank) and _is_loopback(address):
+        raise RendezvousError(
+            f"MASTER_ADDR={address} is each node's own address, and the {rank.world_size} ranks are on several nodes "
+            f"({rank.local_size} here). Set it to the name of the first node"
+        )
+    try:
+        store, _, _ = next(rendezvous("env://", rank.rank, rank.world_size, timeout=timeout))
+    except (DistError, RuntimeError, ValueError, OSError) as error:
+        raise RendezvousError(
+            f"{rank} did not meet the others at MASTER_ADDR={address}, MASTER_PORT={port} within "
+            f"{timeout.total_seconds():g} s: {error}"
+        ) from error
+    joined: Store = store
+    return joined
+
+
+def _launch_key(rank: Rank, environ: Mapping[str, str]) -> str | None:
+    """A name for this start of the ranks that no other start has; None where the launcher sets none."""
+    names = _LAUNCH_KEYS.get(rank.launcher, ())
+    if not names or not all(environ.get(name) for name in names):
+        return None
+    text = "\0".join(environ.get(name, "") for name in (*names, *_MORE_OF_KEY))
+    return hashlib.sha256(f"{os.getuid()}\0{text}".encode()).hexdigest()[:16]
+
+
+def _place(rank: Rank, environ: Mapping[str, str]) -> Path:
+    """A directory that all ranks see: of this node if they are all here, else the working directory."""
+    if named := environ.get("FASTLOAD_MEETING_DIR"):
+        return Path(named)
+    if not _on_one_node(rank):
+        return Path.cwd()
+    own = Path(tempfile.gettempdir(), f"fastload-{os.getuid()}")
+    own.mkdir(mode=0o700, exist_ok=True)
+    if own.stat().st_uid != os.getuid() or own.is_symlink():
+        raise RendezvousError(f"{own} is not this user's. Name another in FASTLOAD_MEETING_DIR")
+    return own
+
+
+def _publish(path: Path, place: Mapping[str, Any]) -> None:
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(place, file)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _join(rank: Rank, path: Path, timeout_s: float) -> TCPStore:
+    """Wait for the file of rank 0 and go where it says.
+
+    A file of an earlier start that died names a port where nobody is: then rank 0 has yet to replace it. Looked for
+    again and again, as no file system that nodes share wakes anybody.
+    """
+    deadline = time.monotonic() + timeout_s
+    seen = f"there is no {path}"
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            place = json.loads(path.read_text())
+            with socket.create_connection(
+                (place["address"], place["port"]), timeout=min(left, 5.0)
+            ):
+                pass
+            return _connect(rank, place, timedelta(seconds=timeout_s))
+        except FileNotFoundError:
+            pass  # Rank 0 is not there yet.
+        except OSError as error:
+            seen = (
+                f"{path} names {place['address']}:{place['port']}, where there is nobody ({error})"
+            )
+        time.sleep(_LOOK_AGAIN_S)
+    raise RendezvousError(
+        f"{rank} waited {timeout_s:g} s for rank 0: {seen}. Rank 0 ended, or is on a node that does not share this "
+        "directory: name one that all nodes share in FASTLOAD_MEETING_DIR"
+    )
+
+
+def _on_one_node(rank: Rank) -> bool:
+    return rank.local_size == rank.world_size
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False  # A name that nobody knows is reported by the attempt to reach it.
+    return any(ipaddress.ip_address(entry[4][0]).is_loopback for entry in found)
