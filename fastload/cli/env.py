@@ -1,0 +1,112 @@
+"""`fastload env`: what a rank finds out about itself, and whether it reaches the others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from fastload.distributed import Finding
+
+
+@click.command()
+@click.option("--meet", is_flag=True, help="Meet the other ranks too, and add up their numbers.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds to wait for the other ranks.",
+)
+def env(meet: bool, timeout_s: float) -> None:
+    """Say which rank this process is, and from which variables that was found.
+
+    Under a launcher every rank prints its own lines. With --meet they also make the process group that training
+    would make: what fails there fails here, sooner.
+
+    \b
+    Examples:
+        fastload env
+        mpiexec -n 4 fastload env --meet
+        torchrun --nproc-per-node 4 --no-python fastload env --meet
+    """
+    from fastload.distributed import find
+
+    finding = find()
+    lines = _described(finding)
+    if meet:
+        lines.append(_meet(timeout_s))
+    lines += _cores()
+    # In one write: the lines of a rank stay together among those of the others.
+    click.echo("".join(f"{finding.rank}: {line}\n" for line in lines), nl=False)
+
+
+def _described(finding: Finding) -> list[str]:
+    """The rank, what said so, and the software."""
+    import os
+    import platform
+
+    import torch
+
+    import fastload
+    from fastload.distributed import backend_for
+
+    rank = finding.rank
+    said = dict.fromkeys(source for sources in finding.origins.values() for source in sources)
+    devices = (
+        f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA"
+    )
+    return [
+        f"local rank {rank.local_rank} of {rank.local_size} on {os.uname().nodename}, launcher {rank.launcher}",
+        f"found in {', '.join(said)}" if said else "no launcher set a variable",
+        f"Python {platform.python_version()}, torch {torch.__version__}, fastload {fastload.__version__}, {devices}, "
+        f"backend {backend_for('auto')}",
+    ]
+
+
+def _meet(timeout_s: float) -> str:
+    """Meet the others and add up all ranks; an error if the sum is not theirs."""
+    from time import perf_counter
+
+    import torch
+    import torch.distributed as dist
+
+    from fastload.distributed import init, met_by
+
+    began = perf_counter()
+    rank = init(timeout_s=timeout_s)
+    if not dist.is_initialized():
+        return f"nobody to meet ({met_by()})"
+    total = torch.tensor([rank.rank])
+    dist.all_reduce(total)
+    elapsed_s, expected = perf_counter() - began, rank.world_size * (rank.world_size - 1) // 2
+    if total.item() != expected:
+        raise click.ClickException(f"{rank}: the ranks add up to {total.item()}, not to {expected}")
+    return f"met the others in {elapsed_s:.2f} s ({met_by()}); the ranks add up to {expected}"
+
+
+def _cores() -> Iterator[str]:
+    """The cores, and the warning where there are too few."""
+    import os
+
+    from fastload.distributed import cores
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        count = cores()
+    own = os.sched_getaffinity(0)
+    yield f"cores for this rank: {count}; it may run on {_ranges(own)}, of {os.cpu_count()}"
+    for warning in caught:
+        yield f"warning: {warning.message}"
+
+
+def _ranges(numbers: Collection[int]) -> str:
+    """0, 1, 2, 3, 8 as "0-3,8"."""
+    runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    ends = [[number for _, number in run] for _, run in runs]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ends)
