@@ -1,0 +1,61 @@
+"""Promise: a rank's threads are its share of the cores that its launcher gave it; one core of many is warned of."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from fastload import distributed
+from fastload.distributed.affinity import one_core_warning, share
+from fastload.distributed.ranks import Launcher
+
+
+@pytest.mark.parametrize(
+    ("on_node", "cores"),
+    [
+        ([range(16)], [16]),
+        ([range(16)] * 4, [4] * 4),  # nobody is bound
+        ([range(0, 4), range(4, 8), range(8, 12), range(12, 16)], [4] * 4),
+        ([range(3)] * 2, [1, 1]),  # one and a half each
+        ([range(4), range(2, 6)], [3, 3]),
+        ([range(8), [0], [0]], [7, 1, 1]),
+        ([[0]] * 4, [1] * 4),
+    ],
+    ids=str,
+)
+def test_a_core_is_shared_by_those_that_may_use_it(on_node: list[range], cores: list[int]) -> None:
+    assert [share(own, on_node) for own in on_node] == cores
+
+
+@pytest.mark.parametrize(
+    ("launcher", "remedy"),
+    [
+        ("pals", "--depth THREADS --cpu-bind depth"),
+        ("openmpi", "--bind-to none"),
+        ("mpich", "-bind-to none"),
+        ("slurm", "--cpus-per-task"),
+        ("torchrun", "taskset"),
+    ],
+)
+def test_one_core_of_many_is_warned_of_with_the_launchers_remedy(
+    launcher: Launcher, remedy: str
+) -> None:
+    warning = one_core_warning(launcher, [3], 32, 4)
+    assert warning is not None
+    assert "core 3 alone, of 32 on a node with 4 ranks" in warning
+    assert remedy in warning
+
+
+@pytest.mark.parametrize(
+    ("launcher", "own", "machine", "ranks"),
+    [("none", [0], 8, 1), ("mpich", [0, 1], 8, 4), ("mpich", [0], 4, 4), ("mpich", [0], 1, 1)],
+)
+def test_nothing_is_warned_of_where_nothing_is_to_be_had(
+    launcher: Launcher, own: list[int], machine: int, ranks: int
+) -> None:
+    assert one_core_warning(launcher, own, machine, ranks) is None
+
+
+def test_without_a_launcher_a_process_has_the_cores_that_it_may_run_on() -> None:
+    assert distributed.cores() == len(os.sched_getaffinity(0))

@@ -1,0 +1,265 @@
+"""Promise: the ranks meet at a free port and at an address that other nodes reach, with mpi4py and without it.
+
+The launchers of this file are simulated, by their variables alone; the processes, sockets and network stacks are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from fastload.distributed import Rank, init, shutdown
+from fastload.distributed.addresses import address_towards, interface_of, own_address
+from fastload.distributed.meeting import _open, meeting
+from fastload.errors import RankError, RendezvousError
+from tests.distributed.launching import clean_environment
+
+SLURM = {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_time_descriptors() -> None:
+    """Open the pipe that torch's store opens once per process, so that no test is blamed for it."""
+    _open(two(0), timedelta(seconds=5))
+
+
+def two(rank: int, launcher: str = "slurm", local_size: int = 2) -> Rank:
+    return Rank(rank, 2, rank % local_size, local_size, launcher)  # type: ignore[arg-type]
+
+
+def test_the_system_chooses_the_port() -> None:
+    stores = [_open(two(0), timedelta(seconds=5)) for _ in range(2)]
+    assert stores[0].port != stores[1].port
+    assert {store.host for store in stores} == {"127.0.0.1"}  # all ranks are on this node
+
+
+def test_the_address_for_other_nodes_is_not_the_loopback() -> None:
+    try:
+        address = own_address(single_node=False)
+    except RendezvousError as error:
+        assert "has no address but 127.0.0.1" in str(error)  # a machine without a network
+        return
+    assert not address.startswith("127.")
+    assert interface_of(address) not in (None, "lo")
+    assert address_towards(address) == address
+
+
+def test_a_named_interface_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert own_address(single_node=False) == "127.0.0.1"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no0")
+    with pytest.raises(RendezvousError, match="GLOO_SOCKET_IFNAME=no0: there is no such interface"):
+        own_address(single_node=False)
+
+
+def test_a_file_of_a_start_that_died_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = SLURM | {"FASTLOAD_MEETING_DIR": str(tmp_path)}
+    with closing(socket.create_server(("127.0.0.1", 0))) as gone:
+        dead = gone.getsockname()[1]
+    with meeting(two(0), environ, timeout_s=20) as (store, _):
+        (path,) = tmp_path.iterdir()
+        assert path.stat().st_mode & 0o777 == 0o600
+        good = path.read_text()
+        path.write_text(json.dumps(json.loads(good) | {"port": dead}))
+        monkeypatch.setattr(time, "sleep", lambda _: path.write_text(good))  # before it looks again
+        with meeting(two(1), environ, timeout_s=20) as (joined, way):
+            joined.set("from", "rank 1")
+        assert way == f"the file {path}"
+        assert store.get("from") == b"rank 1"
+        assert path.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_of_another_job_is_refused(tmp_path: Path) -> None:
+    environ = SLURM | {"FASTLOAD_MEETING_DIR": str(tmp_path)}
+    with meeting(two(0), environ, timeout_s=5):
+        (path,) = tmp_path.iterdir()
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"token": "another"}))
+        with pytest.raises(RendezvousError, match="rank 1 of 2 found another job's store"):
+            meeting(two(1), environ, timeout_s=5).__enter__()
+
+
+def test_other_starts_have_other_files(tmp_path: Path) -> None:
+    more = [{}, {"SLURM_STEP_ID": "1"}, {"SLURM_RESTART_COUNT": "1"}, {"SLURM_JOB_ID": "10"}]
+    environ = SLURM | {"FASTLOAD_MEETING_DIR": str(tmp_path)}
+    names = set()
+    for other in more:
+        with meeting(two(0), environ | other, timeout_s=5) as (_, way):
+            names.add(way)
+    assert len(names) == len(more)
+
+
+@pytest.mark.parametrize(
+    ("rank", "environ", "named"),
+    [
+        (two(1), SLURM, "rank 1 of 2 waited 0.3 s for rank 0: there is no "),
+        (two(1, "mpich"), {}, "rank 1 of 2 knows no place to meet the others .launcher: mpich.. Either install mpi4py"),
+        (two(0, "environment"), {"MASTER_ADDR": "n1"}, "or set MASTER_ADDR and MASTER_PORT"),
+        (
+            two(0, "environment", 1),
+            {"MASTER_ADDR": "localhost", "MASTER_PORT": "12399"},
+            "MASTER_ADDR=localhost is each node's own address, and the 2 ranks are on several nodes",
+        ),
+    ],
+    ids=["nobody comes", "no way", "half a way", "localhost across nodes"],
+)  # fmt: skip
+def test_ranks_that_cannot_meet_say_so(
+    rank: Rank, environ: dict[str, str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)  # as if it were not installed
+    place = {"FASTLOAD_MEETING_DIR": str(tmp_path)}
+    with pytest.raises(RendezvousError, match=named):
+        meeting(rank, environ | place, timeout_s=0.3).__enter__()
+
+
+def test_an_mpi_that_counts_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class World:
+        def Get_rank(self) -> int:
+            return 0
+
+        def Get_size(self) -> int:
+            return 1
+
+    class MPI:
+        COMM_WORLD = World()
+
+        @staticmethod
+        def Get_library_version() -> str:
+            return "Open MPI v5.0.11, package: x"
+
+    monkeypatch.setattr("fastload.distributed.meeting.mpi4py", lambda: MPI)
+    with (
+        pytest.raises(
+            RankError,
+            match="launcher says rank 1 of 2, mpi4py rank 0 of 1: mpi4py uses 'Open MPI v5",
+        ),
+        meeting(two(1, "mpich"), {}, timeout_s=5),
+    ):
+        pass
+
+
+def test_alone_there_is_no_group_and_ending_it_is_no_error() -> None:
+    import torch.distributed as dist
+
+    shutdown()
+    assert init() == init() == Rank(0, 1, 0, 1, "none")
+    assert not dist.is_initialized()
+    shutdown()
+    shutdown()
+
+
+NODES = ("fastload-a", "fastload-b")
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[tuple[str, str]]:
+    """Two network stacks with a cable between them. Each has a loopback of its own, as nodes have."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("network namespaces need root and ip (Debian: iproute2)")
+    names = tuple(f"{name}-{os.getpid()}" for name in NODES)
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+            ip(
+                "link",
+                "add",
+                "fl0",
+                "netns",
+                names[0],
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "fl1",
+                "netns",
+                names[1],
+            )
+            for number, name in enumerate(names):
+                ip("-n", name, "address", "add", f"10.7.3.{number + 1}/24", "dev", f"fl{number}")
+                ip("-n", name, "link", "set", f"fl{number}", "up")
+                ip("-n", name, "link", "set", "lo", "up")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(
+                ["ip", "netns", "delete", name], check=False, capture_output=True, timeout=20
+            )
+
+
+def test_ranks_on_two_nodes_meet_by_a_file_and_compute_together(
+    two_nodes: tuple[str, str], tmp_path: Path
+) -> None:
+    common = SLURM | {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_LOCALID": "0",
+        "MASTER_ADDR": "localhost",  # what the scripts of others export, and nobody may go by
+        "MASTER_PORT": "12399",
+    }
+
+    def start(rank: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [
+                "ip",
+                "netns",
+                "exec",
+                two_nodes[rank],
+                sys.executable,
+                "-m",
+                "fastload",
+                "env",
+                "--meet",
+            ],
+            cwd=tmp_path,
+            env=clean_environment(common | {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    ranks = [start(0)]
+    place = wait_for_file(tmp_path)
+    ranks.append(start(1))
+    outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert place["address"] == "10.7.3.1"
+    assert place["port"] != 12399
+    for number, output in enumerate(outputs):
+        assert f"rank {number} of 2: local rank 0 of 1 on " in output
+        assert f"(gloo, by the file {tmp_path}/fastload-ranks-" in output
+        assert "the ranks add up to 1\n" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def wait_for_file(directory: Path) -> dict[str, object]:
+    """What rank 0 published while it was there."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for path in directory.glob("fastload-ranks-" + "?" * 16):
+            try:
+                place: dict[str, object] = json.loads(path.read_text())
+            except FileNotFoundError:
+                continue
+            return place
+        time.sleep(0.005)
+    raise AssertionError("rank 0 published nothing in 60 s")

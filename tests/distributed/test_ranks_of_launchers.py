@@ -1,0 +1,188 @@
+"""Promise: every launcher's variables give the right rank; what disagrees, lacks or is no number is named.
+
+The environments of torchrun, Open MPI and MPICH are as seen under them (`test_real_ranks.py` runs them); those of
+PALS and Slurm follow their documents, as neither runs here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from fastload.distributed import Launcher, Rank, detect, explain
+from fastload.distributed.asking import find
+from fastload.distributed.ranks import Said
+from fastload.errors import RankError
+
+
+def words(text: str) -> dict[str, str]:
+    """Turn "A=1 B=2" into {"A": "1", "B": "2"}."""
+    return dict(word.split("=", 1) for word in text.split())
+
+
+TORCHRUN = words("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 TORCHELASTIC_RUN_ID=none")
+OPENMPI = words(
+    "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4 "
+    "OMPI_COMM_WORLD_NODE_RANK=1 PMIX_RANK=5 PMIX_NAMESPACE=prterun-vm-7@1"
+)
+MPICH = words("PMI_RANK=5 PMI_SIZE=8 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4 PMI_FD=9")
+PALS = words(
+    "PALS_RANKID=5 PALS_LOCAL_RANKID=1 PMI_RANK=5 PMI_SIZE=8 PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=4 PALS_APID=a-b"
+)
+SLURM = words(
+    "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_STEP_ID=0 SLURM_JOB_ID=9 "
+    "SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=4(x2) SLURM_STEP_NUM_NODES=2"
+)
+BY_HAND = words("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=n1 MASTER_PORT=29")
+BATCH_SHELL = words(
+    "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_TASKS_PER_NODE=4(x2)"
+)
+LAUNCHERS: dict[Launcher, dict[str, str]] = {
+    "torchrun": TORCHRUN,
+    "openmpi": OPENMPI,
+    "mpich": MPICH,
+    "pals": PALS,
+    "slurm": SLURM,
+    "environment": BY_HAND,
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_is_known_by_what_it_sets(launcher: Launcher) -> None:
+    assert detect(LAUNCHERS[launcher]) == Rank(5, 8, 1, 4, launcher)
+
+
+@pytest.mark.parametrize("environ", [{}, BATCH_SHELL, {"RANK": "", "WORLD_SIZE": "1"}], ids=str)
+def test_without_a_launcher_there_is_one_rank(environ: dict[str, str]) -> None:
+    assert detect(environ) == Rank(0, 1, 0, 1, "none")
+
+
+@pytest.mark.parametrize("step", ["4294967290", "4294967291"], ids=["interactive", "batch"])
+def test_a_shell_that_slurm_started_is_no_rank(step: str) -> None:
+    assert detect({**SLURM, "SLURM_STEP_ID": step}).launcher == "none"
+
+
+@pytest.mark.parametrize(
+    ("per_node", "node", "size"),
+    [("4(x2)", 1, 4), ("3,5", 0, 3), ("3,5", 1, 5), ("1,2(x2),3", 3, 3)],
+)
+def test_slurm_lists_its_tasks_by_node(per_node: str, node: int, size: int) -> None:
+    environ = SLURM | {"SLURM_STEP_TASKS_PER_NODE": per_node, "SLURM_NODEID": str(node)}
+    assert detect(environ).local_size == size
+
+
+@pytest.mark.parametrize(
+    "outer", [MPICH, OPENMPI, PALS, SLURM], ids=["mpich", "openmpi", "pals", "slurm"]
+)
+def test_under_torchrun_other_variables_are_those_of_its_agent(outer: dict[str, str]) -> None:
+    agent = outer | {name: "1" for name in outer if "RANK" in name or "PROCID" in name}
+    assert detect(agent | TORCHRUN) == Rank(5, 8, 1, 4, "torchrun")
+
+
+@pytest.mark.parametrize("mpi", [MPICH, OPENMPI], ids=["mpich", "openmpi"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_PTY_PORT": "4001"},
+    ],
+    ids=["daemons", "terminal"],
+)
+def test_a_step_of_slurm_may_carry_the_daemons_of_an_mpi(
+    mpi: dict[str, str], step: dict[str, str]
+) -> None:
+    assert detect(SLURM | step | mpi) == detect(mpi)
+
+
+def test_agreement_is_no_error_and_names_all_its_sources() -> None:
+    finding = explain(SLURM | BY_HAND | MPICH)
+    assert finding.rank == Rank(5, 8, 1, 4, "mpich")
+    assert finding.origins["rank"] == ("RANK=5", "PMI_RANK=5", "SLURM_PROCID=5")
+    assert finding.origins["local_size"][-1] == "SLURM_STEP_TASKS_PER_NODE=4"
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        (MPICH | words("OMPI_COMM_WORLD_RANK=6"), "OMPI_COMM_WORLD_RANK=6 and PMI_RANK=5 disagree on the rank"),
+        (MPICH | words("WORLD_SIZE=4"), "WORLD_SIZE=4 and PMI_SIZE=8 disagree on the world size"),
+        (SLURM | words("PMI_RANK=5 PMI_SIZE=1"), "PMI_SIZE=1 and SLURM_STEP_NUM_TASKS=8 disagree"),
+        (PALS | words("PMI_LOCAL_RANK=2"), "PALS_LOCAL_RANKID=1 and PMI_LOCAL_RANK=2 disagree on the local rank"),
+        (MPICH | words("PMI_RANK=x"), "PMI_RANK='x' is not a number"),
+        (MPICH | words("PMI_RANK=-1"), "PMI_RANK='-1' is not a number of 0 or more"),
+        (MPICH | words("PMI_SIZE=٣"), "PMI_SIZE='٣' is not a number"),
+        (MPICH | words("PMI_RANK=8"), "PMI_RANK=8, and PMI_SIZE=8"),
+        (MPICH | words("MPI_LOCALRANKID=4"), "MPI_LOCALRANKID=4, and MPI_LOCALNRANKS=4"),
+        (MPICH | words("MPI_LOCALNRANKS=9"), "MPI_LOCALNRANKS=9, and PMI_SIZE=8"),
+        (MPICH | words("PMI_SIZE=0"), "PMI_RANK=5, and PMI_SIZE=0"),
+        (words("WORLD_SIZE=4"), "WORLD_SIZE=4 speaks of several ranks"),
+        (words("LOCAL_RANK=1"), "LOCAL_RANK=1 speaks of several ranks"),
+        (words("RANK=1"), "RANK=1 is set, and nothing says the world size and local rank and local size"),
+        (words("RANK=1 WORLD_SIZE=2"), "none of LOCAL_RANK, LOCAL_WORLD_SIZE"),
+        (words("PALS_RANKID=1 PALS_LOCAL_RANKID=1"), "PALS_RANKID=1 is set, and nothing says the world size"),
+        (SLURM | words("SLURM_STEP_TASKS_PER_NODE=x4"), "SLURM_STEP_TASKS_PER_NODE='x4' is no list"),
+        (SLURM | words("SLURM_NODEID=2"), "SLURM_NODEID=2, and SLURM_STEP_TASKS_PER_NODE='4(x2)' lists 2 nodes"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_cannot_be_is_named(environ: dict[str, str], named: str) -> None:
+    with pytest.raises(RankError, match=".") as caught:
+        detect(environ)
+    assert named in str(caught.value)
+
+
+def test_one_rank_needs_no_word_about_its_node() -> None:
+    assert detect(words("RANK=0 WORLD_SIZE=1")) == Rank(0, 1, 0, 1, "environment")
+
+
+def test_a_rank_without_a_size_asks_mpi_which_has_to_agree() -> None:
+    asked: list[Launcher] = []
+
+    def ask(launcher: Launcher) -> Said:
+        asked.append(launcher)
+        return Said(mpi={"rank": 5, "world_size": 8, "local_rank": 1, "local_size": 4})
+
+    finding = explain(words("PALS_RANKID=5 PALS_LOCAL_RANKID=1"), ask)
+    assert finding.rank == Rank(5, 8, 1, 4, "pals")
+    assert finding.origins["world_size"] == ("mpi4py=8",)
+    assert explain(PALS, ask).rank == finding.rank
+    assert asked == ["pals"]
+    with pytest.raises(RankError, match="PALS_RANKID=0 and mpi4py=5 disagree on the rank"):
+        explain(words("PALS_RANKID=0"), ask)
+
+
+def test_the_node_file_gives_what_follows_from_it(tmp_path: Path) -> None:
+    node_file = tmp_path / "nodes"
+    node_file.write_text("n1\nn1\nn2\n\nn2\n")
+    known = {"PBS_NODEFILE": str(node_file), "PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1"}
+    expected = Rank(5, 8, 1, 4, "pals")
+    finding = find(known | {"PMI_LOCAL_SIZE": "4"})
+    assert finding.rank == expected
+    assert finding.origins["world_size"] == ("a node file of 2 nodes=8",)
+    assert find(known | {"PMI_SIZE": "8"}).rank == expected
+    for unclear in ({}, {"PMI_SIZE": "7"}):
+        with pytest.raises(RankError, match="PALS_RANKID=5 is set, and nothing says the"):
+            find(known | unclear)
+    for text, complaint in (("\n", "lists no host"), (None, "cannot be read: No such file")):
+        node_file.unlink() if text is None else node_file.write_text(text)
+        with pytest.raises(RankError, match=f"PBS_NODEFILE={node_file} {complaint}"):
+            find(known)
+
+
+@hypothesis.given(
+    st.dictionaries(
+        st.sampled_from(sorted({name for environ in LAUNCHERS.values() for name in environ})),
+        st.sampled_from(["0", "1", "2", "4", "8", "", "x", "2(x2)", " 1"]),
+    )
+)
+def test_whatever_is_set_there_is_a_valid_rank_or_an_error(environ: dict[str, str]) -> None:
+    try:
+        rank = detect(environ)
+    except RankError as error:
+        assert any(name in str(error) for name in environ)
+    else:
+        assert 0 <= rank.rank < rank.world_size
+        assert 0 <= rank.local_rank < rank.local_size <= rank.world_size
