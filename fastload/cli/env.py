@@ -35,13 +35,16 @@ def env(meet: bool, timeout_s: float) -> None:
         mpiexec -n 4 fastload env --meet
         torchrun --nproc-per-node 4 --no-python fastload env --meet
     """
-    from fastload.distributed import find
+    from fastload.distributed import find, shutdown
 
     finding = find()
     lines = _described(finding)
-    if meet:
-        lines.append(_meet(timeout_s))
-    lines += _cores()
+    try:
+        if meet:
+            lines.append(_meet(timeout_s))
+        lines += _cores()
+    finally:
+        shutdown()
     # In one write: the lines of a rank stay together among those of the others.
     click.echo("".join(f"{finding.rank}: {line}\n" for line in lines), nl=False)
 

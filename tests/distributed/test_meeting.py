@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -237,10 +237,13 @@ def test_ranks_on_two_nodes_meet_by_a_file_and_compute_together(
             text=True,
         )
 
-    ranks = [start(0)]
-    place = wait_for_file(tmp_path)
-    ranks.append(start(1))
-    outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+    with ExitStack() as ends:
+        ranks = [ends.enter_context(start(0))]
+        ends.callback(ranks[0].kill)
+        place = wait_for_file(tmp_path)  # before rank 1 is there, and rank 0 removes it
+        ranks.append(ends.enter_context(start(1)))
+        ends.callback(ranks[1].kill)
+        outputs = [rank.communicate(timeout=50)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     assert place["address"] == "10.7.3.1"
     assert place["port"] != 12399
