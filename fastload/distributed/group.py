@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import DistError, Store  # type: ignore[attr-defined]
+from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
 
 from fastload.distributed.addresses import address_towards, interface_of, own_address
 from fastload.distributed.affinity import one_core_warning, share
@@ -43,6 +43,8 @@ class _Joined:
 
 
 _joined: _Joined | None = None
+_meetings = 0
+"""How many groups were begun in this process: torchrun's store outlives them, and what the last one left there."""
 
 
 def init(backend: str = "auto", *, timeout_s: float = 600.0) -> Rank:
@@ -137,7 +139,10 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
     for device in (torch.cuda, torch.xpu):
         if device.is_available():
             device.set_device(_device_of(rank, device.device_count()))
-    with meeting(rank, os.environ, timeout_s=timeout_s) as (store, met_by):
+    global _meetings
+    _meetings += 1
+    with meeting(rank, os.environ, timeout_s=timeout_s, number=_meetings) as (shared, met_by):
+        store = PrefixStore(f"fastload/{_meetings}", shared)
         _name_interface(rank, store)
         try:
             dist.init_process_group(
@@ -147,7 +152,7 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
                 world_size=rank.world_size,
                 timeout=timedelta(seconds=timeout_s),
             )
-            on_node = _gather_affinities(rank, store)
+            on_node = _gather_affinities(rank, store, timedelta(seconds=timeout_s))
         except (DistError, RuntimeError) as error:
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -177,26 +182,26 @@ def _name_interface(rank: Rank, store: Store) -> None:
         return
     if rank.rank == 0:
         own: str | None = own_address(single_node=False)
-        store.set("fastload/address", str(own))
+        store.set("address", str(own))
     else:
-        own = address_towards(store.get("fastload/address").decode())
+        own = address_towards(store.get("address").decode())
     if own is not None and (name := interface_of(own)) is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
-def _gather_affinities(rank: Rank, store: Store) -> list[list[int]]:
+def _gather_affinities(rank: Rank, store: Store, timeout: timedelta) -> list[list[int]]:
     """The cores of all ranks on this machine. Returns on each rank when the last one is there: a barrier, too."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         machine = os.uname().nodename
-    number = store.add(f"fastload/ranks of {machine}", 1)
-    store.set(f"fastload/cores of {machine}/{number}", json.dumps(sorted(os.sched_getaffinity(0))))
-    if store.add("fastload/here", 1) == rank.world_size:
-        store.set("fastload/all", "here")
-    store.wait(["fastload/all"])
-    ranks = range(1, store.add(f"fastload/ranks of {machine}", 0) + 1)
-    return [json.loads(store.get(f"fastload/cores of {machine}/{number}")) for number in ranks]
+    number = store.add(f"ranks of {machine}", 1)
+    store.set(f"cores of {machine}/{number}", json.dumps(sorted(os.sched_getaffinity(0))))
+    if store.add("here", 1) == rank.world_size:
+        store.set("all", "here")
+    store.wait(["all"], timeout)
+    ranks = range(1, store.add(f"ranks of {machine}", 0) + 1)
+    return [json.loads(store.get(f"cores of {machine}/{number}")) for number in ranks]
 
 
 def _abort_when_nobody_catches(rank: Rank) -> _Hook | None:

@@ -40,11 +40,12 @@ _LOOK_AGAIN_S = 0.05
 
 @contextmanager
 def meeting(
-    rank: Rank, environ: Mapping[str, str], *, timeout_s: float
+    rank: Rank, environ: Mapping[str, str], *, timeout_s: float, number: int = 0
 ) -> Iterator[tuple[Store, str]]:
     """Give the store that all ranks of the job share and the way it was agreed on.
 
-    In the block the ranks gather; at its end what told them of the place is removed.
+    `number` tells this meeting from the earlier ones of the same processes. In the block the ranks gather; at its end
+    what told them of the place is removed.
 
     Raises:
         RendezvousError: the others did not come within `timeout_s` seconds, or there is no way to tell them the place.
@@ -55,7 +56,7 @@ def meeting(
     if mpi is not None:
         yield _by_mpi(mpi, rank, timeout), "MPI"
     elif (key := _launch_key(rank, environ)) is not None:
-        path = _place(rank, environ) / f"fastload-ranks-{key}"
+        path = _place(rank, environ) / f"fastload-ranks-{key}-{number}"
         store = _open(rank, timeout) if rank.rank == 0 else None
         try:
             if store is not None:

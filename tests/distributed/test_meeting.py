@@ -258,7 +258,7 @@ def wait_for_file(directory: Path) -> dict[str, object]:
     """What rank 0 published while it was there."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        for path in directory.glob("fastload-ranks-" + "?" * 16):
+        for path in directory.glob("fastload-ranks-" + "?" * 16 + "-1"):
             try:
                 place: dict[str, object] = json.loads(path.read_text())
             except FileNotFoundError:

@@ -2,7 +2,8 @@
 
     ten_steps.py DIRECTORY [end|kill|raise|stick] [TIMEOUT_S]
 
-The last rank is the one that is killed, raises, or gets stuck, while the others wait for it in a collective.
+The last rank is the one that is killed, raises, or gets stuck, while the others wait for it in a collective. The
+variables that FORGET names are dropped first, and mpi4py if it is named there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from tests.distributed.programs.model import global_batch, model, train
 
 
 def main(directory: Path, ending: str = "end", timeout_s: str = "60") -> None:
+    for name in os.environ.get("FORGET", "").split():
+        os.environ.pop(name, None)
+        if name == "mpi4py":
+            sys.modules[name] = None  # type: ignore[assignment]
     rank = distributed.init(timeout_s=float(timeout_s))
     net = model()
     train(DistributedDataParallel(net), lambda step: part(global_batch(step), rank))
@@ -55,6 +60,10 @@ def main(directory: Path, ending: str = "end", timeout_s: str = "60") -> None:
         distributed.shutdown()
         distributed.shutdown()
         assert not dist.is_initialized()
+        assert (
+            distributed.init(timeout_s=float(timeout_s)) == rank
+        )  # and again, to be ended at exit
+        dist.barrier()
         return
     (directory / "moment").write_text(repr(time.monotonic()))
     if rank.rank == rank.world_size - 1:
