@@ -9,7 +9,8 @@ Files are the pipeline: `sampler` (the order), `randomness` (a stream for each s
 is read and finished; `lanes`: of an iterable data set), `collate` (from samples to a batch, in
 slots), `window` (the hand-off; all locks), `workers` (all threads), `order` (what is next, and what
 the loop has had; `draws`: what a sampler draws from; `state`: whether a saved one fits), `iterator`
-(the loop's side of an epoch), `loader` (wires these). They share `telemetry` (what threads measure;
+(the loop's side of an epoch), `loader` (wires these), `prefetch` (puts the batches on a device).
+They share `telemetry` (what threads measure;
 `tally` makes `stats` of it, which `diagnosis` reads), `faults` (what user code raises), `errors` and
 `torch_private` (all that torch does not promise). `inspection` tells whether a data set suits threads,
 by `readings` that it compares by `equality`; `testing` has fakes. Folders are plug-ins, which the files
@@ -20,6 +21,7 @@ from fastload import errors
 from fastload.fetch import SKIP
 from fastload.inspection import check
 from fastload.loader import DataLoader
+from fastload.prefetch import prefetch_to
 from fastload.randomness import random_stream, sample_generator, sample_rng
 from fastload.sampler import RankSampler
 from fastload.stats import Stats
@@ -35,6 +37,7 @@ __all__ = [
     "__version__",
     "check",
     "errors",
+    "prefetch_to",
     "profiler_config",
     "random_stream",
     "sample_generator",

@@ -426,6 +426,15 @@ class ThreadIterator(Iterator[Any]):
 
     # ---- anyone's ----
 
+    def is_ready(self) -> bool:
+        """Whether `next()` would give a batch of this epoch, or its error, without waiting or reading samples."""
+        batch = None if self._ended or self._inline else self._window.ready()
+        return batch is not None and batch.epoch == self._order.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state as of the batch that `next()` gave last; see `DataLoader.state_dict`."""
+        return self._order.state()
+
     @property
     def alive(self) -> bool:
         """Whether another epoch can be run with these threads."""

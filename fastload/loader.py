@@ -303,8 +303,7 @@ class DataLoader(TorchDataLoader[T]):
             return copy.deepcopy(self._resume)
         if self._order is None:
             return fresh_state(self._epoch_to_come(), self._samplers_epoch(), describe(self))
-        if isinstance(self._order, SampledOrder) and (late := self._order.draws_late):
-            self._warn_of_late_draws(late)
+        self._warn_of_late_draws()
         return self._order.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -401,9 +400,10 @@ class DataLoader(TorchDataLoader[T]):
                 return own
         return None
 
-    def _warn_of_late_draws(self, what: list[str]) -> None:
+    def _warn_of_late_draws(self) -> None:
         """Once for a loader."""
-        if "sampler" in self._warned:
+        what = self._order.draws_late if isinstance(self._order, SampledOrder) else []
+        if not what or "sampler" in self._warned:
             return
         self._warned.add("sampler")
         warnings.warn(

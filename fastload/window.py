@@ -285,6 +285,13 @@ class Window(Generic[T]):
         if self._closed:
             raise LoaderClosedError("the loader was closed: begin another epoch with iter(loader)")
 
+    def ready(self) -> T | None:
+        """The ticket that `take()` would give now without waiting; None where it would wait, raise or end."""
+        with self._lock:
+            if self._closed or not self._flight or not self._takeable():
+                return None
+            return (self._flight if self.in_order else self._ready_tickets)[0]
+
     def _takeable(self) -> bool:
         return self._flight[0].stage == _READY if self.in_order else bool(self._ready_tickets)
 

@@ -1,0 +1,365 @@
+"""`fastload.prefetch_to`: the batches of any loader, on a device, copied while the loop computes."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from fastload.errors import StateError
+from fastload.loader import DataLoader
+from fastload.sampler import integer
+
+T = TypeVar("T")
+
+
+def prefetch_to(
+    loader: Iterable[T], device: torch.device | str | int, *, depth: int = 1
+) -> DeviceLoader[T]:
+    """The batches of `loader`, on `device`; each is copied while the loop computes on the one before.
+
+        for images, labels in fastload.prefetch_to(loader, "cuda"):
+            ...
+
+    The copies run on a stream of their own. A batch may be used at once in whatever stream is the current
+    one when it is handed out, which is made to wait for its copy; its memory is not used again before
+    that stream is done with it. Only pinned memory is copied asynchronously (`pin_memory=True`); other
+    memory is safe, and waited for.
+
+    Tensors are found in tuples, named tuples, lists, mappings and packed sequences, nested at will; whatever
+    else is in a batch stays as it is. On the CPU, a batch that is there is the very object that the
+    loader gave.
+
+    Args:
+        loader: a `fastload.DataLoader`, torch's, or any iterable of batches. Each `iter()` begins an epoch of it.
+        device: where to. "cuda" is the device that is the current one at `iter()`.
+        depth: batches that are on the device, or on the way, beside the one that the loop has. A `fastload.DataLoader`
+            is never waited for to look ahead, nor are samples read for it: a batch that is not ready is copied
+            when the loop asks for it. Any other loader is waited for, but not before the first batch.
+
+    Memory on the device: at most (depth + batches kept by the loop + 1) x bytes of a batch.
+
+    An error of the loader arrives behind the batches before it, and `next()` goes on after it where the loader
+    does. The loader's iterator ends with this one's. Attributes (`sampler`, `set_epoch`, `stats`, ...) are
+    the loader's.
+
+    Raises ValueError where `depth` is below 1 or torch sees no such device.
+    """
+    if integer("depth", depth) < 1:
+        raise ValueError(f"depth must be 1 or more, got {depth}")
+    found = torch.device(device)
+    module = getattr(torch, found.type, None)
+    if found.type != "cpu" and module is not None and not module.is_available():
+        raise ValueError(f"device: torch sees no {found.type!r} here; use another, such as 'cpu'")
+    return DeviceLoader(loader, found, depth)
+
+
+class DeviceLoader(Generic[T]):
+    """What `prefetch_to` returns: a loader around a loader. Everything else of it is the loader's."""
+
+    def __init__(self, loader: Iterable[T], device: torch.device, depth: int) -> None:
+        self.loader = loader
+        self.device = device
+        self.depth = depth
+        self._had: _Had | None = None  # of the latest epoch; None: as the loader says
+
+    def __iter__(self) -> Iterator[T]:
+        """Begin the next epoch."""
+        had = _Had()
+        iterator: Iterator[T] = _DeviceIterator(
+            self.loader, _copies_to(self.device), self.depth, had
+        )
+        self._had = had
+        return iterator
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "loader" not in self.__dict__:  # it is being copied
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_had": None}
+
+    def __repr__(self) -> str:
+        return f"prefetch_to({self.loader!r}, {str(self.device)!r}, depth={self.depth})"
+
+    def state_dict(self) -> Any:
+        """The loader's state as of the batch that the loop had last, whatever was fetched behind it.
+
+        Raises `StateError` if the loader has none, and what the loader raised when it was asked.
+        """
+        if not hasattr(self.loader, "state_dict"):
+            raise StateError(f"{_named(self.loader)} has no state_dict(), so there is no state")
+        if self._had is None or not self._had.known:
+            return self.loader.state_dict()
+        if isinstance(self._had.state, Exception):
+            raise self._had.state
+        if isinstance(self.loader, DataLoader):
+            self.loader._warn_of_late_draws()
+        return copy.deepcopy(self._had.state)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Let the next `iter()` go on behind what `state` says; see the loader's own.
+
+        Raises `StateError` if the loader has none, and whatever its own raises.
+        """
+        if not hasattr(self.loader, "load_state_dict"):
+            raise StateError(f"{_named(self.loader)} has no load_state_dict(), so it cannot go on")
+        self.loader.load_state_dict(state)
+        self._had = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if hasattr(self.loader, "close"):
+            self.loader.close()
+
+
+class _Had:
+    """The loader's state, or what it raised, as of the batch that the loop had last."""
+
+    known = False
+    state: Any = None
+
+
+class _Entry:
+    """A batch, an error or the end, on its way to the loop."""
+
+    __slots__ = ("batch", "copied", "copying", "ended", "error", "state")
+
+    def __init__(self) -> None:
+        self.batch: Any = None  # as it came, until it is being copied
+        self.copying = False
+        self.copied: Any = None  # what `_SideStream.start` returned
+        self.error: Exception | None = None
+        self.ended = False
+        self.state: Any = None
+
+
+class _DeviceIterator(Iterator[Any]):
+    """One epoch. Everything runs in the loop's thread, as samplers do."""
+
+    def __init__(self, loader: Any, copies: _SideStream | _InPlace, depth: int, had: _Had) -> None:
+        self._source: Iterator[Any] = iter(loader)
+        self._copies = copies
+        self._depth = depth if isinstance(copies, _SideStream) else 0
+        self._ready: Callable[[], bool] | None = getattr(self._source, "is_ready", None)
+        self._ask = _who_knows(loader, self._source)
+        self._line: deque[_Entry] = deque()
+        self._begun = False
+        self._had = had
+        if self._ask is not None:
+            had.known, had.state = True, self._ask()
+
+    def __next__(self) -> Any:
+        if not self._line:
+            self._fetch()
+        # What is in line is whole: Ctrl-C in here costs nothing, and no batch leaves before all is done for it.
+        while len(self._line) <= self._depth and self._looks_ahead():
+            self._fetch()
+        self._begun = True
+        entry = self._line[0]
+        batch = None
+        if entry.error is None and not entry.ended:
+            self._start(entry)
+            batch = self._copies.finish(entry.copied)
+        self._had.state = entry.state
+        if entry.ended:
+            raise StopIteration  # it stays in line, and is met again
+        self._line.popleft()
+        if entry.error is not None:
+            # As in the loader's own: in no cycle with its traceback, and whoever keeps it keeps no iterator.
+            error = entry.error
+            try:
+                raise error
+            finally:
+                del error, entry, self
+        return batch
+
+    def _looks_ahead(self) -> bool:
+        last = self._line[-1]
+        if last.ended or last.error is not None:
+            return False  # what comes behind it, the loop may not want
+        return self._begun if self._ready is None else self._ready()
+
+    def _fetch(self) -> None:
+        """Put the loader's next batch in line, or what it raised, and begin to copy it."""
+        entry = _Entry()
+        try:
+            entry.batch = next(self._source)
+        except StopIteration:
+            entry.ended = True
+        except Exception as exc:
+            entry.error = _without_our_frame(exc)
+        self._line.append(entry)
+        if self._ask is not None:
+            entry.state = self._ask()
+        if entry.error is None and not entry.ended:
+            try:
+                self._start(entry)
+            except Exception as exc:
+                entry.error = _without_our_frame(exc)
+
+    def _start(self, entry: _Entry) -> None:
+        """Begin to copy, unless that was done; where Ctrl-C strikes it was not."""
+        if not entry.copying:
+            entry.copied = self._copies.start(entry.batch)
+            entry.copying, entry.batch = True, None
+
+
+def _without_our_frame(exc: Exception) -> Exception:
+    """`exc`, whose traceback began here: it waits in line, and would be a cycle with the iterator."""
+    tb = exc.__traceback__
+    return exc.with_traceback(None if tb is None else tb.tb_next)
+
+
+def _who_knows(loader: Any, iterator: Any) -> Callable[[], Any] | None:
+    """Who can say what the loop has had, as of the batch that was fetched last; None where nobody can.
+
+    What is returned never raises an Exception but returns it: whoever needs no state is not to be
+    stopped by it.
+    """
+    ask: Callable[[], Any] | None = getattr(iterator, "state_dict", None)
+    own = ask is not None and isinstance(loader, DataLoader)
+    if ask is None and not (isinstance(loader, DataLoader) and not loader._threaded):
+        ask = getattr(loader, "state_dict", None)
+    if ask is None:
+        return None
+    asked = ask
+
+    def state() -> Any:
+        try:
+            # Ours is a value. Another's may go on to change with the loader.
+            return asked() if own else copy.deepcopy(asked())
+        except Exception as exc:
+            return _without_our_frame(exc)
+
+    return state
+
+
+# ---- the copies ----
+
+
+class _SideStream:
+    """Copies on a stream of its own, on a device whose module in torch has streams (CUDA, XPU)."""
+
+    def __init__(self, device: torch.device, module: Any) -> None:
+        if device.index is None:
+            device = torch.device(device.type, module.current_device())  # type: ignore[unreachable]
+        self._device = device
+        self._module = module
+        self._stream = module.Stream(device=device)
+
+    def start(self, batch: Any) -> tuple[Any, Any]:
+        """Begin to copy; what to give to `finish`."""
+        with self._module.stream(self._stream):
+            return mapped(batch, self._copy), self._stream.record_event()
+
+    def finish(self, started: tuple[Any, Any]) -> Any:
+        """The batch, to be used in the current stream."""
+        batch, copied = started
+        current = self._module.current_stream(self._device)
+        current.wait_event(copied)
+
+        def take_over(tensor: Tensor) -> Tensor:
+            if tensor.device != self._device:
+                return tensor.to(self._device)
+            if _is_plain(tensor):
+                # It was allocated for the side stream, which would write the next copy into it while the
+                # current one may still read.
+                tensor.record_stream(current)
+            return tensor
+
+        return mapped(batch, take_over)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        # What is on a device belongs to streams that we do not know, and what has parts cannot be handed from
+        # one stream to another: `finish` copies them, in the current stream.
+        if tensor.device.type != "cpu" or not _is_plain(tensor):
+            return tensor
+        # Memory that is not pinned may be written again by its owner as soon as we let it go. CUDA has read it
+        # by then; not all do.
+        return tensor.to(self._device, non_blocking=tensor.is_pinned())
+
+
+class _InPlace:
+    """Copies where the loop is, to the CPU and to devices without streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def start(self, batch: Any) -> Any:
+        return mapped(batch, lambda tensor: tensor.to(self._device))
+
+    def finish(self, started: Any) -> Any:
+        return started
+
+
+def _copies_to(device: torch.device) -> _SideStream | _InPlace:
+    module = getattr(torch, device.type, None)
+    if device.type == "cpu" or not hasattr(module, "Stream"):
+        return _InPlace(device)
+    return _SideStream(device, module)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
+def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """`batch` with `function` of every tensor in it; a container in which nothing changed is itself.
+
+    Containers keep their types. One that cannot be made of its parts (a mapping whose constructor wants
+    something else) becomes a dict.
+    """
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, PackedSequence):  # it wants its batch sizes on the CPU
+        indices = (batch.sorted_indices, batch.unsorted_indices)
+        parts = [mapped(part, function) for part in (batch.data, *indices)]
+        if parts[0] is batch.data:
+            return batch
+        return PackedSequence(parts[0], batch.batch_sizes, *parts[1:])
+    if isinstance(batch, Mapping):
+        values = {key: mapped(value, function) for key, value in batch.items()}
+        if all(value is batch[key] for key, value in values.items()):
+            return batch
+        return _like_mapping(batch, values)
+    if isinstance(batch, tuple | list):
+        parts = [mapped(part, function) for part in batch]
+        if all(new is old for new, old in zip(parts, batch, strict=True)):
+            return batch
+        if isinstance(batch, list):
+            clone = copy.copy(batch)
+            clone[:] = parts
+            return clone
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
+
+
+def _like_mapping(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
+    """A mapping like `mapping`, with the same keys and these values."""
+    if isinstance(mapping, MutableMapping):
+        clone = copy.copy(mapping)
+        clone.update(values)
+        return clone
+    with suppress(TypeError):
+        return type(mapping)(values)  # type: ignore[call-arg]
+    return values
+
+
+def _named(loader: Any) -> str:
+    return type(loader).__name__
