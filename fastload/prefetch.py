@@ -165,29 +165,31 @@ class _DeviceIterator(Iterator[Any]):
             had.known, had.state = True, self._ask()
 
     def __next__(self) -> Any:
-        if not self._line:
-            self._fetch()
-        # What is in line is whole: Ctrl-C in here costs nothing, and no batch leaves before all is done for it.
-        while len(self._line) <= self._depth and self._looks_ahead():
-            self._fetch()
-        self._begun = True
-        entry = self._line[0]
-        batch = None
-        if entry.error is None and not entry.ended:
-            self._start(entry)
-            batch = self._copies.finish(entry.copied)
-        self._had.state = entry.state
-        if entry.ended:
-            raise StopIteration  # it stays in line, and is met again
-        self._line.popleft()
-        if entry.error is not None:
-            # As in the loader's own: in no cycle with its traceback, and whoever keeps it keeps no iterator.
-            error = entry.error
-            try:
-                raise error
-            finally:
-                del error, entry, self
-        return batch
+        # An error that is kept keeps the frames that it went through, and those that called them: with what is
+        # deleted in them in the end, it is in no cycle and keeps no iterator and its threads.
+        entry: _Entry | None = None
+        batch: Any = None
+        try:
+            if not self._line:
+                self._fetch()
+            # What is in line stays there until all is done for it: Ctrl-C in here costs no batch.
+            while len(self._line) <= self._depth and self._looks_ahead():
+                self._fetch()
+            self._begun = True
+            entry = self._line[0]
+            if entry.error is None and not entry.ended:
+                self._start(entry)
+                batch = self._copies.finish(entry.copied)
+            self._had.state = entry.state
+            if entry.ended:
+                raise StopIteration  # it stays in line, and is met again
+            self._line.popleft()
+            if entry.error is not None:
+                raise entry.error
+            return batch
+        finally:
+            entry = batch = None
+            del self
 
     def _looks_ahead(self) -> bool:
         last = self._line[-1]
@@ -199,19 +201,22 @@ class _DeviceIterator(Iterator[Any]):
         """Put the loader's next batch in line, or what it raised, and begin to copy it."""
         entry = _Entry()
         try:
-            entry.batch = next(self._source)
-        except StopIteration:
-            entry.ended = True
-        except Exception as exc:
-            entry.error = _without_our_frame(exc)
-        self._line.append(entry)
-        if self._ask is not None:
-            entry.state = self._ask()
-        if entry.error is None and not entry.ended:
             try:
-                self._start(entry)
+                entry.batch = next(self._source)
+            except StopIteration:
+                entry.ended = True
             except Exception as exc:
                 entry.error = _without_our_frame(exc)
+            self._line.append(entry)
+            if self._ask is not None:
+                entry.state = self._ask()
+            if entry.error is None and not entry.ended:
+                try:
+                    self._start(entry)
+                except Exception as exc:
+                    entry.error = _without_our_frame(exc)
+        finally:
+            del entry, self
 
     def _start(self, entry: _Entry) -> None:
         """Begin to copy, unless that was done; where Ctrl-C strikes it was not."""
@@ -221,7 +226,7 @@ class _DeviceIterator(Iterator[Any]):
 
 
 def _without_our_frame(exc: Exception) -> Exception:
-    """`exc`, whose traceback began here: it waits in line, and would be a cycle with the iterator."""
+    """`exc`, whose traceback begins with our frame, which holds the iterator, in whose line it will be."""
     tb = exc.__traceback__
     return exc.with_traceback(None if tb is None else tb.tb_next)
 
@@ -245,7 +250,7 @@ def _who_knows(loader: Any, iterator: Any) -> Callable[[], Any] | None:
             # Ours is a value. Another's may go on to change with the loader.
             return asked() if own else copy.deepcopy(asked())
         except Exception as exc:
-            return _without_our_frame(exc)
+            return exc.with_traceback(None)  # with its frames it would keep the iterator
 
     return state
 
