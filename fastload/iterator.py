@@ -27,7 +27,7 @@ from fastload.randomness import entered
 from fastload.sampler import RankSampler, integer, mix64
 from fastload.state import describe
 from fastload.tally import Tally
-from fastload.telemetry import Recorder, span
+from fastload.telemetry import Recorder, span, waiting_span
 from fastload.window import Window
 from fastload.workers import LOOP, Site, neutral_modes, pin_batch, serve
 
@@ -289,7 +289,8 @@ class ThreadIterator(Iterator[Any]):
             if oldest is None or oldest.epoch == self._ahead.epoch:
                 return None
         try:
-            batch = self._window.take(self._timeout, into=self._held)
+            with waiting_span():
+                batch = self._window.take(self._timeout, into=self._held)
         except LoaderTimeoutError as exc:
             raise LoaderTimeoutError(
                 f"{exc}. Nothing is lost, next() may be called again. The workers were here:\n"

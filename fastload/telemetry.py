@@ -341,6 +341,13 @@ def span(name: str) -> AbstractContextManager[Any]:
     return record_function(f"fastload.{name}") if profiler_is_on() else _NO_SPAN
 
 
+def waiting_span() -> AbstractContextManager[Any]:
+    """As `span`, of the loop's wait for a batch, under the name that TensorBoard's profiler counts as DataLoader."""
+    if not profiler_is_on():
+        return _NO_SPAN
+    return record_function("enumerate(DataLoader)#fastload.DataLoader.__next__")
+
+
 _NO_SPAN = nullcontext()
 
 

@@ -14,6 +14,7 @@ from fastload.cli.env import env
 from fastload.cli.images import images
 from fastload.cli.inspect import inspect
 from fastload.cli.pack import pack
+from fastload.cli.tensorboard import tensorboard
 from fastload.cli.verify import verify
 from fastload.errors import FastloadError
 
@@ -61,5 +62,5 @@ def main() -> None:
     """
 
 
-for command in (images, bench, check, pack, verify, inspect, env):
+for command in (images, bench, check, pack, verify, inspect, env, tensorboard):
     main.add_command(command)

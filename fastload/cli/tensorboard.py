@@ -1,0 +1,101 @@
+"""`fastload tensorboard`: the runs under a folder, in a browser that may be elsewhere."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from fastload.cli._common import Terminated, require
+
+_ENDS = {signal.SIGINT, signal.SIGTERM}
+
+
+@click.command()
+@click.argument(
+    "logdir", type=click.Path(exists=True, file_okay=False, path_type=Path), default="logdir"
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="By default 6006 or the next free one; where the port named is taken, any free one.",
+)
+@click.option("--bind-all", is_flag=True, help="Let other machines connect, not this one alone.")
+def tensorboard(logdir: Path, port: int | None, bind_all: bool) -> None:
+    """Show the runs under LOGDIR in TensorBoard, until Ctrl-C.
+
+    Prints the address, and the line that brings it from a login node to your own machine. Profiles (`fastload
+    train --profile`) are shown where the plugin is installed: pip install torch-tb-profiler.
+    """
+    require("tensorboard", tensorboard="TensorBoard")
+    # Held back until we wait for them, from all threads and processes that TensorBoard starts.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    try:
+        url = _serve(logdir, port, bind_all)
+        click.echo(_directions(logdir, url, port, bind_all))
+        ended_by = signal.sigwait(_ENDS)
+        # A second Ctrl-C would strike as TensorBoard's plugins end their processes, which then stay.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if ended_by == signal.SIGTERM:
+        raise Terminated
+    click.echo("TensorBoard has ended.")
+
+
+def _serve(logdir: Path, port: int | None, bind_all: bool) -> str:
+    """Start TensorBoard in threads of this process; the address at which it answers."""
+    from tensorboard import default, program
+
+    os.environ.setdefault("TORCH_PROFILER_LOG_LEVEL", "WARNING")  # of the plugin: it tells of each file
+    logging.getLogger("tensorboard").setLevel(
+        logging.ERROR
+    )  # it tells of a TensorFlow that nobody needs
+    where = ["--bind_all"] if bind_all else ["--host", "localhost"]
+
+    def launch(*ports: str) -> Any:
+        server = program.TensorBoard(default.get_plugins())
+        server.configure(["tensorboard", "--logdir", str(logdir), *where, *ports])
+        return server.launch()
+
+    try:
+        return str(launch(*([] if port is None else ["--port", str(port)])))
+    except program.TensorBoardPortInUseError:
+        return str(launch("--port", "0"))
+    except program.TensorBoardServerException as error:
+        raise click.ClickException(f"TensorBoard does not start: {error}") from error
+
+
+def _directions(logdir: Path, url: str, asked: int | None, bind_all: bool) -> str:
+    port = urlsplit(url).port
+    host = socket.gethostname()
+    lines = [f"TensorBoard shows {logdir} ({_content(logdir)}) at {url}"]
+    if asked and asked != port:
+        lines.append(f"Port {asked} is taken, so it is {port}.")
+    if bind_all:
+        lines.append("Whoever can reach this machine can see it.")
+    lines += [
+        "If this is a login node, run on your own machine",
+        f"    ssh -N -L {port}:localhost:{port} {getpass.getuser()}@{host}",
+        f"and open http://localhost:{port}/ there. Where {host} cannot be reached from outside, put -J and the machine",
+        "that you log in by before the last word.",
+        "Ctrl-C ends it.",
+    ]
+    return "\n".join(lines)
+
+
+def _content(logdir: Path) -> str:
+    """How many runs, and how many profiles; where they would be if there are none."""
+    events = list(logdir.rglob("*tfevents*"))
+    traces = [*logdir.rglob("*.pt.trace.json"), *logdir.rglob("*.pt.trace.json.gz")]
+    runs = {path.parent for path in (*events, *traces)}
+    if not runs:
+        return f"which holds no run yet: `fastload train` writes each into {logdir / 'DATE-TIME'}"
+    return f"runs: {len(runs)}, profiles: {len(traces)}"

@@ -1,0 +1,143 @@
+"""torch's profiler around some steps of a training loop: one trace, for TensorBoard and for Perfetto."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from fastload.sampler import integer
+from fastload.telemetry import profiler_config
+
+
+def profile_steps(
+    run_dir: Path,
+    *,
+    steps: int,
+    wait: int = 5,
+    warmup: int = 1,
+    active: int = 10,
+    stacks: bool = False,
+    say: Callable[[str], None] = print,
+) -> StepProfiler:
+    """Profile this process for `active` of its `steps` training steps: the CPU, and a GPU where there is one.
+
+        with profile_steps(run_dir, steps=100) as profiler:
+            for batch in loader:
+                ...
+                profiler.step()
+
+    `wait` steps pass unobserved, `warmup` steps are observed and thrown away, then `active` are recorded. The
+    loader's stages are spans `fastload.*`, those of the worker threads in rows of their own, and the loop's wait
+    for a batch is what TensorBoard calls DataLoader. The trace is saved once, into `run_dir`, in the form and
+    under a name (`HOST_PID.TIME.pt.trace.json.gz`) that TensorBoard's profiler plugin and Perfetto
+    (ui.perfetto.dev) open; `say` gets its path and size. Saving takes place in the last step recorded, and a second
+    or more.
+
+    Args:
+        steps: how many steps the loop will make.
+        stacks: record the Python stack of every operation too: many times the size.
+
+    Raises ValueError where `steps` are too few for that, with what would do.
+    """
+    for name, value, least in (("wait", wait, 0), ("warmup", warmup, 1), ("active", active, 1)):
+        if integer(name, value) < least:
+            raise ValueError(f"{name} must be {least} or more, got {value}")
+    needed = wait + warmup + active
+    if integer("steps", steps) < needed:
+        raise ValueError(
+            f"a profile of {active} steps behind {wait} that wait and {warmup} to warm up takes {needed} steps, and "
+            f"{steps} were asked for: {_what_would_do(steps, wait, warmup, needed)}"
+        )
+    return StepProfiler(run_dir, wait, warmup, active, stacks=stacks, say=say)
+
+
+def _what_would_do(steps: int, wait: int, warmup: int, needed: int) -> str:
+    if steps > wait + warmup:
+        return f"ask for {needed} or more, or record {steps - wait - warmup}"
+    if steps > 1:
+        return f"ask for {needed} or more, or wait for 0, warm up for 1 and record {steps - 1}"
+    return f"ask for {needed} or more"
+
+
+class StepProfiler:
+    """What `profile_steps` returns, and its `with` gives: call `step()` at the end of each training step."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        wait: int,
+        warmup: int,
+        active: int,
+        *,
+        stacks: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.path: Path | None = None
+        """The trace, once it is saved."""
+        self._run_dir = run_dir
+        self._first = wait + warmup  # steps before those that are recorded
+        self._last = self._first + active
+        self._say = say
+        self._steps = 0
+        self._profile: Any = profile(
+            activities=_activities(),
+            schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
+            on_trace_ready=self._save,
+            record_shapes=True,
+            with_stack=stacks,
+            experimental_config=profiler_config(),
+        )
+
+    def __enter__(self) -> Self:
+        self._profile.__enter__()
+        return self
+
+    def step(self) -> None:
+        """One more training step is over."""
+        self._steps += 1
+        self._profile.step()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._profile.__exit__(kind, exc, tb)
+        if self.path is None:
+            self._say(
+                f"There is no profile: the loop made {self._steps} steps, and the first one to be recorded was "
+                f"step {self._first + 1}."
+            )
+
+    def _save(self, finished: Any) -> None:
+        """The only handler: torch keeps a trace for one export."""
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        name = (
+            f"{socket.gethostname()}_{os.getpid()}.{time.time_ns() // 1_000_000}.pt.trace.json.gz"
+        )
+        unfinished = (
+            self._run_dir / f"unfinished-{os.getpid()}.json.gz"
+        )  # TensorBoard looks for others
+        finished.export_chrome_trace(str(unfinished))
+        self.path = unfinished.rename(self._run_dir / name)
+        last = min(self._steps, self._last)
+        short = "" if last == self._last else f" (the loop ended before step {self._last})"
+        self._say(
+            f"Profile of steps {self._first + 1} to {last}{short}: {self.path} "
+            f"({self.path.stat().st_size / 1e6:.2f} MB)"
+        )
+
+
+def _activities() -> list[ProfilerActivity]:
+    found = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        found.append(ProfilerActivity.CUDA)
+    if torch.xpu.is_available():
+        found.append(ProfilerActivity.XPU)
+    return found

@@ -1,0 +1,72 @@
+"""Figures of a run over its steps, for TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fastload.stats import Stats
+
+
+class Scalars:
+    """Writes scalars into a run directory, as TensorBoard reads them; into None, nothing.
+
+    The names are paths, by whose first part TensorBoard groups them: `rate/images_per_s`, `train/loss`.
+    Needs the extra `tensorboard`, and no part of it where nothing is written.
+    """
+
+    def __init__(self, run_dir: Path | None) -> None:
+        self._writer: Any = None
+        if run_dir is not None:
+            from torch.utils.tensorboard import SummaryWriter  # takes seconds
+
+            self._writer = SummaryWriter(str(run_dir))
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the figures of a step, which counts from 1."""
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is not on disk yet. Nothing can be added after it."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def loader_scalars(now: Stats, before: Stats | None = None) -> dict[str, float]:
+    """What a loader did between two snapshots of one epoch; without the first, since the epoch began.
+
+        loader/samples_per_s     handed to the loop
+        loader/wait_share        0 to 1: the loop's time in which it waited for a batch
+        loader/queue_occupancy   0 to 1: mean share of the batches in flight that were ready, over the epoch so far
+        stage_s/NAME             thread-seconds in each stage: sampler, sample, read, decode, collate, pin ...
+
+    A snapshot of another epoch counts as none. Empty where no time has passed.
+    """
+    if before is not None and before.epoch != now.epoch:
+        before = None
+    elapsed_s = now.elapsed_s - (before.elapsed_s if before else 0.0)
+    if elapsed_s <= 0.0:
+        return {}
+    samples = now.samples - (before.samples if before else 0)
+    wait_s = now.consumer_wait_s - (before.consumer_wait_s if before else 0.0)
+    figures = {
+        "loader/samples_per_s": samples / elapsed_s,
+        "loader/wait_share": min(1.0, max(0.0, wait_s / elapsed_s)),
+        "loader/queue_occupancy": now.occupancy,
+    }
+    for name, stage in now.stages.items():
+        known = before.stages.get(name) if before else None
+        figures[f"stage_s/{name}"] = max(0.0, stage.seconds - (known.seconds if known else 0.0))
+    return figures
