@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,29 +37,51 @@ def tensorboard(logdir: Path, port: int | None, bind_all: bool) -> None:
     train --profile`) are shown where the plugin is installed: pip install torch-tb-profiler.
     """
     require("tensorboard", tensorboard="TensorBoard")
-    # Held back until we wait for them, from all threads and processes that TensorBoard starts.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
-    try:
+    with _ends() as wait:
         url = _serve(logdir, port, bind_all)
         click.echo(_directions(logdir, url, port, bind_all))
-        ended_by = signal.sigwait(_ENDS)
-        # A second Ctrl-C would strike as TensorBoard's plugins end their processes, which then stay.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        ended_by = wait()
     if ended_by == signal.SIGTERM:
         raise Terminated
     click.echo("TensorBoard has ended.")
+
+
+@contextmanager
+def _ends() -> Iterator[Callable[[], int]]:
+    """Gives a function that waits for Ctrl-C or SIGTERM, counted from here, and returns which it was.
+
+    In the threads of this process and its plugins any thread may be the one that the signal comes to, so it is
+    Python's wake-up descriptor that is waited at. Afterwards Ctrl-C is ignored: a second one would strike as the
+    plugins end their processes, which then stay.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = {number: signal.signal(number, lambda *_: None) for number in _ENDS}
+    descriptor = signal.set_wakeup_fd(writer)
+
+    def wait() -> int:
+        while (number := os.read(reader, 1)[0]) not in _ENDS:
+            pass
+        before[signal.SIGINT] = signal.SIG_IGN
+        return number
+
+    try:
+        yield wait
+    finally:
+        signal.set_wakeup_fd(descriptor)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
 
 
 def _serve(logdir: Path, port: int | None, bind_all: bool) -> str:
     """Start TensorBoard in threads of this process; the address at which it answers."""
     from tensorboard import default, program
 
-    os.environ.setdefault("TORCH_PROFILER_LOG_LEVEL", "WARNING")  # of the plugin: it tells of each file
-    logging.getLogger("tensorboard").setLevel(
-        logging.ERROR
-    )  # it tells of a TensorFlow that nobody needs
+    # They tell of a TensorFlow that nobody needs, and of each file that the plugin reads.
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    os.environ.setdefault("TORCH_PROFILER_LOG_LEVEL", "WARNING")
     where = ["--bind_all"] if bind_all else ["--host", "localhost"]
 
     def launch(*ports: str) -> Any:
