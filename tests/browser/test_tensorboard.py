@@ -1,0 +1,137 @@
+"""Promise: TensorBoard shows a run's scalars, and its profiler plugin the profile, in a real browser.
+
+The plugin's page loads its chart library from the web and, where that cannot be had, shows no more than what there is
+to choose from. So one test puts an empty library in its place: the charts stay empty, the rest of the page is the
+plugin's own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import fastload
+from fastload import DataLoader
+from fastload.harness.profiling import profile_steps
+from fastload.harness.scalars import Scalars, loader_scalars
+from tests.browser.conftest import Browser
+from tests.tensorboard_process import tensorboard
+
+STEPS = 16
+RUN = "2026-11-21-18-30-05"
+NO_CHARTS = """
+window.google = new Proxy(function () {}, {
+  get: (target, name) => name === 'then' ? undefined
+    : name === Symbol.toPrimitive ? () => 0
+    : name === 'setOnLoadCallback' ? (callback) => setTimeout(callback)
+    : window.google,
+  apply: () => window.google,
+  construct: () => window.google,
+});
+"""
+
+
+class Pictures:
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with fastload.stage("decode"):
+            return torch.full((8, 8), float(index))
+
+
+@pytest.fixture(scope="module")
+def url(_session: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """TensorBoard on the logs of one run. Asks for the browser first, so that nothing is done for nobody."""
+    pytest.importorskip("tensorboard")
+    logdir = tmp_path_factory.mktemp("logs")
+    loader: Any = DataLoader(Pictures(), 4, num_workers=2)  # type: ignore[arg-type, var-annotated]
+    with (
+        loader,
+        Scalars(logdir / RUN) as scalars,
+        profile_steps(logdir / RUN, steps=STEPS, say=lambda line: None) as profiler,
+    ):
+        for step, batch in zip(range(1, STEPS + 1), loader, strict=False):
+            torch.mm(batch[0], batch[1]).relu().sum()
+            scalars.add(step, {"train/loss": 1.0 / step, "rate/images_per_s": 1000.0 + step})
+            scalars.add(step, loader_scalars(loader.stats()))
+            profiler.step()
+    errors = tmp_path_factory.mktemp("errors") / "stderr"
+    with tensorboard(logdir, "--port", "0", errors=errors) as running:
+        assert "(runs: 1, profiles: 1)" in running.said
+        yield running.url
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rate/images_per_s", "1,016"), ("train/loss", "0.0625")]
+)
+def test_a_scalar_is_shown(browser: Browser, url: str, name: str, value: str) -> None:
+    browser.open(f"{url}?tagFilter={name}#timeseries")
+    # TensorBoard breaks the name in two at its slash. Under the chart: run, smoothed, value, step, time.
+    browser.until("return text().replace(/\\s/g, '').includes(arguments[0])", name)
+    row = f"{RUN} [\\d.,]+ {value} {STEPS} [\\d.]+ "
+    browser.until("return RegExp(arguments[0]).test(text().replace(/\\s+/g, ' '))", row)
+    assert browser.run("return all('line-chart').length") == 1
+    assert browser.complaints() == []
+
+
+def test_the_loaders_scalars_are_shown(browser: Browser, url: str) -> None:
+    browser.open(f"{url}?tagFilter=loader|stage_s#timeseries")
+    for name in ("loader/wait_share", "loader/queue_occupancy", "stage_s/decode"):
+        browser.until("return text().replace(/\\s/g, '').includes(arguments[0])", name)
+
+
+@pytest.fixture
+def profile_page(browser: Browser, url: str) -> str:
+    if importlib.util.find_spec("torch_tb_profiler") is None:
+        pytest.skip("TensorBoard's profiler plugin is not installed: pip install torch-tb-profiler")
+    return f"{url}#pytorch_profiler"
+
+
+def choose(browser: Browser, now: str, then: str) -> None:
+    """Another view, from the plugin's list."""
+    browser.run(
+        "all('[aria-haspopup=listbox]').find((e) => e.innerText === arguments[0])"
+        ".dispatchEvent(new MouseEvent('mousedown', {bubbles: true, button: 0}))",
+        now,
+    )
+    option = "all('[role=option]').find((e) => e.innerText === arguments[0])"
+    browser.until(f"return Boolean({option})", then)
+    browser.run(f"{option}.click()", then)
+
+
+def test_the_profiler_finds_the_profile(browser: Browser, profile_page: str, url: str) -> None:
+    browser.open(profile_page)
+    listed = "return all('[aria-haspopup=listbox]').map((e) => e.innerText).filter(Boolean)"
+    browser.until(f"{listed}.includes(arguments[0])", RUN)
+    run, view, worker, *_ = browser.until(f"{listed}.length > 2 && {listed[7:]}")
+    assert (run, view) == (RUN, "Overview")
+    assert worker.rpartition("_")[2].isdigit()
+    # What the overview is drawn from, charts or none.
+    overview = browser.run(
+        """const base = arguments[0] + 'data/plugin/pytorch_profiler/';
+        const get = (what) => { const r = new XMLHttpRequest(); r.open('GET', base + what, false); r.send();
+                                return JSON.parse(r.responseText); };
+        const at = `run=${arguments[1]}&worker=${arguments[2]}`;
+        const span = get('spans?' + at)[0];
+        return get(`overview?${at}&span=${span}&view=Overview`);""",
+        url, run, worker,
+    )  # fmt: skip
+    names = [part["name"] for part in overview["performance"][0]["children"]]
+    assert "DataLoader" in names
+    assert len(overview["steps"]["rows"]) == 10
+
+
+def test_the_profiler_shows_the_operators(browser: Browser, profile_page: str) -> None:
+    browser.before_each_page(NO_CHARTS)
+    browser.open(profile_page)
+    browser.until("return text().includes('Step Time Breakdown')")
+    assert "Number of Worker(s)" in browser.run("return text()")
+    choose(browser, "Overview", "Operator")
+    rows = "all('tr').map((row) => [...row.cells].map((cell) => cell.innerText.trim()))"
+    row = browser.until(f"return {rows}.find((cells) => cells[0] === 'aten::mm')")
+    assert row[1] == "10", "a product in each of the steps recorded"
