@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 import fastload
-from fastload.cli._common import Terminated
+from fastload.cli._common import EndsInOneLine
 from fastload.cli.bench import bench
 from fastload.cli.check import check
 from fastload.cli.env import env
@@ -15,32 +13,12 @@ from fastload.cli.images import images
 from fastload.cli.inspect import inspect
 from fastload.cli.pack import pack
 from fastload.cli.tensorboard import tensorboard
+from fastload.cli.train import train
 from fastload.cli.verify import verify
-from fastload.errors import FastloadError
-
-_INTERRUPTED, _TERMINATED = 130, 143  # 128 + SIGINT, + SIGTERM, as shells report them.
 
 
-class _Commands(click.Group):
-    """A group whose commands end in one line on a user's error, and with exit code 130 on Ctrl-C."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except Terminated:
-            click.echo("Terminated.", err=True)
-            ctx.exit(_TERMINATED)
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            ctx.exit(_INTERRUPTED)
-        except FastloadError as error:
-            raise click.ClickException(str(error)) from error
-        except BrokenPipeError:  # Whoever read our output stopped reading; click ends quietly.
-            raise
-        except OSError as error:
-            named = error.filename is not None and error.strerror is not None
-            text = f"{error.filename}: {error.strerror}" if named else str(error)
-            raise click.ClickException(text) from error
+class _Commands(EndsInOneLine, click.Group):
+    """The group of all commands."""
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,5 +40,5 @@ def main() -> None:
     """
 
 
-for command in (images, bench, check, pack, verify, inspect, env, tensorboard):
+for command in (images, bench, check, pack, verify, inspect, env, tensorboard, train):
     main.add_command(command)

@@ -9,12 +9,40 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastload.errors import FastloadError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_INTERRUPTED, _TERMINATED = 130, 143  # 128 + SIGINT, + SIGTERM, as shells report them.
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, taken as Ctrl-C is."""
+
+
+class EndsInOneLine(click.Command):
+    """A command that ends in one line on a user's error, and with exit code 130 on Ctrl-C, 143 on SIGTERM."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it."""
+        try:
+            return super().invoke(ctx)
+        except Terminated:
+            click.echo("Terminated.", err=True)
+            ctx.exit(_TERMINATED)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(_INTERRUPTED)
+        except FastloadError as error:
+            raise click.ClickException(str(error)) from error
+        except BrokenPipeError:  # Whoever read our output stopped reading; click ends quietly.
+            raise
+        except OSError as error:
+            named = error.filename is not None and error.strerror is not None
+            text = f"{error.filename}: {error.strerror}" if named else str(error)
+            raise click.ClickException(text) from error
 
 
 @contextmanager

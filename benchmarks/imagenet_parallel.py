@@ -1,0 +1,18 @@
+"""The tutorial's parallel script: threads read, decode and collate while the loop trains.
+
+    python benchmarks/imagenet_parallel.py -w 4 -b 64 -s 20 --base-dir /data/imagenet
+    mpiexec -n 4 python benchmarks/imagenet_parallel.py -w 4
+
+`imagenet_serial.py` differs in the loader alone. Options and lines are the tutorial's; those of `fastload train` are
+there too.
+"""
+
+from fastload.cli.train import tutorial
+
+TUTORIAL = {
+    "base_dir": "/lus/eagle/projects/datasets/ImageNet/ILSVRC",
+    "file_list": "ilsvrc_train_filelist.txt",
+}
+
+if __name__ == "__main__":
+    tutorial(serial=False, defaults=TUTORIAL)()

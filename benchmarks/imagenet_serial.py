@@ -1,0 +1,17 @@
+"""The tutorial's serial script: the loop reads, decodes and collates for itself, then trains.
+
+    python benchmarks/imagenet_serial.py -b 64 -s 20 --base-dir /data/imagenet
+
+`imagenet_parallel.py` differs in the loader alone. Options and lines are the tutorial's; those of `fastload train` are
+there too, save those for workers.
+"""
+
+from fastload.cli.train import tutorial
+
+TUTORIAL = {
+    "base_dir": "/lus/eagle/projects/datasets/ImageNet/ILSVRC",
+    "file_list": "ilsvrc_train_filelist.txt",
+}
+
+if __name__ == "__main__":
+    tutorial(serial=True, defaults=TUTORIAL)()

@@ -1,0 +1,151 @@
+"""The samples of a training run and the loader over them: the only thing in which two runs of a recipe may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import Dataset
+
+import fastload
+from fastload.datasets import ImageFileList
+from fastload.harness.bench import cached_share
+from fastload.harness.recipe import Recipe
+from fastload.image import Plan, RandomResizedCrop, Resize
+
+CACHED_BATCHES = 4
+"""How many batches `--loader cached` keeps: enough that none of them stays in a processor's cache."""
+_LOOKED_AT = 64
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Pictures uint8[B, 3, H, W], class numbers int64[B], the samples' indices int64[B]."""
+
+
+class Source(Protocol):
+    """A map-style data set of `(picture, class number)`: a file list or a packed set."""
+
+    classes: list[str]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]: ...
+
+    def locate(self, index: int) -> str:
+        """Where a sample lies."""
+        ...
+
+
+class Numbered(Dataset[tuple[Any, Any, int]]):
+    """`dataset`, whose samples are pairs, with each sample's index behind it: what was trained on can be counted."""
+
+    def __init__(self, dataset: Source) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any, int]:
+        picture, label, *_ = self.dataset[index]
+        return picture, label, index
+
+    def locate(self, index: int) -> str:
+        """Where a sample lies, for the loader's error notes."""
+        return self.dataset.locate(index)
+
+
+def open_dataset(recipe: Recipe) -> Source:
+    """The whole data set, the same on all ranks.
+
+    The list's path is relative to `base_dir`, where it is given and the list is not found as it stands; so are the
+    paths in the list.
+    """
+    plan = _plan(recipe)
+    if recipe.packed is not None:
+        from fastload.datasets import PackedDataset  # which needs pyarrow
+
+        return PackedDataset(recipe.packed, transform=plan)
+    assert recipe.file_list is not None  # as the recipe has made sure
+    file_list = recipe.file_list
+    if recipe.base_dir is not None and (recipe.base_dir / file_list).exists():
+        file_list = recipe.base_dir / file_list
+    return ImageFileList(file_list, base_dir=recipe.base_dir, transform=plan)
+
+
+def _plan(recipe: Recipe) -> Plan:
+    if recipe.transform == "resize":
+        return Resize((recipe.size, recipe.size))
+    return RandomResizedCrop(recipe.size, flip=0.5)
+
+
+def open_loader(
+    recipe: Recipe, dataset: Dataset[Any], *, rank: int, world_size: int, pin_memory: bool
+) -> fastload.DataLoader[Batch]:
+    """The loader of a rank: its part of one global order, which is a function of the seed."""
+    processes = recipe.loader == "process"
+    sampler = fastload.RankSampler(
+        dataset,  # type: ignore[arg-type]
+        rank=rank,
+        world_size=world_size,
+        seed=recipe.seed,
+    )
+    threads: dict[str, Any] = {
+        "prefetch_batches": recipe.prefetch_batches if recipe.workers else None,
+        "seed": recipe.seed,
+    }
+    return fastload.DataLoader(
+        dataset,
+        recipe.batch_size,
+        sampler=sampler,
+        num_workers=recipe.workers,
+        pin_memory=pin_memory,
+        persistent_workers=recipe.workers > 0,
+        worker_method="process" if processes else "thread",
+        **({} if processes else threads),
+    )
+
+
+class Replayed:
+    """The first batches of a loader, again and again: training without loading. As long as the loader, for `len()`."""
+
+    def __init__(self, loader: fastload.DataLoader[Batch]) -> None:
+        self.dataset = loader.dataset
+        self._length = len(loader)
+        with loader:
+            self._batches = list(islice(loader, CACHED_BATCHES))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        return islice(cycle(self._batches), self._length)
+
+
+def upcoming(loader: fastload.DataLoader[Batch], *, steps: int) -> list[int]:
+    """Some of the samples that this rank reads in the next steps of this epoch: up to 64 indices, evenly spread."""
+    sampler = loader.sampler
+    assert isinstance(sampler, fastload.RankSampler)
+    done = loader.state_dict()["batches"] if loader.worker_method == "thread" else 0
+    size = loader.batch_size or 1
+    last = min((done + steps) * size, len(sampler))
+    stride = max(1, (last - done * size) // _LOOKED_AT)
+    places = range(done * size, last, stride)
+    return [int(sampler.indices(place, place + 1)[0]) for place in places]
+
+
+def cache_sentence(recipe: Recipe, dataset: Source, indices: Sequence[int]) -> str:
+    """How much of what holds these samples is in the page cache, in words. Looks at up to 64 files, reads none."""
+    if recipe.packed is not None:
+        files = sorted(str(path) for path in Path(recipe.packed).glob("*.arrow"))
+    else:
+        files = sorted({dataset.locate(index) for index in indices})
+    files = files[:: max(1, -(-len(files) // _LOOKED_AT))]
+    try:
+        share = cached_share(files)
+    except OSError:  # The loader will say which file is missing, and where it is listed.
+        share = None
+    if share is None:
+        return "not known"
+    return f"{share:.0%} of {len(files)} files of rank 0 were in it as the run began"

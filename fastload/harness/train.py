@@ -1,0 +1,342 @@
+"""Training on every rank: one function, whatever loads the samples.
+
+    recipe.py      what to train, as pure values
+    samples.py     the data set and the loader
+    learner.py     the model (models.py), its optimiser, one step
+    control.py     what ranks agree on: when to stop, what to sum up
+    meter.py       the clock
+    checkpoint.py  model, optimiser, loader and random states in one file
+    summary.py     the lines at the end, and the row of stats.csv
+
+`train` wires them, `fit` is the loop.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fastload
+from fastload import distributed
+from fastload.harness import summary
+from fastload.harness.checkpoint import (
+    NAME,
+    Checkpoint,
+    CheckpointError,
+    random_states,
+    restore_random_states,
+)
+from fastload.harness.control import Control, Stopping, signal_name
+from fastload.harness.learner import Learner, describe, open_learner
+from fastload.harness.meter import Measured, Meter
+from fastload.harness.profiling import profile_steps
+from fastload.harness.rates import append_row, check_table
+from fastload.harness.recipe import Recipe, TrainError
+from fastload.harness.samples import (
+    Batch,
+    Numbered,
+    Replayed,
+    cache_sentence,
+    open_dataset,
+    open_loader,
+    upcoming,
+)
+from fastload.harness.scalars import Scalars
+
+Say = Callable[[str], None]
+OnStep = Callable[[int, torch.Tensor], None]
+STATS_FILE = "stats.csv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What came of a run, the same on all ranks but for `measured`."""
+
+    measured: Measured
+    first_step: int
+    """The step that the run began behind: 0, or a checkpoint's."""
+    last_step: int
+    total_steps: int
+    stopped_by: int
+    """The signal that ended it early; 0 where none did."""
+    checkpoint_step: int | None = None
+    """The step of the checkpoint that is there now."""
+
+
+def train(
+    recipe: Recipe, *, say: Say = print, on_step: OnStep | None = None, serial_lines: bool = False
+) -> Trained:
+    """Train as the recipe says, on this rank of those that a launcher has started; in the main thread.
+
+    Args:
+        recipe: the same on all ranks.
+        say: gets the lines of the run, on rank 0 alone.
+        on_step: called behind each step on each rank, with its number, 1 for the first of the training, and the
+            indices of the samples that this rank has trained on in it, int64[B] on the device.
+        serial_lines: print the lines of the tutorial's serial script, not of its parallel one.
+
+    Raises `FastloadError` (`TrainError`, `CheckpointError`, `StateError`, ...) for what cannot be done as asked, and
+    whatever reading a sample raises.
+    """
+    began = time.perf_counter()
+    rank = distributed.init("gloo" if recipe.device == "cpu" else "auto")
+    try:
+        control = Control(rank)
+        voice: Say = say if rank.rank == 0 else _silent
+        torch.manual_seed(recipe.seed)
+        if rank.rank == 0:
+            check_table(recipe.logdir / STATS_FILE, list(summary.COLUMNS))
+        dataset = open_dataset(recipe)
+        learner = open_learner(recipe, rank, classes=len(dataset.classes))
+        if rank.world_size > 1 and learner.device.type == "cpu":
+            torch.set_num_threads(distributed.cores())
+        loader = open_loader(
+            recipe,
+            Numbered(dataset),
+            rank=rank.rank,
+            world_size=rank.world_size,
+            pin_memory=learner.device.type != "cpu",
+        )
+        voice(f"Batch size: {recipe.batch_size}")
+        if not serial_lines:
+            voice(f"num workers: {recipe.workers}")
+            voice("Starting data loader")
+        if rank.world_size > 1:
+            voice(
+                f"{rank.world_size} ranks, each with batches of {recipe.batch_size}; step_img_rate and its average are "
+                "of rank 0 alone"
+            )
+        with loader:
+            source, first = begin(recipe, loader, learner, control, say=voice)
+            steps = recipe.total_steps(len(loader)) - first
+            cache = cache_sentence(recipe, dataset, upcoming(loader, steps=steps))
+            trained = fit(recipe, source, learner, control, first=first, say=voice, on_step=on_step)
+            voice(f"Average image rate: {trained.measured.average}")
+            if not serial_lines:
+                voice("Stopping data loader")
+        _report(recipe, trained, learner, control, cache, voice)
+        total_s = time.perf_counter() - began
+        voice(f"{'All Done; total runtime' if serial_lines else 'All Done'}: {total_s:.2f}")
+        return trained
+    finally:
+        distributed.shutdown()
+
+
+def begin(
+    recipe: Recipe,
+    loader: fastload.DataLoader[Batch],
+    learner: Learner,
+    control: Control,
+    *,
+    say: Say = print,
+) -> tuple[Any, int]:
+    """What gives the loop its batches, on the device, and the step that it begins behind: 0, or a checkpoint's.
+
+    `loader` gives `(pictures, class numbers, indices)`. Collective.
+    """
+    loads = Replayed(loader) if recipe.loader == "cached" else loader
+    source = fastload.prefetch_to(loads, learner.device)
+    return source, _resume(recipe, source, learner, control, say)
+
+
+def fit(
+    recipe: Recipe,
+    source: Any,
+    learner: Learner,
+    control: Control,
+    *,
+    first: int,
+    say: Say = print,
+    on_step: OnStep | None = None,
+) -> Trained:
+    """The training loop, on what `begin` gave, to the last step or a signal; arguments as of `train`."""
+    total = max(first, recipe.total_steps(len(source)))
+    saved = first or None
+    folder = _run_folder(recipe, control)
+    stats = source.stats if recipe.loader == "thread" else None
+    meter = Meter(
+        device=learner.device,
+        samples=len(source.dataset),
+        stats=stats,
+        traffic=learner.traffic,
+    )
+    simulated = _Simulated(recipe.step_ms, meter.measured) if recipe.step_ms else nullcontext()
+    stopped = 0
+    loss: torch.Tensor | None = None
+
+    def save(step: int) -> int:
+        begin = time.perf_counter()
+        _save(recipe.checkpoint, step, source, learner, control)
+        meter.measured.checkpoint_s += time.perf_counter() - begin
+        meter.measured.checkpoints += 1
+        return step
+
+    step = first
+    scalars = Scalars(folder if recipe.scalars else None)
+    profile: AbstractContextManager[Any] = (
+        profile_steps(folder, steps=total - first)
+        if folder is not None and recipe.profile and control.rank.rank == 0
+        else nullcontext()
+    )
+    batches = _endless(source)
+    with Stopping(control) as stopping, profile as profiler:
+        while step < total:
+            if stopped := stopping.asked():
+                say(f"Stopped by {signal_name(stopped)} behind step {step} of {total}")
+                break
+            with meter.waiting():
+                images, targets, indices = next(batches)
+            with meter.stepping(indices), simulated:
+                loss = learner.step(images, targets)
+            step += 1
+            if profiler is not None:
+                profiler.step()
+            if on_step is not None:
+                on_step(step, indices)
+            if recipe.every is not None and step % recipe.every == 0:
+                saved = save(step)
+            if step % recipe.status_print_interval == 0:
+                rate = meter.window(loss)
+                say(f"step_img_rate: {rate:.2f}")
+                scalars.add(step, summary.scalars(meter.measured, rate, stats and stats()))
+        measured = meter.end(loss)
+        if recipe.checkpoint is not None and saved != step:
+            saved = save(step)
+    scalars.close()
+    return Trained(
+        measured=measured,
+        first_step=first,
+        last_step=step,
+        total_steps=total,
+        stopped_by=stopped,
+        checkpoint_step=saved,
+    )
+
+
+class _Simulated:
+    """Around a step: makes it last at least so long, as if an accelerator computed while the host waits."""
+
+    def __init__(self, step_ms: float, measured: Measured) -> None:
+        self._seconds = step_ms / 1000
+        self._measured = measured
+        self._begin = 0.0
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        left_s = self._begin + self._seconds - time.perf_counter()
+        if kind is None and left_s > 0:
+            time.sleep(left_s)
+        self._measured.overran += left_s < 0
+
+
+def _endless(source: Iterable[Batch]) -> Iterator[Batch]:
+    """Epoch after epoch. The rest of an epoch that a checkpoint had ended is empty; two in a row are an error."""
+    empty = False
+    while True:
+        before, empty = empty, True
+        for batch in source:
+            empty = False
+            yield batch
+        if before and empty:
+            raise TrainError(
+                "the loader gives no batches: the data set is empty, or smaller than a batch"
+            )
+
+
+def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say: Say) -> int:
+    """Put everything where the checkpoint says; its step. 0 where there is no checkpoint, or none is wanted."""
+    folder = recipe.checkpoint
+    if folder is None:
+        return 0
+    if not recipe.resume:
+        if any(control.gather((folder / NAME).exists())):
+            raise CheckpointError(
+                f"{folder / NAME}: a checkpoint is there: give --resume to go on from it, or another folder"
+            )
+        return 0
+    found = Checkpoint.load(folder)
+    steps = control.gather(None if found is None else found.step)
+    if len(set(steps)) > 1:
+        other = next(rank for rank, step in enumerate(steps) if step != steps[0])
+        raise CheckpointError(
+            f"{folder / NAME}: step: rank 0 has {steps[0]}, rank {other} has {steps[other]}; the folder must be one "
+            "that all ranks see"
+        )
+    if found is None:
+        say(f"Nothing to resume in {folder}: the training begins at its beginning")
+        return 0
+    found.check(folder, about=learner.about, model=learner.model.state_dict())
+    source.load_state_dict(found.loader)
+    learner.model.load_state_dict(found.model)
+    learner.optimizer.load_state_dict(found.optimizer)
+    restore_random_states(
+        found.randomness,
+        rank=control.rank.rank,
+        world_size=control.rank.world_size,
+        device=learner.device,
+    )
+    say(f"Resumed behind step {found.step}, which {len(found.randomness)} ranks had reached")
+    return found.step
+
+
+def _save(folder: Path | None, step: int, source: Any, learner: Learner, control: Control) -> None:
+    assert folder is not None  # as the recipe has made sure
+    states = control.gather(random_states(learner.device))
+    if control.rank.rank == 0:
+        Checkpoint(
+            step=step,
+            about=learner.about,
+            model=learner.model.state_dict(),
+            optimizer=learner.optimizer.state_dict(),
+            loader=source.state_dict(),
+            randomness=states,
+        ).save(folder)
+
+
+def _run_folder(recipe: Recipe, control: Control) -> Path | None:
+    """The run's own folder below `logdir`, named by date and time; None where this rank writes nothing there."""
+    if not (recipe.profile or recipe.scalars):
+        return None
+    path: Path | None = None
+    if control.rank.rank == 0:
+        recipe.logdir.mkdir(parents=True, exist_ok=True)
+        name = datetime.datetime.now().strftime("%Y-%m-%d-%H-%M-%S")
+        path, number = recipe.logdir / name, 1
+        while True:
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:  # another run began in the same second
+                number += 1
+                path = recipe.logdir / f"{name}-{number}"
+    found = control.broadcast(path)
+    return found if control.rank.rank == 0 else None
+
+
+def _report(
+    recipe: Recipe, trained: Trained, learner: Learner, control: Control, cache: str, say: Say
+) -> None:
+    """Say what the run did, and put it into stats.csv. Collective."""
+    figures = summary.gather(trained.measured, control)
+    model = describe(learner, weights=recipe.weights, simulated=recipe.step_ms > 0)
+    for line in summary.lines(
+        recipe, trained, figures, model=model, cache=cache, rank=control.rank
+    ):
+        say(line)
+    if control.rank.rank == 0:
+        path = recipe.logdir / STATS_FILE
+        append_row(path, summary.row(recipe, trained, figures, learner, cache, control.rank))
+        say(f"A row for this run: {path}")
+
+
+def _silent(_: str) -> None:
+    return
