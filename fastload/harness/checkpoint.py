@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import torch
@@ -70,12 +70,10 @@ class Checkpoint:
         """The checkpoint in `folder`; None where there is none. `CheckpointError` where the file is no such thing."""
         path = folder / NAME
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            with path.open("rb") as file:
+                content = _read(path, file)
         except FileNotFoundError:
             return None
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise CheckpointError(f"{path}: no checkpoint, or damaged: {reason}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             theirs = content.get("format") if isinstance(content, dict) else None
             raise CheckpointError(
@@ -97,6 +95,14 @@ class Checkpoint:
                 )
         if difference := mismatch(model, self.model, here="this run's model"):
             raise CheckpointError(f"{path}: {difference}")
+
+
+def _read(path: Path, file: BinaryIO) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{path}: no checkpoint, or damaged: {reason}") from error
 
 
 def _sync_folder(folder: Path) -> None:

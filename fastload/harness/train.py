@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import datetime
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -25,6 +26,7 @@ import torch
 
 import fastload
 from fastload import distributed
+from fastload.errors import FastloadError
 from fastload.harness import summary
 from fastload.harness.checkpoint import (
     NAME,
@@ -125,8 +127,22 @@ def train(
         total_s = time.perf_counter() - began
         voice(f"{'All Done; total runtime' if serial_lines else 'All Done'}: {total_s:.2f}")
         return trained
+    except BaseException as error:
+        _end_job(error)
+        raise
     finally:
         distributed.shutdown()
+
+
+def _end_job(error: BaseException) -> None:
+    """End all ranks, where `distributed.init` has found that this rank's own end would wait for the others.
+
+    Whoever catches the error further up, as the command does to print one line, would end in MPI's own end.
+    """
+    if not getattr(sys.excepthook, "fastload", False):
+        return
+    shown = error.with_traceback(None) if isinstance(error, FastloadError | OSError) else error
+    sys.excepthook(type(shown), shown, shown.__traceback__)
 
 
 def begin(
@@ -284,7 +300,8 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
         world_size=control.rank.world_size,
         device=learner.device,
     )
-    say(f"Resumed behind step {found.step}, which {len(found.randomness)} ranks had reached")
+    before = len(found.randomness)
+    say(f"Resumed behind step {found.step}, which {before} rank{'s' * (before > 1)} had reached")
     return found.step
 
 
