@@ -202,6 +202,14 @@ class Meter:
             self._look_ahead()
             self._warm_end = time.perf_counter()
 
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around the writing of a checkpoint."""
+        before = time.perf_counter()
+        yield
+        self.measured.checkpoint_s += time.perf_counter() - before
+        self.measured.checkpoints += 1
+
     def window(self, loss: torch.Tensor) -> float:
         """End a window of steps: its rate, in samples a second."""
         self._settle()

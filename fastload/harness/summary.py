@@ -17,7 +17,6 @@ from fastload.harness.meter import QUANTILES, Measured
 from fastload.harness.plan import WARMUP_STEPS
 from fastload.harness.rates import figure
 from fastload.harness.recipe import Recipe
-from fastload.stats import Stats, waited_share
 
 if TYPE_CHECKING:
     from fastload.harness.learner import Learner
@@ -232,15 +231,3 @@ def row(
 def _s(value: float | None) -> float | None:
     """A figure to microseconds; None where there is none."""
     return None if value is None or value != value else round(value, 6)
-
-
-def scalars(measured: Measured, rate: float, stats: Stats | None) -> dict[str, float]:
-    """What a window of steps shows in TensorBoard: rank 0's figures."""
-    values = {"rank0/images_per_s": rate}
-    if measured.loss is not None:
-        values["train/loss"] = measured.loss
-    if stats is not None:
-        values["loader/occupancy"] = stats.occupancy
-        values["loader/wait_share"] = waited_share(stats)
-        values |= {f"stage_seconds/{name}": stage.seconds for name, stage in stats.stages.items()}
-    return values

@@ -5,6 +5,7 @@
     learner.py     the model (models.py), its optimiser, one step
     control.py     what ranks agree on: when to stop, what to sum up
     meter.py       the clock
+    recording.py   profile and scalars
     checkpoint.py  model, optimiser, loader and random states in one file
     summary.py     the lines at the end, and the row of stats.csv
 
@@ -13,11 +14,10 @@
 
 from __future__ import annotations
 
-import datetime
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,9 @@ from fastload.harness.checkpoint import (
 from fastload.harness.control import Control, Stopping, signal_name
 from fastload.harness.learner import Learner, describe, open_learner
 from fastload.harness.meter import Measured, Meter
-from fastload.harness.profiling import profile_steps
 from fastload.harness.rates import append_row, check_table
 from fastload.harness.recipe import Recipe, TrainError
+from fastload.harness.recording import Recording
 from fastload.harness.samples import (
     Batch,
     Numbered,
@@ -50,7 +50,6 @@ from fastload.harness.samples import (
     open_loader,
     upcoming,
 )
-from fastload.harness.scalars import Scalars
 
 Say = Callable[[str], None]
 OnStep = Callable[[int, torch.Tensor], None]
@@ -175,8 +174,8 @@ def fit(
     """The training loop, on what `begin` gave, to the last step or a signal; arguments as of `train`."""
     total = max(first, recipe.total_steps(len(source)))
     saved = first or None
-    folder = _run_folder(recipe, control)
     stats = source.stats if recipe.loader == "thread" else None
+    recording = Recording(recipe, control, steps=total - first, stats=stats, say=say)
     meter = Meter(
         device=learner.device,
         samples=len(source.dataset),
@@ -184,25 +183,10 @@ def fit(
         traffic=learner.traffic,
     )
     simulated = _Simulated(recipe.step_ms, meter.measured) if recipe.step_ms else nullcontext()
-    stopped = 0
+    step, stopped = first, 0
     loss: torch.Tensor | None = None
-
-    def save(step: int) -> int:
-        begin = time.perf_counter()
-        _save(recipe.checkpoint, step, source, learner, control)
-        meter.measured.checkpoint_s += time.perf_counter() - begin
-        meter.measured.checkpoints += 1
-        return step
-
-    step = first
-    scalars = Scalars(folder if recipe.scalars else None)
-    profile: AbstractContextManager[Any] = (
-        profile_steps(folder, steps=total - first)
-        if folder is not None and recipe.profile and control.rank.rank == 0
-        else nullcontext()
-    )
     batches = _endless(source)
-    with Stopping(control) as stopping, profile as profiler:
+    with Stopping(control) as stopping, recording:
         while step < total:
             if stopped := stopping.asked():
                 say(f"Stopped by {signal_name(stopped)} behind step {step} of {total}")
@@ -212,20 +196,20 @@ def fit(
             with meter.stepping(indices), simulated:
                 loss = learner.step(images, targets)
             step += 1
-            if profiler is not None:
-                profiler.step()
+            recording.step()
             if on_step is not None:
                 on_step(step, indices)
             if recipe.every is not None and step % recipe.every == 0:
-                saved = save(step)
+                with meter.saving():
+                    saved = _save(recipe.checkpoint, step, source, learner, control)
             if step % recipe.status_print_interval == 0:
                 rate = meter.window(loss)
                 say(f"step_img_rate: {rate:.2f}")
-                scalars.add(step, summary.scalars(meter.measured, rate, stats and stats()))
+                recording.window(step, rate=rate, loss=loss)
         measured = meter.end(loss)
         if recipe.checkpoint is not None and saved != step:
-            saved = save(step)
-    scalars.close()
+            with meter.saving():
+                saved = _save(recipe.checkpoint, step, source, learner, control)
     return Trained(
         measured=measured,
         first_step=first,
@@ -305,7 +289,8 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
     return found.step
 
 
-def _save(folder: Path | None, step: int, source: Any, learner: Learner, control: Control) -> None:
+def _save(folder: Path | None, step: int, source: Any, learner: Learner, control: Control) -> int:
+    """Write the checkpoint of a step, on rank 0; the step. Collective."""
     assert folder is not None  # as the recipe has made sure
     states = control.gather(random_states(learner.device))
     if control.rank.rank == 0:
@@ -317,26 +302,7 @@ def _save(folder: Path | None, step: int, source: Any, learner: Learner, control
             loader=source.state_dict(),
             randomness=states,
         ).save(folder)
-
-
-def _run_folder(recipe: Recipe, control: Control) -> Path | None:
-    """The run's own folder below `logdir`, named by date and time; None where this rank writes nothing there."""
-    if not (recipe.profile or recipe.scalars):
-        return None
-    path: Path | None = None
-    if control.rank.rank == 0:
-        recipe.logdir.mkdir(parents=True, exist_ok=True)
-        name = datetime.datetime.now().strftime("%Y-%m-%d-%H-%M-%S")
-        path, number = recipe.logdir / name, 1
-        while True:
-            try:
-                path.mkdir()
-                break
-            except FileExistsError:  # another run began in the same second
-                number += 1
-                path = recipe.logdir / f"{name}-{number}"
-    found = control.broadcast(path)
-    return found if control.rank.rank == 0 else None
+    return step
 
 
 def _report(

@@ -406,3 +406,32 @@ def test_a_checkpoint_of_the_command_is_refused_and_resumed(pictures: Path, tmp_
     assert (trained.first_step, trained.last_step) == (2, 5)
     assert entry(said, "steps").startswith("3, from 3 to 5;")
     assert entry(said, "samples") == "12 trained on, 12 different ones"
+
+
+# ---- what is recorded ----
+
+
+def test_a_profile_and_scalars_lie_in_a_folder_of_the_run(pictures: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    _, said = run(pictures, tmp_path, steps=16, profile=True, scalars=True)
+    folder = Path(entry(said, "Folder of this run"))
+    assert folder.parent == tmp_path
+    assert re.fullmatch(r"\d{4}(-\d\d){5}", folder.name)
+    assert len(list(folder.glob("*.pt.trace.json.gz"))) == 1
+    assert any(line.startswith("Profile of steps 7 to 16") for line in said)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    printed = [float(line.split()[1]) for line in said if line.startswith("step_img_rate")]
+    rates = [event.value for event in events.Scalars("rank0/images_per_s")]
+    assert rates == pytest.approx(printed, abs=0.01)
+    assert [event.step for event in events.Scalars("train/loss")] == [5, 10, 15]
+    assert {"loader/wait_share", "stage_s/read", "stage_s/decode"} <= set(events.Tags()["scalars"])
+
+
+def test_a_profile_that_cannot_be_completed_is_refused_before_there_is_a_folder(
+    pictures: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainError, match=r"--profile: .* takes 16 steps, and 15 were asked for"):
+        run(pictures, tmp_path, steps=15, profile=True)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,104 @@
+"""What a training run writes for TensorBoard: a profile, scalars, in a folder of its own. Rank 0's."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from fastload.harness.control import Control
+from fastload.harness.profiling import profile_steps
+from fastload.harness.recipe import Recipe, TrainError
+from fastload.harness.scalars import Scalars, loader_scalars
+from fastload.stats import Stats
+
+
+class Recording:
+    """The profile and the scalars of a run, if its recipe wants any. On other ranks than 0 it does nothing.
+
+    Args:
+        steps: how many the loop will make.
+        stats: the loader's, None where it has none.
+
+    Raises `TrainError`, on all ranks, where the steps are too few for a profile.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        control: Control,
+        *,
+        steps: int,
+        stats: Callable[[], Stats] | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._profile: Any = None
+        self._scalars = Scalars(None)
+        self._stats = stats
+        self._before: Stats | None = None
+        self._ends = ExitStack()
+        if not (recipe.profile or recipe.scalars):
+            return
+        if recipe.profile:
+            _check_steps(steps)
+        folder = run_folder(recipe.logdir, control)
+        say(f"Folder of this run: {folder}")
+        if control.rank.rank == 0:
+            if recipe.profile:
+                self._profile = profile_steps(folder, steps=steps, say=say)
+            if recipe.scalars:
+                self._scalars = Scalars(folder)
+
+    def step(self) -> None:
+        """Behind each step."""
+        if self._profile is not None:
+            self._profile.step()
+
+    def window(self, step: int, *, rate: float, loss: torch.Tensor) -> None:
+        """Behind each status window: its rate in samples a second, the loss of its last batch."""
+        values = {"rank0/images_per_s": rate, "train/loss": float(loss)}
+        if self._stats is not None:
+            now = self._stats()
+            values |= loader_scalars(now, self._before)
+            self._before = now
+        self._scalars.add(step, values)
+
+    def __enter__(self) -> Self:
+        self._ends.enter_context(self._scalars)
+        if self._profile is not None:
+            self._ends.enter_context(self._profile)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._ends.__exit__(kind, exc, tb)
+
+
+def _check_steps(steps: int) -> None:
+    try:
+        profile_steps(Path(), steps=steps)
+    except ValueError as error:
+        raise TrainError(f"--profile: {error}") from error
+
+
+def run_folder(logdir: Path, control: Control) -> Path:
+    """A folder for this run below `logdir`, named by date and time, which rank 0 makes. Collective."""
+    path: Path | None = None
+    if control.rank.rank == 0:
+        logdir.mkdir(parents=True, exist_ok=True)
+        name = datetime.datetime.now().strftime("%Y-%m-%d-%H-%M-%S")
+        path, number = logdir / name, 1
+        while True:
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:  # another run began in the same second
+                number += 1
+                path = logdir / f"{name}-{number}"
+    return control.broadcast(path)
