@@ -210,11 +210,11 @@ def train(**options: Any) -> None:
 def tutorial(*, serial: bool, defaults: dict[str, Any]) -> click.Command:
     """A script of the tutorial that `fastload train` grew out of: its options and lines, with other defaults.
 
-    The serial one has no workers, and no options for them.
+    It trains on a list of files; the serial one has no workers, and no options for them.
     """
-    fixed: dict[str, Any] = (
-        {"workers": 0, "prefetch_batches": 2, "loader": "thread"} if serial else {}
-    )
+    fixed: dict[str, Any] = {"packed": None}
+    if serial:
+        fixed |= {"workers": 0, "prefetch_batches": 2, "loader": "thread"}
     params = [copy.copy(param) for param in train.params if param.name not in fixed]
     for param in params:
         param.default = defaults.get(param.name or "", param.default)

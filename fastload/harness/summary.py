@@ -36,7 +36,7 @@ COLUMNS = (
     *("checkpoints", "checkpoint_s", "loss", "bound", "seed", "fastload", "torch"),
 )
 """Of stats.csv: first the four of the document that the file comes from. Rates are samples a second, steady; seconds,
-quantiles and loss are rank 0's."""
+quantiles and loss are rank 0's. `testing_s` is 0, as nothing is tested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,11 @@ def _loader(recipe: Recipe) -> str:
     if recipe.loader == "cached":
         return "none: a few batches in memory, again and again"
     if recipe.loader == "process":
-        return f"torch's, {recipe.workers} worker processes"
+        return f"torch's, worker processes on each rank: {recipe.workers}"
     if recipe.workers == 0:
         return "fastload, serial: in the loop's own thread"
-    return (
-        f"fastload, {recipe.workers} threads, {recipe.prefetch_batches} batches in flight at most"
-    )
+    threads = f"{recipe.workers} thread{'s' * (recipe.workers > 1)}"
+    return f"fastload, {threads} on each rank, {recipe.prefetch_batches} batches in flight at most"
 
 
 def _launcher(rank: Rank) -> str:
@@ -179,7 +178,12 @@ def _waits(figures: Figures) -> str:
     if len(figures.wait_shares) == 1:
         return f"{mine:.0%} of the time for the loader"
     worst = figures.wait_shares.index(figures.worst_wait)
-    return f"{mine:.0%} of the time for the loader on rank 0, {figures.worst_wait:.0%} on rank {worst}, the most"
+    text = f"{mine:.0%} of the time for the loader on rank 0"
+    return (
+        f"{text}, {figures.worst_wait:.0%} on rank {worst}, the most"
+        if worst
+        else f"{text}, the most"
+    )
 
 
 def _quantiles(values_s: Sequence[float]) -> str:

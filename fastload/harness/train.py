@@ -38,7 +38,7 @@ from fastload.harness.checkpoint import (
 from fastload.harness.control import Control, Stopping, signal_name
 from fastload.harness.learner import Learner, describe, open_learner
 from fastload.harness.meter import Measured, Meter
-from fastload.harness.rates import append_row, check_table
+from fastload.harness.rates import StatsFileError, append_row, check_table
 from fastload.harness.recipe import Recipe, TrainError
 from fastload.harness.recording import Recording
 from fastload.harness.samples import (
@@ -92,10 +92,10 @@ def train(
         control = Control(rank)
         voice: Say = say if rank.rank == 0 else _silent
         torch.manual_seed(recipe.seed)
-        if rank.rank == 0:
-            check_table(recipe.logdir / STATS_FILE, list(summary.COLUMNS))
+        _check_stats_file(recipe.logdir / STATS_FILE, control)
         dataset = open_dataset(recipe)
         learner = open_learner(recipe, rank, classes=len(dataset.classes))
+        torch.manual_seed(recipe.seed + rank.rank)  # what a model drops out is each rank's own
         if rank.world_size > 1 and learner.device.type == "cpu":
             torch.set_num_threads(distributed.cores())
         loader = open_loader(
@@ -142,6 +142,18 @@ def _end_job(error: BaseException) -> None:
         return
     shown = error.with_traceback(None) if isinstance(error, FastloadError | OSError) else error
     sys.excepthook(type(shown), shown, shown.__traceback__)
+
+
+def _check_stats_file(path: Path, control: Control) -> None:
+    """Raise `StatsFileError` on all ranks where rank 0 could not write its row: alone, it would leave them waiting."""
+    problem: str | None = None
+    if control.rank.rank == 0:
+        try:
+            check_table(path, list(summary.COLUMNS))
+        except StatsFileError as error:
+            problem = str(error)
+    if problem := control.broadcast(problem):
+        raise StatsFileError(problem)
 
 
 def begin(
