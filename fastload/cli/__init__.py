@@ -14,6 +14,7 @@ from fastload.cli.inspect import inspect
 from fastload.cli.pack import pack
 from fastload.cli.tensorboard import tensorboard
 from fastload.cli.train import train
+from fastload.cli.stage import stage
 from fastload.cli.verify import verify
 
 
@@ -40,5 +41,5 @@ def main() -> None:
     """
 
 
-for command in (images, bench, check, pack, verify, inspect, env, tensorboard, train):
+for command in (images, bench, check, pack, verify, inspect, env, tensorboard, train, stage):
     main.add_command(command)

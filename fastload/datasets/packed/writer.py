@@ -303,7 +303,7 @@ class PackedWriter:
         assert self._file is not None
         shard = self._file.close()
         os.replace(self._file.name, os.path.join(self.path, shard.name))
-        _sync_directory(self.path)
+        sync_directory(self.path)
         self._file = None
         self.shards.append(shard)
         self.done = self._inputs
@@ -322,13 +322,13 @@ class PackedWriter:
         partial = os.path.join(self._work, "partial")
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
-            _write(fd, partial, content)
+            write_all(fd, partial, content)
             os.fsync(fd)
         finally:
             os.close(fd)
         target = os.path.join(self.path, name)
         os.replace(partial, target)
-        _sync_directory(os.path.dirname(target))
+        sync_directory(os.path.dirname(target))
 
     def _unlock(self) -> None:
         if self._lock >= 0:
@@ -390,7 +390,7 @@ class _Sink:
 
     def write(self, content: Any) -> int:
         """Append `content`, all of it."""
-        count = _write(self.fd, self.name, content)
+        count = write_all(self.fd, self.name, content)
         self._at += count
         return count
 
@@ -408,7 +408,7 @@ class _Sink:
             os.close(self.fd)
 
 
-def _write(fd: int, name: str, content: Any) -> int:
+def write_all(fd: int, name: str, content: Any) -> int:
     """Write all of `content`, a buffer of bytes; OSError with the file's name, as on a full disk."""
     done = 0
     with memoryview(content) as whole:
@@ -442,7 +442,7 @@ def _is_shard(name: str) -> bool:
     return name.startswith("shard-") and name.endswith(".arrow")
 
 
-def _sync_directory(path: str) -> None:
+def sync_directory(path: str) -> None:
     """Have the names in a directory outlast a loss of power."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
