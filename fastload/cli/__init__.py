@@ -15,6 +15,7 @@ from fastload.cli.pack import pack
 from fastload.cli.tensorboard import tensorboard
 from fastload.cli.train import train
 from fastload.cli.stage import stage
+from fastload.cli.submit import submit
 from fastload.cli.verify import verify
 
 
@@ -41,5 +42,5 @@ def main() -> None:
     """
 
 
-for command in (images, bench, check, pack, verify, inspect, env, tensorboard, train, stage):
+for command in (images, bench, check, pack, verify, inspect, env, tensorboard, train, stage, submit):
     main.add_command(command)

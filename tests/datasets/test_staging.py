@@ -1,4 +1,4 @@
-"""Promise: a packed set is staged once a node, whole and checked; a copy that was stopped is no set, and is completed."""
+"""Promise: a packed set is staged once a node, whole and checked; a stopped copy is no set, and is completed."""
 
 from __future__ import annotations
 
