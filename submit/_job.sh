@@ -1,0 +1,83 @@
+# shellcheck shell=bash
+# Sourced by the job scripts beside it, in the directory of the clone. It takes their settings, all of them variables:
+#
+#   BASE_DIR, FILE_LIST  pictures: the folder, and the list in it (FILE_LIST is relative to BASE_DIR)
+#   PACKED               or a packed set (fastload pack); and STAGE, a directory on the node's own disk to copy it to
+#   WORKERS              numbers of loader threads to train with, one run for each; 0 is the serial loader
+#   BATCH_SIZE, NSTEPS   samples in a rank's batch; steps of each run
+#   PROFILE              not empty: profile rank 0
+#   DEVICE, STEP_MS      see fastload train --help; and ARGUMENTS for further ones
+#   RANKS_PER_NODE       ranks on each node; with DEPTH cores for each, bound as CPU_BIND says
+#   MODULES, VENV        modules to load; a virtual environment to activate
+#   LOGDIR               where logs, profiles and stats.csv go
+
+set -euo pipefail
+
+say() {
+    echo "[$SECONDS] $*"
+}
+
+die() {
+    echo "fastload: $*" >&2
+    exit 1
+}
+
+[[ -f fastload/__main__.py ]] || die "submit from the clone of fastload: $PWD is not one."
+
+: "${BASE_DIR:=}" "${FILE_LIST:=}" "${PACKED:=}" "${STAGE:=}" "${PROFILE:=}" "${DEVICE:=}" "${STEP_MS:=}"
+: "${ARGUMENTS:=}" "${MODULES:=}" "${VENV:=}" "${LOGDIR:=logdir}"
+: "${WORKERS:=0 1 2 3 4}" "${BATCH_SIZE:=64}" "${NSTEPS:=100}"
+JOB="${PBS_JOBID:-${SLURM_JOB_ID:-local}}"
+JOB="${JOB%%.*}"
+
+# Modules, conda and virtual environments read variables that are not set.
+load_environment() {
+    local name
+    say "environment:${MODULES:+ $MODULES}${*:+ $*}${VENV:+ $VENV}"
+    set +u
+    for name in $MODULES; do
+        module load "$name"
+    done
+    "$@"
+    if [[ -n "$VENV" ]]; then
+        # shellcheck disable=SC1091
+        source "$VENV/bin/activate"
+    fi
+    set -u
+    say "$(command -v python): $(python --version 2>&1)"
+}
+
+# Sets HOSTS, NODES, PROCESSES and MASTER_ADDR from a node file, on its standard input: it names a host once for each
+# process, or once in all. The first one is the master.
+read_nodes() {
+    mapfile -t listed < <(grep '[^[:space:]]')
+    mapfile -t HOSTS < <(printf '%s\n' "${listed[@]}" | awk '!seen[$1]++ { print $1 }')
+    PROCESSES=${#listed[@]}
+    NODES=${#HOSTS[@]}
+    ((PROCESSES)) || die "the node file names no host."
+    export MASTER_ADDR="${HOSTS[0]}"
+}
+
+# Sets RANKS, and the options of every run.
+prepare() {
+    : "${RANKS_PER_NODE:=$((PROCESSES / NODES))}"
+    RANKS=$((NODES * RANKS_PER_NODE))
+    say "NODES=$NODES RANKS_PER_NODE=$RANKS_PER_NODE RANKS=$RANKS MASTER_ADDR=$MASTER_ADDR"
+    mkdir -p "$LOGDIR"
+    TRAIN=(--nbatch "$BATCH_SIZE" --nsteps "$NSTEPS" --logdir "$LOGDIR")
+    if [[ -n "$PACKED" ]]; then
+        TRAIN+=(--packed "${STAGE:-$PACKED}")
+    elif [[ -n "$FILE_LIST" ]]; then
+        TRAIN+=(${BASE_DIR:+--base-dir "$BASE_DIR"} --file-list-path "$FILE_LIST")
+    else
+        die "nothing to train on: give PACKED=SET, or BASE_DIR=DIR and FILE_LIST=FILE."
+    fi
+    TRAIN+=(${PROFILE:+--profile} ${DEVICE:+--device "$DEVICE"} ${STEP_MS:+--step-ms "$STEP_MS"})
+    read -ra more <<<"$ARGUMENTS"
+    TRAIN+=(${more[@]+"${more[@]}"})
+}
+
+# logged NAME COMMAND...: runs it, with its output in LOGDIR too. Its standard input is not the job script's.
+logged() {
+    "${@:2}" </dev/null 2>&1 | tee "$LOGDIR/$JOB-$1.log"
+}

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Trains on this machine, without a batch system; without data of yours on sample pictures, which it makes:
+#
+#   submit/local.sh
+#   RANKS_PER_NODE=2 WORKERS="0 2" BASE_DIR=/data/imagenet FILE_LIST=train.txt submit/local.sh
+#
+# Settings are variables (submit/_job.sh lists all). Those that differ here: RANKS_PER_NODE is 1, NSTEPS 20, and
+# fastload is installed in .venv in the clone if it is not there (scripts/_env.sh).
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/_env.sh
+NSTEPS="${NSTEPS:-20}"
+source submit/_job.sh
+: "${DEPTH:=}"
+
+use_environment images arrow tensorboard
+load_environment
+if [[ -z "$PACKED$FILE_LIST" ]]; then
+    say "sample pictures"
+    python -m fastload images samples --count 512
+    BASE_DIR=samples FILE_LIST=filelist.txt
+fi
+read_nodes < <(hostname)
+prepare
+
+for workers in $WORKERS; do
+    say "train with $workers workers"
+    logged "w$workers" python -m fastload submit --parallelism "$RANKS" ${DEPTH:+--depth "$DEPTH"} \
+        --executor python --module fastload -- train --nworkers "$workers" "${TRAIN[@]}"
+done
+say "done"
