@@ -1,0 +1,214 @@
+"""Promise: host files mean what they mean to the launcher, and each launcher gets the options that are its own."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from fastload.distributed.launch import (
+    LAUNCHERS,
+    Host,
+    Job,
+    Launcher,
+    classify,
+    command_line,
+    job_script,
+    parse_hosts,
+    place,
+)
+from fastload.errors import LaunchError
+
+HOSTS = """
+# a comment
+node1 slots=2   # two
+node2:3
+
+node3
+node1
+  node3
+"""
+TWO = (Host("a", 2), Host("b", 2))
+
+
+def line(launcher: Launcher, **job: object) -> str:
+    """The command line of four ranks of `python train.py 'x y'`."""
+    asked = {"program": ("python", "train.py", "x y"), "ranks": 4, "hosts": TWO, **job}
+    return shlex.join(command_line(Job(**asked), launcher, python="py"))  # type: ignore[arg-type]
+
+
+def test_a_host_file_is_read_in_all_its_forms() -> None:
+    hosts = parse_hosts(HOSTS, path="hosts")
+    assert hosts == (Host("node1", 3), Host("node2", 3), Host("node3", 2))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "node slots=0",
+        "node:0",
+        "node:-1",
+        "node slots=two",
+        "node slots = 2",
+        "node:2 slots=2",
+        "node other",
+        "-x",
+        "node;reboot",
+        "a,b",
+        "nöde",
+    ],
+)
+def test_a_line_that_is_no_host_is_named(entry: str) -> None:
+    with pytest.raises(LaunchError, match="^hosts, line 2: expected `host`, .* got ") as caught:
+        parse_hosts(f"good\n{entry}\n", path="hosts")
+    assert repr(entry) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
+def test_a_file_without_hosts_is_named(text: str) -> None:
+    with pytest.raises(LaunchError, match="^hosts: no host"):
+        parse_hosts(text, path="hosts")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "ppn", "used"),
+    [
+        (1, None, [("a", 1)]),
+        (4, None, [("a", 4)]),
+        (5, None, [("a", 4), ("b", 1)]),
+        (7, None, [("a", 4), ("b", 2), ("c", 1)]),
+        (3, 1, [("a", 1), ("b", 1), ("c", 1)]),
+        (5, 2, [("a", 2), ("b", 2), ("c", 1)]),
+    ],
+)
+def test_hosts_are_filled_in_their_order(
+    ranks: int, ppn: int | None, used: list[tuple[str, int]]
+) -> None:
+    hosts = (Host("a", 4), Host("b", 2), Host("c", 1))
+    placed = place(hosts, ranks, path="hosts", ppn=ppn)
+    assert [(host.name, host.slots) for host in placed] == used
+
+
+def test_more_ranks_than_slots_are_refused_in_a_sentence() -> None:
+    with pytest.raises(LaunchError, match="^5 ranks, and hosts has 4 slots on 2 hosts: ask for"):
+        place(TWO, 5, path="hosts")
+    with pytest.raises(LaunchError, match="^5 ranks, and hosts has 2 slots on 2 hosts: .*--ppn"):
+        place(TWO, 5, path="hosts", ppn=1)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
+        ("openmpi", "mpiexec -n 4 --host a:2,b:2 --map-by slot --bind-to none"),
+        ("hydra", "mpiexec -n 4 -hosts a:2,b:2"),
+        ("pals", "mpiexec -n 4 --ppn 2 --hosts a,b --cpu-bind none"),
+        ("srun", "srun --ntasks 4 --nodes 2 --nodelist a,b --ntasks-per-node 2 --cpu-bind none"),
+    ],
+)
+def test_hosts_are_given_as_each_launcher_takes_them(launcher: Launcher, expected: str) -> None:
+    assert line(launcher) == f"{expected} python train.py 'x y'"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
+        ("openmpi", "mpiexec -n 4 --map-by slot:PE=8 --bind-to core"),
+        ("hydra", "mpiexec -n 4 -bind-to core:8"),
+        ("pals", "mpiexec -n 4 --depth 8 --cpu-bind depth"),
+        ("srun", "srun --ntasks 4 --cpus-per-task 8 --cpu-bind cores"),
+        ("torchrun", "py -m torch.distributed.run --standalone --nproc-per-node 4 --no-python"),
+    ],
+)
+def test_a_depth_binds_each_rank_to_so_many_cores(launcher: Launcher, expected: str) -> None:
+    assert line(launcher, hosts=(), depth=8) == f"{expected} python train.py 'x y'"
+
+
+def test_one_rank_needs_no_launcher() -> None:
+    assert line("none", hosts=(), ranks=1) == "python train.py 'x y'"
+    with pytest.raises(LaunchError, match="starts one rank .* and 4 ranks are asked for"):
+        line("none", hosts=())
+
+
+def test_open_mpi_is_told_what_to_export_and_that_root_may() -> None:
+    job = Job(program=("p",), ranks=1, export=("PATH", "A"), options=("--oversubscribe",))
+    found = command_line(job, "openmpi", python="py", root=True)
+    assert found[3] == "--allow-run-as-root"
+    assert found[-6:] == ["-x", "PATH", "-x", "A", "--oversubscribe", "p"]
+
+
+@pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "none"])
+def test_options_are_the_launchers_and_come_before_the_program(launcher: Launcher) -> None:
+    before, _, after = line(launcher, hosts=(), options=("--mine", "1")).partition(" train.py")
+    assert "--mine 1 " in before
+    assert "--mine" not in after
+
+
+@pytest.mark.parametrize("launcher", ["pals", "srun"])
+def test_one_number_of_ranks_for_each_host_where_the_launcher_knows_no_other(
+    launcher: Launcher,
+) -> None:
+    uneven = (Host("a", 1), Host("b", 2), Host("c", 1))
+    with pytest.raises(LaunchError, match="asks for a 1, b 2, c 1: give one number with --ppn"):
+        line(launcher, hosts=uneven)
+    last_has_fewer = (Host("a", 3), Host("b", 1))
+    assert line(launcher, hosts=last_has_fewer).count("3") == 1
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "none"])
+def test_other_hosts_are_refused_where_they_cannot_be_reached(launcher: Launcher) -> None:
+    with pytest.raises(LaunchError, match="this host only, and the host file names a, b"):
+        line(launcher)
+
+
+@pytest.mark.parametrize(
+    ("version", "path", "launcher"),
+    [
+        ("mpiexec (Open MPI) 5.0.11\n\nReport bugs", "/usr/bin/mpiexec", "openmpi"),
+        ("mpirun (Open MPI) 4.1.4", "/usr/bin/mpiexec", "openmpi"),
+        ("mpiexec (OpenRTE) 4.0.5", "/usr/bin/orterun", "openmpi"),
+        ("HYDRA build details:\n    Version:   5.0.2", "/usr/bin/mpiexec.hydra", "hydra"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.10", "/opt/bin/mpiexec", "hydra"),
+        ("mpiexec version 1.2.12 revision 5fcba3a", "/opt/cray/pals/1.2/bin/mpiexec", "pals"),
+    ],
+)
+def test_an_mpiexec_is_recognised(version: str, path: str, launcher: Launcher) -> None:
+    assert classify(version, path) == launcher
+
+
+def test_an_unknown_mpiexec_is_named_with_what_it_says() -> None:
+    with pytest.raises(LaunchError, match="'Mine 1'. Choose with --launcher: openmpi, hydra"):
+        classify("\nMine 1\nmore", "/usr/bin/mpiexec")
+
+
+def test_a_job_script_asks_for_the_hosts_that_the_ranks_need() -> None:
+    asked = {
+        "name": "4th-train_it_now_and_here",
+        "ranks": 6,
+        "ppn": 4,
+        "depth": 8,
+        "walltime": "0:30:00",
+        "directives": ("-A me",),
+        "environ": {"PATH": "/a b:/c"},
+    }
+    command = ["py", "-m", "fastload", "submit", "--", "a $b"]
+    assert job_script("pbs", command, **asked).splitlines() == [  # type: ignore[arg-type]
+        "#!/bin/bash",
+        "#PBS -N thtrainitnowand",
+        "#PBS -l select=2:ncpus=32:mpiprocs=4",
+        "#PBS -l walltime=0:30:00",
+        "#PBS -A me",
+        "set -euo pipefail",
+        "export PATH='/a b:/c'",
+        'cd "$PBS_O_WORKDIR"',
+        "exec py -m fastload submit -- 'a $b'",
+    ]
+    slurm = job_script("slurm", command, **asked).splitlines()  # type: ignore[arg-type]
+    assert slurm[2:7] == [
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks=6",
+        "#SBATCH --ntasks-per-node=4",
+        "#SBATCH --time=0:30:00",
+        "#SBATCH --cpus-per-task=8",
+    ]
+    with pytest.raises(LaunchError, match="a directive is one line"):
+        job_script("pbs", command, **(asked | {"walltime": "1\n#PBS -x"}))  # type: ignore[arg-type]

@@ -1,0 +1,270 @@
+"""Promise: `fastload submit` shows what it runs, runs it, forwards signals, and returns the job's exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fastload.cli import main
+from fastload.distributed.execute import execute
+from fastload.errors import LaunchError
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+HERE = socket.gethostname()
+
+
+def submit(*arguments: str | Path, **environ: str | None) -> Result:
+    return CliRunner().invoke(main, ["submit", *map(str, arguments)], env=environ)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A script that says its rank and arguments, or does what its first argument says."""
+    path = tmp_path / "a script.py"
+    path.write_text(
+        "import os, signal, sys\n"
+        "if sys.argv[1:2] == ['exit']: sys.exit(int(sys.argv[2]))\n"
+        "if sys.argv[1:2] == ['signal']: os.kill(os.getpid(), int(sys.argv[2]))\n"
+        "print(os.environ.get('PMI_RANK', '-'), os.environ.get('PMI_SIZE', '-'), sys.argv[1:])\n"
+    )
+    return path
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    path = tmp_path / "hosts"
+    path.write_text("a slots=2\nb:2\n")
+    return path
+
+
+@pytest.fixture
+def pals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stand-in mpiexec on the PATH, and the file of its notes."""
+    monkeypatch.setenv("PATH", f"{STAND_INS}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    return tmp_path / "notes"
+
+
+# ---- what is run ----
+
+
+def test_a_dry_run_prints_the_command_and_runs_nothing(
+    script: Path, hosts: Path, pals: Path
+) -> None:
+    result = submit(
+        "--script",
+        script,
+        "--parallelism",
+        "3",
+        "--hostfile",
+        hosts,
+        "--dry-run",
+        "--",
+        "-x",
+        "a b",
+    )
+    assert result.exit_code == 0
+    expected = (
+        f"mpiexec -n 3 --ppn 2 --hosts a,b --cpu-bind none {sys.executable} '{script}' -x 'a b'\n"
+    )
+    assert result.output == expected
+    assert not pals.exists()
+
+
+def test_what_is_run_is_what_a_dry_run_shows(
+    script: Path, hosts: Path, pals: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--script", script, "--parallelism", "4", "--hostfile", hosts]
+    shown = submit(*arguments, "--dry-run", "--", "x").output
+    assert submit(*arguments, "--", "x").exit_code == 0
+    assert pals.read_text() == shown.replace("'", "")
+    assert capfd.readouterr().out.splitlines() == [f"{rank} 4 ['x']" for rank in range(4)]
+
+
+def test_a_module_and_another_program_are_run(pals: Path, script: Path) -> None:
+    asked = ["--launcher", "none", "--dry-run"]
+    assert submit("--module", "json.tool", *asked).output == f"{sys.executable} -m json.tool\n"
+    assert submit("--script", script, "--executor", "py", *asked).output == f"py '{script}'\n"
+
+
+def test_auto_needs_no_launcher_for_one_rank_and_torchrun_where_there_is_no_mpiexec(
+    script: Path, tmp_path: Path
+) -> None:
+    asked = ["--script", script, "--dry-run"]
+    path = str(tmp_path / "nothing here")
+    assert submit(*asked, PATH=path).output == f"{sys.executable} '{script}'\n"
+    four = submit(*asked, "--parallelism", "4", PATH=path).output
+    assert "torch.distributed.run --standalone --nproc-per-node 4" in four
+    (tmp_path / "hosts").write_text(f"{HERE} slots=4\n")
+    here = submit(*asked, "--parallelism", "4", "--hostfile", tmp_path / "hosts", PATH=path)
+    assert here.output == four
+    (tmp_path / "hosts").write_text("elsewhere slots=4\n")
+    there = submit(*asked, "--parallelism", "4", "--hostfile", tmp_path / "hosts", PATH=path)
+    assert there.exit_code == 1
+    assert "no mpiexec is on the PATH, and ranks are to run on elsewhere" in there.output
+
+
+def test_the_node_file_of_a_pbs_job_is_the_host_file(script: Path, hosts: Path, pals: Path) -> None:
+    asked = ["--script", script, "--parallelism", "4", "--dry-run"]
+    assert " --hosts a,b " in submit(*asked, PBS_NODEFILE=str(hosts)).output
+
+
+@pytest.mark.parametrize("family", ["mpich", "openmpi"])
+def test_a_real_mpi_starts_the_ranks_of_a_host_file(
+    script: Path, tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    place = Path(sys.prefix) / "mpi" / family / "bin"
+    if not (place / "mpiexec").exists():
+        pytest.skip(f"{family} is not installed: scripts/test does that")
+    monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
+    script.write_text(
+        "import os\n"
+        "rank = os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK']\n"
+        "print(f'rank {rank}\\n', end='', flush=True)\n"
+    )
+    (tmp_path / "hosts").write_text("localhost slots=2\n127.0.0.1\n")
+    status = submit("--script", script, "--parallelism", "3", "--hostfile", tmp_path / "hosts")
+    out, err = capfd.readouterr()
+    assert status.exit_code == 0, err
+    assert sorted(out.splitlines()) == ["rank 0", "rank 1", "rank 2"]
+
+
+# ---- how it ends ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["exit", "0"], 0), (["exit", "7"], 7), (["signal", "15"], 143), (["signal", "9"], 137)],
+)
+def test_the_exit_code_is_the_jobs(script: Path, arguments: list[str], status: int) -> None:
+    assert submit("--script", script, "--", *arguments).exit_code == status
+
+
+TREE = """
+import os, signal, subprocess, sys
+signum = int(sys.argv[1])
+if len(sys.argv) > 2:
+    signal.signal(signum, lambda *_: sys.exit("child"))
+    os.write(1, b"ready\\n")
+    signal.pause()
+def end(*_):
+    os.write(1, child.stderr.read() + b"parent\\n")
+    sys.exit(40)
+signal.signal(signum, end)
+child = subprocess.Popen([*sys.orig_argv, "as a child"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+os.write(1, child.stdout.readline())
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_reaches_the_whole_group_and_the_jobs_exit_code_comes_back(
+    signum: signal.Signals,
+) -> None:
+    """`execute` runs in a forked child, which gets the signal once the job and the job's own child are ready for it."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.dup2(writing, 1)
+        try:
+            os._exit(execute([sys.executable, "-c", TREE, str(int(signum))]))
+        finally:
+            os._exit(99)
+    os.close(writing)
+    with open(reading) as output:
+        assert output.readline() == "ready\n"
+        os.kill(pid, signum)
+        assert output.read() == "child\nparent\n"
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 40
+
+
+def test_handlers_are_put_back_and_what_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        held = signal.getsignal(signal.SIGINT)
+        ignored = "import signal, sys; sys.exit(signal.getsignal(1) is signal.SIG_IGN)"
+        assert execute([sys.executable, "-c", ignored]) == 1
+        assert signal.getsignal(signal.SIGINT) is held
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_program_that_cannot_be_started_is_named() -> None:
+    with pytest.raises(LaunchError, match="cannot run /nowhere/mpiexec: No such file"):
+        execute(["/nowhere/mpiexec", "-n", "1"])
+
+
+# ---- batch jobs ----
+
+
+@pytest.mark.parametrize(("system", "command"), [("pbs", "qsub"), ("slurm", "sbatch")])
+def test_a_dry_run_of_a_batch_job_prints_the_job(script: Path, system: str, command: str) -> None:
+    asked = ["--script", script, "--parallelism", "4", "--ppn", "2", "--directive", "-A me"]
+    result = submit(*asked, f"--{system}", "--dry-run", "--", "a b")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith(f"# {command} <<'END'\n#!/bin/bash\n")
+    assert f"--parallelism 4 --launcher {'auto' if system == 'pbs' else 'srun'} " in result.output
+    assert result.output.endswith(f" '--script={script}' -- 'a b'\nEND\n")
+
+
+def test_a_pbs_job_does_on_its_hosts_what_was_asked_for(
+    script: Path, pals: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (script.parent / "home").mkdir()
+    monkeypatch.setenv("HOME", str(script.parent / "home"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    asked = ["--script", script, "--parallelism", "4", "--ppn", "2", "--pbs", "--", "x y"]
+    assert submit(*asked).exit_code == 0
+    assert capfd.readouterr().out.splitlines() == [f"{rank} 4 ['x y']" for rank in range(4)]
+    assert " -n 4 --ppn 2 --hosts node1,node2 " in pals.read_text()
+
+
+# ---- a user's errors ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ([], 2, "give one of --script and --module"),
+        (["--script", "/nowhere.py"], 2, "File '/nowhere.py' does not exist"),
+        (["--script", __file__, "--module", "x"], 2, "give one of --script and --module"),
+        (["--module", "x", "--hostfile", "/nowhere"], 2, "File '/nowhere' does not exist"),
+        (["--module", "x", "--parallelism", "0"], 2, "0 is not in the range"),
+        (["--module", "x", "--ppn", "2"], 2, "--ppn goes with --hostfile"),
+        (["--module", "x", "--env", "NOT_SET_HERE"], 2, "--env NOT_SET_HERE: the variable is not"),
+        (["--module", "x", "--hostfile", __file__], 1, "test_submit.py, line 1: expected `host`"),
+        (["--module", "x", "--hostfile", "HOSTS", "--pbs"], 2, "--hostfile does not go with --pbs"),
+        (
+            ["--module", "x", "--hostfile", "HOSTS", "--parallelism", "5"],
+            1,
+            "has 4 slots on 2 hosts",
+        ),
+    ],
+)
+def test_a_users_error_is_one_sentence(
+    hosts: Path, arguments: list[str], status: int, said: str
+) -> None:
+    result = submit(*(str(hosts) if word == "HOSTS" else word for word in arguments))
+    assert result.exit_code == status
+    assert said in result.output
+
+
+def test_a_machine_without_qsub_says_so(script: Path, tmp_path: Path) -> None:
+    result = submit("--script", script, "--pbs", PATH=str(tmp_path))
+    assert (result.exit_code, "qsub is not on the PATH" in result.output) == (1, True)
+
+
+def test_an_mpiexec_that_is_unknown_is_named(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "mpiexec").write_text("#!/bin/sh\necho mine\n")
+    (tmp_path / "mpiexec").chmod(0o755)
+    result = submit("--script", script, "--parallelism", "2", PATH=str(tmp_path))
+    assert result.exit_code == 1
+    assert "its --version says 'mine'. Choose with --launcher" in result.output
