@@ -53,7 +53,7 @@ class Staged:
         rate = self.copied_bytes / 1e6 / max(self.seconds, 1e-9)
         return (
             f"{self.path}: {self.copied_bytes:,} of {self.bytes:,} bytes copied in {self.seconds:.1f} s, "
-            f"{rate:,.0f} MB/s"
+            f"{rate:,.1f} MB/s"
         )
 
 
