@@ -93,5 +93,7 @@ class RankError(FastloadError, ValueError):
 
 class RendezvousError(FastloadError, RuntimeError):
     """The ranks of a job did not meet; the message names rank, address, the seconds waited and what to do."""
+
+
 class LaunchError(FastloadError, ValueError):
     """Ranks cannot be started as asked; the message names the file or the option, what was found and what to do."""

@@ -12,10 +12,10 @@ from fastload.cli.env import env
 from fastload.cli.images import images
 from fastload.cli.inspect import inspect
 from fastload.cli.pack import pack
-from fastload.cli.tensorboard import tensorboard
-from fastload.cli.train import train
 from fastload.cli.stage import stage
 from fastload.cli.submit import submit
+from fastload.cli.tensorboard import tensorboard
+from fastload.cli.train import train
 from fastload.cli.verify import verify
 
 
@@ -42,5 +42,17 @@ def main() -> None:
     """
 
 
-for command in (images, bench, check, pack, verify, inspect, env, tensorboard, train, stage, submit):
+for command in (
+    images,
+    bench,
+    check,
+    pack,
+    verify,
+    inspect,
+    env,
+    tensorboard,
+    train,
+    stage,
+    submit,
+):
     main.add_command(command)
