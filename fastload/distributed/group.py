@@ -55,8 +55,8 @@ def init(backend: str = "auto", *, timeout_s: float = 600.0) -> Rank:
 
     Args:
         backend: one of torch's, or "auto": NCCL for tensors on CUDA devices (XCCL on Intel's), Gloo for those on the
-            CPU. Where there are devices, each rank's own is made the current one: that of its local rank, or the
-            only one.
+            CPU. Except with "gloo" alone, each rank's own device is made the current one: that of its local rank, or
+            the only one.
         timeout_s: how long to wait for the others here, and in each collective of Gloo after that: a rank that is
             stuck makes the others raise, in place of a hang.
 
@@ -137,8 +137,8 @@ def backend_for(backend: str) -> str:
 
 def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
     for device in (torch.cuda, torch.xpu):
-        if device.is_available():
-            device.set_device(_device_of(rank, device.device_count()))
+        if device.is_available() and backend != "gloo":
+            device.set_device(device_of(rank, device.device_count()))
     global _meetings
     _meetings += 1
     with meeting(rank, os.environ, timeout_s=timeout_s, number=_meetings) as (shared, met_by):
@@ -163,7 +163,7 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
     return _Joined(rank, backend, met_by, on_node, _abort_when_nobody_catches(rank), store)
 
 
-def _device_of(rank: Rank, count: int) -> int:
+def device_of(rank: Rank, count: int) -> int:
     """The local rank's own device, or the only one there is: launchers may show each rank just its own."""
     if count == 1 or rank.local_rank < count:
         return min(rank.local_rank, count - 1)

@@ -1,4 +1,7 @@
-"""Promise: a rank's threads are its share of the cores that its launcher gave it; one core of many is warned of."""
+"""Promise: a rank's threads are its share of the cores that its launcher gave it; one core of many is warned of.
+
+Its device is that of its local rank.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ import os
 import pytest
 
 from fastload import distributed
+from fastload.distributed import Rank
 from fastload.distributed.affinity import one_core_warning, share
+from fastload.distributed.group import device_of
 from fastload.distributed.ranks import Launcher
+from fastload.errors import RankError
 
 
 @pytest.mark.parametrize(
@@ -59,3 +65,11 @@ def test_nothing_is_warned_of_where_nothing_is_to_be_had(
 
 def test_without_a_launcher_a_process_has_the_cores_that_it_may_run_on() -> None:
     assert distributed.cores() == len(os.sched_getaffinity(0))
+
+
+def test_a_rank_has_the_device_of_its_local_rank_or_the_only_one_it_sees() -> None:
+    ranks = [Rank(4 + local, 8, local, 4, "pals") for local in range(4)]
+    assert [device_of(rank, 4) for rank in ranks] == [0, 1, 2, 3]
+    assert [device_of(rank, 1) for rank in ranks] == [0] * 4
+    with pytest.raises(RankError, match="local rank 3 of 4 has no device: the node shows 2"):
+        device_of(ranks[3], 2)
