@@ -254,7 +254,7 @@ def _pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
     except FileNotFoundError as error:
         raise PackedDataError(path, "the file is missing", shard=shard.name) from error
     try:
-        table, _ = read_table(path, index, shard, fd)
+        table = read_table(path, index, shard, fd)
         checksum = at = row = 0
         for number, (start, length) in enumerate((*shard.payload, (shard.bytes, 0))):
             columns = _read(path, shard, fd, at, start - at)
