@@ -179,7 +179,7 @@ def test_a_run_that_fails_is_said_the_others_go_on_and_the_command_fails(
         broken = run.loader == "torch"
         return Outcome(
             run=run,
-            figures=None if broken else measure.measure(run, say),
+            figures=None if broken else measure.measure(run, say).figures,
             error="OSError: the disk is gone" if broken else None,
             memory=None,
             cached_share=None,

@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     from fastload.harness.plan import LoaderKind, Run
 
 
-def _worker_counts(_: click.Context, __: click.Parameter, text: str) -> list[int]:
+def _counts(_: click.Context, parameter: click.Parameter, text: str) -> list[int]:
     """Turn "1,2,4" into [1, 2, 4]: each once, in the order given."""
     counts: dict[int, None] = {}
+    workers = parameter.name == "workers"
     for word in text.split(","):
         if not word.strip().isdecimal() or int(word) < 1:
-            hint = ": no workers is the serial loader, see --loaders" if word.strip() == "0" else ""
+            serial = workers and word.strip() == "0"
+            hint = ": no workers is the serial loader, see --loaders" if serial else ""
             raise click.BadParameter(
-                f"{word.strip()!r} is not a number of workers{hint}; give counts of 1 or more, such as 1,2,4"
+                f"{word.strip()!r} is not a number of {parameter.name}{hint}; "
+                "give counts of 1 or more, such as 1,2,4"
             )
         counts[int(word)] = None
     return list(counts)
@@ -60,9 +63,17 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     "--workers",
     default="1,2,4",
     show_default=True,
-    callback=_worker_counts,
+    callback=_counts,
     metavar="N,N,...",
-    help="Numbers of workers to measure, for each parallel loader.",
+    help="Numbers of workers to measure, for each parallel loader; of each rank.",
+)
+@click.option(
+    "--ranks",
+    default="1",
+    show_default=True,
+    callback=_counts,
+    metavar="N,N,...",
+    help="Numbers of ranks to measure: processes on this node that load at once, each its part.",
 )
 @click.option(
     "--loaders",
@@ -143,13 +154,28 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     help="Write all figures here.",
 )
 @click.option(
+    "--csv",
+    "csv_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a line for each run here.",
+)
+@click.option(
+    "--html",
+    "html_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a report here, one file that opens offline; a short run more records its timeline.",
+)
+@click.option(
     "--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw a PNG here."
 )
 def bench(
     loaders: list[LoaderKind],
     workers: list[int],
+    ranks: list[int],
     repeats: int,
     json_path: Path | None,
+    csv_path: Path | None,
+    html_path: Path | None,
     plot_path: Path | None,
     nbatch: int,
     nsteps: int,
@@ -166,6 +192,7 @@ def bench(
     \b
     Examples:
         fastload bench --file-list samples/filelist.txt --workers 1,2,4 --json bench.json --plot bench.png
+        fastload bench --file-list train.txt --workers 1,2,4,8 --ranks 1,2,4 -q --html report.html
         fastload bench --file-list train.txt --base-dir /data/imagenet --cache cold --transform rrc
         fastload bench --file-list train.txt --loaders thread,torch --workers 8 --step-ms 150
     """
@@ -178,16 +205,19 @@ def bench(
 
     origin = report.provenance(["fastload", *sys.argv[1:]])
     workload = Workload(batch_size=nbatch, steps=nsteps, **options)
-    runs = plan_runs(workload, loaders=loaders, workers=workers, repeats=repeats)
+    runs = plan_runs(workload, loaders=loaders, workers=workers, ranks=ranks, repeats=repeats)
     listed, files = files_of(runs)
     for line in report.preamble(workload, origin, runs=len(runs), listed=listed):
         click.echo(line)
 
     outcomes: list[Outcome] = []
+    timeline: dict[str, Any] | None = None
     stopped: KeyboardInterrupt | None = None
     with sigterm_raises():
         try:
             _race(runs, files, outcomes, quiet=quiet)
+            if html_path is not None:
+                timeline = _timeline(outcomes, files)
         except KeyboardInterrupt as stop:
             stopped = stop
     rows = report.summarise(outcomes)
@@ -198,10 +228,20 @@ def bench(
         click.echo("\n" + report.table(rows, workload))
         if best := report.verdict(rows):
             click.echo("\n" + best)
+    content = report.document(outcomes, rows, origin, planned=len(runs), timeline=timeline)
     if json_path is not None:
-        content = report.document(outcomes, rows, origin, planned=len(runs))
         report.write_json(json_path, content)
         click.echo(f"Figures: {json_path}")
+    if csv_path is not None:
+        from fastload.harness.sheet import to_csv
+
+        report.write_text(csv_path, to_csv(content))
+        click.echo(f"Lines: {csv_path}")
+    if html_path is not None:
+        from fastload.harness.page import render
+
+        report.write_text(html_path, render(content))
+        click.echo(f"Report: {html_path}")
     if plot_path is not None and rows:
         from fastload.harness.plot import save_plot
 
@@ -254,6 +294,26 @@ def _race(
                 bar.write(line, file=sys.stdout)
                 sys.stdout.flush()
             bar.update(number * work.steps - bar.n)
+
+
+def _timeline(outcomes: Sequence[Outcome], files: Sequence[str]) -> dict[str, Any] | None:
+    """The timeline of fastload's best run, or of the serial one; None where neither has figures or it fails."""
+    from fastload.harness import report
+    from fastload.harness.bench import trace
+    from fastload.harness.figures import BenchError
+
+    rows = report.summarise(outcomes)
+    fewest = min((row.ranks for row in rows), default=1)
+    best = report.best(rows, "thread", ranks=fewest) or report.best(rows, "serial", ranks=fewest)
+    if best is None:
+        return None
+    click.echo(f"\nTimeline of {best.name}, in a short run with torch's profiler on")
+    run = next(outcome.run for outcome in outcomes if outcome.run.name == best.name)
+    try:
+        return trace(run, files=files)
+    except BenchError as error:
+        click.echo(f"Error: {error}", err=True)
+        return None
 
 
 def _left(began: float, done: int, planned: int) -> str:

@@ -1,33 +1,25 @@
-"""Executes runs: prepares the page cache, starts a fresh process for each, passes its lines on, watches its memory."""
+"""Executes runs: prepares the page cache, has the ranks run, and says what else went on meanwhile."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import mmap
 import os
-import selectors
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from fastload.datasets import ImageFileList
-from fastload.harness.figures import BenchError, Figures, Outcome, PeakMemory
-from fastload.harness.plan import CacheState, Run, sample_order
-from fastload.harness.processes import machine_cpu_seconds, tree_memory
+from fastload.harness.figures import BenchError, Figures, Outcome, Part, together
+from fastload.harness.plan import CacheState, Run, sample_order, traced
+from fastload.harness.processes import machine_cpu_seconds
+from fastload.harness.ranks import run_ranks
 
 _READ_BYTES = 1 << 20
-_MIN_READING_INTERVAL_S = 0.1
-_READER_CORE_SHARE = 0.02
 
 
 def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
@@ -37,7 +29,8 @@ def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
     """
     work = runs[0].workload
     listed = ImageFileList(work.file_list, base_dir=work.base_dir)
-    order = sample_order(len(listed), max(run.ordered_samples for run in runs), seed=work.seed)
+    longest = max(run.ordered_samples * run.ranks for run in runs)
+    order = sample_order(len(listed), longest, seed=work.seed)
     files = [listed.locate(index) for index in dict.fromkeys(order)]
     for path in files:
         if not os.path.exists(path):
@@ -49,110 +42,43 @@ def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
 
 
 def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Outcome:
-    """Measure one run in a fresh process; `say` gets the lines that it prints, as they come. In the main thread alone.
+    """Measure one run in fresh processes; `say` gets the lines that it prints, as they come. In the main thread alone.
 
     Args:
         run: what to measure.
         files: the files that the run reads, to be brought into or out of the page cache first.
         say: called on this thread with each line.
 
-    Whatever ends this call early, KeyboardInterrupt included, ends the process and its children first.
+    Whatever ends this call early, KeyboardInterrupt included, ends the processes and their children first.
     """
     prepare_cache(files, run.workload.cache)
     cached = cached_share(files)
     others = _Others()
-    with tempfile.TemporaryDirectory(prefix="fastload-bench-") as scratch:
-        plan, result, messages = (
-            Path(scratch, name) for name in ("run.json", "result.json", "messages")
-        )
-        plan.write_text(json.dumps(run.to_json()))
-        with messages.open("wb") as stderr, _signals_held() as release:
-            # A session of its own: Ctrl-C in the terminal reaches us alone, and one signal ends all of the run.
-            child = subprocess.Popen(
-                [sys.executable, "-m", "fastload.harness.measure", str(plan), str(result)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-            )
-            with child:
-                try:
-                    release()
-                    memory = _watch(child, say)
-                    status = child.wait()
-                finally:
-                    if child.poll() is None:
-                        os.killpg(child.pid, signal.SIGKILL)
-        written: dict[str, Any] = (
-            json.loads(result.read_text()) if result.exists() else {"error": _ending(status)}
-        )
-        return Outcome(
-            run=run,
-            figures=Figures(**written["figures"]) if "figures" in written else None,
-            error=written.get("error"),
-            memory=memory,
-            cached_share=cached,
-            others_share=others.share(),
-            messages=messages.read_text(errors="replace").strip(),
-        )
+    ended = run_ranks("fastload.harness.measure", run, say=say)
+    parts = [
+        Part(**{**result, "figures": Figures(**result["figures"])}) for result in ended.results
+    ]
+    return Outcome(
+        run=run,
+        figures=None if ended.error else together(parts),
+        error=ended.error,
+        memory=ended.memory,
+        cached_share=cached,
+        others_share=others.share(),
+        messages=ended.messages,
+    )
 
 
-@contextmanager
-def _signals_held() -> Iterator[Callable[[], None]]:
-    """Let SIGINT and SIGTERM wait until the function is called: a process just started must not be left behind."""
-    waiting: list[int] = []
-    before = {
-        number: signal.signal(number, lambda arrived, _: waiting.append(arrived))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+def trace(run: Run, *, files: Sequence[str]) -> dict[str, Any]:
+    """The timeline of a short run like `run` (see `timeline.Timeline`) as JSON values; BenchError if it fails.
 
-    def release() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        before.clear()
-        while waiting:
-            signal.raise_signal(waiting.pop())
-
-    try:
-        yield release
-    finally:
-        release()
-
-
-def _watch(child: subprocess.Popen[bytes], say: Callable[[str], None]) -> PeakMemory | None:
-    """Pass the child's lines on until it closes its output; meanwhile read how much memory it and its children hold.
-
-    A reading walks the page tables of what it reads, so the next one waits until the last has cost no more than a
-    fiftieth of a core.
+    In the main thread alone; what ends this call early ends the process first.
     """
-    assert child.stdout is not None
-    output = child.stdout.fileno()
-    pending = b""
-    readings = allocated = total = 0
-    due = cost_s = 0.0
-    with selectors.DefaultSelector() as selector:
-        selector.register(output, selectors.EVENT_READ)
-        while True:
-            if selector.select(max(0.0, due - time.perf_counter())):
-                chunk = os.read(output, _READ_BYTES)
-                if not chunk:
-                    break
-                *lines, pending = (pending + chunk).split(b"\n")
-                for line in lines:
-                    say(line.decode(errors="replace"))
-            if time.perf_counter() < due:
-                continue
-            before_s = time.process_time()
-            memory = tree_memory(child.pid)
-            spent_s = time.process_time() - before_s
-            cost_s += spent_s
-            due = time.perf_counter() + max(_MIN_READING_INTERVAL_S, spent_s / _READER_CORE_SHARE)
-            if memory is not None:
-                readings += 1
-                allocated, total = max(allocated, memory.allocated), max(total, memory.total)
-    if not readings:
-        return None
-    return PeakMemory(allocated=allocated, total=total, readings=readings, reader_cpu_s=cost_s)
+    prepare_cache(files, run.workload.cache)
+    ended = run_ranks("fastload.harness.timeline", traced(run), say=lambda line: None)
+    if ended.error:
+        raise BenchError(f"no timeline of {run.name}: {ended.error}")
+    return ended.results[0]
 
 
 class _Others:
@@ -174,15 +100,6 @@ class _Others:
     def _now() -> tuple[float, float, float]:
         busy_s = machine_cpu_seconds()
         return time.perf_counter(), math.nan if busy_s is None else busy_s, sum(os.times()[:4])
-
-
-def _ending(status: int) -> str:
-    """How a process ended that left no result, in words."""
-    if status < 0:
-        name = signal.Signals(-status).name
-        hint = ": the system may be out of memory" if name == "SIGKILL" else ""
-        return f"the run was ended by {name}{hint}"
-    return f"the run ended with exit code {status} and left no figures"
 
 
 def prepare_cache(files: Sequence[str], state: CacheState) -> None:

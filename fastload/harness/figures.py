@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastload.errors import FastloadError
@@ -17,10 +17,15 @@ class BenchError(FastloadError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one run measured. "Steady" is the time from the end of the warm-up steps to the end of the last step."""
+    """What one run measured. "Steady" is the time from the end of the warm-up steps to the end of the last step.
+
+    Of several ranks, what `together` makes of them.
+    """
 
     rate: float
-    """Samples per second, steady."""
+    """Samples per second, steady; of all ranks together."""
+    rank_rates: list[float]
+    """Samples per second of each rank, in its own steady time."""
     window_rates: list[float]
     """Samples per second of each status window that ended after the warm-up: what the printed average is over."""
     first_batch_s: float
@@ -45,6 +50,47 @@ class Figures:
     """How worker processes were started; None for loaders that have none."""
     loader_stats: dict[str, Any] | None
     """`fastload.DataLoader.stats()` at the last step; None for torch's loader, which has none."""
+    finding: str | None
+    """What bounds the run, by those stats, in a sentence; None without them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank of a run measured."""
+
+    figures: Figures
+    steady_from_s: float
+    """`time.monotonic()`, which is one clock for all processes of a machine."""
+    steady_to_s: float
+    delivered: list[int]
+    """The index of each sample, in order."""
+
+
+def together(parts: Sequence[Part]) -> Figures:
+    """The figures of all ranks of a run (at least one) as those of one run.
+
+    The rate is that of all samples over the time from the first rank's warm-up to the last rank's end, so it is never
+    more than the sum of the ranks' own. What a training step of all ranks waits for is that of the slowest: times are
+    the longest. CPU and waiting are means, as the ranks load equally much. Windows, stats and finding are rank 0's.
+    """
+    first, ranks = parts[0].figures, [part.figures for part in parts]
+    if len(parts) == 1:
+        return first
+    steady_s = max(part.steady_to_s for part in parts) - min(part.steady_from_s for part in parts)
+    cpu = [figures.cpu_s_per_1000 for figures in ranks if figures.cpu_s_per_1000 is not None]
+    return replace(
+        first,
+        rate=sum(figures.rate * figures.steady_s for figures in ranks) / steady_s,
+        rank_rates=[figures.rate for figures in ranks],
+        first_batch_s=max(figures.first_batch_s for figures in ranks),
+        steady_s=steady_s,
+        wait_share=statistics.fmean(figures.wait_share for figures in ranks),
+        cpu_s_per_1000=statistics.fmean(cpu) if len(cpu) == len(ranks) else None,
+        total_s=max(figures.total_s for figures in ranks),
+        close_s=max(figures.close_s for figures in ranks),
+        samples=sum(figures.samples for figures in ranks),
+        unique_samples=len(set().union(*(part.delivered for part in parts))),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
-"""One run, in a process of its own: N steps over one loader. Started by `bench.execute`, and not imported by it.
+"""One rank of a run, in a process of its own: N steps over one loader. Started by `ranks`, and not imported by it.
 
-    python -m fastload.harness.measure RUN.json RESULT.json
+    python -m fastload.harness.measure RUN.json RESULT.json RANK READY GO
 
 The run's lines go to standard output; its figures, or one sentence why there are none, to RESULT.json.
+READY and GO are descriptors of pipes: the barrier at which the ranks start together.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -26,9 +28,10 @@ from torchvision import transforms
 
 import fastload
 from fastload.datasets import ImageFileList
+from fastload.diagnosis import bound
 from fastload.errors import FastloadError
-from fastload.harness.figures import BenchError, Figures, average_line
-from fastload.harness.plan import WARMUP_STEPS, Run, TransformName, Workload, sample_order
+from fastload.harness.figures import BenchError, Figures, Part, average_line
+from fastload.harness.plan import WARMUP_STEPS, Run, TransformName, Workload, rank_order
 from fastload.harness.processes import cpu_seconds
 
 Sample = tuple[torch.Tensor, int, int]
@@ -93,6 +96,8 @@ class _Mark:
     """A moment of the loop, with what had added up by then."""
 
     at: float
+    clock: float
+    """The same moment on the clock that all processes share."""
     waited: float
     cpu: float | None
 
@@ -110,17 +115,35 @@ class _Steps:
     delivered: list[int]
 
 
-def measure(run: Run, say: Callable[[str], None]) -> Figures:
-    """Take `steps` batches from the run's loader, a step each; `say` gets the lines of the run as they come."""
-    began = time.perf_counter()
+def open_run(run: Run, rank: int = 0) -> tuple[TorchDataLoader[Any], list[int]]:
+    """The loader of a rank over the files of the run's list, and the indices that it is to give."""
     work = run.workload
     transform = image_transform(work.transform)
     listed = ImageFileList(work.file_list, base_dir=work.base_dir, transform=transform)
-    order = sample_order(len(listed), run.ordered_samples, seed=work.seed)
-    loader = open_loader(run, Numbered(listed), order)
+    order = rank_order(run, len(listed), rank)
+    return open_loader(run, Numbered(listed), order), order
+
+
+def measure(
+    run: Run,
+    say: Callable[[str], None],
+    *,
+    rank: int = 0,
+    barrier: Callable[[], None] = lambda: None,
+) -> Part:
+    """Take `steps` batches from a rank's loader, a step each; `say` gets the lines of the run as they come.
+
+    `barrier` is called when all is ready, and returns when the loading is to start.
+    """
+    began = time.perf_counter()
+    work = run.workload
+    loader, order = open_run(run, rank)
     say(f"Batch size: {work.batch_size}")
     say(f"num workers: {run.workers}")
+    if run.ranks > 1:
+        say(f"ranks: {run.ranks} on this node; the rates below are of rank {rank} alone")
     say("Starting data loader")
+    barrier()
     start = time.perf_counter()
     batches = iter(loader)
     steps = _take_steps(batches, start, work, say)
@@ -128,7 +151,7 @@ def measure(run: Run, say: Callable[[str], None]) -> Figures:
     say("Stopping data loader")
     stats = None
     if isinstance(loader, fastload.DataLoader):
-        stats = asdict(loader.stats())
+        stats = loader.stats()
         loader.close()
     del batches  # The last reference: torch's iterator ends its processes here, and waits for them.
     closed = time.perf_counter()
@@ -139,8 +162,9 @@ def measure(run: Run, say: Callable[[str], None]) -> Figures:
     warm, end = steps.warm, steps.end
     steady_samples, steady_s = (work.steps - WARMUP_STEPS) * work.batch_size, end.at - warm.at
     cpu_s = None if end.cpu is None or warm.cpu is None else end.cpu - warm.cpu
-    return Figures(
+    figures = Figures(
         rate=steady_samples / steady_s,
+        rank_rates=[steady_samples / steady_s],
         window_rates=steps.window_rates,
         first_batch_s=steps.first_batch_s,
         steady_s=steady_s,
@@ -152,7 +176,14 @@ def measure(run: Run, say: Callable[[str], None]) -> Figures:
         unique_samples=len(set(steps.delivered)),
         intraop_threads=torch.get_num_threads(),
         start_method=multiprocessing.get_start_method() if run.loader == "torch" else None,
-        loader_stats=stats,
+        loader_stats=None if stats is None else asdict(stats),
+        finding=None if stats is None else bound(stats).sentence,
+    )
+    return Part(
+        figures=figures,
+        steady_from_s=warm.clock,
+        steady_to_s=end.clock,
+        delivered=steps.delivered,
     )
 
 
@@ -182,11 +213,11 @@ def _take_steps(
             if number > WARMUP_STEPS:  # the rule of the tutorial whose lines these are
                 window_rates.append(rate)
         if number in (WARMUP_STEPS, work.steps):
-            marks[number] = _Mark(time.perf_counter(), waited, cpu_seconds())
+            marks[number] = _Mark(time.perf_counter(), time.monotonic(), waited, cpu_seconds())
     return _Steps(first_batch_s, marks[WARMUP_STEPS], marks[work.steps], window_rates, delivered)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Ask the kernel to end this process with the one that started it, however that one ends (Linux)."""
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
@@ -201,20 +232,34 @@ def _sentence(error: Exception) -> str:
     return "; ".join([f"{type(error).__name__}: {text}", *getattr(error, "__notes__", ())])
 
 
-def main(run_path: str, result_path: str) -> int:
-    """Measure the run of one file, write the result to the other. 0 if there are figures, 1 if there is an error."""
-    _end_with_parent()
-    run = Run.from_json(json.loads(Path(run_path).read_text()))
+def write_result(result_path: str, result: Callable[[], dict[str, Any]]) -> int:
+    """Write what `result` returns, or {"error": a sentence} if it raises. 0 if it returned, 1 if not."""
     try:
-        result: dict[str, Any] = {
-            "figures": asdict(measure(run, lambda line: print(line, flush=True)))
-        }
+        content = result()
     except Exception as error:
-        result = {"error": _sentence(error)}
+        content = {"error": _sentence(error)}
         if not isinstance(error, FastloadError | OSError):
             traceback.print_exc()
-    Path(result_path).write_text(json.dumps(result))
-    return 1 if "error" in result else 0
+    Path(result_path).write_text(json.dumps(content))
+    return 1 if "error" in content else 0
+
+
+def main(run_path: str, result_path: str, rank: str, ready: str, go: str) -> int:
+    """Measure a rank of the run of one file, write its part to the other. 0 if there is one, 1 if there is an error."""
+    end_with_parent()
+    run = Run.from_json(json.loads(Path(run_path).read_text()))
+
+    def barrier() -> None:
+        os.write(int(ready), b".")
+        os.read(int(go), 1)  # Nothing is written to it: all ranks return when it is closed.
+
+    def say(line: str) -> None:
+        if rank == "0":
+            print(line, flush=True)
+
+    return write_result(
+        result_path, lambda: asdict(measure(run, say, rank=int(rank), barrier=barrier))
+    )
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
+
+from fastload.sampler import RankSampler
 
 LoaderKind = Literal["serial", "thread", "torch"]
 """serial: fastload's loader without workers, inline. thread: fastload's threads. torch: torch's worker processes."""
@@ -19,6 +21,9 @@ CacheState = Literal["warm", "cold"]
 LOADERS: tuple[LoaderKind, ...] = get_args(LoaderKind)
 WARMUP_STEPS = 5
 """Steps at the start of a run that no rate counts: threads, processes, caches and allocators come up in them."""
+
+TRACED_STEPS = 4
+"""Steps that a timeline shows: the last of a run that is just long enough to be in its stride."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +43,7 @@ class Workload:
 
     @property
     def samples(self) -> int:
-        """Samples that a run delivers: `steps` full batches, however short the list is."""
+        """Samples that a rank of a run delivers: `steps` full batches, however short the list is."""
         return self.steps * self.batch_size
 
 
@@ -49,20 +54,24 @@ class Run:
     workload: Workload
     loader: LoaderKind
     workers: int
+    """Workers of each rank."""
+    ranks: int = 1
+    """Processes that load at once on this node, each its part of the order."""
     repeat: int = 0
 
     @property
     def name(self) -> str:
-        """The loader and its workers, in words."""
+        """The loader, its workers and its ranks, in words."""
+        ranks = "" if self.ranks == 1 else f"{self.ranks} ranks x "
         if self.loader == "serial":
-            return "serial"
+            return f"{ranks}serial"
         kind = "thread" if self.loader == "thread" else "torch process"
         plural = "" if self.workers == 1 else "es" if self.loader == "torch" else "s"
-        return f"{self.workers} {kind}{plural}"
+        return f"{ranks}{self.workers} {kind}{plural}"
 
     @property
     def ordered_samples(self) -> int:
-        """Samples that the loader is given: more than the loop takes.
+        """Samples that the loader of each rank is given: more than the loop takes.
 
         A loader that reaches the end of its order stops reading ahead, and what it had read ahead before the measured
         steps then looks like speed. The order is longer than any loader here looks ahead (torch: 2 batches a worker;
@@ -82,20 +91,45 @@ class Run:
 
 
 def plan_runs(
-    workload: Workload, *, loaders: Sequence[LoaderKind], workers: Sequence[int], repeats: int
+    workload: Workload,
+    *,
+    loaders: Sequence[LoaderKind],
+    workers: Sequence[int],
+    repeats: int,
+    ranks: Sequence[int] = (1,),
 ) -> list[Run]:
-    """Every loader with every number of workers (the serial one once), `repeats` times, interleaved.
+    """Every loader with every number of workers (the serial one once) in every number of ranks, `repeats` times.
 
-    Every second repeat goes backwards, so that a machine that slowly gets faster or slower favours no loader.
+    The repeats are interleaved. Every second one goes backwards, so that a machine that slowly gets faster or slower
+    favours no loader.
     """
     once = [
-        (loader, count) for loader in loaders for count in ((0,) if loader == "serial" else workers)
+        (together, loader, count)
+        for together in ranks
+        for loader in loaders
+        for count in ((0,) if loader == "serial" else workers)
     ]
     return [
-        Run(workload=workload, loader=loader, workers=count, repeat=repeat)
+        Run(workload=workload, loader=loader, workers=count, ranks=together, repeat=repeat)
         for repeat in range(repeats)
-        for loader, count in (once if repeat % 2 == 0 else reversed(once))
+        for together, loader, count in (once if repeat % 2 == 0 else reversed(once))
     ]
+
+
+def traced(run: Run) -> Run:
+    """The run to draw a timeline of: as `run`, in one rank, and short."""
+    steps = WARMUP_STEPS + TRACED_STEPS
+    return replace(run, ranks=1, repeat=0, workload=replace(run.workload, steps=steps))
+
+
+def rank_order(run: Run, length: int, rank: int) -> list[int]:
+    """The indices that a rank's loader is given: its part, by `RankSampler`, of one order over `length` samples.
+
+    Step k of all ranks together is one contiguous piece of that order.
+    """
+    order = sample_order(length, run.ordered_samples * run.ranks, seed=run.workload.seed)
+    part = RankSampler(len(order), rank=rank, world_size=run.ranks, shuffle=False)
+    return [order[position] for position in part]
 
 
 def sample_order(length: int, count: int, *, seed: int) -> list[int]:

@@ -17,6 +17,7 @@ from typing import Any
 import fastload
 from fastload.harness.figures import Figures, Outcome
 from fastload.harness.plan import WARMUP_STEPS, LoaderKind, Run, Workload
+from fastload.harness.roofline import roofline
 
 FORMAT = "fastload-bench/1"
 QUIET_SHARE = 0.05
@@ -40,20 +41,25 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One loader with one number of workers, over all its repeats that succeeded (at least one)."""
+    """One loader with one number of workers and of ranks, over all its repeats that succeeded (at least one)."""
 
     loader: LoaderKind
     workers: int
+    ranks: int
     name: str
     runs: int
     rate: Spread
-    """Samples per second, steady."""
+    """Samples per second, steady; of all ranks together."""
+    rank_rate: Spread
+    """Samples per second of one rank: over the ranks of all runs."""
     ratio: Spread | None
-    """Rate over the serial loader's rate, within each repeat; None without a serial run in any repeat."""
+    """Rate over that of the serial loader in as many ranks, within each repeat; None without a serial run."""
     first_batch_s: Spread
     cpu_s_per_1000: Spread | None
     peak_bytes: Spread | None
     wait_share: Spread
+    occupancy: Spread | None
+    """Share (0 to 1) of the batches in flight that were ready when the loop asked; None of a loader without threads."""
     samples: int
     unique_samples: int
     cached_share: Spread | None
@@ -62,9 +68,9 @@ class Row:
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
-    """One row for each loader and number of workers that has figures, in the order in which they first ran."""
+    """One row for each loader, number of workers and of ranks that has figures, in the order of their first runs."""
     serial_rates = {
-        outcome.run.repeat: outcome.figures.rate
+        (outcome.run.repeat, outcome.run.ranks): outcome.figures.rate
         for outcome in outcomes
         if outcome.run.loader == "serial" and outcome.figures is not None
     }
@@ -75,25 +81,37 @@ def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
     return [_row(measured, serial_rates) for measured in groups.values()]
 
 
-def _row(measured: Sequence[tuple[Outcome, Figures]], serial_rates: dict[int, float]) -> Row:
+def _row(
+    measured: Sequence[tuple[Outcome, Figures]], serial_rates: dict[tuple[int, int], float]
+) -> Row:
+    def spread(values: Iterable[float]) -> Spread:
+        known = list(values)
+        return Spread(statistics.median(known), min(known), max(known))
+
     def known(value: Callable[[Figures], float]) -> Spread:
-        values = [value(figures) for _, figures in measured]
-        return Spread(statistics.median(values), min(values), max(values))
+        return spread(value(figures) for _, figures in measured)
 
     run, figures = measured[0][0].run, measured[0][1]
     return Row(
         loader=run.loader,
         workers=run.workers,
+        ranks=run.ranks,
         name=run.name,
         runs=len(measured),
         rate=known(lambda f: f.rate),
+        rank_rate=spread(rate for _, f in measured for rate in f.rank_rates),
         ratio=Spread.of(
-            f.rate / serial_rates[o.run.repeat] for o, f in measured if o.run.repeat in serial_rates
+            f.rate / serial_rates[key]
+            for o, f in measured
+            if (key := (o.run.repeat, run.ranks)) in serial_rates
         ),
         first_batch_s=known(lambda f: f.first_batch_s),
         cpu_s_per_1000=Spread.of(f.cpu_s_per_1000 for _, f in measured),
         peak_bytes=Spread.of(o.memory.allocated if o.memory else None for o, _ in measured),
         wait_share=known(lambda f: f.wait_share),
+        occupancy=Spread.of(
+            f.loader_stats["occupancy"] for _, f in measured if f.loader_stats and run.workers
+        ),
         samples=figures.samples,
         unique_samples=figures.unique_samples,
         cached_share=Spread.of(o.cached_share for o, _ in measured),
@@ -124,10 +142,12 @@ def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: i
 
 def table(rows: Sequence[Row], workload: Workload) -> str:
     """The rows as a table to read, and under it what its columns mean. Unknown figures are a dash."""
+    ranks = any(row.ranks > 1 for row in rows)
     header = (
         "loader",
         "img/s",
         "min-max",
+        *(["a rank"] if ranks else []),
         "x serial",
         "1st batch s",
         "CPU s/1000",
@@ -136,7 +156,7 @@ def table(rows: Sequence[Row], workload: Workload) -> str:
         "unique",
         "cache",
     )
-    cells = [header, *(_cells(row, workload) for row in rows)]
+    cells = [header, *(_cells(row, workload, ranks=ranks) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(
@@ -146,10 +166,10 @@ def table(rows: Sequence[Row], workload: Workload) -> str:
         for line in cells
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([*lines, "", *_notes(rows, workload)])
+    return "\n".join([*lines, "", *_notes(rows, workload, ranks=ranks)])
 
 
-def _cells(row: Row, workload: Workload) -> tuple[str, ...]:
+def _cells(row: Row, workload: Workload, *, ranks: bool) -> tuple[str, ...]:
     def figure(spread: Spread | None, form: str, *, scale: float = 1.0) -> str:
         return "-" if spread is None else format(spread.median * scale, form)
 
@@ -158,6 +178,7 @@ def _cells(row: Row, workload: Workload) -> tuple[str, ...]:
         row.name,
         figure(row.rate, ".1f"),
         f"{row.rate.low:.1f}-{row.rate.high:.1f}",
+        *([figure(row.rank_rate, ".1f")] if ranks else []),
         figure(row.ratio, ".2f"),
         figure(row.first_batch_s, ".3f"),
         figure(row.cpu_s_per_1000, ".2f"),
@@ -168,7 +189,7 @@ def _cells(row: Row, workload: Workload) -> tuple[str, ...]:
     )
 
 
-def _notes(rows: Sequence[Row], workload: Workload) -> list[str]:
+def _notes(rows: Sequence[Row], workload: Workload, *, ranks: bool) -> list[str]:
     counts = " or ".join(str(count) for count in sorted({row.runs for row in rows}))
     cache = "read before" if workload.cache == "warm" else "dropped from the page cache before"
     columns = {
@@ -182,6 +203,11 @@ def _notes(rows: Sequence[Row], workload: Workload) -> list[str]:
         "unique": "different samples among those delivered",
         "cache": f"the files were {cache} each run; in %, how much was in the page cache as it began",
     }
+    if ranks:
+        columns["ranks"] = (
+            "processes on this node, started together, each its part of the samples; img/s and min-max are of all of "
+            "them, a rank is one's median, x serial is over serial in as many ranks, 1st batch is the last rank's"
+        )
     if workload.step_ms > 0:
         columns["step"] = (
             f"simulated: a wait of {workload.step_ms:g} ms, with no accelerator behind it"
@@ -195,7 +221,8 @@ def _notes(rows: Sequence[Row], workload: Workload) -> list[str]:
     if warning := noise(rows):
         columns["noise"] = warning
     return [
-        f"{workload.steps} steps of {workload.batch_size} samples, the first {WARMUP_STEPS} of them warm-up; "
+        f"{workload.steps} steps of {workload.batch_size} samples{' in each rank' if ranks else ''}, "
+        f"the first {WARMUP_STEPS} of them warm-up; "
         + (
             "one run of each, in a fresh process: no evidence of small differences."
             if counts == "1"
@@ -213,18 +240,27 @@ def noise(rows: Sequence[Row]) -> str | None:
     return f"other processes took up to {worst:.0%} of the machine's cores: rely on none of these figures"
 
 
+def best(rows: Iterable[Row], loader: LoaderKind, *, ranks: int) -> Row | None:
+    """The row of a loader with the highest rate, in so many ranks; None if there is none."""
+    mine = (row for row in rows if row.loader == loader and row.ranks == ranks)
+    return max(mine, key=lambda row: row.rate.median, default=None)
+
+
 def verdict(rows: Sequence[Row]) -> str | None:
-    """The fastest of fastload's rows against the fastest of torch's, in a sentence; None if either is missing."""
-    ours = max((r for r in rows if r.loader == "thread"), key=lambda r: r.rate.median, default=None)
-    theirs = max(
-        (r for r in rows if r.loader == "torch"), key=lambda r: r.rate.median, default=None
-    )
-    if ours is None or theirs is None:
-        return None
-    return (
-        f"Best of each: {ours.name} {ours.rate.median:.1f} img/s, {theirs.name} {theirs.rate.median:.1f} img/s: "
-        f"threads are at {ours.rate.median / theirs.rate.median:.2f} x torch's processes."
-    )
+    """The fastest of fastload's rows against the fastest of torch's, a sentence for each number of ranks.
+
+    None where none has both.
+    """
+    sentences = []
+    for ranks in sorted({row.ranks for row in rows}):
+        ours, theirs = best(rows, "thread", ranks=ranks), best(rows, "torch", ranks=ranks)
+        if ours is not None and theirs is not None:
+            sentences.append(
+                f"Best of each: {ours.name} {ours.rate.median:.1f} img/s, "
+                f"{theirs.name} {theirs.rate.median:.1f} img/s: "
+                f"threads are at {ours.rate.median / theirs.rate.median:.2f} x torch's processes."
+            )
+    return "\n".join(sentences) or None
 
 
 def provenance(command: Sequence[str]) -> dict[str, Any]:
@@ -307,12 +343,19 @@ def partial(done: int, planned: int) -> str:
 
 
 def document(
-    outcomes: Sequence[Outcome], rows: Sequence[Row], origin: dict[str, Any], *, planned: int
+    outcomes: Sequence[Outcome],
+    rows: Sequence[Row],
+    origin: dict[str, Any],
+    *,
+    planned: int,
+    timeline: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything as JSON values: provenance, the workload, the rows, and each run's raw figures.
+    """Everything as JSON values: provenance, the workload, the rows and their bound, and each run's raw figures.
 
-    "partial" is true where fewer than the `planned` runs are in it.
+    "partial" is true where fewer than the `planned` runs are in it. `timeline` is what `bench.trace` gave.
     """
+    machine = origin.get("machine", {})
+    bound = roofline(outcomes, cores=machine.get("cores_usable") or machine.get("cores"))
     return {
         "format": FORMAT,
         "partial": len(outcomes) < planned,
@@ -322,6 +365,10 @@ def document(
         "warmup_steps": WARMUP_STEPS,
         "step": _step_label(outcomes[0].run) if outcomes else None,
         "rows": [asdict(row) for row in rows],
+        "verdict": verdict(rows),
+        "noise": noise(rows),
+        "roofline": bound and asdict(bound),
+        "timeline": timeline,
         "runs": [_raw(outcome) for outcome in outcomes],
     }
 
@@ -335,6 +382,7 @@ def _raw(outcome: Outcome) -> dict[str, Any]:
     return {
         "loader": outcome.run.loader,
         "workers": outcome.run.workers,
+        "ranks": outcome.run.ranks,
         "repeat": outcome.run.repeat,
         "error": outcome.error,
         "figures": outcome.figures and asdict(outcome.figures),
@@ -346,7 +394,12 @@ def _raw(outcome: Outcome) -> dict[str, Any]:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write the document whole or not at all; folders on the way are made."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all; folders on the way are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)

@@ -26,7 +26,7 @@ pytest.importorskip("torchvision")
 import numpy as np
 from PIL import Image
 
-from fastload.harness import bench, measure, report
+from fastload.harness import bench, measure, ranks, report
 from fastload.harness.figures import BenchError, Figures, Outcome, PeakMemory, average_line
 from fastload.harness.plan import LoaderKind, Run, Workload, plan_runs, sample_order
 from fastload.harness.processes import cpu_seconds, descendants, machine_cpu_seconds, tree_memory
@@ -133,7 +133,7 @@ def test_a_run_takes_n_steps_and_prints_the_lines_of_the_seed(
     lines: list[str] = []
     figures = measure.measure(
         run_over(file_list, loader, workers, status_print_interval=3), lines.append
-    )
+    ).figures
     rate = r"\d+\.\d\d"
     expected = [
         "Batch size: 4",
@@ -187,7 +187,9 @@ def test_a_loader_that_delivers_other_samples_fails_the_run(
 def test_a_simulated_step_is_time_that_the_loop_does_not_wait_for_the_loader(
     file_list: Path,
 ) -> None:
-    figures = measure.measure(run_over(file_list, "thread", 2, step_ms=30), lambda line: None)
+    figures = measure.measure(
+        run_over(file_list, "thread", 2, step_ms=30), lambda line: None
+    ).figures
     assert figures.steady_s >= 2 * 0.030
     assert figures.wait_share <= 1 - 2 * 0.030 / figures.steady_s + 1e-9
 
@@ -352,10 +354,10 @@ def test_a_run_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
 
 
 def test_how_a_process_ended_is_put_into_words() -> None:
-    assert "SIGKILL" in bench._ending(-signal.SIGKILL)
-    assert "memory" in bench._ending(-signal.SIGKILL)
-    assert "memory" not in bench._ending(-signal.SIGTERM)
-    assert "exit code 3" in bench._ending(3)
+    assert "SIGKILL" in ranks.ending(-signal.SIGKILL)
+    assert "memory" in ranks.ending(-signal.SIGKILL)
+    assert "memory" not in ranks.ending(-signal.SIGTERM)
+    assert "exit code 3" in ranks.ending(3)
 
 
 @pytest.fixture
@@ -487,6 +489,7 @@ def outcome(
     )
     figures = Figures(
         rate=rate,
+        rank_rates=[rate],
         window_rates=[rate],
         first_batch_s=0.25,
         steady_s=2.0,
@@ -499,6 +502,7 @@ def outcome(
         intraop_threads=2,
         start_method=None,
         loader_stats=None,
+        finding=None,
     )
     memory = PeakMemory(allocated=300 * 2**20, total=400 * 2**20, readings=5, reader_cpu_s=0.01)
     return Outcome(

@@ -1,0 +1,47 @@
+"""HTML and SVG out of Python values: text is escaped unless it is markup already."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+
+class Markup(str):
+    """Text that is HTML already. Made by `element` and `join`; a plain string in its place is escaped."""
+
+    __slots__ = ()
+
+
+Child = str | int | None
+_VOID = {"meta", "br", "hr"}
+
+
+def element(name: str, /, *children: Child, **attributes: str | int | float | None) -> Markup:
+    """`<name attributes>children</name>`; None is left out, of children and of attributes.
+
+    In attribute names a trailing underscore is dropped and others become dashes: `class_`, `aria_label`. Names in
+    camel case are kept, as SVG wants them. Floats have two decimals at most: all of them are coordinates.
+    """
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(_text(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in _VOID:
+        return Markup(f"<{name}{written}>")
+    return Markup(f"<{name}{written}>{join(children)}</{name}>")
+
+
+def join(children: Iterable[Child]) -> Markup:
+    """The children one after another, without what is None; text is escaped."""
+    return Markup(
+        "".join(
+            child if isinstance(child, Markup) else html.escape(str(child))
+            for child in children
+            if child is not None
+        )
+    )
+
+
+def _text(value: str | int | float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
