@@ -107,6 +107,7 @@ def raced(file_list: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[st
             *("--workers", "2", "-b", "4", "-s", "8", "--status-print-interval", "2"),
             *("--repeats", "1", "--step-ms", "5"),
             *("--json", out / "race.json", "--plot", out / "race.png"),
+            *("--csv", out / "race.csv", "--html", out / "race.html"),
         ],
         cwd=ROOT,
         capture_output=True,
@@ -161,6 +162,19 @@ def test_the_json_has_provenance_and_the_raw_figures_of_every_run(raced: tuple[s
             assert run["cached_share"] == 1.0
             assert 0 <= run["others_share"] <= 1
     assert document["runs"][1]["figures"]["loader_stats"]["workers"] == 2
+
+
+def test_the_page_and_the_csv_have_the_json_s_figures(raced: tuple[str, Path]) -> None:
+    output, out = raced
+    document = json.loads((out / "race.json").read_text())
+    assert [lane["thread"] for lane in document["timeline"]["lanes"]][:1] == ["loop"]
+    page, csv = (out / "race.html").read_text(), (out / "race.csv").read_text()
+    for row in document["rows"]:
+        assert f"<td>{row['rate']['median']:.1f}</td>" in page
+    for run in document["runs"]:
+        assert f",{run['figures']['rate']}," in csv
+    for name in ("race.csv", "race.html"):
+        assert str(out / name) in output
 
 
 def test_the_plot_is_a_picture(raced: tuple[str, Path]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class Markup(str):
@@ -12,6 +12,8 @@ class Markup(str):
     __slots__ = ()
 
 
+UNKNOWN = "n/a"
+"""What stands where there is no figure."""
 Child = str | int | None
 _VOID = {"meta", "br", "hr"}
 
@@ -45,3 +47,39 @@ def join(children: Iterable[Child]) -> Markup:
 
 def _text(value: str | int | float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+# ---- what a page is made of ----
+
+
+def section(title: str, *children: Child, id_: str) -> Markup:
+    """A part of the page that its heading names."""
+    return element("section", element("h2", title, id=id_), *children, aria_labelledby=id_)
+
+
+def note(*text: Child) -> Markup:
+    """A paragraph in small print."""
+    return element("p", *text, class_="note")
+
+
+def definitions(entries: Iterable[tuple[str, Child]]) -> Markup:
+    """Pairs of a name and what it stands for."""
+    return element(
+        "dl",
+        *(part for name, value in entries for part in (element("dt", name), element("dd", value))),
+    )
+
+
+def grid(caption: str, titles: Sequence[str], lines: Sequence[Sequence[Child]]) -> Markup:
+    """A table that scrolls sideways where the screen is narrow; the first cell of a line is its name."""
+    head = element("tr", *(element("th", title, scope="col") for title in titles))
+    body = (
+        element(
+            "tr", element("th", line[0], scope="row"), *(element("td", cell) for cell in line[1:])
+        )
+        for line in lines
+    )
+    table = element(
+        "table", element("caption", caption), element("thead", head), element("tbody", *body)
+    )
+    return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=caption)

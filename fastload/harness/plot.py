@@ -26,10 +26,12 @@ _PARALLEL: tuple[tuple[LoaderKind, float], ...] = (("thread", -0.015), ("torch",
 
 
 def save_plot(path: Path, rows: Sequence[Row], workload: Workload, *, caption: str) -> None:
-    """Draw the rows (at least one) into a PNG, or whatever format the name's ending says.
+    """Draw the rows (at least one) into a PNG, or whatever format the name's ending says; of the fewest ranks alone.
 
     Points are medians, bars reach from the smallest to the largest run. `caption` says where it was measured.
     """
+    fewest = min(row.ranks for row in rows)
+    rows = [row for row in rows if row.ranks == fewest]
     figure = Figure(figsize=(10.0, 4.9), dpi=160, facecolor="white")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
@@ -126,8 +128,9 @@ def _conditions(rows: Sequence[Row], workload: Workload) -> str:
     }
     step = f", simulated step of {workload.step_ms:g} ms" if workload.step_ms > 0 else ""
     runs = max(row.runs for row in rows)
+    ranks = f", {rows[0].ranks} ranks on one node" if rows[0].ranks > 1 else ""
     points = "One run of each." if runs == 1 else f"Median and range of {runs} runs."
     return (
         f"JPEG files, {work[workload.transform]}, batches of {workload.batch_size}, {workload.steps} steps, "
-        f"page cache {workload.cache}{step}. {points}"
+        f"page cache {workload.cache}{step}{ranks}. {points}"
     )

@@ -380,6 +380,7 @@ def _step_label(run: Run) -> str:
 
 def _raw(outcome: Outcome) -> dict[str, Any]:
     return {
+        "name": outcome.run.name,
         "loader": outcome.run.loader,
         "workers": outcome.run.workers,
         "ranks": outcome.run.ranks,

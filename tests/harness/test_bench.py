@@ -428,9 +428,12 @@ def test_ctrl_c_ends_the_run_and_its_workers_at_once(racing: Racing) -> None:
 def test_a_bench_that_is_stopped_reports_what_was_completed(
     sent: signal.Signals, code: int, said: str, file_list: Path, tmp_path: Path
 ) -> None:
-    scratch, written = tmp_path / "scratch", tmp_path / "race.json"
+    scratch, written, page = (tmp_path / name for name in ("scratch", "race.json", "race.html"))
     scratch.mkdir()
-    options = f"--loaders serial,thread --workers 1 -b 2 -s 6 --repeats 50 -q --file-list {file_list} --json {written}"
+    options = (
+        f"--loaders serial,thread --workers 1 -b 2 -s 6 --repeats 50 -q --file-list {file_list}"
+    )
+    options += f" --json {written} --html {page}"
     racer = subprocess.Popen(
         [sys.executable, "-m", "fastload", "bench", *options.split()],
         cwd=ROOT,
@@ -457,6 +460,7 @@ def test_a_bench_that_is_stopped_reports_what_was_completed(
     document = json.loads(written.read_text())
     assert (document["partial"], document["planned_runs"]) == (True, 100)
     assert len(document["runs"]) in (1, 2)
+    assert f"Partial: stopped after {len(document['runs'])} of 100 runs." in page.read_text()
     assert wait_for_the_end_of(running, limit_s=5) == []
     assert list(scratch.iterdir()) == []
 
