@@ -233,14 +233,19 @@ def _sentence(error: Exception) -> str:
 
 
 def write_result(result_path: str, result: Callable[[], dict[str, Any]]) -> int:
-    """Write what `result` returns, or {"error": a sentence} if it raises. 0 if it returned, 1 if not."""
+    """Write what `result` returns, or {"error": a sentence} if it raises. 0 if it returned, 1 if not.
+
+    The file is there whole or not at all: where a rank fails, the others are killed at any moment.
+    """
     try:
         content = result()
     except Exception as error:
         content = {"error": _sentence(error)}
         if not isinstance(error, FastloadError | OSError):
             traceback.print_exc()
-    Path(result_path).write_text(json.dumps(content))
+    written = Path(f"{result_path}.partial")
+    written.write_text(json.dumps(content))
+    written.replace(result_path)
     return 1 if "error" in content else 0
 
 
