@@ -155,9 +155,12 @@ def _signals_held() -> Iterator[None]:
 
 
 def _end(children: Sequence[Child]) -> None:
+    """Kill those that still run, with all that they started, and wait until they are gone."""
     for child in children:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
+    for child in children:
+        child.wait()  # `with child` alone waits a quarter of a second at most where Ctrl-C ends it.
 
 
 def _watch(

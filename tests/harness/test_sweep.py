@@ -103,7 +103,7 @@ def test_ranks_load_their_parts_and_only_the_first_one_s_lines_are_passed_on(
     assert lines.count("Starting data loader") == 1
     assert "ranks: 2 on this node; the rates below are of rank 0 alone" in lines
     assert sum(line.startswith("step_img_rate") for line in lines) == 7
-    assert set(descendants(os.getpid())) == before
+    assert set(descendants(os.getpid())) <= before
 
 
 def test_a_rank_that_fails_is_named_and_ends_the_others(file_list: Path, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_what_interrupts_a_run_of_ranks_ends_all_of_them(file_list: Path) -> Non
 
     with pytest.raises(KeyboardInterrupt):
         bench.execute(run, files=files, say=interrupt)
-    assert set(descendants(os.getpid())) == before
+    assert set(descendants(os.getpid())) <= before
 
 
 def test_no_rank_starts_before_all_are_ready() -> None:
