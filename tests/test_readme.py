@@ -36,6 +36,7 @@ def test_the_examples_run_one_after_another(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {
         "torch": torch,
+        "device": "cpu",
         "dataset": Small(),
         "rank": 1,
         "world_size": 4,
@@ -66,7 +67,7 @@ def _missing(code: str, folder: Path) -> dict[str, Any]:
         Image.new("RGB", (300, 300)).save(images / "cat" / "1.jpg")
         (folder / "train.txt").write_text("cat/1.jpg\n")
         (images / "train").symlink_to(images, target_is_directory=True)
-        return {"device": "cpu"}
+        return {}
     if "import PackedDataset" in code:
         from fastload.datasets.packed.packing import pack
 

@@ -33,8 +33,9 @@ _ENDS = {signal.SIGINT, signal.SIGTERM}
 def tensorboard(logdir: Path, port: int | None, bind_all: bool) -> None:
     """Show the runs under LOGDIR in TensorBoard, until Ctrl-C.
 
-    Prints the address, and the line that brings it from a login node to your own machine. Profiles (`fastload
-    train --profile`) are shown where the plugin is installed: pip install torch-tb-profiler.
+    Prints the address, and the line that brings it from a login node to your own machine. A profile (`fastload
+    train --profile`) is under PYTORCH_PROFILER; its charts come from the web, so where the browser has none, open the
+    file at ui.perfetto.dev or in chrome://tracing.
     """
     require("tensorboard", tensorboard="TensorBoard")
     with _ends() as wait:
