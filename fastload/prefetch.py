@@ -206,7 +206,7 @@ class _DeviceIterator(Iterator[Any]):
             except StopIteration:
                 entry.ended = True
             except Exception as exc:
-                entry.error = _without_our_frame(exc)
+                entry.error = exc
             self._line.append(entry)
             if self._ask is not None:
                 entry.state = self._ask()
@@ -214,7 +214,7 @@ class _DeviceIterator(Iterator[Any]):
                 try:
                     self._start(entry)
                 except Exception as exc:
-                    entry.error = _without_our_frame(exc)
+                    entry.error = exc
         finally:
             del entry, self
 
@@ -223,12 +223,6 @@ class _DeviceIterator(Iterator[Any]):
         if not entry.copying:
             entry.copied = self._copies.start(entry.batch)
             entry.copying, entry.batch = True, None
-
-
-def _without_our_frame(exc: Exception) -> Exception:
-    """`exc`, whose traceback begins with our frame, which holds the iterator, in whose line it will be."""
-    tb = exc.__traceback__
-    return exc.with_traceback(None if tb is None else tb.tb_next)
 
 
 def _who_knows(loader: Any, iterator: Any) -> Callable[[], Any] | None:

@@ -402,6 +402,38 @@ def test_any_other_iterable_is_read_ahead_by_the_depth_but_for_the_first_batch(
     assert list(iterator) == []
 
 
+class Scripted:
+    """An iterator that goes on after an error, and after its end, as none should be asked to."""
+
+    def __init__(self, *script: Any) -> None:
+        self.script = list(script)
+        self.asked = 0
+
+    def __iter__(self) -> Scripted:
+        return self
+
+    def __next__(self) -> Any:
+        self.asked += 1
+        step = self.script.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+
+def test_nothing_is_asked_for_behind_an_error_or_the_end(machine: Machine) -> None:
+    one, two, three = pairs(3)
+    source = Scripted(one, two, ValueError("bad"), three, StopIteration(), one)
+    iterator = iter(prefetch_to(source, SIMULATED, depth=4))
+    assert [next(iterator)[1], next(iterator)[1]] == [1, 2]
+    assert source.asked == 3
+    with pytest.raises(ValueError, match="bad"):
+        next(iterator)
+    assert next(iterator)[1] == 3
+    for _ in range(3):
+        assert next(iterator, None) is None
+    assert source.asked == 5
+
+
 # ---- the state ----
 
 
@@ -512,6 +544,8 @@ def test_a_loop_that_was_left_goes_on_where_it_left(machine: Machine) -> None:
     resumed = prefetch_to(loader(), SIMULATED, depth=3)
     resumed.load_state_dict(first.state_dict())
     assert [values(batch) for batch in resumed] == whole[3:]
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.state_dict() == first.state_dict()
 
 
 def test_a_state_handed_out_is_the_callers(machine: Machine) -> None:
