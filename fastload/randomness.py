@@ -28,7 +28,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fastload.sampler import integer, mix64
-from fastload.torch_private import seed_in_threads
+from fastload.torch_private import no_torch_function, seed_in_threads
 
 _BATCH = 0x6261_7463_6800_0000  # sets the stream of a batch apart from that of its first sample
 _local = threading.local()
@@ -156,6 +156,11 @@ class Stream(TorchFunctionMode):
         self._torch = torch.Generator()
         self._torch_fresh = False
         self._numpy: np.random.Generator | None = None
+        # Torch's generator without torch: the same algorithm, seeded as torch seeds it.
+        self._twin = np.random.MT19937()
+        self._seed_twin = np.random.RandomState(self._twin).seed
+        self._twin_fresh = False
+        self._words = 0  # that the twin gave, and torch's generator has yet to leave out
 
     def move(self, source: Keyed | None, at: int | None) -> None:
         """Go to a place, whose stream begins at its beginning."""
@@ -170,7 +175,29 @@ class Stream(TorchFunctionMode):
             assert self._key is not None
             self._torch.manual_seed(self._key)
             self._torch_fresh = True
+            if self._words:
+                with no_torch_function():
+                    torch.empty(self._words, device="cpu").uniform_(generator=self._torch)
         return self._torch
+
+    def words(self) -> Callable[[], int] | None:
+        """What gives the next 32 bits of torch's generator for this place; None if that itself is in use there."""
+        self._refresh()
+        if self._torch_fresh:
+            return None
+        if not self._twin_fresh:
+            assert self._key is not None
+            self._seed_twin(self._key & 0xFFFF_FFFF)  # of which torch takes no more
+            self._twin_fresh = True
+        return self._word
+
+    def _word(self) -> int:
+        if self._torch_fresh:
+            raise RuntimeError(
+                "the stream's generator was asked for: its words are drawn by torch now"
+            )
+        self._words += 1
+        return int(self._twin.random_raw())
 
     def rng(self) -> np.random.Generator:
         """NumPy's generator for this place: Philox, whose key it is."""
@@ -183,7 +210,7 @@ class Stream(TorchFunctionMode):
         if self.stale:
             assert self.source is not None
             self._key = self.source.stream_key(self.at)
-            self._torch_fresh, self._numpy = False, None
+            self._torch_fresh, self._twin_fresh, self._words, self._numpy = False, False, 0, None
             self.stale = False
 
     def __torch_function__(
@@ -433,6 +460,15 @@ def sample_generator() -> torch.Generator:
     `random_stream` it is torch's default generator.
     """
     return _seeded() or torch.default_generator
+
+
+def sample_words() -> Callable[[], int] | None:
+    """What gives the next 32 bits of `sample_generator()`, in 0.3 us and without torch; use it before that.
+
+    None outside of a loader, and where the generator of the sample is in use already.
+    """
+    stream = current_stream()
+    return None if stream is None or not stream.source else stream.words()
 
 
 def sample_rng() -> np.random.Generator:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import operator
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -39,6 +38,7 @@ from fastload.image.decode import (
     read_header,
     upright,
 )
+from fastload.image.drawing import Draws, GeneratorDraws, exp32, sample_draws
 from fastload.image.normalize import channels, factor_and_shift, numbers
 from fastload.image.regions import Box, Region, resampled, scaled, windowed
 from fastload.randomness import sample_generator
@@ -83,12 +83,15 @@ class Plan(ABC):
     def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
         """What becomes of a picture of `height` by `width` pixels; draws from `generator`, by default torch's."""
 
+    def _sample_region(self, height: int, width: int) -> Region:
+        """`region` in the stream of the sample that this thread reads."""
+        return self.region(height, width, sample_generator())
+
     def decode(self, encoded: Encoded, *, name: str) -> torch.Tensor:
         """The bytes of a picture to uint8[3, H, W] (or float32), random numbers from `sample_generator()`.
 
         `name` is that of its file, for errors. Raises `DecodeError` as `open_rgb` and `read_header` do.
         """
-        generator = sample_generator()
         # No torch function here draws but by the generator: none needs to pass through the stream's
         # mode, at a microsecond each.
         with no_torch_function():
@@ -99,7 +102,7 @@ class Plan(ABC):
                 if tag >= 5:
                     height, width = width, height
                 try:
-                    region = self.region(height, width, generator)
+                    region = self._sample_region(height, width)
                 except ValueError as error:
                     raise DecodeError(name, str(error)) from error
                 least = self._least(height, width, region)
@@ -129,9 +132,8 @@ class Plan(ABC):
 
         `rows(first, stop)` is called once and returns uint8[stop - first, width, 3].
         """
-        generator = sample_generator()
         with no_torch_function():
-            region = self.region(height, width, generator)
+            region = self._sample_region(height, width)
             top, left, h, w = region.box
             pixels = rows(top, top + h)
             with stage("transform"):
@@ -217,22 +219,26 @@ class RandomResizedCrop(Plan):
 
     def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
         """See `Plan`. Draws as torchvision's `RandomResizedCrop.get_params` and RandomHorizontalFlip do."""
-        box = self._box(height, width, generator)
+        return self._region(height, width, GeneratorDraws(generator))
+
+    def _sample_region(self, height: int, width: int) -> Region:
+        return self._region(height, width, sample_draws())
+
+    def _region(self, height: int, width: int, draws: Draws) -> Region:
+        box = self._box(height, width, draws)
         # `rand(1) < flip` as torch compares it: with flip as a float32.
-        flip = self.flip > 0 and _scratch.uniform(0.0, 1.0, generator) < np.float32(self.flip)
+        flip = self.flip > 0 and draws.uniform(0.0, 1.0) < np.float32(self.flip)
         return Region(box, _pair(self.size), None, bool(flip))
 
-    def _box(self, height: int, width: int, generator: torch.Generator | None) -> Box:
+    def _box(self, height: int, width: int, draws: Draws) -> Box:
         area = height * width
         log_ratio = _log_ratio(self.ratio)
         for _ in range(10):
-            target = area * _scratch.uniform(*self.scale, generator)
-            aspect = _scratch.exp_uniform(*log_ratio, generator)
-            w = round(math.sqrt(target * aspect))
-            h = round(math.sqrt(target / aspect))
+            target = area * draws.uniform(*self.scale)
+            w, h = _sides(target, draws.uniform(*log_ratio))
             if 0 < w <= width and 0 < h <= height:
-                top, left = _scratch.places(height - h + 1, width - w + 1, generator)
-                return Box(top, left, h, w)
+                top = draws.below(height - h + 1)
+                return Box(top, draws.below(width - w + 1), h, w)
         low, high = self.ratio
         h, w = height, width
         if width / height < low:
@@ -311,48 +317,29 @@ def open_picture(encoded: Encoded, transform: Any, *, name: str) -> Any:
         return transform(picture)
 
 
-# ---- random numbers, by the kernels that torchvision's calls end in ----
+# ---- arguments ----
 
 
-class _Scratch(threading.local):
-    """A thread's own tensors to draw into, read as arrays: to make a tensor costs as much as a draw."""
-
-    def __init__(self) -> None:
-        with torch.inference_mode(
-            mode=False
-        ):  # a tensor made in it could not be drawn into outside
-            self._number = torch.empty(1, dtype=torch.float32, device="cpu")
-            self._word = torch.empty(1, dtype=torch.int64, device="cpu")
-        self._as_number, self._as_word = self._number.numpy(), self._word.numpy()
-
-    def uniform(self, low: float, high: float, generator: torch.Generator | None) -> float:
-        self._number.uniform_(low, high, generator=generator)
-        return float(self._as_number.item())
-
-    def exp_uniform(self, low: float, high: float, generator: torch.Generator | None) -> float:
-        self._number.uniform_(low, high, generator=generator).exp_()
-        return float(self._as_number.item())
-
-    def places(self, m: int, n: int, generator: torch.Generator | None) -> tuple[int, int]:
-        """What `randint(m)` and then `randint(n)` give, for m and n below 2**28.
-
-        torch takes the remainder of 32 random bits then; the generator's 64 bits are two such words, the upper first.
-        """
-        self._word.random_(-(2**63), None, generator=generator)
-        words = self._as_word.item()
-        return (words >> 32 & 0xFFFFFFFF) % m, (words & 0xFFFFFFFF) % n
-
-
-_scratch = _Scratch()
+def _sides(area: float, log_ratio: float) -> tuple[int, int]:
+    """Width and height, rounded, of a box of so many pixels; `log_ratio` is a float32, as torchvision's exp of it."""
+    # Any exp serves but where the last bits of torch's decide on the rounding: within 2 ulp of it a side differs by
+    # 1.2e-7 of itself at most.
+    for exp in (math.exp, exp32):
+        ratio = exp(log_ratio)
+        width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
+        sides = round(width), round(height)
+        if (
+            abs(width - sides[0]) < 0.5 - 1e-6 * width
+            and abs(height - sides[1]) < 0.5 - 1e-6 * height
+        ):
+            break
+    return sides
 
 
 @lru_cache(maxsize=64)
 def _log_ratio(ratio: tuple[float, float]) -> tuple[float, float]:
     low, high = torch.log(torch.tensor(ratio)).tolist()  # in float32, as torchvision
     return low, high
-
-
-# ---- arguments ----
 
 
 def _resized(height: int, width: int, size: Size) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from fastload import random_stream, sample_generator, sample_rng
 from fastload.errors import DecodeError
 from fastload.image import (
     IMAGENET_MEAN,
@@ -33,6 +34,8 @@ from fastload.image import (
     decode_pixels,
     normalize_on,
 )
+from fastload.image.drawing import GeneratorDraws, WordDraws, sample_draws, uniform_of_word
+from fastload.randomness import sample_words
 from tests.image.photographs import Pixels, encoded, photographs
 
 # What the module's docstring states, of 255.
@@ -145,6 +148,41 @@ def test_resize_has_torchvisions_sizes(
     assume(resized[0].numel() <= 2 * Image.MAX_IMAGE_PIXELS)  # more are refused
     region = Resize(size).region(height, width)
     assert region == Region(Box(0, 0, height, width), tuple(resized.shape[1:]))
+
+
+@pytest.mark.parametrize("extreme", [False, True])
+def test_the_words_of_a_stream_are_what_torch_draws_of_it(extreme: bool) -> None:
+    """Within a stream the numbers are computed without torch: the same, and torch goes on behind them."""
+    bounds = {"scale": (1e-4, 1.0), "ratio": (1e-3, 1e3)} if extreme else {}
+    plan = RandomResizedCrop(224, flip=0.5, **bounds)
+    assert isinstance(uniform_of_word(), Callable)
+    for index in range(2000):
+        height, width = 1 + index * 7 % 600, 1 + index * 13 % 900
+        stream = {"seed": 3, "epoch": index % 5, "position": index, "index": index}
+        with random_stream(**stream):
+            assert isinstance(sample_draws(), WordDraws)
+            ours = plan._sample_region(height, width), torch.rand(3), sample_rng().random()
+            again = plan._sample_region(height, width)  # torch's generator is in use now
+        with random_stream(**stream):
+            generator = sample_generator()
+            assert isinstance(sample_draws(), GeneratorDraws)
+            theirs = plan.region(height, width, generator), torch.rand(3), sample_rng().random()
+            assert again == plan.region(height, width, generator)
+        assert ours[0] == theirs[0]
+        assert torch.equal(ours[1], theirs[1])
+        assert ours[2] == theirs[2]
+
+
+def test_words_are_not_drawn_behind_torchs_back() -> None:
+    with random_stream(seed=0, epoch=0, position=0, index=0):
+        word = sample_words()
+        assert word is not None
+        word()
+        torch.rand(1)
+        assert sample_words() is None
+        with pytest.raises(RuntimeError, match="generator was asked for"):
+            word()
+    assert sample_words() is None
 
 
 SMALL = st.integers(1, 24)

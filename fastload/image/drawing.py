@@ -1,0 +1,134 @@
+"""What plans draw: the numbers that torchvision's calls would, from the same generator, bit for bit.
+
+Of a sample's own stream they are computed from the generator's words, without torch. Each of its calls lets the GIL go:
+five of them cost a picture 25 us beside other workers, and let them wake for nothing.
+
+Source of the formulas: ATen/core/TransformationHelper.h, DistributionsHelper.h.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from fastload.randomness import sample_generator, sample_words
+
+_BITS = 0xFFFFFF  # of a word, those that a float32 of [0, 1) is made of
+_UNIT = 2.0**-24
+
+
+class Draws(Protocol):
+    """A source of random numbers; each call takes 32 bits of it."""
+
+    def uniform(self, low: float, high: float) -> float:
+        """A float32 of [low, high), as `torch.empty(1).uniform_(low, high)`."""
+
+    def below(self, n: int) -> int:
+        """A number of [0, n), as `torch.randint(n, ())`; for n below 2**28."""
+
+
+class GeneratorDraws:
+    """From a generator of torch's, by torch; None: its default one."""
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self._generator = generator
+
+    def uniform(self, low: float, high: float) -> float:
+        """See `Draws`."""
+        _scratch.number.uniform_(low, high, generator=self._generator)
+        return float(_scratch.as_number.item())
+
+    def below(self, n: int) -> int:
+        """See `Draws`."""
+        _scratch.place.random_(0, n, generator=self._generator)
+        return int(_scratch.as_place.item())
+
+
+class WordDraws:
+    """From the words of a generator, 32 bits each."""
+
+    def __init__(
+        self, word: Callable[[], int], uniform: Callable[[int, float, float], float]
+    ) -> None:
+        self._word = word
+        self._uniform = uniform
+
+    def uniform(self, low: float, high: float) -> float:
+        """See `Draws`."""
+        return self._uniform(self._word(), low, high)
+
+    def below(self, n: int) -> int:
+        """See `Draws`."""
+        return self._word() % n
+
+
+def sample_draws() -> Draws:
+    """Of the stream of the sample that this thread reads; outside of a loader, of torch's default generator."""
+    uniform = uniform_of_word()
+    word = None if uniform is None else sample_words()
+    if word is None or uniform is None:
+        return GeneratorDraws(sample_generator())
+    return WordDraws(word, uniform)
+
+
+def exp32(x: float) -> float:
+    """exp of a float32, to a float32, as torch's: within 1 ulp of the true one."""
+    return float(torch.tensor(x, dtype=torch.float32, device="cpu").exp_().item())
+
+
+def _fused(word: int, low: float, high: float) -> float:
+    # In doubles nothing is rounded before the end: the product of two times 24 bits is exact, and so is the sum while
+    # neither bound is 2**4 times their distance. Beyond that, one draw in 2**28 might differ in its last bit.
+    base, width = _base_and_width(low, high)
+    return float(np.float32((word & _BITS) * _UNIT * width + base))
+
+
+def _separate(word: int, low: float, high: float) -> float:
+    base, width = _base_and_width(low, high)
+    return float(np.float32(float(np.float32((word & _BITS) * _UNIT * width)) + base))
+
+
+@lru_cache(maxsize=64)
+def _base_and_width(low: float, high: float) -> tuple[float, float]:
+    base = np.float32(low)
+    return float(base), float(np.float32(high) - base)
+
+
+@lru_cache(maxsize=1)
+def uniform_of_word() -> Callable[[int, float, float], float] | None:
+    """What torch makes of a word on this machine: `word * width + low` is rounded once or twice, as it was compiled.
+
+    None where it is neither: then torch has to be asked.
+    """
+    generator = torch.Generator()
+    words = [int(w) for w in np.random.RandomState(0).randint(2**32, size=256, dtype=np.uint32)]
+    for rule in (_fused, _separate):
+        if all(
+            torch.empty(256, device="cpu")
+            .uniform_(*bounds, generator=generator.manual_seed(0))
+            .tolist()
+            == [rule(word, *bounds) for word in words]
+            for bounds in ((0.08, 1.0), (-0.2876820862293243, 0.2876820862293243), (0.3, 0.9))
+        ):
+            return rule
+    return None
+
+
+class _Scratch(threading.local):
+    """A thread's own tensors to draw into, read as arrays: to make a tensor costs as much as a draw."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(
+            mode=False
+        ):  # a tensor made in it could not be drawn into outside
+            self.number = torch.empty(1, dtype=torch.float32, device="cpu")
+            self.place = torch.empty(1, dtype=torch.int64, device="cpu")
+        self.as_number, self.as_place = self.number.numpy(), self.place.numpy()
+
+
+_scratch = _Scratch()
