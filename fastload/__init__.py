@@ -6,8 +6,8 @@
     per rank           into the batch's slot     hand-off     and pins them
 
 Files are the pipeline: `sampler` (the order), `randomness` (a stream for each sample), `fetch` (a batch
-is read and finished; `lanes`: of an iterable data set), `collate` (from samples to a batch, in
-slots), `window` (the hand-off; all locks), `workers` (all threads), `order` (what is next, and what
+is read and finished; `lanes`: of an iterable data set), `collate` (from samples to a batch, in the
+memory of `slots`), `window` (the hand-off; all locks), `workers` (all threads), `order` (what is next, and what
 the loop has had; `draws`: what a sampler draws from; `state`: whether a saved one fits), `iterator`
 (the loop's side of an epoch), `loader` (wires these), `prefetch` (puts the batches on a device). They
 share `telemetry` (what threads measure; `tally` makes `stats` of it, which `diagnosis` reads),

@@ -18,10 +18,10 @@ from fastload.collate import (
     VOID,
     Box,
     SampleBox,
-    SlotPool,
     collate_box,
     data_bytes,
     in_channels_last,
+    withdraw_row,
 )
 from fastload.errors import EmptyBatchError
 from fastload.faults import (
@@ -34,6 +34,7 @@ from fastload.faults import (
     transient_errno,
 )
 from fastload.randomness import Stream, StreamKeys
+from fastload.slots import SlotPool
 from fastload.telemetry import Recorder
 from fastload.torch_private import collate_handler, collate_tensors
 from fastload.window import Ticket
@@ -254,6 +255,7 @@ class Fetcher:
         # and of the batch only what `finish` and the loop leave in it.
         indices = batch.indices
         stream.source = batch
+        offers = self._slots and _fills_rows(dataset)
         k, attempt = start, 0
         while k < stop:
             try:
@@ -262,10 +264,14 @@ class Fetcher:
                 # many may be read and never one too few.
                 while k < stop and k <= batch.first_failed and not batch.dropped:
                     stream.at, stream.stale = k, True
+                    if offers:
+                        batch.box.offer(k)  # type: ignore[union-attr]
                     batch.box.put(k, dataset[indices[k]])  # type: ignore[union-attr]
                     k, attempt = k + 1, 0
+                withdraw_row()
                 return
             except BaseException as exc:
+                withdraw_row()
                 pass_signals(exc)
                 if not self._is_retried(batch, exc, attempt):
                     self._sample_failed(batch, k, dataset, exc)
@@ -427,6 +433,16 @@ def _reads_batches(dataset: Any) -> bool:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return bool(getattr(dataset, "__getitems__", None))
+
+
+def _fills_rows(dataset: Any) -> bool:
+    """Whether nobody but the loader sees the samples of `dataset`, which asks for the row to make one in.
+
+    A data set says so by an attribute. One around it could keep its samples, and then the loop would write into them.
+    """
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return getattr(dataset, "fills_rows", False) is True
 
 
 def _gathered(dataset: TensorDataset, indices: Any) -> list[torch.Tensor] | None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastload import workers
-from fastload.collate import SlotPool
 from fastload.draws import single_sampler
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, TooManyErrorsError
 from fastload.faults import annotate, shown
@@ -25,6 +24,7 @@ from fastload.lanes import LaneFetcher, LaneOrder
 from fastload.order import Order, SampledOrder, is_function, partition
 from fastload.randomness import entered
 from fastload.sampler import RankSampler, integer, mix64
+from fastload.slots import SlotPool
 from fastload.state import describe
 from fastload.tally import Tally
 from fastload.telemetry import Recorder, span, waiting_span

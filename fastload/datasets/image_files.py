@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fastload.errors import FileListError
-from fastload.image import open_picture
+from fastload.image import is_known_plan, open_picture
 from fastload.image.decode import read_file
 from fastload.telemetry import stage
 
@@ -89,6 +89,11 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         if self.target_transform is not None:
             target = self.target_transform(target)
         return picture, target
+
+    @property
+    def fills_rows(self) -> bool:
+        """Whether only the loader sees what `transform` makes, so that it may be made in the memory of the batch."""
+        return type(self).__module__ == __name__ and is_known_plan(self.transform)
 
     def locate(self, index: int) -> str:
         """Return the path of sample `index`, 0..len(self)-1."""

@@ -21,6 +21,7 @@ from fastload.image.plans import (
     Resize,
     ResizeCenterCrop,
     decode_pixels,
+    is_known_plan,
     open_picture,
 )
 from fastload.image.regions import Box, Region
@@ -38,6 +39,7 @@ __all__ = [
     "decode_rgb",
     "encode_jpeg",
     "encode_rgb",
+    "is_known_plan",
     "normalize_on",
     "open_picture",
     "open_rgb",

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fastload.collate import offered_row
 from fastload.errors import DecodeError
 from fastload.image.decode import (
     Encoded,
@@ -40,10 +41,10 @@ from fastload.image.decode import (
 )
 from fastload.image.drawing import Draws, GeneratorDraws, exp32, sample_draws
 from fastload.image.normalize import channels, factor_and_shift, numbers
-from fastload.image.regions import Box, Region, resampled, scaled, windowed
+from fastload.image.regions import Box, Region, boxed, scaled, windowed
 from fastload.randomness import sample_generator
 from fastload.telemetry import stage
-from fastload.torch_private import no_torch_function
+from fastload.torch_private import no_torch_function, resize_antialiased
 
 Size = int | tuple[int, int]
 
@@ -169,22 +170,31 @@ class Plan(ABC):
         In NumPy where that is as fast: every call of torch lets the GIL go, and beside other threads to have it back
         costs more than most of these.
         """
-        image = resampled(pixels, region.box, region.size)
-        own = not np.may_share_memory(image, pixels)
-        if region.window is not None:
-            image, own = windowed(image, region.window), False
-        if self.mean is None and not self.channels_last:
-            planes = np.empty((3, *image.shape[:2]), np.uint8)
-            np.copyto(planes, (image[:, ::-1] if region.flip else image).transpose(2, 0, 1))
-            return torch.from_numpy(planes)
-        result = torch.from_numpy(image if own else np.array(image, order="C")).permute(2, 0, 1)
-        if region.flip:
-            result = result.flip(-1)  # NumPy takes fifteen times as long for interleaved colours
-        if self.mean is not None and self.std is not None:
-            memory = torch.preserve_format if self.channels_last else torch.contiguous_format
-            factor, shift = factor_and_shift(self.mean, self.std)
-            result = result.to(torch.float32, memory_format=memory).mul_(factor).sub_(shift)
-        return result
+        size, window = region.size, region.window
+        # Resizing and mirroring may change places, to the bit; a window may not.
+        box = boxed(pixels, region.box, flip=region.flip and window is None)
+        resizes = box.shape[:2] != size
+        if self.mean is None:
+            shape = (3, *(size if window is None else (window.height, window.width)))
+            out = offered_row(shape, np.uint8)
+            if out is None and self.channels_last:
+                out = np.empty((*shape[1:], 3), np.uint8).transpose(2, 0, 1)
+            elif out is None:
+                out = np.empty(shape, np.uint8)
+            interleaved = out.transpose(1, 2, 0)
+            if resizes and window is None and interleaved.flags.c_contiguous:
+                resize_antialiased(box, size, out=interleaved)
+            else:
+                image = resize_antialiased(box, size) if resizes else box
+                np.copyto(interleaved, windowed(image, window, flip=region.flip))
+            return torch.from_numpy(out)
+        image = windowed(
+            resize_antialiased(box, size) if resizes else box, window, flip=region.flip
+        )
+        memory = torch.preserve_format if self.channels_last else torch.contiguous_format
+        factor, shift = factor_and_shift(self.mean, self.std)
+        result = torch.from_numpy(image.transpose(2, 0, 1))
+        return result.to(torch.float32, memory_format=memory).mul_(factor).sub_(shift)
 
 
 @dataclass(frozen=True)
@@ -301,8 +311,16 @@ def decode_pixels(encoded: Encoded, *, name: str, max_size: int | None = None) -
         size = max(1, round(height * max_size / longer)), max(1, round(width * max_size / longer))
     pixels = pixels_at_least(encoded, header, *size, name=name)
     with no_torch_function():
-        image = resampled(pixels, Box(0, 0, *pixels.shape[:2]), size)
-    return np.array(image, order="C")
+        if pixels.shape[:2] == size:
+            return np.array(pixels, order="C")
+        return resize_antialiased(boxed(pixels, Box(0, 0, *pixels.shape[:2])), size)
+
+
+def is_known_plan(transform: Any) -> bool:
+    """Whether `transform` is one of this module's plans and gives uint8: then it keeps nothing of what it returns."""
+    return (
+        type(transform) in (RandomResizedCrop, Resize, ResizeCenterCrop) and transform.mean is None
+    )
 
 
 def open_picture(encoded: Encoded, transform: Any, *, name: str) -> Any:

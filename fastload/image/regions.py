@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from fastload.image.decode import Pixels
-from fastload.torch_private import resize_antialiased
 
 
 class Box(NamedTuple):
@@ -43,26 +43,29 @@ def scaled(region: Region, height: int, width: int, pixels: Pixels) -> Region:
     return region._replace(box=box)
 
 
-def resampled(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
-    """The box of `pixels`, resized: uint8[H, W, 3]. Where nothing is resized, it may be a view of `pixels`."""
+def boxed(pixels: Pixels, box: Box, *, flip: bool = False) -> Pixels:
+    """The box of `pixels`, mirrored if asked: uint8[H, W, 3], contiguous; perhaps a view."""
     top, left, height, width = box
     part = pixels[top : top + height, left : left + width]
-    # Of a side of 1, NumPy does not look at the stride, which may be negative; torch does.
-    if not (part.flags.c_contiguous and part.flags.writeable) or min(part.strides) < 0:
-        # For the kernel: it takes other strides too, by way of two more copies. Torch warns of what is
-        # read-only.
+    # Of a side of 1, NumPy does not look at the stride, which may be negative; torch does. And it warns of what
+    # is read-only.
+    if not part.flags.writeable or min(part.strides) < 0:
         part = np.array(part, order="C")
-    return part if (height, width) == size else resize_antialiased(part, size)
+    if flip:  # by torch: NumPy takes ten times as long for interleaved colours
+        part = torch.from_numpy(part).flip(1).numpy()
+    # The resizing kernel takes other strides too, by way of two more copies.
+    return part if part.flags.c_contiguous else np.array(part, order="C")
 
 
-def windowed(image: Pixels, window: Box) -> Pixels:
-    """The window of `image`, uint8[H, W, 3]: a view, or a copy on black where it reaches beyond."""
+def windowed(image: Pixels, window: Box | None, *, flip: bool) -> Pixels:
+    """The window of `image`, uint8[H, W, 3], mirrored if asked; None: `image` as it is. It may be a view."""
+    if window is None:
+        return image
     top, left, height, width = window
-    rows, columns = image.shape[:2]
-    if top >= 0 and left >= 0 and top + height <= rows and left + width <= columns:
-        return image[top : top + height, left : left + width]
-    black = np.zeros((height, width, 3), np.uint8)
-    y, x = max(0, -top), max(0, -left)
-    part = image[max(0, top) : top + height, max(0, left) : left + width]
-    black[y : y + part.shape[0], x : x + part.shape[1]] = part
-    return black
+    part = image[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width)]
+    if part.shape[:2] != (height, width):
+        black = np.zeros((height, width, 3), np.uint8)
+        y, x = max(0, -top), max(0, -left)
+        black[y : y + part.shape[0], x : x + part.shape[1]] = part
+        part = black
+    return np.array(part[:, ::-1], order="C") if flip else part

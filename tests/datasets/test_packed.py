@@ -436,7 +436,7 @@ def test_the_writer_refuses_what_does_not_fit(tmp_path: Path) -> None:
     with PackedWriter(tmp_path / "s", mode="raw") as writer:
         with pytest.raises(ValueError, match="11 bytes are not 2 x 2 pixels of 3"):
             writer.add(bytes(11), label=0, height=2, width=2)
-        with pytest.raises(ValueError, match="height and width go with"):
+        with pytest.raises(ValueError, match="height and width are given"):
             writer.add(bytes(12), label=0)
         with pytest.raises(
             ValueError, match=r"expected values for the columns \[\], got \['age'\]"

@@ -167,6 +167,13 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             self._targets = labels[self.rank :: self.world_size]
         return self._targets
 
+    @property
+    def fills_rows(self) -> bool:
+        """Whether only the loader sees what `transform` makes, so that it may be made in the memory of the batch."""
+        image = sys.modules.get("fastload.image")
+        known = image is not None and image.is_known_plan(self.transform)
+        return type(self) is PackedDataset and self.decode and known
+
     def locate(self, index: int) -> str:
         """Where sample `index` lies: shard, record, and the name of what it was made from."""
         number, row = self._place(index)

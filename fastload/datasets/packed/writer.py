@@ -135,7 +135,10 @@ class PackedWriter:
                     f"record {number} ({source}): {name} must be in 1..{MAX_SIDE}, got {side}"
                 )
         if (self.mode == "raw") != (height is not None and width is not None):
-            raise ValueError(f'height and width go with mode "raw"; the mode is "{self.mode}"')
+            raise ValueError(
+                f'record {number} ({source}): height and width are given for each record in mode "raw", and in no '
+                f"other; the mode is {self.mode!r}, and they are {height} and {width}"
+            )
         if self.mode == "raw" and len(payload) != height * width * 3:  # type: ignore[operator]
             raise ValueError(f"{len(payload)} bytes are not {height} x {width} pixels of 3")
         if extras.keys() != set(self._extras):
