@@ -18,8 +18,8 @@ from benchmarks.recipes import PACKED_SIDE, QUALITY
 from fastload.datasets import PackedDataset
 from fastload.datasets.packed.format import MODES, Mode
 from fastload.datasets.packed.packing import pack
-from fastload.harness.bench import prepare_cache
 from fastload.harness.figures import BenchError
+from fastload.harness.page_cache import prepare_cache
 from fastload.harness.processes import tree_memory
 from fastload.image import decode_pixels, encode_rgb
 

@@ -26,8 +26,8 @@ from benchmarks._report import Aim, Bar, Figures, Results, Row, best, row, sprea
 from benchmarks._run import Case
 from benchmarks.recipes import SIZE, Task, files, packed, tree
 from benchmarks.recipes._judge import check, run_pass
-from fastload.harness.bench import cached_share, prepare_cache
 from fastload.harness.figures import BenchError
+from fastload.harness.page_cache import cached_share, prepare_cache
 from fastload.harness.processes import tree_memory
 
 CONDITIONS = (

@@ -5,6 +5,7 @@
     measure.py    one rank of a run, in a process of its own: N steps over one loader, figures out
     timeline.py   a short run in a process of its own, under torch's profiler: what each thread does
     bench.py      executes runs one after another: page cache, ranks, what else went on
+    page_cache.py the state of the page cache before a run
     processes.py  what /proc says about a process and its descendants
     figures.py    what runs yield, as pure values, and what several ranks yield together
     roofline.py   the most that a configuration could load

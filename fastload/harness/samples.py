@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 import fastload
 from fastload.datasets import ImageFileList
-from fastload.harness.bench import cached_share
+from fastload.harness.page_cache import cached_share
 from fastload.harness.recipe import Recipe
 from fastload.image import Plan, RandomResizedCrop, Resize
 

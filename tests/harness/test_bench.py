@@ -26,7 +26,7 @@ pytest.importorskip("torchvision")
 import numpy as np
 from PIL import Image
 
-from fastload.harness import bench, measure, ranks, report
+from fastload.harness import bench, measure, page_cache, ranks, report
 from fastload.harness.figures import BenchError, Figures, Outcome, PeakMemory, average_line
 from fastload.harness.plan import LoaderKind, Run, Workload, plan_runs, sample_order
 from fastload.harness.processes import cpu_seconds, descendants, machine_cpu_seconds, tree_memory
@@ -316,21 +316,21 @@ def test_warm_and_cold_are_measured_and_not_only_asked_for(tmp_path: Path) -> No
         path = tmp_path / str(number)
         path.write_bytes(os.urandom(300_000))
         files.append(str(path))
-    bench.prepare_cache(files, "warm")
-    assert bench.cached_share(files) == 1.0
-    bench.prepare_cache(files, "cold")
-    assert bench.cached_share(files) == 0.0
+    page_cache.prepare_cache(files, "warm")
+    assert page_cache.cached_share(files) == 1.0
+    page_cache.prepare_cache(files, "cold")
+    assert page_cache.cached_share(files) == 0.0
 
 
 @linux
 def test_empty_files_have_no_share_in_the_cache(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    assert bench.cached_share([str(tmp_path / "empty")]) is None
+    assert page_cache.cached_share([str(tmp_path / "empty")]) is None
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone\.jpg"):
-        bench.prepare_cache([str(tmp_path / "gone.jpg")], "warm")
+        page_cache.prepare_cache([str(tmp_path / "gone.jpg")], "warm")
 
 
 # ---- runs as processes ----
