@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -136,8 +137,23 @@ def upcoming(loader: fastload.DataLoader[Batch], *, steps: int) -> list[int]:
     return [int(sampler.indices(place, place + 1)[0]) for place in places]
 
 
-def cache_sentence(recipe: Recipe, dataset: Source, indices: Sequence[int]) -> str:
-    """How much of what holds these samples is in the page cache, in words. Looks at up to 64 files, reads none.
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """How much of the files that a rank begins with was in the page cache as the run began."""
+
+    share: float | None
+    """0 to 1; None where it is not known."""
+    files: int
+    """How many were looked at."""
+
+    def __str__(self) -> str:
+        if self.share is None:
+            return "not known"
+        return f"{self.share:.0%} of {self.files} files of rank 0 were in it as the run began"
+
+
+def cached(recipe: Recipe, dataset: Source, indices: Sequence[int]) -> Cached:
+    """How much of what holds these samples is in the page cache. Looks at up to 64 files, reads none.
 
     Of files that one neither owns nor may write, Linux says that all is in it: mincore(2). Those are left out.
     """
@@ -148,12 +164,9 @@ def cache_sentence(recipe: Recipe, dataset: Source, indices: Sequence[int]) -> s
     files = files[:: max(1, -(-len(files) // _LOOKED_AT))]
     try:
         files = [path for path in files if _tells(path)]
-        share = cached_share(files)
+        return Cached(cached_share(files), len(files))
     except OSError:  # The loader will say which file is missing, and where it is listed.
-        share = None
-    if share is None:
-        return "not known"
-    return f"{share:.0%} of {len(files)} files of rank 0 were in it as the run began"
+        return Cached(None, 0)
 
 
 def _tells(path: str) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,35 +14,34 @@ import fastload
 from fastload.diagnosis import bound
 from fastload.distributed import Rank
 from fastload.harness.control import Control, signal_name
+from fastload.harness.learner import Learner, describe
 from fastload.harness.meter import QUANTILES, Measured
 from fastload.harness.plan import WARMUP_STEPS
-from fastload.harness.rates import figure
+from fastload.harness.rates import Quantiles, figure
 from fastload.harness.recipe import Recipe
-
-if TYPE_CHECKING:
-    from fastload.harness.learner import Learner
-    from fastload.harness.train import Trained
+from fastload.harness.samples import Cached
 
 _RANKS_SHOWN = 16
 
-COLUMNS = (
-    *("world_size", "training_s", "communication_s", "testing_s"),
-    *("date", "ended", "launcher", "device", "model", "precision", "compile", "channels_last"),
-    *("loader", "workers", "batch_size", "prefetch_batches", "transform", "image_size", "packed"),
-    *("first_step", "last_step", "warmup_steps", "simulated_step_ms", "samples", "unique_samples"),
-    *("rate_global", "rate_rank_mean", "rate_rank_min", "rate_rank_max"),
-    *("wait_share_max", "first_batch_s", "page_cache"),
-    *(f"step_p{p:.0f}_ms" for p in QUANTILES),
-    *(f"wait_p{p:.0f}_ms" for p in QUANTILES),
-    *("checkpoints", "checkpoint_s", "loss", "bound", "seed", "fastload", "torch"),
-)
-"""Of stats.csv: first the four of the document that the file comes from. Rates are samples a second, steady; seconds,
-quantiles and loss are rank 0's. `testing_s` is 0, as nothing is tested."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What came of a run, the same on all ranks but for `measured`."""
+
+    measured: Measured
+    first_step: int
+    """The step that the run began behind: 0, or a checkpoint's."""
+    last_step: int
+    total_steps: int
+    stopped_by: int
+    """The signal that ended it early; 0 where none did."""
+    checkpoint_step: int | None = None
+    """The step of the checkpoint that is there now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """Of all ranks, by rank; rates and shares are None for a run that ended in its warm-up."""
+class AllRanks:
+    """What the ranks measured, by rank; rates and shares are None for a run that ended in its warm-up."""
 
     rates: list[float | None]
     wait_shares: list[float | None]
@@ -49,10 +49,19 @@ class Figures:
     unique_samples: int
 
     @property
+    def known_rates(self) -> list[float]:
+        """The rates of the ranks that have one."""
+        return [rate for rate in self.rates if rate is not None]
+
+    @property
     def global_rate(self) -> float | None:
         """Samples a second of all ranks together."""
-        known = [rate for rate in self.rates if rate is not None]
-        return sum(known) if len(known) == len(self.rates) else None
+        return sum(self.known_rates) if None not in self.rates else None
+
+    @property
+    def mean_rate(self) -> float | None:
+        """Samples a second of a rank."""
+        return sum(self.known_rates) / len(self.known_rates) if self.known_rates else None
 
     @property
     def worst_wait(self) -> float | None:
@@ -60,10 +69,10 @@ class Figures:
         return max((share for share in self.wait_shares if share is not None), default=None)
 
 
-def gather(measured: Measured, control: Control) -> Figures:
+def gather(measured: Measured, control: Control) -> AllRanks:
     """Bring the ranks' figures together, on every rank."""
     ranks = control.gather((measured.rate, measured.wait_share, measured.samples))
-    return Figures(
+    return AllRanks(
         rates=[rate for rate, _, _ in ranks],
         wait_shares=[share for _, share, _ in ranks],
         samples=sum(samples for _, _, samples in ranks),
@@ -71,52 +80,82 @@ def gather(measured: Measured, control: Control) -> Figures:
     )
 
 
-def lines(
-    recipe: Recipe, trained: Trained, figures: Figures, *, model: str, cache: str, rank: Rank
-) -> list[str]:
-    """The figures in words, for people: name, value, what it is of."""
-    measured = trained.measured
-    entries = [
-        ("model", model),
-        ("loader", _loader(recipe)),
-        ("ranks", f"{rank.world_size}, started by {_launcher(rank)}"),
-        ("steps", _steps(trained)),
-        ("image rate", _rates(figures)),
-        ("samples", f"{figures.samples:,} trained on, {figures.unique_samples:,} different ones"),
-        ("read ahead", _ahead(measured)),
-        ("page cache", cache),
-        ("loop waited", _waits(figures)),
-        ("step ms", f"{_quantiles(measured.step.at(*QUANTILES))} (rank 0){_simulated(recipe)}"),
-        ("wait ms", f"{_quantiles(measured.wait.at(*QUANTILES))} (rank 0)"),
-        ("training", f"{measured.training_s:.2f} s, warm-up included"),
-        ("loss", f"{figure(measured.loss, '.4f')}, of rank 0's last batch"),
-    ]
-    if recipe.step_ms and measured.overran:
-        entries.append(
-            (
-                "simulated",
-                f"{measured.overran} of {measured.steps} steps took longer by themselves than {recipe.step_ms:g} ms",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A run that has ended, as rank 0 tells it."""
+
+    recipe: Recipe
+    trained: Trained
+    ranks: AllRanks
+    learner: Learner
+    cached: Cached
+    rank: Rank
+
+    @property
+    def measured(self) -> Measured:
+        """What rank 0 measured."""
+        return self.trained.measured
+
+    def lines(self) -> list[str]:
+        """The figures in words, for people: name, value, what it is of."""
+        said = [f"{name:<13}{value}" for name, value in (*self._always(), *self._sometimes())]
+        if self.measured.stats is not None:
+            said.append(
+                f"Rank 0, epoch {self.measured.stats.epoch}: {bound(self.measured.stats).sentence}"
             )
-        )
-    if rank.world_size > 1:
-        entries.append(
-            (
-                "gradients",
-                f"under way for {measured.communication_s:.2f} s, much of it beside the backward pass",
+        return said
+
+    def row(self) -> dict[str, Any]:
+        """The run as a row of stats.csv, by `COLUMNS`; what is not known is None."""
+        return {name: _rounded(value(self)) for name, value in _COLUMNS.items()}
+
+    def _always(self) -> list[tuple[str, str]]:
+        recipe, measured, ranks = self.recipe, self.measured, self.ranks
+        model = describe(self.learner, weights=recipe.weights, simulated=recipe.step_ms > 0)
+        step, wait = (_quantiles(times.at(*QUANTILES)) for times in (measured.step, measured.wait))
+        return [
+            ("model", model),
+            ("loader", _loader(recipe)),
+            ("ranks", f"{self.rank.world_size}, started by {_launcher(self.rank)}"),
+            ("steps", _steps(self.trained)),
+            ("image rate", _rates(ranks)),
+            ("samples", f"{ranks.samples:,} trained on, {ranks.unique_samples:,} different ones"),
+            ("read ahead", _ahead(measured)),
+            ("page cache", str(self.cached)),
+            ("loop waited", _waits(ranks)),
+            ("step ms", f"{step} (rank 0){_simulated(recipe)}"),
+            ("wait ms", f"{wait} (rank 0)"),
+            ("training", f"{measured.training_s:.2f} s, warm-up included"),
+            ("loss", f"{figure(measured.loss, '.4f')}, of rank 0's last batch"),
+        ]
+
+    def _sometimes(self) -> list[tuple[str, str]]:
+        recipe, measured = self.recipe, self.measured
+        said = []
+        if recipe.step_ms and measured.overran:
+            said.append(
+                (
+                    "simulated",
+                    f"{measured.overran} of {measured.steps} steps took longer by themselves than "
+                    f"{recipe.step_ms:g} ms",
+                )
             )
-        )
-    if measured.checkpoints:
-        entries.append(
-            (
-                "checkpoints",
-                f"{measured.checkpoints} in {measured.checkpoint_s:.2f} s, which rates contain; the last "
-                f"of step {trained.checkpoint_step}, in {recipe.checkpoint}",
+        if self.rank.world_size > 1:
+            said.append(
+                (
+                    "gradients",
+                    f"under way for {measured.communication_s:.2f} s, much of it beside the backward pass",
+                )
             )
-        )
-    said = [f"{name:<13}{value}" for name, value in entries]
-    if measured.stats is not None:
-        said.append(f"Rank 0, epoch {measured.stats.epoch}: {bound(measured.stats).sentence}")
-    return said
+        if measured.checkpoints:
+            said.append(
+                (
+                    "checkpoints",
+                    f"{measured.checkpoints} in {measured.checkpoint_s:.2f} s, which rates contain; the last "
+                    f"of step {self.trained.checkpoint_step}, in {recipe.checkpoint}",
+                )
+            )
+        return said
 
 
 def _loader(recipe: Recipe) -> str:
@@ -144,16 +183,16 @@ def _steps(trained: Trained) -> str:
     return text + f"; the first {min(done, WARMUP_STEPS)} are warm-up, which no figure below counts"
 
 
-def _rates(figures: Figures) -> str:
-    if figures.global_rate is None:
+def _rates(ranks: AllRanks) -> str:
+    if ranks.global_rate is None:
         return f"n/a: a rate needs more than {WARMUP_STEPS} steps"
-    if len(figures.rates) == 1:
-        return f"{figures.global_rate:.2f} images/s, one rank, which is all"
+    if len(ranks.rates) == 1:
+        return f"{ranks.global_rate:.2f} images/s, one rank, which is all"
     shown = ", ".join(
-        f"rank {rank}: {figure(rate)}" for rank, rate in enumerate(figures.rates[:_RANKS_SHOWN])
+        f"rank {rank}: {figure(rate)}" for rank, rate in enumerate(ranks.rates[:_RANKS_SHOWN])
     )
-    more = len(figures.rates) - _RANKS_SHOWN
-    return f"{figures.global_rate:.2f} images/s, all ranks together; {shown}" + (
+    more = len(ranks.rates) - _RANKS_SHOWN
+    return f"{ranks.global_rate:.2f} images/s, all ranks together; {shown}" + (
         f", {more} more" if more > 0 else ""
     )
 
@@ -171,16 +210,16 @@ def _ahead(measured: Measured) -> str:
     )
 
 
-def _waits(figures: Figures) -> str:
-    if figures.worst_wait is None:
+def _waits(ranks: AllRanks) -> str:
+    if ranks.worst_wait is None:
         return "n/a"
-    mine = figures.wait_shares[0] or 0.0
-    if len(figures.wait_shares) == 1:
+    mine = ranks.wait_shares[0] or 0.0
+    if len(ranks.wait_shares) == 1:
         return f"{mine:.0%} of the time for the loader"
-    worst = figures.wait_shares.index(figures.worst_wait)
+    worst = ranks.wait_shares.index(ranks.worst_wait)
     text = f"{mine:.0%} of the time for the loader on rank 0"
     return (
-        f"{text}, {figures.worst_wait:.0%} on rank {worst}, the most"
+        f"{text}, {ranks.worst_wait:.0%} on rank {worst}, the most"
         if worst
         else f"{text}, the most"
     )
@@ -199,39 +238,77 @@ def _simulated(recipe: Recipe) -> str:
     return f"; simulated: filled up to {recipe.step_ms:g} ms, with no accelerator behind it"
 
 
-def row(
-    recipe: Recipe,
-    trained: Trained,
-    figures: Figures,
-    learner: Learner,
-    cache: str,
-    rank: Rank,
-) -> dict[str, Any]:
-    """The run as a row of stats.csv; what is not known is None."""
-    measured = trained.measured
-    known = [rate for rate in figures.rates if rate is not None]
-    quantiles = [*measured.step.at(*QUANTILES), *measured.wait.at(*QUANTILES)]
-    values = (
-        *(rank.world_size, _s(measured.training_s), _s(measured.communication_s), 0.0),
-        datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        signal_name(trained.stopped_by) if trained.stopped_by else "complete",
-        *(rank.launcher, str(learner.device), learner.about["model"], recipe.precision),
-        *(recipe.compile, recipe.channels_last),
-        *(recipe.loader, recipe.workers, recipe.batch_size, recipe.prefetch_batches),
-        *(recipe.transform, recipe.size, recipe.packed is not None),
-        *(trained.first_step, trained.last_step, WARMUP_STEPS, recipe.step_ms),
-        *(figures.samples, figures.unique_samples, _s(figures.global_rate)),
-        _s(sum(known) / len(known) if known else None),
-        *(_s(min(known, default=None)), _s(max(known, default=None))),
-        *(_s(figures.worst_wait), _s(measured.first_batch_s), cache.split(" ")[0]),
-        *(_s(seconds * 1000) for seconds in quantiles),
-        *(measured.checkpoints, _s(measured.checkpoint_s), _s(measured.loss)),
-        None if measured.stats is None else bound(measured.stats).cause,
-        *(recipe.seed, fastload.__version__, torch.__version__),
-    )
-    return dict(zip(COLUMNS, values, strict=True))
+# ---- stats.csv ----
 
 
-def _s(value: float | None) -> float | None:
-    """A figure to microseconds; None where there is none."""
-    return None if value is None or value != value else round(value, 6)
+def _ended(run: Summary) -> str:
+    return signal_name(run.trained.stopped_by) if run.trained.stopped_by else "complete"
+
+
+def _bound(run: Summary) -> str | None:
+    return None if run.measured.stats is None else bound(run.measured.stats).cause
+
+
+def _rounded(value: Any) -> Any:
+    """A float to six places, which is microseconds; None for one that is no number."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else round(value, 6)
+    return value
+
+
+_Value = Callable[[Summary], Any]
+
+
+def _quantile_columns(name: str, seconds: Callable[[Measured], Quantiles]) -> dict[str, _Value]:
+    def column(percent: float) -> _Value:
+        return lambda run: seconds(run.measured).at(percent)[0] * 1000
+
+    return {f"{name}_p{percent:.0f}_ms": column(percent) for percent in QUANTILES}
+
+
+_COLUMNS: dict[str, _Value] = {
+    "world_size": lambda run: run.rank.world_size,
+    "training_s": lambda run: run.measured.training_s,
+    "communication_s": lambda run: run.measured.communication_s,
+    "testing_s": lambda _: 0.0,
+    "date": lambda _: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    "ended": _ended,
+    "launcher": lambda run: run.rank.launcher,
+    "device": lambda run: str(run.learner.device),
+    "model": lambda run: run.learner.about["model"],
+    "precision": lambda run: run.recipe.precision,
+    "compile": lambda run: run.recipe.compile,
+    "channels_last": lambda run: run.recipe.channels_last,
+    "loader": lambda run: run.recipe.loader,
+    "workers": lambda run: run.recipe.workers,
+    "batch_size": lambda run: run.recipe.batch_size,
+    "prefetch_batches": lambda run: run.recipe.prefetch_batches,
+    "transform": lambda run: run.recipe.transform,
+    "image_size": lambda run: run.recipe.size,
+    "packed": lambda run: run.recipe.packed is not None,
+    "first_step": lambda run: run.trained.first_step,
+    "last_step": lambda run: run.trained.last_step,
+    "warmup_steps": lambda _: WARMUP_STEPS,
+    "simulated_step_ms": lambda run: run.recipe.step_ms,
+    "samples": lambda run: run.ranks.samples,
+    "unique_samples": lambda run: run.ranks.unique_samples,
+    "rate_global": lambda run: run.ranks.global_rate,
+    "rate_rank_mean": lambda run: run.ranks.mean_rate,
+    "rate_rank_min": lambda run: min(run.ranks.known_rates, default=None),
+    "rate_rank_max": lambda run: max(run.ranks.known_rates, default=None),
+    "wait_share_max": lambda run: run.ranks.worst_wait,
+    "first_batch_s": lambda run: run.measured.first_batch_s,
+    "cached_share": lambda run: run.cached.share,
+    **_quantile_columns("step", lambda measured: measured.step),
+    **_quantile_columns("wait", lambda measured: measured.wait),
+    "checkpoints": lambda run: run.measured.checkpoints,
+    "checkpoint_s": lambda run: run.measured.checkpoint_s,
+    "loss": lambda run: run.measured.loss,
+    "bound": _bound,
+    "seed": lambda run: run.recipe.seed,
+    "fastload": lambda _: fastload.__version__,
+    "torch": lambda _: torch.__version__,
+}
+COLUMNS = tuple(_COLUMNS)
+"""Of stats.csv: first the four of the document that the file comes from. Rates are samples a second, steady; seconds,
+quantiles, cached share and loss are rank 0's. `testing_s` is 0, as nothing is tested."""

@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ import torch
 import fastload
 from fastload import distributed
 from fastload.errors import FastloadError
-from fastload.harness import summary
 from fastload.harness.checkpoint import (
     NAME,
     Checkpoint,
@@ -36,39 +34,26 @@ from fastload.harness.checkpoint import (
     restore_random_states,
 )
 from fastload.harness.control import Control, Stopping, signal_name
-from fastload.harness.learner import Learner, describe, open_learner
+from fastload.harness.learner import Learner, open_learner
 from fastload.harness.meter import Measured, Meter
 from fastload.harness.rates import StatsFileError, append_row, check_table
 from fastload.harness.recipe import Recipe, TrainError
 from fastload.harness.recording import Recording
 from fastload.harness.samples import (
     Batch,
+    Cached,
     Numbered,
     Replayed,
-    cache_sentence,
+    cached,
     open_dataset,
     open_loader,
     upcoming,
 )
+from fastload.harness.summary import COLUMNS, Summary, Trained, gather
 
 Say = Callable[[str], None]
 OnStep = Callable[[int, torch.Tensor], None]
 STATS_FILE = "stats.csv"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """What came of a run, the same on all ranks but for `measured`."""
-
-    measured: Measured
-    first_step: int
-    """The step that the run began behind: 0, or a checkpoint's."""
-    last_step: int
-    total_steps: int
-    stopped_by: int
-    """The signal that ended it early; 0 where none did."""
-    checkpoint_step: int | None = None
-    """The step of the checkpoint that is there now."""
 
 
 def train(
@@ -117,12 +102,12 @@ def train(
         with loader:
             source, first = begin(recipe, loader, learner, control, say=voice)
             steps = recipe.total_steps(len(loader)) - first
-            cache = cache_sentence(recipe, dataset, upcoming(loader, steps=steps))
+            found = cached(recipe, dataset, upcoming(loader, steps=steps))
             trained = fit(recipe, source, learner, control, first=first, say=voice, on_step=on_step)
             voice(f"Average image rate: {trained.measured.average}")
             if not serial_lines:
                 voice("Stopping data loader")
-        _report(recipe, trained, learner, control, cache, voice)
+        _report(recipe, trained, learner, control, found, voice)
         total_s = time.perf_counter() - began
         voice(f"{'All Done; total runtime' if serial_lines else 'All Done'}: {total_s:.2f}")
         return trained
@@ -149,7 +134,7 @@ def _check_stats_file(path: Path, control: Control) -> None:
     problem: str | None = None
     if control.rank.rank == 0:
         try:
-            check_table(path, list(summary.COLUMNS))
+            check_table(path, list(COLUMNS))
         except StatsFileError as error:
             problem = str(error)
     if problem := control.broadcast(problem):
@@ -318,19 +303,24 @@ def _save(folder: Path | None, step: int, source: Any, learner: Learner, control
 
 
 def _report(
-    recipe: Recipe, trained: Trained, learner: Learner, control: Control, cache: str, say: Say
+    recipe: Recipe, trained: Trained, learner: Learner, control: Control, cached: Cached, say: Say
 ) -> None:
     """Say what the run did, and put it into stats.csv. Collective."""
-    figures = summary.gather(trained.measured, control)
-    model = describe(learner, weights=recipe.weights, simulated=recipe.step_ms > 0)
-    for line in summary.lines(
-        recipe, trained, figures, model=model, cache=cache, rank=control.rank
-    ):
+    ranks = gather(trained.measured, control)
+    if control.rank.rank:
+        return
+    summary = Summary(
+        recipe=recipe,
+        trained=trained,
+        ranks=ranks,
+        learner=learner,
+        cached=cached,
+        rank=control.rank,
+    )
+    for line in summary.lines():
         say(line)
-    if control.rank.rank == 0:
-        path = recipe.logdir / STATS_FILE
-        append_row(path, summary.row(recipe, trained, figures, learner, cache, control.rank))
-        say(f"A row for this run: {path}")
+    append_row(recipe.logdir / STATS_FILE, summary.row())
+    say(f"A row for this run: {recipe.logdir / STATS_FILE}")
 
 
 def _silent(_: str) -> None:

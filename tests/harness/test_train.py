@@ -172,6 +172,20 @@ def test_nothing_to_average_is_not_available(pictures: Path, tmp_path: Path) -> 
     assert stats_rows(tmp_path)[0]["rate_global"] == ""
 
 
+@pytest.mark.parametrize(("share", "column"), [(0.375, "0.375"), (None, "")])
+def test_the_share_in_the_page_cache_is_a_figure_or_nothing(
+    share: float | None,
+    column: str,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fastload.harness.samples.cached_share", lambda _: share)
+    _, said = run(pictures, tmp_path, steps=1)
+    assert entry(said, "page cache").startswith("38% of" if share else "not known")
+    assert stats_rows(tmp_path)[0]["cached_share"] == column
+
+
 def test_the_number_of_workers_changes_nothing_that_is_learned(
     pictures: Path, tmp_path: Path
 ) -> None:
