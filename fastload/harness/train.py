@@ -4,10 +4,10 @@
     samples.py     the data set and the loader
     learner.py     the model (models.py), its optimiser, one step
     control.py     what ranks agree on: when to stop, what to sum up
-    meter.py       the clock
-    recording.py   profile and scalars
+    meter.py       the clock, and what it adds up (rates.py)
+    recording.py   profile (profiling.py) and scalars (scalars.py)
     checkpoint.py  model, optimiser, loader and random states in one file
-    summary.py     the lines at the end, and the row of stats.csv
+    summary.py     the lines at the end, and the row of stats.csv (stats_file.py)
 
 `train` wires them, `fit` is the loop.
 """
@@ -36,7 +36,6 @@ from fastload.harness.checkpoint import (
 from fastload.harness.control import Control, Stopping, signal_name
 from fastload.harness.learner import Learner, open_learner
 from fastload.harness.meter import Measured, Meter
-from fastload.harness.rates import StatsFileError, append_row, check_table
 from fastload.harness.recipe import Recipe, TrainError
 from fastload.harness.recording import Recording
 from fastload.harness.samples import (
@@ -49,6 +48,7 @@ from fastload.harness.samples import (
     open_loader,
     upcoming,
 )
+from fastload.harness.stats_file import StatsFileError, append_row, check_table
 from fastload.harness.summary import COLUMNS, Summary, Trained, gather
 
 Say = Callable[[str], None]
@@ -134,7 +134,7 @@ def _check_stats_file(path: Path, control: Control) -> None:
     problem: str | None = None
     if control.rank.rank == 0:
         try:
-            check_table(path, list(COLUMNS))
+            check_table(path, COLUMNS)
         except StatsFileError as error:
             problem = str(error)
     if problem := control.broadcast(problem):

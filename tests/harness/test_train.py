@@ -34,8 +34,8 @@ from fastload.harness.checkpoint import NAME, Checkpoint
 from fastload.harness.control import Control
 from fastload.harness.learner import Learner, open_learner
 from fastload.harness.models import ModelError, TinyConvNet, build_model
-from fastload.harness.rates import StatsFileError
 from fastload.harness.recipe import Recipe, TrainError
+from fastload.harness.stats_file import StatsFileError
 from fastload.harness.train import Trained, begin, fit, train
 from fastload.testing import SlowDataset
 
