@@ -9,6 +9,7 @@ from typing import Any
 
 from fastload.errors import FastloadError
 from fastload.harness.plan import Run
+from fastload.harness.rates import Average
 
 
 class BenchError(FastloadError):
@@ -122,9 +123,13 @@ class Outcome:
 
 def average_line(rates: Sequence[float], *, warmup_steps: int) -> str:
     """The line that sums up a run: mean and population standard deviation of its windows, or what is missing."""
-    if not rates:
-        return (
-            f"Average image rate: nothing to average: no status window ended after step {warmup_steps}; take more "
-            "steps (--nsteps) or shorter windows (--status-print-interval)"
-        )
-    return f"Average image rate: mean: {statistics.fmean(rates):.2f}, stddev: {statistics.pstdev(rates):.2f}"
+    average = Average()
+    for rate in rates:
+        average.add(rate)
+    missing = (
+        ""
+        if rates
+        else f": no status window ended after step {warmup_steps}; take more steps (--nsteps) or shorter windows "
+        "(--status-print-interval)"
+    )
+    return f"Average image rate: {average}{missing}"
