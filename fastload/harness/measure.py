@@ -33,27 +33,9 @@ from fastload.errors import FastloadError
 from fastload.harness.figures import BenchError, Figures, Part, average_line
 from fastload.harness.plan import WARMUP_STEPS, Run, TransformName, Workload, rank_order
 from fastload.harness.processes import cpu_seconds
+from fastload.harness.samples import Numbered
 
-Sample = tuple[torch.Tensor, int, int]
 Step = Callable[[torch.Tensor, torch.Tensor], None]
-
-
-class Numbered(Dataset[Sample]):
-    """A dataset of pairs whose samples carry their index, so that what arrives can be counted and compared."""
-
-    def __init__(self, dataset: ImageFileList) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> Sample:
-        image, target = self._dataset[index]
-        return image, target, index
-
-    def locate(self, index: int) -> str:
-        """The file of a sample, for the loader's error notes."""
-        return self._dataset.locate(index)
 
 
 def image_transform(name: TransformName) -> Callable[[Any], torch.Tensor]:
@@ -71,7 +53,7 @@ def image_transform(name: TransformName) -> Callable[[Any], torch.Tensor]:
     return composed
 
 
-def open_loader(run: Run, dataset: Dataset[Sample], order: list[int]) -> TorchDataLoader[Any]:
+def open_loader(run: Run, dataset: Dataset[Any], order: list[int]) -> TorchDataLoader[Any]:
     """The loader of a run: the only thing in which two runs over one workload differ."""
     kind = TorchDataLoader if run.loader == "torch" else fastload.DataLoader
     return kind(
