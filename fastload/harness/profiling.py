@@ -16,14 +16,17 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from fastload.sampler import integer
 from fastload.telemetry import profiler_config
 
+WAIT, WARMUP, ACTIVE = 5, 1, 10
+"""The tutorial's schedule, in steps."""
+
 
 def profile_steps(
     run_dir: Path,
     *,
     steps: int,
-    wait: int = 5,
-    warmup: int = 1,
-    active: int = 10,
+    wait: int = WAIT,
+    warmup: int = WARMUP,
+    active: int = ACTIVE,
     stacks: bool = False,
     say: Callable[[str], None] = print,
 ) -> StepProfiler:
@@ -47,6 +50,14 @@ def profile_steps(
 
     Raises ValueError where `steps` are too few for that, with what would do.
     """
+    check_schedule(steps=steps, wait=wait, warmup=warmup, active=active)
+    return StepProfiler(run_dir, wait, warmup, active, stacks=stacks, say=say)
+
+
+def check_schedule(
+    *, steps: int, wait: int = WAIT, warmup: int = WARMUP, active: int = ACTIVE
+) -> None:
+    """Raise ValueError where `steps` are too few for a profile by `profile_steps`, with what would do."""
     for name, value, least in (("wait", wait, 0), ("warmup", warmup, 1), ("active", active, 1)):
         if integer(name, value) < least:
             raise ValueError(f"{name} must be {least} or more, got {value}")
@@ -56,7 +67,6 @@ def profile_steps(
             f"a profile of {active} steps behind {wait} that wait and {warmup} to warm up takes {needed} steps, and "
             f"{steps} were asked for: {_what_would_do(steps, wait, warmup, needed)}"
         )
-    return StepProfiler(run_dir, wait, warmup, active, stacks=stacks, say=say)
 
 
 def _what_would_do(steps: int, wait: int, warmup: int, needed: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from fastload.harness.control import Control
-from fastload.harness.profiling import profile_steps
+from fastload.harness.profiling import check_schedule, profile_steps
 from fastload.harness.recipe import Recipe, TrainError
 from fastload.harness.scalars import Scalars, loader_scalars
 from fastload.stats import Stats
@@ -82,7 +82,7 @@ class Recording:
 
 def _check_steps(steps: int) -> None:
     try:
-        profile_steps(Path(), steps=steps)
+        check_schedule(steps=steps)
     except ValueError as error:
         raise TrainError(f"--profile: {error}") from error
 
