@@ -86,7 +86,7 @@ class Stopping:
 
     def asked(self) -> int:
         """The signal on which all ranks stop here, 0 if none. Collective: each rank asks once before every step."""
-        if self._vote is not None and (agreed := self._settled()):
+        if agreed := self._settled():
             return agreed
         vote = self._control.cast(self._arrived)
         if self._control.rank.world_size == 1:
@@ -95,6 +95,7 @@ class Stopping:
         return 0
 
     def _settled(self) -> int:
+        """What the vote under way comes to; 0 without one."""
         vote, self._vote = self._vote, None
         return vote.result() if vote is not None else 0
 

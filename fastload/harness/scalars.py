@@ -13,7 +13,7 @@ from fastload.stats import Stats
 class Scalars:
     """Writes scalars into a run directory, as TensorBoard reads them; into None, nothing.
 
-    The names are paths, by whose first part TensorBoard groups them: `rate/images_per_s`, `train/loss`.
+    The names are paths, by whose first part TensorBoard groups them: `rank0/images_per_s`, `train/loss`.
     Needs the extra `tensorboard`, and no part of it where nothing is written.
     """
 
