@@ -10,7 +10,7 @@
 """
 
 from fastload.distributed.asking import find
-from fastload.distributed.group import backend_for, cores, init, met_by, shutdown
+from fastload.distributed.group import backend_for, cores, end_job, init, met_by, shutdown
 from fastload.distributed.ranks import Finding, Launcher, Rank, detect, explain
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "backend_for",
     "cores",
     "detect",
+    "end_job",
     "explain",
     "find",
     "init",

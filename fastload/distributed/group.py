@@ -37,8 +37,10 @@ class _Joined:
     met_by: str = "no process group: there is one process"
     on_node: list[list[int]] = field(default_factory=list)
     """The cores of each rank of this node; empty where no group was made."""
-    hook: _Hook | None = None
-    """The sys.excepthook that was there before, where it was replaced."""
+    abort: _Hook | None = None
+    """What stands in for sys.excepthook and ends all ranks; None where a rank that ends is waited for by nobody."""
+    before: _Hook | None = None
+    """The sys.excepthook in whose place `abort` was put."""
     store: Store | None = None
 
 
@@ -93,10 +95,22 @@ def shutdown() -> None:
     if joined is None:
         return
     atexit.unregister(shutdown)
-    if joined.hook is not None and getattr(sys.excepthook, "fastload", False):
-        sys.excepthook = joined.hook
+    if joined.abort is not None and sys.excepthook is joined.abort and joined.before is not None:
+        sys.excepthook = joined.before
     if joined.store is not None and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def end_job(error: BaseException, *, traceback: bool = True) -> None:
+    """End all ranks, as if nobody caught `error`, where this rank's own end would wait for the others.
+
+    For whoever catches an error to print it and exit: under an MPI whose mpi4py was used, that exit would be MPI's own
+    end. There this prints the error, with its traceback or without, and does not return; elsewhere it does nothing.
+    """
+    if _joined is None or _joined.abort is None:
+        return
+    shown = error if traceback else error.with_traceback(None)
+    _joined.abort(type(shown), shown, shown.__traceback__)
 
 
 def cores() -> int:
@@ -160,7 +174,8 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
                 f"{rank} met no complete group of {rank.world_size} within {timeout_s:g} s "
                 f"({backend}, by {met_by}): {error}"
             ) from error
-    return _Joined(rank, backend, met_by, on_node, _abort_when_nobody_catches(rank), store)
+    before, abort = sys.excepthook, _abort_when_nobody_catches(rank)
+    return _Joined(rank, backend, met_by, on_node, abort, before, store)
 
 
 def device_of(rank: Rank, count: int) -> int:
@@ -205,7 +220,7 @@ def _gather_affinities(rank: Rank, store: Store, timeout: timedelta) -> list[lis
 
 
 def _abort_when_nobody_catches(rank: Rank) -> _Hook | None:
-    """Let an uncaught exception end all ranks, after its traceback; the hook that was there. None where not needed."""
+    """Let an uncaught exception end all ranks, after its traceback; the hook that does it. None where not needed."""
     mpi = mpi4py() if rank.launcher in MPI_LAUNCHERS and rank.world_size > 1 else None
     if mpi is None:
         return None
@@ -216,6 +231,5 @@ def _abort_when_nobody_catches(rank: Rank) -> _Hook | None:
         print(f"fastload: {rank} ends the job", file=sys.stderr, flush=True)
         mpi.COMM_WORLD.Abort(1)
 
-    hook.fastload = True  # type: ignore[attr-defined]
     sys.excepthook = hook
-    return before
+    return hook

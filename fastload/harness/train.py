@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -112,21 +111,11 @@ def train(
         voice(f"{'All Done; total runtime' if serial_lines else 'All Done'}: {total_s:.2f}")
         return trained
     except BaseException as error:
-        _end_job(error)
+        # The command prints one line of these and exits, which would wait for ranks that wait for this one.
+        distributed.end_job(error, traceback=not isinstance(error, FastloadError | OSError))
         raise
     finally:
         distributed.shutdown()
-
-
-def _end_job(error: BaseException) -> None:
-    """End all ranks, where `distributed.init` has found that this rank's own end would wait for the others.
-
-    Whoever catches the error further up, as the command does to print one line, would end in MPI's own end.
-    """
-    if not getattr(sys.excepthook, "fastload", False):
-        return
-    shown = error.with_traceback(None) if isinstance(error, FastloadError | OSError) else error
-    sys.excepthook(type(shown), shown, shown.__traceback__)
 
 
 def _check_stats_file(path: Path, control: Control) -> None:

@@ -1,0 +1,62 @@
+"""Promise: an error that is caught to be told in one line ends all ranks of an MPI job as an uncaught one does."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from fastload import distributed
+from fastload.distributed import Rank, group
+
+
+@pytest.fixture
+def aborted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What MPI's Abort was called with, in a job of two ranks that is simulated: there is no MPI."""
+    codes: list[int] = []
+    mpi = SimpleNamespace(COMM_WORLD=SimpleNamespace(Abort=codes.append))
+    monkeypatch.setattr(group, "mpi4py", lambda: mpi)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # and put back afterwards
+    rank = Rank(1, 2, 1, 2, "openmpi")
+    before, abort = sys.excepthook, group._abort_when_nobody_catches(rank)
+    monkeypatch.setattr(group, "_joined", group._Joined(rank, abort=abort, before=before))
+    return codes
+
+
+def raised() -> ValueError:
+    try:
+        raise ValueError("no such file")
+    except ValueError as error:
+        return error
+
+
+@pytest.mark.parametrize("traceback", [True, False])
+def test_the_error_is_told_and_all_ranks_end(
+    aborted: list[int], traceback: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    distributed.end_job(raised(), traceback=traceback)
+    told = capsys.readouterr().err
+    assert aborted == [1]
+    assert told.endswith("ValueError: no such file\nfastload: rank 1 of 2 ends the job\n")
+    assert ("Traceback" in told) == traceback
+
+
+def test_a_hook_that_a_library_put_over_ours_does_not_keep_the_job_from_ending(
+    aborted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    distributed.end_job(raised())
+    assert aborted == [1]
+
+
+def test_after_shutdown_the_hook_is_the_one_from_before_and_nothing_is_ended(
+    aborted: list[int],
+) -> None:
+    assert group._joined is not None
+    before = group._joined.before
+    assert sys.excepthook is not before
+    distributed.shutdown()
+    assert sys.excepthook is before
+    distributed.end_job(raised())
+    assert aborted == []
