@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import signal
 import sys
@@ -18,7 +17,8 @@ from tqdm import tqdm
 
 from benchmarks._report import Results, Row, table
 from benchmarks._run import Case, Outcome, execute, load
-from fastload.harness.report import caption, provenance, write_json
+from fastload.harness.provenance import busy, caption, provenance, version
+from fastload.harness.report import write_json
 
 NAMES = (
     "images",
@@ -106,11 +106,8 @@ def main(
             raise click.UsageError("--plot needs matplotlib: pip install 'fastload[bench]'")
     origin = provenance(["python -m benchmarks", *sys.argv[1:]])
     click.echo(caption(origin))
-    machine = origin["machine"]
-    if machine["load_average_1min"] > (machine["cores_usable"] or machine["cores"]) / 2:
-        click.echo(
-            f"The machine is busy (load {machine['load_average_1min']:.2f}): the figures will be noisy."
-        )
+    if warning := busy(origin):
+        click.echo(warning)
 
     sections: dict[str, Section] = {}
     status = 0
@@ -169,20 +166,13 @@ def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
                     bar.write(f"{name}: {case.name}: {outcome.error}", file=sys.stderr)
                 bar.update()
     results = figures(outcomes)
-    versions = {package: _version(package) for package in getattr(benchmark, "PACKAGES", ())}
+    versions = {package: version(package) for package in getattr(benchmark, "PACKAGES", ())}
     return Section(benchmark.TITLE, cases, outcomes, benchmark.rows(results), versions)
 
 
 def figures(outcomes: Mapping[str, Sequence[Outcome]]) -> Results:
     """What was measured, without what was not."""
     return {case: [outcome.figures for outcome in runs] for case, runs in outcomes.items()}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def notes(sections: dict[str, Section], *, smoke: bool) -> list[str]:

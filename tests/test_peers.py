@@ -37,7 +37,8 @@ from benchmarks.recipes import Endless, files, packed, points, tree
 from benchmarks.recipes._decoding import crop, decode_file
 from benchmarks.recipes._judge import Pass, check, run_pass
 from fastload.harness.figures import BenchError
-from fastload.harness.report import Spread, provenance
+from fastload.harness.provenance import provenance
+from fastload.harness.report import Spread
 
 # torchvision 0.29 says with each picture that TorchCodec will take the place of its decoder.
 pytestmark = [

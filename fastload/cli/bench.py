@@ -202,8 +202,9 @@ def bench(
     from fastload.harness import report
     from fastload.harness.bench import files_of
     from fastload.harness.plan import Workload, plan_runs
+    from fastload.harness.provenance import caption, provenance
 
-    origin = report.provenance(["fastload", *sys.argv[1:]])
+    origin = provenance(["fastload", *sys.argv[1:]])
     workload = Workload(batch_size=nbatch, steps=nsteps, **options)
     runs = plan_runs(workload, loaders=loaders, workers=workers, ranks=ranks, repeats=repeats)
     listed, files = files_of(runs)
@@ -245,9 +246,7 @@ def bench(
     if plot_path is not None and rows:
         from fastload.harness.plot import save_plot
 
-        save_plot(
-            plot_path, rows, workload, caption=" ".join([partial, report.caption(origin)]).strip()
-        )
+        save_plot(plot_path, rows, workload, caption=" ".join([partial, caption(origin)]).strip())
         click.echo(f"Plot: {plot_path}")
     if stopped is not None:
         raise stopped

@@ -9,7 +9,8 @@
     processes.py  what /proc says about a process and its descendants
     figures.py    what runs yield, as pure values, and what several ranks yield together
     roofline.py   the most that a configuration could load
-    report.py     outcomes to rows, table and JSON with provenance
+    report.py     outcomes to rows, rows to a table, all of it to JSON
+    provenance.py the machine, the versions, the commit, the command
     sheet.py      that JSON as CSV
     page.py       that JSON as report.html: of panels.py (pictures by charts.py), tables.py, markup.py and page.css
     plot.py       rows to a picture (matplotlib)

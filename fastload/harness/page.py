@@ -20,6 +20,8 @@ from fastload.harness.markup import (
     section,
 )
 from fastload.harness.panels import Json, fastest, typical
+from fastload.harness.provenance import cores
+from fastload.harness.report import partial
 from fastload.harness.tables import figures_table, runs_table
 
 _TRANSFORMS = {
@@ -89,7 +91,7 @@ def _banners(document: Json) -> list[Markup]:
     failed = sum(run["error"] is not None for run in document["runs"])
     found = []
     if document["partial"]:
-        found.append(banner(f"Partial: stopped after {done} of {planned} runs."))
+        found.append(banner(partial(done, planned)))
     if failed:
         found.append(banner(f"{failed} of {done} runs failed: see the runs below."))
     if document["noise"]:
@@ -116,12 +118,14 @@ def _finding(document: Json) -> Markup:
 def _provenance(document: Json) -> Markup:
     origin, work = document["provenance"], document["workload"]
     machine, versions = origin["machine"], origin["versions"]
-    cores = machine["cores_usable"] or machine["cores"]
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
     entries: list[tuple[str, Child]] = [
         ("command", element("code", shlex.join(origin["command"]))),
         ("date", origin["date"]),
-        ("machine", f"{machine['cpu']}, {cores} of {machine['cores']} cores usable, {memory}"),
+        (
+            "machine",
+            f"{machine['cpu']}, {cores(origin)} of {machine['cores']} cores usable, {memory}",
+        ),
         ("system", machine["system"]),
         ("load before", f"{machine['load_average_1min']:.2f}"),
         ("versions", ", ".join(f"{name} {v or UNKNOWN}" for name, v in versions.items())),

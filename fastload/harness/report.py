@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import fastload
 from fastload.harness.figures import Figures, Outcome
 from fastload.harness.plan import WARMUP_STEPS, LoaderKind, Run, Workload
+from fastload.harness.provenance import busy, caption
 from fastload.harness.roofline import roofline
 
 FORMAT = "fastload-bench/1"
@@ -122,8 +118,6 @@ def _row(
 
 def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: int) -> list[str]:
     """What is about to be measured, and what will make it less than it seems."""
-    machine = origin["machine"]
-    cores, load = machine["cores_usable"] or machine["cores"], machine["load_average_1min"]
     lines = [
         caption(origin),
         f"{runs} runs of {workload.steps} steps of {workload.batch_size} samples, out of {listed} files.",
@@ -133,10 +127,8 @@ def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: i
             f"The list is shorter than a run: it is begun again after {listed} samples, and from then on the files "
             "come from the page cache."
         )
-    if load > cores / 2:
-        lines.append(
-            f"The machine is busy (load {load:.2f} on {cores} cores): the figures will be noisy."
-        )
+    if warning := busy(origin):
+        lines.append(warning)
     return lines
 
 
@@ -261,80 +253,6 @@ def verdict(rows: Sequence[Row]) -> str | None:
                 f"threads are at {ours.rate.median / theirs.rate.median:.2f} x torch's processes."
             )
     return "\n".join(sentences) or None
-
-
-def provenance(command: Sequence[str]) -> dict[str, Any]:
-    """Where and with what the figures were measured. No host name, no user name, no path that the user did not give."""
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": list(command),
-        "machine": {
-            "cpu": _cpu_model(),
-            "cores": os.cpu_count(),
-            "cores_usable": len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else None,
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            "load_average_1min": os.getloadavg()[0],
-            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        },
-        "versions": {
-            "fastload": fastload.__version__,
-            "python": platform.python_version(),
-            **{name: _version(name) for name in ("torch", "torchvision", "pillow", "numpy")},
-        },
-        "git_commit": _git_commit(),
-    }
-
-
-def caption(origin: dict[str, Any]) -> str:
-    """The machine and the versions that figures come from, in one line."""
-    machine, versions = origin["machine"], origin["versions"]
-    names = ("fastload", "python", "torch", "torchvision", "pillow")
-    software = ", ".join(f"{name} {versions[name]}" for name in names if versions[name])
-    cores = machine["cores_usable"] or machine["cores"]
-    memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
-    return f"{machine['cpu']}, {cores} cores, {memory}; {software}; {origin['date'][:10]}"
-
-
-def _cpu_model() -> str:
-    try:
-        info = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    models = [
-        line.partition(":")[2].strip()
-        for line in info.splitlines()
-        if line.startswith("model name")
-    ]
-    return models[0] if models else platform.machine()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    """The commit of the checkout that fastload runs from, "+changes" added if it differs; None if there is none."""
-    package = Path(fastload.__file__).parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", *arguments], cwd=package, capture_output=True, text=True, check=False
-            )
-        except OSError:  # There is no git.
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    # A package installed inside some other project's checkout is not tracked by it.
-    if git("ls-files", "--error-unmatch", "__init__.py") is None:
-        return None
-    commit = git("rev-parse", "HEAD")
-    return f"{commit}+changes" if commit and git("status", "--porcelain", "--", ".") else commit
 
 
 def partial(done: int, planned: int) -> str:

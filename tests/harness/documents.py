@@ -8,6 +8,7 @@ from typing import Any
 from fastload.harness import report
 from fastload.harness.figures import Figures, Outcome, PeakMemory
 from fastload.harness.plan import LoaderKind, Run, Workload
+from fastload.harness.provenance import provenance
 
 HOSTILE = "/data/<b>bold</b>&amp;\"double\" 'single'/list.txt"
 
@@ -87,7 +88,7 @@ def document(
     outcomes: list[Outcome], *, planned: int | None = None, timeline: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """What the JSON file holds."""
-    origin = report.provenance(["fastload", "bench", "--file-list", HOSTILE])
+    origin = provenance(["fastload", "bench", "--file-list", HOSTILE])
     rows = report.summarise(outcomes)
     planned = len(outcomes) if planned is None else planned
     content = report.document(outcomes, rows, origin, planned=planned, timeline=timeline)

@@ -30,6 +30,7 @@ from fastload.harness import bench, measure, page_cache, ranks, report
 from fastload.harness.figures import BenchError, Figures, Outcome, PeakMemory, average_line
 from fastload.harness.plan import LoaderKind, Run, Workload, plan_runs, sample_order
 from fastload.harness.processes import cpu_seconds, descendants, machine_cpu_seconds, tree_memory
+from fastload.harness.provenance import provenance
 
 ROOT = Path(__file__).parents[2]
 S3_PRINTED = [32.91, 41.77, 36.01, 37.57, 27.94, 38.88, 36.97, 36.96, 38.08, 11.67]
@@ -623,7 +624,7 @@ def test_the_verdict_names_the_best_of_each_whichever_is_faster() -> None:
 
 
 def test_a_list_shorter_than_a_run_and_a_busy_machine_are_said_beforehand() -> None:
-    origin = report.provenance(["fastload", "bench"])
+    origin = provenance(["fastload", "bench"])
     origin["machine"].update(cores_usable=4, load_average_1min=3.5)
     said = "\n".join(report.preamble(Workload(file_list="list"), origin, runs=1, listed=100))
     assert "shorter than a run" in said
@@ -635,7 +636,7 @@ def test_a_list_shorter_than_a_run_and_a_busy_machine_are_said_beforehand() -> N
 
 
 def test_the_provenance_names_machine_and_versions_but_neither_host_nor_user() -> None:
-    origin = report.provenance(["fastload", "bench"])
+    origin = provenance(["fastload", "bench"])
     assert origin["machine"]["cores"] == os.cpu_count()
     assert origin["versions"]["torch"]
     assert origin["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))

@@ -25,6 +25,7 @@ from fastload.harness import bench, report
 from fastload.harness.figures import Figures, Outcome, Part, together
 from fastload.harness.plan import LoaderKind, Run, Workload, plan_runs, rank_order, sample_order
 from fastload.harness.processes import descendants
+from fastload.harness.provenance import provenance
 from fastload.harness.ranks import Ended, _Barrier
 from fastload.harness.roofline import roofline
 from fastload.harness.sheet import COLUMNS, to_csv
@@ -290,7 +291,7 @@ def test_the_csv_has_a_line_for_each_run_with_the_json_s_figures() -> None:
     ]
     failed = replace(outcomes[0], figures=None, error='OSError: "gone", or not')
     outcomes.append(failed)
-    origin = report.provenance(["fastload", "bench"])
+    origin = provenance(["fastload", "bench"])
     rows = report.summarise(outcomes)
     text = to_csv(report.document(outcomes, rows, origin, planned=4))
     lines = list(csv.DictReader(io.StringIO(text)))

@@ -1,0 +1,103 @@
+"""Where figures come from: the machine, the versions, the commit, the command."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fastload
+
+
+def provenance(command: Sequence[str]) -> dict[str, Any]:
+    """Where and with what the figures were measured. No host name, no user name, no path that the user did not give."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "machine": {
+            "cpu": _cpu_model(),
+            "cores": os.cpu_count(),
+            "cores_usable": len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else None,
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "load_average_1min": os.getloadavg()[0],
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        },
+        "versions": {
+            "fastload": fastload.__version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "torchvision", "pillow", "numpy")},
+        },
+        "git_commit": _git_commit(),
+    }
+
+
+def cores(origin: dict[str, Any]) -> int:
+    """How many cores the process could use; those of the machine where that is not known."""
+    machine = origin["machine"]
+    usable: int = machine["cores_usable"] or machine["cores"]
+    return usable
+
+
+def busy(origin: dict[str, Any]) -> str | None:
+    """A warning where others ran on more than half of the cores at the beginning; else None."""
+    load = origin["machine"]["load_average_1min"]
+    if load <= cores(origin) / 2:
+        return None
+    return f"The machine is busy (load {load:.2f} on {cores(origin)} cores): the figures will be noisy."
+
+
+def caption(origin: dict[str, Any]) -> str:
+    """The machine and the versions that figures come from, in one line."""
+    machine, versions = origin["machine"], origin["versions"]
+    names = ("fastload", "python", "torch", "torchvision", "pillow")
+    software = ", ".join(f"{name} {versions[name]}" for name in names if versions[name])
+    memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
+    return f"{machine['cpu']}, {cores(origin)} cores, {memory}; {software}; {origin['date'][:10]}"
+
+
+def version(distribution: str) -> str | None:
+    """The version of an installed package; None of one that is not."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = [
+        line.partition(":")[2].strip()
+        for line in info.splitlines()
+        if line.startswith("model name")
+    ]
+    return models[0] if models else platform.machine()
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that fastload runs from, "+changes" added if it differs; None if there is none."""
+    package = Path(fastload.__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", *arguments], cwd=package, capture_output=True, text=True, check=False
+            )
+        except OSError:  # There is no git.
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # A package installed inside some other project's checkout is not tracked by it.
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = git("rev-parse", "HEAD")
+    return f"{commit}+changes" if commit and git("status", "--porcelain", "--", ".") else commit
