@@ -12,7 +12,6 @@ from typing import Any
 from fastload.harness.markup import Markup, element, join
 from fastload.stats import LOADER_STAGES, duration, percent
 
-SERIES = {"thread": "fastload threads", "torch": "torch processes", "serial": "serial"}
 _WIDTH, _HEIGHT = 400.0, 250.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 12.0, 12.0, 40.0
 _LABEL_WIDTH = 26.0

@@ -20,14 +20,10 @@ from fastload.harness.markup import (
     section,
 )
 from fastload.harness.panels import Json, fastest, typical
+from fastload.harness.plan import TRANSFORMS
 from fastload.harness.provenance import cores
 from fastload.harness.report import partial
 from fastload.harness.tables import figures_table, runs_table
-
-_TRANSFORMS = {
-    "resize": "Resize((256, 256)) + ToTensor",
-    "rrc": "RandomResizedCrop(224) + flip + ToTensor + Normalize",
-}
 
 
 def render(document: Json) -> str:
@@ -136,7 +132,7 @@ def _provenance(document: Json) -> Markup:
         entries += [
             (
                 "images",
-                join([element("code", work["file_list"]), f", {_TRANSFORMS[work['transform']]}"]),
+                join([element("code", work["file_list"]), f", {TRANSFORMS[work['transform']]}"]),
             ),
             (
                 "batches",

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastload.harness import charts
 from fastload.harness.markup import UNKNOWN, Child, Markup, definitions, element, note, section
+from fastload.harness.plan import LOADER_NAMES
 from fastload.stats import duration, percent
 
 _STAGES = {
@@ -56,7 +57,7 @@ def rate_panel(document: Json) -> Markup:
         pictures.append(element("figure", element("h3", label), chart))
     entries = [
         (kind, name)
-        for kind, name in charts.SERIES.items()
+        for kind, name in LOADER_NAMES.items()
         if any(row["loader"] == kind for row in rows)
     ]
     return section(

@@ -14,11 +14,22 @@ from fastload.sampler import RankSampler
 LoaderKind = Literal["serial", "thread", "torch"]
 """serial: fastload's loader without workers, inline. thread: fastload's threads. torch: torch's worker processes."""
 TransformName = Literal["resize", "rrc"]
-"""resize: Resize((256, 256)) + ToTensor. rrc: RandomResizedCrop(224) + flip + ToTensor + Normalize. torchvision v1."""
+"""What torchvision's own transforms (v1) make of a picture: see `TRANSFORMS`."""
 CacheState = Literal["warm", "cold"]
 """The page cache before a run. warm: its files were read. cold: its files were dropped (posix_fadvise)."""
 
+TRANSFORMS: dict[TransformName, str] = {
+    "resize": "Resize((256, 256)) + ToTensor",
+    "rrc": "RandomResizedCrop(224) + flip + ToTensor + Normalize",
+}
+"""In words."""
 LOADERS: tuple[LoaderKind, ...] = get_args(LoaderKind)
+LOADER_NAMES: dict[LoaderKind, str] = {
+    "thread": "fastload threads",
+    "torch": "torch processes",
+    "serial": "serial",
+}
+"""As legends of plots and pages name them, in this order."""
 WARMUP_STEPS = 5
 """Steps at the start of a run that no rate counts: threads, processes, caches and allocators come up in them."""
 

@@ -12,14 +12,14 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fastload.harness.plan import LoaderKind, Workload
+from fastload.harness.plan import LOADER_NAMES, TRANSFORMS, LoaderKind, Workload
 from fastload.harness.report import Row, Spread, noise
 
 _INK, _MUTED, _GRID, _ALARM = "#1f2933", "#66727f", "#e4e7eb", "#b42318"
-_STYLE: dict[LoaderKind, tuple[str, str, str]] = {
-    "thread": ("fastload threads", "#0b6bcb", "o"),
-    "torch": ("torch processes", "#d9730d", "s"),
-    "serial": ("serial", "#66727f", ""),
+_STYLE: dict[LoaderKind, tuple[str, str]] = {
+    "thread": ("#0b6bcb", "o"),
+    "torch": ("#d9730d", "s"),
+    "serial": ("#66727f", ""),
 }
 _PARALLEL: tuple[tuple[LoaderKind, float], ...] = (("thread", -0.015), ("torch", 0.015))
 """Each parallel loader, and how far aside its points are drawn, so that equal ones do not hide each other."""
@@ -45,7 +45,7 @@ def save_plot(path: Path, rows: Sequence[Row], workload: Workload, *, caption: s
         better="lower is better",
     )
     named = dict(zip(*reversed(left.get_legend_handles_labels()), strict=True))
-    labels = [label for label, *_ in _STYLE.values() if label in named]
+    labels = [label for label in LOADER_NAMES.values() if label in named]
     left.legend(
         [h[0] if isinstance(h := named[label], ErrorbarContainer) else h for label in labels],
         labels,
@@ -82,13 +82,13 @@ def _panel(
         mine = sorted((row for row in rows if row.loader == kind), key=lambda row: row.workers)
         if not mine:
             continue
-        label, colour, marker = _STYLE[kind]
+        colour, marker = _STYLE[kind]
         spreads = [value(row) for row in mine]
         axes.errorbar(
             [math.log2(row.workers) + aside for row in mine],
             [spread.median for spread in spreads],
             yerr=[[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]],
-            label=label,
+            label=LOADER_NAMES[kind],
             color=colour,
             marker=marker,
             markersize=6,
@@ -97,7 +97,7 @@ def _panel(
             capsize=0,
         )
     for row in (row for row in rows if row.loader == "serial"):
-        label, colour, _ = _STYLE["serial"]
+        label, (colour, _) = LOADER_NAMES["serial"], _STYLE["serial"]
         spread = value(row)
         axes.axhline(spread.median, color=colour, linewidth=1.5, linestyle=(0, (4, 3)), label=label)
         axes.axhspan(spread.low, spread.high, color=colour, alpha=0.15, linewidth=0)
@@ -122,15 +122,11 @@ def _dress(axes: Axes, counts: Sequence[int]) -> None:
 
 
 def _conditions(rows: Sequence[Row], workload: Workload) -> str:
-    work = {
-        "resize": "Resize((256, 256)) + ToTensor",
-        "rrc": "RandomResizedCrop 224 + flip + ToTensor + Normalize",
-    }
     step = f", simulated step of {workload.step_ms:g} ms" if workload.step_ms > 0 else ""
     runs = max(row.runs for row in rows)
     ranks = f", {rows[0].ranks} ranks on one node" if rows[0].ranks > 1 else ""
     points = "One run of each." if runs == 1 else f"Median and range of {runs} runs."
     return (
-        f"JPEG files, {work[workload.transform]}, batches of {workload.batch_size}, {workload.steps} steps, "
+        f"JPEG files, {TRANSFORMS[workload.transform]}, batches of {workload.batch_size}, {workload.steps} steps, "
         f"page cache {workload.cache}{step}{ranks}. {points}"
     )

@@ -29,10 +29,15 @@ class Spread:
     high: float
 
     @classmethod
+    def over(cls, values: Sequence[float]) -> Spread:
+        """The spread of these values, at least one."""
+        return cls(statistics.median(values), min(values), max(values))
+
+    @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
         """The spread of the values that are known; None if none is."""
         known = [value for value in values if value is not None]
-        return cls(statistics.median(known), min(known), max(known)) if known else None
+        return cls.over(known) if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +85,8 @@ def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
 def _row(
     measured: Sequence[tuple[Outcome, Figures]], serial_rates: dict[tuple[int, int], float]
 ) -> Row:
-    def spread(values: Iterable[float]) -> Spread:
-        known = list(values)
-        return Spread(statistics.median(known), min(known), max(known))
-
     def known(value: Callable[[Figures], float]) -> Spread:
-        return spread(value(figures) for _, figures in measured)
+        return Spread.over([value(figures) for _, figures in measured])
 
     run, figures = measured[0][0].run, measured[0][1]
     return Row(
@@ -95,7 +96,7 @@ def _row(
         name=run.name,
         runs=len(measured),
         rate=known(lambda f: f.rate),
-        rank_rate=spread(rate for _, f in measured for rate in f.rank_rates),
+        rank_rate=Spread.over([rate for _, f in measured for rate in f.rank_rates]),
         ratio=Spread.of(
             f.rate / serial_rates[key]
             for o, f in measured
