@@ -7,6 +7,15 @@
     distributed.shutdown()             # also done at exit
 
 `detect` only reads variables; `init` meets the other ranks at a free port that rank 0 opens.
+
+    ranks.py      which rank this is, by the variables of its launcher: pure
+    asking.py     what they leave open, asked of mpi4py or read from the node file
+    group.py      the process group: init, shutdown, end_job, cores
+    meeting.py    how the ranks agree on a place to meet
+    addresses.py  the address by which other nodes reach this one
+    affinity.py   a rank's share of the cores: pure
+    launch.py     host files to command lines and job scripts: pure
+    execute.py    which launcher is here, and running it
 """
 
 from fastload.distributed.asking import find
