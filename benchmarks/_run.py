@@ -17,13 +17,12 @@ from typing import Any, Protocol, cast
 
 from benchmarks._measure import NotMeasuredError
 from benchmarks._report import Figures, Results, Row
-from fastload.harness.processes import tree_memory
+from fastload.harness.processes import MemoryReader
 
 DEADLINE_S = 600.0
 """No case takes a tenth of it. One that takes it hangs, and is ended."""
 
-_MIN_READING_INTERVAL_S = 0.05
-_READER_CORE_SHARE = 0.02
+_READING_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +111,18 @@ def execute(name: str, case: Case) -> Outcome:
 
 
 def _wait(child: subprocess.Popen[bytes], *, watch_memory: bool) -> int:
-    """Wait for the child's end; return the largest memory seen of it and its children, or 0.
-
-    A reading walks the page tables of what it reads, so the next one waits until the last has cost
-    no more than a fiftieth of a core.
-    """
+    """Wait for the child's end; return the largest memory seen of it and its children, or 0."""
     deadline = time.monotonic() + DEADLINE_S
-    peak, pause = 0, _MIN_READING_INTERVAL_S if watch_memory else DEADLINE_S
+    memory = MemoryReader([child.pid], interval_s=_READING_INTERVAL_S)
     while True:
+        left_s = max(0.0, deadline - time.monotonic())
         try:
-            child.wait(min(pause, max(0.0, deadline - time.monotonic())))
-            return peak
+            child.wait(min(memory.due_in_s(), left_s) if watch_memory else left_s)
+            return memory.peak.allocated
         except subprocess.TimeoutExpired:
             if time.monotonic() >= deadline:
                 raise
-        before_s = time.process_time()
-        memory = tree_memory(child.pid)
-        spent_s = time.process_time() - before_s
-        pause = max(_MIN_READING_INTERVAL_S, spent_s / _READER_CORE_SHARE)
-        peak = max(peak, memory.allocated if memory else 0)
+        memory.read()
 
 
 def main(arguments: Sequence[str]) -> None:

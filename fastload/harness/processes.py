@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
+_READER_CORE_SHARE = 0.02
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -85,3 +86,39 @@ def tree_memory(pid: int) -> Memory | None:
             allocated += (kib["Pss_Anon"] + kib["Pss_Shmem"]) * 1024
             total += kib["Pss"] * 1024
     return Memory(allocated, total) if total else None
+
+
+class MemoryReader:
+    """Reads the memory of some processes and their descendants again and again, and keeps the largest seen.
+
+    A reading walks the page tables of what it reads, so the next one is due when the last has cost no more than a
+    fiftieth of a core, and `interval_s` later at the earliest.
+    """
+
+    def __init__(self, pids: Sequence[int], *, interval_s: float) -> None:
+        self.readings = 0
+        self.peak = Memory(0, 0)
+        """Each maximum on its own; zero before the first reading."""
+        self.cpu_s = 0.0
+        """CPU seconds that the readings cost, in this process."""
+        self._pids = pids
+        self._interval_s = interval_s
+        self._due = 0.0
+
+    def due_in_s(self) -> float:
+        """Seconds until the next reading is due; 0 if it is."""
+        return max(0.0, self._due - time.perf_counter())
+
+    def read(self) -> None:
+        """Take a reading; none of processes that have ended."""
+        before_s = time.process_time()
+        found = [memory for pid in self._pids if (memory := tree_memory(pid)) is not None]
+        spent_s = time.process_time() - before_s
+        self.cpu_s += spent_s
+        self._due = time.perf_counter() + max(self._interval_s, spent_s / _READER_CORE_SHARE)
+        if found:
+            self.readings += 1
+            self.peak = Memory(
+                allocated=max(self.peak.allocated, sum(memory.allocated for memory in found)),
+                total=max(self.peak.total, sum(memory.total for memory in found)),
+            )

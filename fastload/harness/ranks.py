@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,11 +17,10 @@ from typing import Any
 
 from fastload.harness.figures import PeakMemory
 from fastload.harness.plan import Run
-from fastload.harness.processes import tree_memory
+from fastload.harness.processes import MemoryReader
 
 _READ_BYTES = 1 << 20
-_MIN_READING_INTERVAL_S = 0.1
-_READER_CORE_SHARE = 0.02
+_READING_INTERVAL_S = 0.1
 
 Child = subprocess.Popen[bytes]
 
@@ -168,12 +166,10 @@ def _watch(
 ) -> tuple[PeakMemory | None, int | None]:
     """Pass the first one's lines on until all have closed their output; meanwhile read how much memory they hold.
 
-    Returns the peak, and the rank that failed first. A reading walks the page tables of what it reads, so the next one
-    waits until the last has cost no more than a fiftieth of a core.
+    Returns the peak, and the rank that failed first.
     """
     pending = b""
-    readings = allocated = total = 0
-    due = cost_s = 0.0
+    memory = MemoryReader([child.pid for child in children], interval_s=_READING_INTERVAL_S)
     failed: int | None = None
     with selectors.DefaultSelector() as selector:
         for rank, child in enumerate(children):
@@ -182,7 +178,7 @@ def _watch(
         selector.register(barrier.ready, selectors.EVENT_READ, None)
         running = len(children)
         while running:
-            for key, _ in selector.select(max(0.0, due - time.perf_counter())):
+            for key, _ in selector.select(memory.due_in_s()):
                 rank = key.data
                 if rank is None:
                     barrier.arrive()
@@ -202,23 +198,17 @@ def _watch(
                 if children[rank].wait() != 0 and failed is None:
                     failed = rank
                     _end(children)
-            if time.perf_counter() < due or not running:
-                continue
-            before_s = time.process_time()
-            read = [memory for child in children if (memory := tree_memory(child.pid)) is not None]
-            spent_s = time.process_time() - before_s
-            cost_s += spent_s
-            due = time.perf_counter() + max(_MIN_READING_INTERVAL_S, spent_s / _READER_CORE_SHARE)
-            if read:
-                readings += 1
-                allocated = max(allocated, sum(memory.allocated for memory in read))
-                total = max(total, sum(memory.total for memory in read))
-    if not readings:
+            if running and not memory.due_in_s():
+                memory.read()
+    if not memory.readings:
         return None, failed
-    return (
-        PeakMemory(allocated=allocated, total=total, readings=readings, reader_cpu_s=cost_s),
-        failed,
+    peak = PeakMemory(
+        allocated=memory.peak.allocated,
+        total=memory.peak.total,
+        readings=memory.readings,
+        reader_cpu_s=memory.cpu_s,
     )
+    return peak, failed
 
 
 def ending(status: int) -> str:
