@@ -253,12 +253,12 @@ class Slow(Dataset[tuple[torch.Tensor, int, int]]):
 
 @pytest.mark.parametrize(
     ("read_s", "step_ms", "bound"),
-    [(0.1, 20.0, "Waiting in storage"), (0.02, 100.0, "step bounds")],
+    [(0.4, 80.0, "Waiting in storage"), (0.08, 400.0, "step bounds")],
 )
 def test_loading_and_stepping_take_as_long_as_the_longer_of_them_which_is_named(
     read_s: float, step_ms: float, bound: str, tmp_path: Path
 ) -> None:
-    steps, batch_size, workers = 20, 4, 4
+    steps, batch_size, workers = 10, 4, 4
     model = nn.Linear(1, 2)
     learner = Learner(
         model=model,
