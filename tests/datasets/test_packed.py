@@ -424,6 +424,22 @@ def test_a_set_of_anything_is_read_without_pillow(tmp_path: Path) -> None:
     assert (run.returncode, run.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("mode", ["encoded", "raw"])
+def test_reading_a_record_does_not_import_pandas(tmp_path: Path, mode: Any) -> None:
+    """As pyarrow does by itself where pandas is installed: time that the first sample is blamed for."""
+    pytest.importorskip("pandas")
+    path = write(tmp_path / "s", mode, count=5)
+    code = (
+        "import sys\n"
+        "from fastload.datasets import PackedDataset\n"
+        f"dataset = PackedDataset({str(path)!r})\n"
+        "assert dataset[4][1] == dataset.targets[4] == 1\n"
+        "assert 'pandas' not in sys.modules"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 # ---- writing ----
 
 
