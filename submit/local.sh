@@ -24,6 +24,10 @@ fi
 read_nodes < <(hostname)
 prepare
 
+if [[ -n "$STAGE" ]]; then
+    say "stage $PACKED"
+    logged stage python -m fastload stage "$PACKED" "$STAGE"
+fi
 for workers in $WORKERS; do
     say "train with $workers workers"
     logged "w$workers" python -m fastload submit --parallelism "$RANKS" ${DEPTH:+--depth "$DEPTH"} \

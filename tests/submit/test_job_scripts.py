@@ -219,13 +219,24 @@ def test_a_job_from_elsewhere_says_so(site: Site) -> None:
     assert "submit from the clone of fastload" in output
 
 
-def test_local_makes_pictures_and_trains_here(site: Site) -> None:
+def local(site: Site, **environ: str) -> tuple[int, str, list[str]]:
+    """Run `submit/local.sh` in an environment that is there."""
     venv = site.root / "venv" / "bin"
     venv.mkdir(parents=True)
     shutil.copy(site.root / "bin" / "python", venv / "python")
     (venv / "activate").write_text(f"export PATH='{venv}':$PATH\n")
-    environ = {"FASTLOAD_VENV": str(venv.parent), "WORKERS": "2"}
-    status, output, notes = site.run("submit/local.sh", **environ)
+    return site.run("submit/local.sh", FASTLOAD_VENV=str(venv.parent), **environ)
+
+
+def test_local_stages_a_packed_set_as_a_job_does(site: Site) -> None:
+    status, output, notes = local(site, WORKERS="2", PACKED="/project/a set", STAGE="/local/set")
+    assert status == 0, output
+    assert notes[-2].endswith("-m fastload stage /project/a set /local/set")
+    assert notes[-1].endswith(" --packed /local/set")
+
+
+def test_local_makes_pictures_and_trains_here(site: Site) -> None:
+    status, output, notes = local(site, WORKERS="2")
     assert status == 0, output
     here = f"rank none/none master {socket.gethostname()}: -m fastload "
     asked = "train --nworkers 2 --nbatch 64 --nsteps 20 --logdir logdir "
