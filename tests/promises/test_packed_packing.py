@@ -229,7 +229,7 @@ def test_two_packs_of_one_set_at_once_are_refused(tmp_path: Path) -> None:
             PackedWriter(tmp_path / "set", mode="encoded")
     assert len(PackedDataset(tmp_path / "set")) == 1
     before = contents(tmp_path / "set")
-    with pytest.raises(FileExistsError, match="there is a packed set already"):
+    with pytest.raises(FileExistsError, match="already: remove it, or name another folder"):
         PackedWriter(tmp_path / "set", mode="encoded")
     (tmp_path / "set" / "index.json").unlink()
     with pytest.raises(FileExistsError, match="there are shards without an index"):

@@ -237,7 +237,9 @@ class PackedWriter:
             shutil.rmtree(
                 self._work
             )  # killed between the index and this, or there was a set before
-            raise FileExistsError(17, "there is a packed set already", self.path)
+            raise FileExistsError(
+                17, "there is a packed set already: remove it, or name another folder", self.path
+            )
         wanted = {
             "mode": self.mode,
             "classes": list(self.classes),
