@@ -99,7 +99,7 @@ class Summary:
     def lines(self) -> list[str]:
         """The figures in words, for people: name, value, what it is of."""
         said = [f"{name:<13}{value}" for name, value in (*self._always(), *self._sometimes())]
-        if self.measured.stats is not None:
+        if self.measured.stats is not None and self.measured.steps:
             said.append(
                 f"Rank 0, epoch {self.measured.stats.epoch}: {bound(self.measured.stats).sentence}"
             )
@@ -175,6 +175,9 @@ def _launcher(rank: Rank) -> str:
 
 def _steps(trained: Trained) -> str:
     done = trained.last_step - trained.first_step
+    if not done and trained.last_step == trained.total_steps:
+        at = f"the checkpoint is of step {trained.last_step}, the last one"
+        return f"none left: {at}; more --epochs or --nsteps go on"
     text = f"{done}"
     if trained.first_step:
         text += f", from {trained.first_step + 1} to {trained.last_step}"

@@ -435,6 +435,16 @@ def test_a_checkpoint_of_the_command_is_refused_and_resumed(pictures: Path, tmp_
 # ---- what is recorded ----
 
 
+def test_a_training_that_is_complete_says_that_nothing_is_left(
+    pictures: Path, tmp_path: Path
+) -> None:
+    options = {"steps": 2, "checkpoint": tmp_path, "resume": True}
+    run(pictures, tmp_path, **options)
+    _, said = run(pictures, tmp_path, **options)
+    assert entry(said, "steps").startswith("none left: the checkpoint is of step 2")
+    assert not any("epoch -1" in line for line in said)
+
+
 def test_a_profile_and_scalars_lie_in_a_folder_of_the_run(pictures: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     _, said = run(pictures, tmp_path, steps=16, profile=True, scalars=True)
