@@ -62,7 +62,8 @@ class DataLoader(TorchDataLoader[T]):
         max_errors: samples that `on_error` may skip or replace in one epoch; one more raises
             `TooManyErrorsError` in place of its batch. None: any number.
         copy_dataset: each worker reads a deep copy of the data set of its own, made at `iter()`: for
-            those that cannot be shared between threads (a file handle with a position, h5py).
+            those that cannot be shared between threads (a file handle with a position, h5py). What is open
+            then cannot be copied (`DatasetCopyError`): open it at the first sample.
         prefetch_batches: batches in flight at most. Without effect with `num_workers=0`.
         prefetch_bytes: bytes of the batches in flight, about: a batch that is not complete yet counts
             as the mean so far, and one is always let in. For samples of very different size.

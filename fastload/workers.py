@@ -132,8 +132,8 @@ def _copied(dataset: Any) -> Any:
     except Exception as error:
         raise DatasetCopyError(
             f"{type(dataset).__name__} cannot be copied for each worker "
-            f"({type(error).__name__}: {shown(error, str)}): open in __iter__ or __getitem__ what cannot be "
-            'copied, or use num_workers=0 or worker_method="process"'
+            f"({type(error).__name__}: {shown(error, str)}): open what cannot be copied in __iter__, or in "
+            '__getitem__ at the first sample, not before, or use num_workers=0 or worker_method="process"'
         ) from error
 
 
@@ -253,7 +253,8 @@ class _SharedFiles:
             if self._before.get(name) != position:
                 self._noticed.add(
                     f"read through its open file `{name}`, of which all threads share one position: samples can be "
-                    "wrong. Use copy_dataset=True, or open the file for each sample; `fastload check` tells more."
+                    "wrong. Use copy_dataset=True, with the file opened at the first sample and not before, or open it "
+                    "for each sample; `fastload check` tells more."
                 )
 
     def _positions(self) -> dict[str, int]:

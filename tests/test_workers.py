@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 import fastload
+from fastload.errors import DatasetCopyError
 
 
 class Threads(Dataset[int]):
@@ -107,3 +108,42 @@ def test_a_data_set_with_a_lock_knows_that_it_is_shared(records: Path) -> None:
     with fastload.DataLoader(dataset, num_workers=2) as loader:
         assert len(list(loader)) == 16
     dataset.close()
+
+
+class OpenedLate(Dataset[bytes]):
+    """Records in a file that the first sample opens, as README advises."""
+
+    file: Any = None
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __del__(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> bytes:
+        if self.file is None:
+            self.file = self.path.open("rb")
+        self.file.seek(4 * index)
+        return self.file.read(4)
+
+
+def test_a_file_opened_at_the_first_sample_is_each_copys_own_and_an_open_one_is_refused(
+    records: Path,
+) -> None:
+    dataset = OpenedLate(records)
+    with fastload.DataLoader(dataset, num_workers=4, copy_dataset=True) as loader:
+        assert [batch[0] for batch in loader] == [b"%04d" % k for k in range(16)]
+        assert dataset.file is None
+        assert dataset[3] == b"0003"  # and now it is open in the loop itself
+    with (
+        fastload.DataLoader(dataset, num_workers=4, copy_dataset=True) as loader,
+        pytest.raises(
+            DatasetCopyError, match="OpenedLate cannot be copied.*at the first sample, not before"
+        ),
+    ):
+        iter(loader)
