@@ -534,6 +534,13 @@ def test_normalize_on_is_totensor_and_normalize_of_a_batch(channels_last: bool) 
     assert torch.equal(batch, before)
 
 
+def test_normalize_on_leaves_a_channels_last_batch_so() -> None:
+    batch = torch.stack([BATCH[0], 255 - BATCH[1]])
+    result = normalize_on("cpu")(batch.contiguous(memory_format=torch.channels_last))
+    assert result.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(result, normalize_on("cpu")(batch))
+
+
 def test_normalize_on_takes_other_numbers_and_dtypes() -> None:
     normalize = normalize_on(
         torch.device("cpu"), mean=(0, 0.5, 1), std=(1, 0.5, 2), dtype=torch.bfloat16
