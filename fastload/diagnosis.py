@@ -200,7 +200,8 @@ def _crowded(stats: Stats) -> Finding:
         "others",
         f"Other processes take the cores: {percent(others_share(stats))} of the time of {stats.cores}, while workers "
         f"could compute and got no core for {duration(stats.core_wait_s)}",
-        "run beside fewer of them or ask for cores of your own, until then little can be said of the loader",
+        "run beside fewer of them (other ranks on this node are such) or ask for cores of your own, until then "
+        "little can be said of the loader",
     )
 
 

@@ -151,6 +151,7 @@ CASES = [
         "68 % of the time of 8, while workers could compute and got no core for 28.0 s",
     ),
     (crowded(gil_pressure=1.0), "others", "cores of your own"),
+    (crowded(), "others", "other ranks on this node are such"),
     (
         crowded(gil_pressure=0.6, workers=2, process_cpu_s=6.0),
         "others",
