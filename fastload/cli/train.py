@@ -213,18 +213,28 @@ def tutorial(*, serial: bool, defaults: dict[str, Any]) -> click.Command:
     It trains on a list of files; the serial one has no workers, and no options for them.
     """
     fixed: dict[str, Any] = {"packed": None}
+    loads = "the loop loads for itself." if serial else "threads load while it trains."
     if serial:
         fixed |= {"workers": 0, "prefetch_batches": 2, "loader": "thread"}
     params = [copy.copy(param) for param in train.params if param.name not in fixed]
+    if not Path(
+        defaults["base_dir"]
+    ).is_dir():  # another machine than the tutorial's: it has to be given
+        defaults = {name: value for name, value in defaults.items() if name != "base_dir"}
     for param in params:
         param.default = defaults.get(param.name or "", param.default)
     return EndsInOneLine(
         None,
         callback=lambda **options: _run({**options, **fixed}, serial_lines=serial),
         params=params,
-        help="The tutorial's serial script: the loop loads for itself."
-        if serial
-        else "The tutorial's parallel script.",
+        help=f"""The tutorial's {"serial" if serial else "parallel"} script: {loads}
+
+        The list is relative to --base-dir, and so may be the paths in it:
+
+        \b
+            python benchmarks/imagenet_{"serial" if serial else "parallel"}.py --base-dir samples \\
+                --file-list-path filelist.txt -b 16 -s 20
+        """,
         context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     )
 

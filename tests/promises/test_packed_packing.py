@@ -408,7 +408,7 @@ def test_the_commands_pack_verify_and_inspect(listed: Path, tmp_path: Path) -> N
     path = tmp_path / "set"
     result = call("pack", listed, path, "--mode", "jpeg", "--max-size", "8", "--on-error", "skip")
     assert result.exit_code == 0, result.output
-    assert f"{path}: 17 records in 1 shards" in result.output
+    assert f"{path}: 17 records of" in result.output
     assert f"3 inputs left out: see {path}/rejected.txt" in result.output
     result = call("verify", path)
     assert result.exit_code == 0, result.output

@@ -47,6 +47,7 @@ class Packed:
     records: int
     rejected: int
     shards: int
+    classes: int
     bytes: int
     taken_over: int
     input_bytes: int
@@ -55,7 +56,8 @@ class Packed:
     def __str__(self) -> str:
         new = self.records - self.taken_over
         lines = [
-            f"{self.path}: {self.records:,} records in {self.shards} shards, {_size(self.bytes)}",
+            f"{self.path}: {_counted(self.records, 'record')} of {_counted(self.classes, 'class', 'classes')} in "
+            f"{_counted(self.shards, 'shard')}, {_size(self.bytes)}",
             f"{new:,} records from {_size(self.input_bytes)} in {self.seconds:.1f} s: "
             f"{new / max(self.seconds, 1e-9):,.0f} records/s",
         ]
@@ -174,11 +176,16 @@ def pack(
         index.rows,
         len(writer.rejected),
         len(index.shards),
+        len(index.classes),
         sum(shard.bytes for shard in index.shards),
         taken_over,
         input_bytes,
         time.monotonic() - began,
     )
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _pixels_of(mode: Mode, max_size: int | None, quality: int | None) -> dict[str, int]:
