@@ -67,6 +67,8 @@ _LAUNCHER_OF: dict[str, Launcher] = {
 
 # Slurm numbers the steps that are no srun of the user's from here: interactive 0xFFFFFFFA, batch, extern, pending.
 _SLURM_NO_STEP = 0xFFFF_FFFA
+_DIGITS = 18
+"""No count has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,24 +190,28 @@ def _carries_others(environ: Mapping[str, str], slurm: Claims) -> bool:
 
 def _tasks_on_node(text: str, name: str, node: int) -> int:
     """The number of tasks on node `node` by Slurm's list of them: "2(x3),1" is 2, 2, 2, 1."""
-    counts: list[int] = []
+    nodes, on_node = 0, 0
     for word in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word.strip())
+        found = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", word.strip(), re.ASCII)
         if found is None:
             raise RankError(f"{name}={text!r} is no list of tasks per node such as 2(x3),1")
-        counts += [int(found[1])] * int(found[2] or 1)
-    if node >= len(counts):
-        raise RankError(f"SLURM_NODEID={node}, and {name}={text!r} lists {len(counts)} nodes")
-    return counts[node]
+        before, nodes = nodes, nodes + int(found[2] or 1)
+        if before <= node < nodes:
+            on_node = int(found[1])
+    if node >= nodes:
+        raise RankError(f"SLURM_NODEID={node}, and {name}={text!r} lists {nodes} nodes")
+    return on_node
 
 
 def _number(environ: Mapping[str, str], *names: str) -> tuple[str, int] | None:
     """The first of the variables `names` that is set and its value, a count; None if none is. Empty is not set."""
     for name in names:
         if text := environ.get(name, "").strip():
-            if not (text.isascii() and text.isdecimal()):
+            # Slurm's largest has ten digits; of thousands Python makes no number.
+            if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+                shown = text if len(text) <= _DIGITS else f"{text[:_DIGITS]}..."
                 raise RankError(
-                    f"{name}={text!r} is not a number of 0 or more. Unset or correct it"
+                    f"{name}={shown!r} is not a number of 0 or more. Unset or correct it"
                 )
             return name, int(text)
     return None
