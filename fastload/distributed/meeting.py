@@ -197,17 +197,18 @@ def _join(rank: Rank, path: Path, timeout_s: float) -> TCPStore:
     while (left := deadline - time.monotonic()) > 0:
         try:
             place = json.loads(path.read_text())
-            with socket.create_connection(
-                (place["address"], place["port"]), timeout=min(left, 5.0)
-            ):
-                pass
-            return _connect(rank, place, timedelta(seconds=timeout_s))
+            host, port = place["address"], place["port"]
         except FileNotFoundError:
             pass  # Rank 0 is not there yet.
-        except OSError as error:
-            seen = (
-                f"{path} names {place['address']}:{place['port']}, where there is nobody ({error})"
-            )
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            seen = f"{path} cannot be read ({error})"  # Such as a stale handle: rank 0 has replaced a file on NFS.
+        else:
+            try:
+                with socket.create_connection((host, port), timeout=min(left, 5.0)):
+                    pass
+                return _connect(rank, place, timedelta(seconds=timeout_s))
+            except OSError as error:
+                seen = f"{path} names {host}:{port}, where there is nobody ({error})"
         time.sleep(_LOOK_AGAIN_S)
     raise RendezvousError(
         f"{rank} waited {timeout_s:g} s for rank 0: {seen}. Rank 0 ended, or is on a node that does not share this "

@@ -83,6 +83,30 @@ def test_a_file_of_a_start_that_died_is_passed_over(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", ["unreadable", "empty", "foreign"])
+def test_a_file_that_cannot_be_read_is_looked_for_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = SLURM | {"FASTLOAD_MEETING_DIR": str(tmp_path)}
+    with meeting(two(0), environ, timeout_s=20) as (store, _):
+        (path,) = tmp_path.iterdir()
+        kept = path.rename(tmp_path / "kept")
+        if kind == "unreadable":
+            path.mkdir()  # reading it fails as that of a stale handle of NFS does: an OSError, and no address known
+        else:
+            path.write_text("" if kind == "empty" else "[1]")
+
+        def put_back(_: float) -> None:
+            if path.is_dir():
+                path.rmdir()
+            kept.rename(path)
+
+        monkeypatch.setattr(time, "sleep", put_back)
+        with meeting(two(1), environ, timeout_s=20) as (joined, _):
+            joined.set("from", "rank 1")
+        assert store.get("from") == b"rank 1"
+
+
 def test_a_store_of_another_job_is_refused(tmp_path: Path) -> None:
     environ = SLURM | {"FASTLOAD_MEETING_DIR": str(tmp_path)}
     with meeting(two(0), environ, timeout_s=5):
