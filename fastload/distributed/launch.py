@@ -165,6 +165,11 @@ def command_line(job: Job, launcher: Launcher, *, python: str, root: bool = Fals
                     f"{' with ' + shlex.join(job.options) if job.options else ''}"
                 )
             return list(job.program)
+    if ":" in job.program:
+        raise LaunchError(
+            f"an argument is ':', behind which {launcher} would look for another program to run: "
+            "give it in another form, or through a file; torchrun and none take it"
+        )
     return [*command, *job.options, *job.program]
 
 

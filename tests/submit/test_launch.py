@@ -175,6 +175,15 @@ def test_an_mpiexec_is_recognised(version: str, path: str, launcher: Launcher) -
     assert classify(version, path) == launcher
 
 
+@pytest.mark.parametrize("launcher", ["openmpi", "hydra", "pals", "srun"])
+def test_an_argument_that_would_begin_another_program_is_refused(launcher: Launcher) -> None:
+    """`mpiexec -n 2 python train.py a : b` runs the program b."""
+    job = Job(program=("python", "train.py", "a", ":", "b"), ranks=2)
+    with pytest.raises(LaunchError, match=f"an argument is ':', behind which {launcher} would"):
+        command_line(job, launcher, python="py")
+    assert command_line(job, "torchrun", python="py")[-5:] == list(job.program)
+
+
 def test_an_unknown_mpiexec_is_named_with_what_it_says() -> None:
     with pytest.raises(LaunchError, match="'Mine 1'. Choose with --launcher: openmpi, hydra"):
         classify("\nMine 1\nmore", "/usr/bin/mpiexec")
