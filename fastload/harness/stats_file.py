@@ -70,8 +70,13 @@ def _locked(file: IO[str]) -> Iterator[None]:
 
 
 def _check_header(path: Path, file: IO[str], columns: Sequence[str]) -> None:
-    found = next(csv.reader(file), [])
-    if found and found != list(columns):
+    try:
+        found = next(csv.reader(file), None)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise StatsFileError(
+            f"{path} is no table of runs: {error}. Move the file away, or write to another one"
+        ) from error
+    if found is not None and found != list(columns):
         only = [name for name in found if name not in columns]
         new = [name for name in columns if name not in found]
         raise StatsFileError(

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -119,13 +120,21 @@ def train(
 
 
 def _check_stats_file(path: Path, control: Control) -> None:
-    """Raise `StatsFileError` on all ranks where rank 0 could not write its row: alone, it would leave them waiting."""
+    """Raise `StatsFileError` where rank 0 could not write its row: before it has trained, and on all ranks.
+
+    Alone, it would leave them waiting.
+    """
     problem: str | None = None
     if control.rank.rank == 0:
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             check_table(path, COLUMNS)
+            if not os.access(path if path.exists() else path.parent, os.W_OK):
+                problem = f"{path} may not be written: choose another --logdir"
         except StatsFileError as error:
             problem = str(error)
+        except OSError as error:
+            problem = f"{path}: {error.strerror}: choose another --logdir"
     if problem := control.broadcast(problem):
         raise StatsFileError(problem)
 

@@ -40,6 +40,16 @@ def test_a_file_with_other_columns_is_named_and_left_as_it_is(tmp_path: Path) ->
     assert path.read_text() == "world_size,old\n4,1\n"
 
 
+@pytest.mark.parametrize("content", [b"\x88\xff\n", b'"' + b"x" * 200_000, b"\n"])
+def test_a_file_of_another_kind_is_named_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "stats.csv"
+    path.write_bytes(content)
+    for write in (lambda: append_row(path, {"a": 1}), lambda: check_table(path, ["a"])):
+        with pytest.raises(StatsFileError, match=r"stats\.csv.*ove the file away"):
+            write()
+    assert path.read_bytes() == content
+
+
 def test_a_row_that_a_crash_cut_off_stays_alone_on_its_line(tmp_path: Path) -> None:
     path = tmp_path / "stats.csv"
     path.write_text("a,b\n1,2\n3,")

@@ -387,6 +387,20 @@ def test_another_stats_file_is_refused_before_anything_is_trained(
         train(recipe(pictures, tmp_path), say=lambda _: None, on_step=on_step)
 
 
+@pytest.mark.parametrize("logdir", ["a file/logs", "a folder"])
+def test_a_logdir_where_no_row_can_be_written_is_refused_before_anything_is_trained(
+    logdir: str, pictures: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a file").touch()
+    (tmp_path / "a folder" / "stats.csv").mkdir(parents=True)
+
+    def on_step(step: int, _: torch.Tensor) -> None:
+        pytest.fail("it trained")
+
+    with pytest.raises(StatsFileError, match=r"stats\.csv: (Not|Is) a directory: .*--logdir"):
+        train(recipe(pictures, tmp_path / logdir), say=lambda _: None, on_step=on_step)
+
+
 def test_devices_that_are_not_there_are_named(pictures: Path, tmp_path: Path) -> None:
     for name in ("nonsense", "mps"):
         with pytest.raises(TrainError, match=f"--device {name}"):
