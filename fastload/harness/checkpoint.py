@@ -9,10 +9,13 @@ of an epoch occurs exactly once, wherever and how often the training was killed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
 import random
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,11 +52,14 @@ class Checkpoint:
     def save(self, folder: Path) -> Path:
         """Write the file into `folder`, in place of an earlier one: whole, or (kill, full disk) not at all."""
         folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
         path = folder / NAME
         content = {name: getattr(self, name) for name in self.__slots__}
         descriptor, partial = tempfile.mkstemp(prefix=f".{NAME}.", dir=folder)
         try:
             with open(descriptor, "wb") as file:
+                with contextlib.suppress(OSError):  # without locks, nothing is swept
+                    fcntl.flock(file, fcntl.LOCK_EX)
                 torch.save({"format": FORMAT, **content}, file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -99,10 +105,25 @@ class Checkpoint:
 
 def _read(path: Path, file: BinaryIO) -> Any:
     try:
+        with zipfile.ZipFile(file) as parts:  # torch writes checksums, and does not look at them
+            if (wrong := parts.testzip()) is not None:
+                raise CheckpointError(f"{path}: damaged: {wrong} in it has another checksum")
+        file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
-        reason = str(error).splitlines()[0]
+    except (
+        *(zipfile.BadZipFile, zlib.error, NotImplementedError, pickle.UnpicklingError),
+        *(RuntimeError, EOFError, LookupError, ValueError, OSError),
+    ) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{path}: no checkpoint, or damaged: {reason}") from error
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what writers that were killed have left: each as large as a checkpoint. Who still writes has a lock."""
+    for partial in folder.glob(f".{NAME}.*"):
+        with contextlib.suppress(OSError), partial.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            partial.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

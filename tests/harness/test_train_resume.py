@@ -4,6 +4,7 @@ yields a model that was trained on every sample of an epoch exactly once; its ra
 
 from __future__ import annotations
 
+import fcntl
 import random
 import signal
 import sys
@@ -163,6 +164,41 @@ def test_a_file_that_is_cut_off_is_no_checkpoint(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=r"checkpoint\.pt: no checkpoint, or damaged"):
         train(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"\x80\x02"])
+def test_a_file_of_another_kind_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / NAME).write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: no checkpoint, or damaged"):
+        Checkpoint.load(tmp_path)
+
+
+def test_a_number_that_changed_on_the_disk_is_not_trained_on(tmp_path: Path) -> None:
+    weights = torch.full((1000,), 1.5)
+    path = plain_checkpoint(model={"a": weights}).save(tmp_path)
+    content = path.read_bytes()
+    at = content.index(weights.numpy().tobytes())
+    path.write_bytes(content[: at + 3] + b"\xbf" + content[at + 4 :])  # -1.5
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: damaged: .*another checksum"):
+        Checkpoint.load(tmp_path)
+
+
+def plain_checkpoint(**fields: Any) -> Checkpoint:
+    values = {"about": {}, "model": {}, "optimizer": {}, "loader": {}, "randomness": []}
+    return Checkpoint(step=1, **values | fields)
+
+
+def test_what_a_kill_in_a_save_left_is_deleted_by_the_next_one_but_not_what_is_being_written(
+    tmp_path: Path,
+) -> None:
+    left, written = (tmp_path / f".{NAME}.{name}" for name in ("left", "written"))
+    left.write_bytes(b"half")
+    with written.open("wb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        plain_checkpoint().save(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [written.name, NAME]
+    plain_checkpoint().save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
 def test_nothing_is_left_beside_the_checkpoint(tmp_path: Path) -> None:
