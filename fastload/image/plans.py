@@ -232,6 +232,8 @@ class RandomResizedCrop(Plan):
         return self._region(height, width, GeneratorDraws(generator))
 
     def _sample_region(self, height: int, width: int) -> Region:
+        if type(self).region is not RandomResizedCrop.region:
+            return super()._sample_region(height, width)  # a subclass chooses by itself
         return self._region(height, width, sample_draws())
 
     def _region(self, height: int, width: int, draws: Draws) -> Region:

@@ -185,6 +185,17 @@ def test_words_are_not_drawn_behind_torchs_back() -> None:
     assert sample_words() is None
 
 
+def test_a_subclass_chooses_its_own_region() -> None:
+    class Corner(RandomResizedCrop):
+        def region(
+            self, height: int, width: int, generator: torch.Generator | None = None
+        ) -> Region:
+            return Region(Box(0, 0, 2, 2), (2, 2))
+
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    assert Corner(2).resample(pixels).permute(1, 2, 0).tolist() == pixels[:2, :2].tolist()
+
+
 SMALL = st.integers(1, 24)
 
 
