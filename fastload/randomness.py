@@ -177,7 +177,8 @@ class Stream(TorchFunctionMode):
             self._torch_fresh = True
             if self._words:
                 with no_torch_function():
-                    torch.empty(self._words, device="cpu").uniform_(generator=self._torch)
+                    passed = torch.empty(self._words, dtype=torch.float32, device="cpu")
+                    passed.uniform_(generator=self._torch)
         return self._torch
 
     def words(self) -> Callable[[], int] | None:

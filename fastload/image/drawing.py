@@ -109,7 +109,7 @@ def uniform_of_word() -> Callable[[int, float, float], float] | None:
     words = [int(w) for w in np.random.RandomState(0).randint(2**32, size=256, dtype=np.uint32)]
     for rule in (_fused, _separate):
         if all(
-            torch.empty(256, device="cpu")
+            torch.empty(256, dtype=torch.float32, device="cpu")
             .uniform_(*bounds, generator=generator.manual_seed(0))
             .tolist()
             == [rule(word, *bounds) for word in words]

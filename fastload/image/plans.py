@@ -358,7 +358,8 @@ def _sides(area: float, log_ratio: float) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def _log_ratio(ratio: tuple[float, float]) -> tuple[float, float]:
-    low, high = torch.log(torch.tensor(ratio)).tolist()  # in float32, as torchvision
+    # In float32, as torchvision; the default dtype and device are of another's making, and the result is kept.
+    low, high = torch.tensor(ratio, dtype=torch.float32, device="cpu").log_().tolist()
     return low, high
 
 
