@@ -139,6 +139,8 @@ def in_channels_last(data: Any) -> Any:
     if kind in _DICTS:
         for key, part in data.items():
             data[key] = in_channels_last(part)
+    elif issubclass(kind, UserDict):
+        in_channels_last(vars(data).get("data"))
     elif kind is list:
         data[:] = map(in_channels_last, data)
     elif kind is tuple:

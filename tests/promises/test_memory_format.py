@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,6 +36,7 @@ SAMPLES: dict[str, Callable[[int], Any]] = {
     "float": lambda i: picture(i).float(),
     "array": lambda i: picture(i).numpy(),
     "mapping": lambda i: {"image": interleaved(i), "mask": [picture(i, (1, 200, 200)), str(i)]},
+    "mapping of the user's": lambda i: UserDict(image=picture(i), small=picture(i, SMALL)),
     "named": lambda i: Pair(picture(i), float(i)),
     "alternating": lambda i: picture(i) if i % 2 else interleaved(i),
     "volume": lambda i: picture(i, (2, 3, 80, 80)),
@@ -60,7 +61,7 @@ class Stream(IterableDataset[Any]):
 
 
 def leaves(data: Any) -> Iterator[Any]:
-    if isinstance(data, dict):
+    if isinstance(data, dict | UserDict):
         data = list(data.values())
     if isinstance(data, list | tuple):
         for part in data:
