@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch.utils.data import Dataset, IterableDataset
 
@@ -40,3 +42,14 @@ class OwnIterator(IterableDataset[int]):
 def fastload_threads() -> list[str]:
     """The names of fastload's threads that are alive, sorted."""
     return sorted(t.name for t in threading.enumerate() if t.name.startswith("fastload-"))
+
+
+@contextmanager
+def limited_files(nbytes: int) -> Iterator[None]:
+    """Let no file of this process grow beyond so many bytes: writing fails as on a full disk, but with EFBIG."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -64,9 +64,13 @@ class Checkpoint:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(partial)
+            # Where a write fails, torch goes on to end its archive, and raises what it finds there.
+            cause = error.__context__ if isinstance(error, RuntimeError) else error
+            if isinstance(cause, OSError):
+                raise OSError(cause.errno, cause.strerror, str(path)) from error
             raise
         _sync_folder(folder)  # The new name too must survive a loss of power.
         return path

@@ -48,7 +48,13 @@ def append_row(path: Path, row: Mapping[str, object]) -> None:
                 text.write("\n")
         writer.writerow(["" if value is None else value for value in row.values()])
         # One write to a file open for appending: even without locks, a row lands in one piece.
-        os.write(file.fileno(), text.getvalue().encode())
+        left = text.getvalue().encode(errors="backslashreplace")
+        try:
+            while left:  # a disk that becomes full takes a part, and refuses the rest
+                left = left[os.write(file.fileno(), left) :]
+        except OSError as error:
+            error.filename = str(path)  # a write does not say
+            raise
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import copy
 import itertools
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from fastload.harness import charts
 from fastload.harness.figures import Outcome
 from fastload.harness.page import render
 from fastload.harness.plan import Run
+from fastload.harness.report import write_text
+from tests.fakes import limited_files
 from tests.harness.documents import HOSTILE, RACE, TIMELINE, document, outcome
 
 VOID = {"meta", "br", "hr"}
@@ -277,3 +280,14 @@ def test_ticks_are_a_few_round_steps_from_0_that_stay_below_the_highest(highest:
     assert 3 <= len(ticks) <= 6
     assert ticks[-1] <= highest * (1 + 1e-6)
     assert ticks[-1] + ticks[1] > highest * (1 - 1e-6)
+
+
+def test_a_name_that_is_no_text_is_written_in_escapes(tmp_path: Path) -> None:
+    write_text(tmp_path / "report.html", "pictures\udcff")
+    assert (tmp_path / "report.html").read_text() == r"pictures\udcff"
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    with limited_files(1000), pytest.raises(OSError, match=r"File too large: .*report\.html"):
+        write_text(tmp_path / "report.html", "x" * 100_000)
+    assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastload.harness.stats_file import StatsFileError, append_row, check_table
+from tests.fakes import limited_files
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -77,3 +78,9 @@ def test_rows_written_at_once_are_whole_and_have_one_header(tmp_path: Path) -> N
     }
     assert len(found) == writers * each
     assert {row["long"] for row in found} == {"x" * 5000}
+
+
+def test_a_row_for_which_there_is_no_room_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "stats.csv"
+    with limited_files(1000), pytest.raises(OSError, match=r"File too large: .*stats\.csv"):
+        append_row(path, {"long": "x" * 5000})

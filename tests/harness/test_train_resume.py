@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent / "programs"))
 from counting import SAMPLES, counting_learner, counts, train_counting
 from starting import ranks_started
 
+from tests.fakes import limited_files
+
 PROGRAM = Path(__file__).parent / "programs" / "counting.py"
 ALONE = Rank(rank=0, world_size=1, local_rank=0, local_size=1, launcher="none")
 
@@ -181,6 +183,16 @@ def test_a_number_that_changed_on_the_disk_is_not_trained_on(tmp_path: Path) -> 
     path.write_bytes(content[: at + 3] + b"\xbf" + content[at + 4 :])  # -1.5
     with pytest.raises(CheckpointError, match=r"checkpoint\.pt: damaged: .*another checksum"):
         Checkpoint.load(tmp_path)
+
+
+def test_a_full_disk_is_named_and_the_checkpoint_before_stays(tmp_path: Path) -> None:
+    path = plain_checkpoint().save(tmp_path)
+    before = path.read_bytes()
+    large = plain_checkpoint(model={"a": torch.zeros(100_000)})
+    with limited_files(10_000), pytest.raises(OSError, match=r"File too large: .*checkpoint\.pt"):
+        large.save(tmp_path)
+    assert [left.name for left in tmp_path.iterdir()] == [NAME]
+    assert path.read_bytes() == before
 
 
 def plain_checkpoint(**fields: Any) -> Checkpoint:
