@@ -13,7 +13,7 @@ import fcntl
 import os
 import pickle
 import random
-import tempfile
+import secrets
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,8 @@ class Checkpoint:
         _sweep(folder)
         path = folder / NAME
         content = {name: getattr(self, name) for name in self.__slots__}
-        descriptor, partial = tempfile.mkstemp(prefix=f".{NAME}.", dir=folder)
+        partial = folder / f".{NAME}.{secrets.token_hex(4)}"
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             with open(descriptor, "wb") as file:
                 with contextlib.suppress(OSError):  # without locks, nothing is swept

@@ -252,6 +252,7 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
     folder = recipe.checkpoint
     if folder is None:
         return 0
+    _check_folder(folder, control)
     if not recipe.resume:
         if any(control.gather((folder / NAME).exists())):
             raise CheckpointError(
@@ -282,6 +283,20 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
     before = len(found.randomness)
     say(f"Resumed behind step {found.step}, which {before} rank{'s' * (before > 1)} had reached")
     return found.step
+
+
+def _check_folder(folder: Path, control: Control) -> None:
+    """Raise `CheckpointError`, on all ranks, where rank 0 cannot write: now, and not at the first checkpoint."""
+    problem: str | None = None
+    if control.rank.rank == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                problem = f"{folder} may not be written: choose another --checkpoint"
+        except OSError as error:
+            problem = f"{folder}: {error.strerror}: choose another --checkpoint"
+    if problem := control.broadcast(problem):
+        raise CheckpointError(problem)
 
 
 def _save(folder: Path | None, step: int, source: Any, learner: Learner, control: Control) -> int:

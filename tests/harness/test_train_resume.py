@@ -5,6 +5,7 @@ yields a model that was trained on every sample of an epoch exactly once; its ra
 from __future__ import annotations
 
 import fcntl
+import os
 import random
 import signal
 import sys
@@ -216,6 +217,30 @@ def test_what_a_kill_in_a_save_left_is_deleted_by_the_next_one_but_not_what_is_b
 def test_nothing_is_left_beside_the_checkpoint(tmp_path: Path) -> None:
     train(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_a_checkpoint_is_for_those_whom_the_umask_lets_read_it(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        train(tmp_path, every=4)
+    finally:
+        os.umask(before)
+    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    steps: list[int] = []
+    with pytest.raises(CheckpointError, match=r"file/checkpoints: Not a directory.*--checkpoint"):
+        train_counting(
+            tmp_path / "file" / "checkpoints",
+            rank=ALONE,
+            on_step=lambda step, _: steps.append(step),
+            say=lambda _: None,
+            batch_size=8,
+            every=1,
+        )
+    assert not steps
 
 
 def test_a_checkpoint_is_not_written_over_by_a_run_that_does_not_resume(tmp_path: Path) -> None:
