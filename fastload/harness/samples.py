@@ -53,6 +53,11 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
         picture, label, *_ = self.dataset[index]
         return picture, label, index
 
+    @property
+    def fills_rows(self) -> bool:
+        """Whether a picture may be made in the memory of its batch, as of `dataset`: nothing is kept here."""
+        return getattr(self.dataset, "fills_rows", False)
+
     def locate(self, index: int) -> str:
         """Where a sample lies, for the loader's error notes."""
         return self.dataset.locate(index)
@@ -78,8 +83,8 @@ def open_dataset(recipe: Recipe) -> Source:
 
 def _plan(recipe: Recipe) -> Plan:
     if recipe.transform == "resize":
-        return Resize((recipe.size, recipe.size))
-    return RandomResizedCrop(recipe.size, flip=0.5)
+        return Resize((recipe.size, recipe.size), channels_last=recipe.channels_last)
+    return RandomResizedCrop(recipe.size, flip=0.5, channels_last=recipe.channels_last)
 
 
 def open_loader(
@@ -96,6 +101,7 @@ def open_loader(
     threads: dict[str, Any] = {
         "prefetch_batches": recipe.prefetch_batches if recipe.workers else None,
         "seed": recipe.seed,
+        "memory_format": torch.channels_last if recipe.channels_last else torch.contiguous_format,
     }
     return fastload.DataLoader(
         dataset,
