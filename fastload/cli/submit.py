@@ -127,7 +127,7 @@ def submit(
 def _command(exported: tuple[str, ...], **options: Any) -> list[str]:
     """The argument list that starts the ranks from here."""
     from fastload.distributed import launch
-    from fastload.distributed.execute import are_here, find_launcher
+    from fastload.distributed.execute import are_here, find_launcher, signal_options
 
     hostfile, ppn, ranks = options["hostfile"], options["ppn"], options["parallelism"]
     hosts: tuple[launch.Host, ...] = ()
@@ -147,7 +147,7 @@ def _command(exported: tuple[str, ...], **options: Any) -> list[str]:
         hosts=hosts,
         depth=options["depth"],
         export=exported,
-        options=options["options"],
+        options=(*(signal_options() if launcher == "torchrun" else ()), *options["options"]),
     )
     return launch.command_line(job, launcher, python=sys.executable, root=os.geteuid() == 0)
 

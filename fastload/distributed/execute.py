@@ -61,6 +61,18 @@ def are_here(hosts: Sequence[Host]) -> bool:
     return {host.name for host in hosts} <= {"localhost", "127.0.0.1", name, name.partition(".")[0]}
 
 
+def signal_options() -> list[str]:
+    """What makes torchrun pass on SIGUSR1 and SIGUSR2: of itself it dies of them, and its ranks live on.
+
+    Empty for a torch that cannot.
+    """
+    from torch.distributed.launcher.api import LaunchConfig
+
+    if "signals_to_handle" not in LaunchConfig.__dataclass_fields__:
+        return []
+    return ["--signals-to-handle", ",".join(number.name for number in _FORWARDED)]
+
+
 def execute(command: Sequence[str]) -> int:
     """Run `command` in a process group of its own; return its exit code, or 128 + n where signal n ended it.
 

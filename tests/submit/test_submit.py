@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastload.cli import main
-from fastload.distributed.execute import execute
+from fastload.distributed.execute import execute, signal_options
 from fastload.errors import LaunchError
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -183,6 +184,23 @@ def test_a_signal_reaches_the_whole_group_and_the_jobs_exit_code_comes_back(
         os.kill(pid, signum)
         assert output.read() == "child\nparent\n"
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 40
+
+
+def test_no_rank_of_torchrun_outlives_a_signal_that_it_does_not_know_of_itself(
+    tmp_path: Path,
+) -> None:
+    if not signal_options():
+        pytest.skip("this torchrun cannot pass on SIGUSR1")
+    program = tmp_path / "program.py"
+    program.write_text("import os, signal\nos.write(1, b'ready\\n')\nsignal.pause()\n")
+    command = [sys.executable, "-m", "fastload", "submit", "--launcher", "torchrun"]
+    command += ["--parallelism", "2", "--script", str(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.read() == b""  # to the end: nobody holds it open any more
+    assert process.returncode != 0
 
 
 def test_handlers_are_put_back_and_what_is_ignored_stays_so() -> None:
