@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import Dataset
@@ -23,6 +24,7 @@ _AHEAD_BYTES = (
     64 * 2**20
 )  # of records that wait to be written; workers go on while the disk is waited for
 _AHEAD = 1024  # records, likewise
+_TOGETHER = 16  # records that are handed over at once: each hand-over wakes this thread
 _PIECE = 64  # records that a worker verifies at a time
 
 
@@ -34,6 +36,9 @@ class Prepared(NamedTuple):
     sides: tuple[int, int] | None = None  # height and width of raw pixels
     input_bytes: int = 0
     reason: str = ""
+    error: Exception | None = (
+        None  # to be raised in its place: behind the records before it, which it comes with
+    )
 
 
 @dataclass(frozen=True)
@@ -146,16 +151,18 @@ def pack(
         prepare = _Prepare(mode, skip=on_error == "skip", check=check, **pixels)
         loader: DataLoader[Prepared] = DataLoader(
             prepare,
-            batch_size=None,
+            batch_size=_TOGETHER,
             sampler=_Order(inputs, writer.done),
             collate_fn=_as_it_is,
             num_workers=workers,
             seed=0,
-            prefetch_batches=_AHEAD,
+            prefetch_batches=_AHEAD // _TOGETHER,
             prefetch_bytes=_AHEAD_BYTES,
         )
         with loader, _bar(progress, len(inputs), writer.done, "record") as bar:
-            for made_of, payload, sides, size, reason in loader:
+            for made_of, payload, sides, size, reason, error in chain.from_iterable(loader):
+                if error is not None:
+                    raise error
                 if payload is None:
                     writer.reject(made_of.name, reason)
                 else:
@@ -235,7 +242,7 @@ class _Prepare(Dataset[Prepared]):
             return self._prepared(made_of)
         except (DecodeError, OSError) as error:
             if not self.skip:
-                raise
+                return Prepared(made_of, error=error)
             reason = error.strerror if isinstance(error, OSError) else error.reason
             return Prepared(made_of, reason=reason or str(error))
 
