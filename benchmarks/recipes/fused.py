@@ -1,4 +1,7 @@
-"""Files through fastload's fused plan: header, box, scaled decode, resize and flip in one step."""
+"""Files through fastload's fused plan: header, box, scaled decode, resize and flip in one step.
+
+Batches are channels-last in memory, as FFCV's are and those of the other peers are not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""fastload's packed set, through the fused plan. Variants: the modes of `fastload pack`."""
+"""fastload's packed set, through the fused plan. Variants: the modes of `fastload pack`.
+
+Batches are channels-last in memory, as FFCV's are and those of the other peers are not.
+"""
 
 from __future__ import annotations
 
