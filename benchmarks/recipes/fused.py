@@ -1,6 +1,6 @@
 """Files through fastload's fused plan: header, box, scaled decode, resize and flip in one step.
 
-Batches are channels-last in memory, as FFCV's are and those of the other peers are not.
+Batches are channels-last in memory, as FFCV's and SPDL's; torch's and DALI's are planes.
 """
 
 from __future__ import annotations

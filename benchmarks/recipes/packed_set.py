@@ -1,6 +1,6 @@
 """fastload's packed set, through the fused plan. Variants: the modes of `fastload pack`.
 
-Batches are channels-last in memory, as FFCV's are and those of the other peers are not.
+Batches are channels-last in memory, as FFCV's and SPDL's; torch's and DALI's are planes.
 """
 
 from __future__ import annotations
