@@ -29,6 +29,7 @@ NAMES = (
     "collate",
     "thread_cost",
     "randomness",
+    "isolation",
     "beside",
     "decode",
     "packing",

@@ -7,11 +7,12 @@
 
 Files are the pipeline: `sampler` (the order), `randomness` (a stream for each sample), `fetch` (a batch
 is read and finished; `lanes`: of an iterable data set), `collate` (from samples to a batch, in the
-memory of `slots`), `window` (the hand-off; all locks), `workers` (all threads), `order` (what is next, and what
-the loop has had; `draws`: what a sampler draws from; `state`: whether a saved one fits), `iterator`
-(the loop's side of an epoch), `loader` (wires these), `prefetch` (puts the batches on a device). They
-share `telemetry` (what threads measure; `tally` makes `stats` of it, which `diagnosis` reads),
-`faults` (what user code raises), `errors` and `torch_private` (all that torch does not promise).
+memory of `slots`, which by `rows` a dataset may fill), `window` (the hand-off; all locks), `workers`
+(all threads), `order` (what is next, and what the loop has had; `draws`: what a sampler draws from;
+`state`: whether a saved one fits), `iterator` (the loop's side of an epoch), `loader` (wires these),
+`prefetch` (puts the batches on a device). They share `telemetry` (what threads
+measure; `tally` makes `stats` of it, which `diagnosis` reads), `isolation` (what each worker owns), `faults`
+(what user code raises), `errors` and `torch_private` (all that torch does not promise).
 `inspection` tells whether a data set suits threads, by `readings` that it compares by `equality`;
 `testing` has fakes. Folders are plug-ins, which the files never import: `datasets`, `image`, `harness`,
 and `cli`, the command.

@@ -13,7 +13,6 @@ makes of them, errors included. So a slot saves a copy and changes no result.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
@@ -31,45 +30,27 @@ from fastload.torch_private import no_torch_function
 class Box(Protocol):
     """A batch under construction, for positions 0 to n-1."""
 
-    def offer(self, position: int) -> None:
-        """Let `offered_row` give this thread the row of a position, if there is one."""
+    def row(self, position: int) -> NDArray[Any] | None:
+        """Return the row for the first element of a sample, or None if it has none."""
 
     def put(self, position: int, sample: Any) -> None:
         """Keep `sample`; called at most once for a position, from any thread."""
 
-    def make(self, absent: Collection[int]) -> Any:
-        """The batch, without the positions in `absent`. Called once, after the last `put`."""
+    def make(self, absent: Collection[int], collate_fn: Callable[[list[Any]], Any]) -> Any:
+        """Return the batch, without the positions in `absent`. Called once, after the last `put`.
 
-
-class _Offer(threading.local):
-    row: NDArray[Any] | None = None
-
-
-_offer = _Offer()
-
-
-def offered_row(shape: tuple[int, ...], dtype: Any) -> NDArray[Any] | None:
-    """The row of the batch for the sample that this thread reads, to be filled and returned in it; once a sample.
-
-    None where there is none of this shape and dtype, and for samples that others may see: see `Fetcher`.
-    """
-    row, _offer.row = _offer.row, None
-    return row if row is not None and row.shape == shape and row.dtype == dtype else None
-
-
-def withdraw_row() -> None:
-    """Let this thread's `offered_row` give none."""
-    _offer.row = None
+        `collate_fn` is that of the worker that makes the batch.
+        """
 
 
 class SampleBox:
     """Keeps the samples of a batch for a collate function."""
 
-    def __init__(self, n: int, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self._samples: list[Any] = [None] * n
-        self._collate_fn = collate_fn
+    def __init__(self, samples: Any) -> None:
+        """`samples`: a list with a place for each of them, or what `__getitems__` gave."""
+        self._samples = samples
 
-    def offer(self, position: int) -> None:
+    def row(self, position: int) -> None:
         """See `Box`. There are no rows."""
 
     def put(self, position: int, sample: Any) -> None:
@@ -80,22 +61,22 @@ class SampleBox:
         """Only `n` samples came."""
         del self._samples[n:]
 
-    def make(self, absent: Collection[int]) -> Any:
+    def make(self, absent: Collection[int], collate_fn: Callable[[list[Any]], Any]) -> Any:
         """See `Box`."""
         samples, self._samples = self._samples, []
         if absent:
             samples = [s for i, s in enumerate(samples) if i not in absent]
-        return self._collate_fn(samples)
+        return collate_fn(samples)
 
 
 class _Void:
-    def offer(self, position: int) -> None:
+    def row(self, position: int) -> None:
         pass
 
     def put(self, position: int, sample: Any) -> None:
         pass
 
-    def make(self, absent: Collection[int]) -> None:
+    def make(self, absent: Collection[int], collate_fn: Callable[[list[Any]], Any]) -> None:
         return None
 
 
@@ -167,7 +148,7 @@ def _leaf_bytes(leaf: Any) -> int:
 def collate_box(n: int, pool: SlotPool) -> Box:
     """A box that makes what `default_collate` makes of `n` samples, in a slot where the samples have large rows."""
     layout = pool.layout
-    return SlotBox(n, pool) if layout is None or layout.rows else SampleBox(n, pool.collate)
+    return SlotBox(n, pool) if layout is None or layout.rows else SampleBox([None] * n)
 
 
 class SlotBox:
@@ -180,11 +161,13 @@ class SlotBox:
         self._slot: dict[None, tuple[Layout, Slot]] = {}
         self._odd: dict[int, Any] = {}  # samples that do not fit the layout
 
-    def offer(self, position: int) -> None:
-        """See `Box`. A sample with several rows gets none: who fills one does not know which it is."""
-        _, slot = self._slot.get(None, (None, None))
-        only = slot is not None and len(slot.arrays) == 1
-        _offer.row = slot.arrays[0][position] if slot is not None and only else None
+    def row(self, position: int) -> NDArray[Any] | None:
+        """See `Box`. None too until the first sample has come."""
+        layout, slot = self._slot.get(None, (None, None))
+        if layout is None or slot is None or not layout.starts_with_row:
+            return None
+        row: NDArray[Any] = slot.arrays[0][position]
+        return row
 
     def put(self, position: int, sample: Any) -> None:
         """See `Box`."""
@@ -206,8 +189,8 @@ class SlotBox:
             self._pool.layout = layout = Layout(sample)
         return self._slot.setdefault(None, (layout, Slot(layout, self._n, self._pool)))
 
-    def make(self, absent: Collection[int]) -> Any:
-        """See `Box`."""
+    def make(self, absent: Collection[int], collate_fn: Callable[[list[Any]], Any]) -> Any:
+        """See `Box`. It stands for torch's `default_collate` and calls no other."""
         layout, slot = self._slot.pop(None, (None, None))
         if layout is None or slot is None or absent or self._odd:
             return default_collate(

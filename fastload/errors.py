@@ -32,7 +32,15 @@ class EmptyBatchError(FastloadError, RuntimeError):
 
 
 class DatasetCopyError(FastloadError, RuntimeError):
-    """A data set cannot be copied for each worker; `__cause__` says why."""
+    """A dataset holds what can neither be copied for each worker nor shared by them; the message names the place."""
+
+
+class SharedStateWarning(UserWarning):
+    """All workers share an object that may keep state; the message names it and says what to do."""
+
+
+class ModuleStateWarning(SharedStateWarning):
+    """Samples change a module-level object, which all workers share; the message names it and says what to do."""
 
 
 class StateError(FastloadError, ValueError):

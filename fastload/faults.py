@@ -121,7 +121,11 @@ def file_of(dataset: Any, index: Any) -> str:
         while type(dataset) is Subset:
             dataset, index = dataset.dataset, dataset.indices[index]
         locate = getattr(dataset, "locate", None)
-        name = locate(index) if locate else dataset.samples[index][0]
+        if locate:
+            name = locate(index)
+        else:
+            entry = dataset.samples[index]
+            name = entry[0] if isinstance(entry, tuple | list) else None  # a defaultdict would grow
         return os.fspath(name) if isinstance(name, str | os.PathLike) else ""
     except BaseException as raised:
         pass_signals(raised)

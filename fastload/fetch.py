@@ -21,7 +21,6 @@ from fastload.collate import (
     collate_box,
     data_bytes,
     in_channels_last,
-    withdraw_row,
 )
 from fastload.errors import EmptyBatchError
 from fastload.faults import (
@@ -34,6 +33,7 @@ from fastload.faults import (
     transient_errno,
 )
 from fastload.randomness import Stream, StreamKeys
+from fastload.rows import RowOffer, row_reader
 from fastload.slots import SlotPool
 from fastload.telemetry import Recorder
 from fastload.torch_private import collate_handler, collate_tensors
@@ -142,11 +142,12 @@ class Batch(Ticket):
         """The index of the sample at a position, to show where a run began."""
         return next(islice(self.indices, start, None), None)
 
-    def stream_key(self, at: int | None) -> int:
-        """The key of the random stream of the sample at a position, or (None) of the batch."""
+    def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
+        """Return the key of the random stream of the sample at a position, or (None) of the batch."""
+        keys = self.keys if seeded else self.keys.unseeded()
         if at is None:
-            return self.keys.batch(self.position, next(iter(self.indices), None))
-        return self.keys.sample(self.position + at, self.indices[at])
+            return keys.batch(self.position, next(iter(self.indices), None))
+        return keys.sample(self.position + at, self.indices[at])
 
 
 class Fetcher:
@@ -158,8 +159,7 @@ class Fetcher:
     Args:
         batched: indices come as one sequence a batch (torch's automatic batching); else one index is
             one "batch".
-        collate_fn: applied to the list of samples, or to the one sample; torch's `default_collate` is
-            done in slots.
+        collate_fn: of the loader: torch's `default_collate` is done in slots. Workers bring their own to `finish`.
         on_error, retries: see `fastload.DataLoader`.
         pool: where the slots come from.
 
@@ -182,7 +182,7 @@ class Fetcher:
         self._retries = retries
         self._pool = pool
         self.pause: Callable[[float], None] = _no_pause
-        self.noticed: deque[str] = deque()
+        self.noticed: deque[tuple[type[Warning], str]] = deque()
         self.lost: deque[str] = deque()
         self._slots = batched and collate_fn is default_collate
         self.gathers = (self._slots or collate_fn is default_convert) and _can_gather(dataset)
@@ -236,7 +236,7 @@ class Fetcher:
 
     def _box(self, batch: Batch) -> Box:
         n = len(batch.indices)
-        return collate_box(n, self._pool) if self._slots else SampleBox(n, self._collate_fn)
+        return collate_box(n, self._pool) if self._slots else SampleBox([None] * n)
 
     def read(self, batch: Batch, start: int, stop: int, dataset: Any, stream: Stream) -> None:
         """Read units `start` to `stop` of `batch`, each sample in its random stream.
@@ -255,7 +255,9 @@ class Fetcher:
         # and of the batch only what `finish` and the loop leave in it.
         indices = batch.indices
         stream.source = batch
-        offers = self._slots and _fills_rows(dataset)
+        held = stream.held
+        read = row_reader(dataset) if self._slots else None
+        offer = RowOffer()
         k, attempt = start, 0
         while k < stop:
             try:
@@ -264,14 +266,17 @@ class Fetcher:
                 # many may be read and never one too few.
                 while k < stop and k <= batch.first_failed and not batch.dropped:
                     stream.at, stream.stale = k, True
-                    if offers:
-                        batch.box.offer(k)  # type: ignore[union-attr]
-                    batch.box.put(k, dataset[indices[k]])  # type: ignore[union-attr]
+                    if held is not None:
+                        held.begin(batch.stream_key(k, seeded=stream.seeded))
+                    if read is None:
+                        batch.box.put(k, dataset[indices[k]])  # type: ignore[union-attr]
+                    else:
+                        offer.row = batch.box.row(k)  # type: ignore[union-attr]
+                        batch.box.put(k, read(indices[k], offer))  # type: ignore[union-attr]
                     k, attempt = k + 1, 0
-                withdraw_row()
                 return
             except BaseException as exc:
-                withdraw_row()
+                offer.row = None  # frames of the traceback hold the offer
                 pass_signals(exc)
                 if not self._is_retried(batch, exc, attempt):
                     self._sample_failed(batch, k, dataset, exc)
@@ -337,18 +342,14 @@ class Fetcher:
             if self.gathers and (data := _gathered(dataset, index)):
                 batch.data = data
             else:
-                batch.box = SampleBox(1, self._collate_one)
+                batch.box = SampleBox([None])
                 batch.box.put(0, dataset[index])
         elif self.gathers and (data := _gathered(dataset, batch.indices)):
             batch.data = data
         elif self._getitems:
-            samples = dataset.__getitems__(batch.given)
-            batch.box = SampleBox(0, lambda _: self._collate_fn(samples))
+            batch.box = SampleBox(dataset.__getitems__(batch.given))
         else:
             self._read_one_by_one(batch, dataset, stream)
-
-    def _collate_one(self, samples: list[Any]) -> Any:
-        return self._collate_fn(samples[0])
 
     def _whole_failed(self, batch: Batch, dataset: Any, exc: BaseException, stream: Stream) -> None:
         if not self._batched:
@@ -368,10 +369,10 @@ class Fetcher:
         batch.box = self._box(batch)
         self._read_samples(batch, 0, n, dataset, stream)
 
-    def finish(self, batch: Batch, stream: Stream) -> None:
+    def finish(self, batch: Batch, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
         """Make the batch of its samples, or its error of theirs, in the random stream of the batch.
 
-        Called once, by who delivered the last of them.
+        Called once, by the worker that delivered the last of them, with its own `collate_fn`.
         """
         box, batch.box = batch.box, None
         if stream.source is not batch or stream.at is not None:
@@ -389,7 +390,12 @@ class Fetcher:
                     raise EmptyBatchError(
                         f"all {batch.size} samples of {batch} were skipped by on_error"
                     ) from batch.handled[max(skipped)]
-                batch.data = box.make(skipped)
+                if not self._batched:
+                    batch.data = box.make((), lambda samples: collate_fn(samples[0]))
+                elif self._slots and not self.whole:
+                    batch.data = box.make(skipped, self._pool.collate)
+                else:
+                    batch.data = box.make(skipped, collate_fn)
             if self._pool.channels_last and self._batched:
                 batch.data = in_channels_last(batch.data)
             batch.nbytes = data_bytes(batch.data)
@@ -433,16 +439,6 @@ def _reads_batches(dataset: Any) -> bool:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return bool(getattr(dataset, "__getitems__", None))
-
-
-def _fills_rows(dataset: Any) -> bool:
-    """Whether nobody but the loader sees the samples of `dataset`, which asks for the row to make one in.
-
-    A data set says so by an attribute. One around it could keep its samples, and then the loop would write into them.
-    """
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return getattr(dataset, "fills_rows", False) is True
 
 
 def _gathered(dataset: TensorDataset, indices: Any) -> list[torch.Tensor] | None:

@@ -5,23 +5,19 @@ fastload check my_package.data:train_set
 
 from __future__ import annotations
 
-import copy as copies
-import io
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 from typing import Any, Literal
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from fastload.equality import differing, same
-from fastload.errors import DatasetCopyError
-from fastload.faults import shown
+from fastload.errors import DatasetCopyError, SharedStateWarning
+from fastload.isolation import Isolation
+from fastload.isolation.summary import Summary
 from fastload.randomness import global_states
 from fastload.readings import Raised, Reading, read, share_under_gil, switching_often
 from fastload.telemetry import cores_busy_s
@@ -68,6 +64,8 @@ class Report:
     failed: int = 0
     """How many of the samples raised, read serially."""
     findings: list[Finding] = field(default_factory=list)
+    isolation: Summary = field(default_factory=Summary)
+    """What each worker has its own copy of, and what all workers share."""
 
     @property
     def ok(self) -> bool:
@@ -91,23 +89,23 @@ class Report:
             if self.failed == self.samples
             else "Do not read this data set with threads as it is."
         )
-        return "\n".join([head, *map(str, self.findings), verdict])
+        return "\n".join([head, str(self.isolation), *map(str, self.findings), verdict])
 
 
 def check(dataset: Any, *, samples: int = 64, workers: int = 4, seed: int = 0) -> Report:
     """Read some samples of a data set serially and in threads, compare them, and say what to do.
 
     Args:
-        dataset: a map-style or an iterable one. It is copied once and read about five times as often as
-            `samples` says.
+        dataset: a map-style or an iterable one. Copies of it are read, as workers read them, about five times as
+            often as `samples` says.
         samples: how many are compared; of a map-style one, spread over its length.
         workers: threads that read at once.
         seed: of the random streams, the same for all readings.
 
-    What it can find: samples that raise; samples that differ between a serial loop and threads (a
-    shared file position, a buffer that is used again), or between two serial loops (draws from global
-    random state, the time); open files; an iterable data set that is its own iterator, or that every
-    worker would read whole; time under the GIL. A race that did not show in these readings it cannot find.
+    What it can find: what cannot be copied for each worker; samples that raise; samples that differ between a
+    serial loop and threads, or between two serial loops (draws from global random state, the time); a buffer that
+    is used again; an iterable dataset that is its own iterator, or that every worker would read whole; time under
+    the GIL. A race that did not show in these readings it cannot find.
 
     Raises TypeError for what is no data set.
     """
@@ -115,9 +113,15 @@ def check(dataset: Any, *, samples: int = 64, workers: int = 4, seed: int = 0) -
     iterable = isinstance(dataset, IterableDataset)
     cores = usable_cores()
     started, others = perf_counter(), cores_busy_s() - process_time()
-    with _unwarned():  # also of files that copies leave open
+    with warnings.catch_warnings(record=True) as caught:  # also of files that copies leave open
+        warnings.simplefilter("always")
+        try:
+            isolation = Isolation(dataset, None, None, copy_dataset="state")
+            serially = isolation.own().dataset
+        except DatasetCopyError as error:
+            return _refused(dataset, workers, error)
         look = _check_iterable if iterable else _check_map
-        findings, expected, serial, threads = look(dataset, samples, workers, seed)
+        findings, expected, serial, threads = look(dataset, serially, samples, workers, seed)
         failed = _find_failures(
             [*range(len(expected))] if iterable else _spread(dataset, samples), expected, findings
         )
@@ -126,6 +130,7 @@ def check(dataset: Any, *, samples: int = 64, workers: int = 4, seed: int = 0) -
             gil_share = share_under_gil(
                 dataset, None if iterable else _spread(dataset, samples), len(expected), seed
             )
+    findings += _shared_state(caught)
     if gil_share > 0.5 and serial.cpu_share > 0.5:
         findings.append(
             Finding(
@@ -155,7 +160,33 @@ def check(dataset: Any, *, samples: int = 64, workers: int = 4, seed: int = 0) -
         threads_ratio=None if threads is None or crowded else serial.ms / threads.ms,
         failed=failed,
         findings=findings,
+        isolation=isolation.summary,
     )
+
+
+def _refused(dataset: Any, workers: int, error: DatasetCopyError) -> Report:
+    """Return the report on a dataset that no worker can have a copy of."""
+    finding = Finding("fault", *_in_two(str(error)))
+    nothing = {"samples": 0, "serial_ms": 0.0, "cpu_share": 0.0, "gil_share": 0.0}
+    return Report(
+        dataset=type(dataset).__name__,
+        workers=workers,
+        threads_ratio=None,
+        findings=[finding],
+        **nothing,  # type: ignore[arg-type]
+    )
+
+
+def _shared_state(caught: Iterable[warnings.WarningMessage]) -> list[Finding]:
+    """Return what the loader warned of while it read, each once."""
+    said = {str(w.message): None for w in caught if issubclass(w.category, SharedStateWarning)}
+    return [Finding("note", *_in_two(text.removeprefix("fastload: "))) for text in said]
+
+
+def _in_two(text: str) -> tuple[str, str]:
+    """Return the first sentence and the rest."""
+    what, _, advice = text.partition(". ")
+    return what, advice
 
 
 def require_data_set(dataset: Any) -> None:
@@ -179,14 +210,13 @@ def require_data_set(dataset: Any) -> None:
 
 
 def _check_map(
-    dataset: Any, samples: int, workers: int, seed: int
+    dataset: Any, serially: Any, samples: int, workers: int, seed: int
 ) -> tuple[list[Finding], list[Any], Reading, Reading | None]:
     findings: list[Finding] = []
     indices = _spread(dataset, samples)
-    unread = _unread_copy(dataset)
     before = global_states()
     buffers: list[int] = []
-    expected, _ = read(dataset, indices, 0, seed, buffers=buffers)
+    expected, _ = read(serially, indices, 0, seed, buffers=buffers)
     if buffers:
         findings.append(
             Finding(
@@ -196,7 +226,7 @@ def _check_map(
             )
         )
     _find_global_draws(before, global_states(), findings)
-    again, serial = read(dataset, indices, 0, seed)  # as warm as the threads will be
+    again, serial = read(serially, indices, 0, seed)  # as warm as the threads will be
     _, threads = read(dataset, indices, workers, seed)
     if wrong := differing(indices, expected, again):
         findings.append(
@@ -208,23 +238,8 @@ def _check_map(
             )
         )
     else:
-        _find_races(dataset, unread, indices, expected, workers, seed, findings)
-    _find_files(dataset, findings)
+        _find_races(dataset, indices, expected, workers, seed, findings)
     return findings, expected, serial, threads
-
-
-def _unread_copy(dataset: Any) -> Any:
-    """A copy from before the first reading, which may open what cannot be copied; or the error in its place.
-
-    Arrays are shared: each worker's copy of this one has its own.
-    """
-    values = vars(dataset).values() if hasattr(dataset, "__dict__") else ()
-    try:
-        return copies.deepcopy(
-            dataset, {id(v): v for v in values if isinstance(v, torch.Tensor | np.ndarray)}
-        )
-    except Exception as error:
-        return error
 
 
 def _spread(dataset: Any, samples: int) -> list[int]:
@@ -232,13 +247,6 @@ def _spread(dataset: Any, samples: int) -> list[int]:
     length = len(dataset)
     count = min(samples, length)
     return [i * length // count for i in range(count)]
-
-
-@contextmanager
-def _unwarned() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: list[Finding]) -> int:
@@ -267,37 +275,27 @@ def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: list[Fi
 
 def _find_races(
     dataset: Any,
-    unread: Any,
     indices: list[int],
     expected: list[Any],
     workers: int,
     seed: int,
     findings: list[Finding],
 ) -> None:
-    """Read in threads, three times; where that differs from the serial reading, find what helps.
-
-    `unread` is what `_unread_copy` returned.
-    """
+    """Read in threads, three times: what differs from the serial reading depends on what workers share."""
     for _ in range(3):
         with switching_often():
             threaded, _ = read(dataset, indices, workers, seed)
         if wrong := differing(indices, expected, threaded):
-            break
-    else:
-        return
-    advice = 'Use worker_method="process", or open and keep such things in __getitem__, per thread.'
-    if isinstance(unread, Exception):
-        advice += f" (copy_dataset=True fails: {type(unread).__name__}: {shown(unread, str)})"
-    else:
-        with suppress(DatasetCopyError), switching_often():
-            copied, _ = read(unread, indices, workers, seed, copy=True)
-            if not differing(indices, expected, copied):
-                advice = "Use copy_dataset=True: with a copy for each worker, they are the same."
-                if isinstance(_unread_copy(dataset), Exception):
-                    advice += " Read nothing of it in the loop itself before: then it can no longer be copied."
-    findings.append(
-        Finding("fault", f"in {workers} threads, other samples than serially, in {wrong}", advice)
-    )
+            findings.append(
+                Finding(
+                    "fault",
+                    f"in {workers} threads, other samples than serially, in {wrong}",
+                    "Something that workers share keeps state between two calls: look for it among what is shared, at "
+                    "the top of modules and in class attributes. Create it in __getitem__, or use "
+                    'worker_method="process".',
+                )
+            )
+            return
 
 
 def _find_global_draws(before: Any, after: Any, findings: list[Finding]) -> None:
@@ -312,29 +310,8 @@ def _find_global_draws(before: Any, after: Any, findings: list[Finding]) -> None
             )
 
 
-def _find_files(dataset: Any, findings: list[Finding]) -> None:
-    """Name the attributes that are open files or look like handles: with a position that threads share."""
-    for name, value in vars(dataset).items() if hasattr(dataset, "__dict__") else ():
-        kind = type(value)
-        is_handle = isinstance(value, io.IOBase) and not isinstance(value, io.BytesIO)
-        if is_handle or kind.__module__.partition(".")[0] in (
-            "h5py",
-            "lmdb",
-            "sqlite3",
-            "zipfile",
-            "tarfile",
-        ):
-            findings.append(
-                Finding(
-                    "note",
-                    f"its attribute {name} is an open {kind.__module__}.{kind.__qualname__}: one position for all",
-                    "Use copy_dataset=True if it can be copied, open it in each thread, or read with os.pread.",
-                )
-            )
-
-
 def _check_iterable(
-    dataset: Any, samples: int, workers: int, seed: int
+    dataset: Any, serially: Any, samples: int, workers: int, seed: int
 ) -> tuple[list[Finding], list[Any], Reading, Reading | None]:
     findings: list[Finding] = []
     if _is_own_iterator(dataset):
@@ -345,22 +322,10 @@ def _check_iterable(
                 "Each worker has a copy, so a loader is safe; make __iter__ return a new generator all the same.",
             )
         )
-    _find_files(dataset, findings)
     before = global_states()
-    expected, serial = read(dataset, None, 0, seed, limit=samples)
+    expected, serial = read(serially, None, 0, seed, limit=samples)
     _find_global_draws(before, global_states(), findings)
-    try:
-        threaded, threads = read(dataset, None, workers, seed, limit=samples)
-    except DatasetCopyError as error:
-        reason = error.__cause__ or error
-        findings.append(
-            Finding(
-                "fault",
-                f"it cannot be copied for each worker: {type(reason).__name__}: {shown(reason, str)}",
-                'Open in __iter__ what it reads from, or use num_workers=0 or worker_method="process".',
-            )
-        )
-        return findings, expected, serial, None
+    threaded, threads = read(dataset, None, workers, seed, limit=samples)
     raised = [sample for sample in threaded if type(sample) is Raised]
     if raised and not any(type(sample) is Raised for sample in expected):
         findings.append(

@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,11 @@ from fastload.draws import single_sampler
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, TooManyErrorsError
 from fastload.faults import annotate, shown
 from fastload.fetch import Batch, Fetcher
+from fastload.isolation import Isolation, Own
+from fastload.isolation.generators import Keyed
 from fastload.lanes import LaneFetcher, LaneOrder
 from fastload.order import Order, SampledOrder, is_function, partition
-from fastload.randomness import entered
+from fastload.randomness import Stream, chosen_modules, entered, routable
 from fastload.sampler import RankSampler, integer, mix64
 from fastload.slots import SlotPool
 from fastload.state import describe
@@ -65,7 +68,25 @@ class ThreadIterator(Iterator[Any]):
         )
         num_workers = 0 if light else loader.num_workers
         self._inline = num_workers == 0
-        self._site = Site(0, loader.dataset, None)  # of the loop, where there are no workers
+        # Without workers and seed all but torch's functions draws as if there were no loader.
+        keys = not self._fetcher.gathers and (loader.seed is not None or not self._inline)
+        modules = routable(chosen_modules(loader.random_modules)) if keys else frozenset()
+        make_stream = partial(
+            _stream,
+            modules=modules,
+            seeded=loader.seed is not None,
+            keyed=keys and not loader.iterable,
+        )
+        # Before the sampler draws: what is refused changes nothing.
+        isolation = _isolation(loader) if keys or not self._inline else None
+        if isolation is not None and not self._inline:
+            isolation.check()
+        self._dataset = loader.dataset
+        self._site: Site | None = None  # of the loop, if there are no workers
+        if self._inline:
+            own = Own(loader.dataset, loader.collate_fn, None)
+            own = own if isolation is None else isolation.originals()
+            self._site = Site(0, own, None, make_stream(own))
         self._window: Window[Batch] = Window(
             _depth(loader, self._fetcher, num_workers),
             in_order=loader.in_order,
@@ -82,15 +103,16 @@ class ThreadIterator(Iterator[Any]):
         base_seed = self._begin_first(loader)
         if loader.worker_init_fn is None:
             self._issue_ahead()  # a thread finds work the moment that it is there
-        self._threads = workers.start(
-            self._window,
-            self._fetcher,
-            loader.dataset,
-            num_workers=num_workers,
-            copy_dataset=loader.copy_dataset or loader.iterable,
-            init_fn=loader.worker_init_fn,
-            base_seed=base_seed,
-        )
+        self._threads: list[threading.Thread] = []
+        if isolation is not None and not self._inline:
+            self._threads = workers.start(
+                self._window,
+                self._fetcher,
+                isolation,
+                make_stream,
+                num_workers=num_workers,
+                base_seed=base_seed,
+            )
         loader._threads = [t for t in loader._threads if t.is_alive()] + self._threads
         loader._iterators.add(self)
         self._issue_ahead()
@@ -329,7 +351,7 @@ class ThreadIterator(Iterator[Any]):
 
     def _next_order(self) -> SampledOrder:
         """The next epoch's, which the workers begin while the loop is busy with the end of this one."""
-        rank, _ = partition(self._sampler, self._site.dataset)
+        rank, _ = partition(self._sampler, self._dataset)
         order = SampledOrder(
             self._sampler,
             self._fetcher,
@@ -343,6 +365,7 @@ class ThreadIterator(Iterator[Any]):
     def _serve(self) -> None:
         """Without workers: do here, in the modes of a fresh thread, what a worker would."""
         started = perf_counter()
+        assert self._site is not None
         try:
             drawing = nullcontext() if self._fetcher.gathers else entered(self._site.stream)
             with neutral_modes(), drawing:
@@ -405,12 +428,13 @@ class ThreadIterator(Iterator[Any]):
                 self._warned.add("lost")
                 warnings.warn(f"fastload: {what}", RuntimeWarning, stacklevel=3)
         while self._fetcher.noticed:
-            what = self._fetcher.noticed.popleft()
+            category, what = self._fetcher.noticed.popleft()
             if not self._keyed or what in self._warned:
                 continue
             self._warned.add(what)
             warnings.warn(
-                f"fastload: {type(self._site.dataset).__name__} seems to {what}",
+                f"fastload: {type(self._dataset).__name__} seems to {what}",
+                category,
                 stacklevel=3,
             )
 
@@ -420,7 +444,7 @@ class ThreadIterator(Iterator[Any]):
         declared: Any = None if loader is None else loader._IterableDataset_len_called
         if declared is not None and self._tally.batches > declared and not self._ended:
             warnings.warn(
-                f"Length of IterableDataset {self._site.dataset} was reported to be {declared} (when accessing "
+                f"Length of IterableDataset {self._dataset} was reported to be {declared} (when accessing "
                 f"len(dataloader)), but {self._tally.batches} samples have been fetched.",
                 stacklevel=3,
             )
@@ -471,6 +495,24 @@ def batch_size(loader: DataLoader[Any]) -> int | None:
     """Samples in a batch; None where a batch sampler of the user's does not say."""
     size = loader.batch_size or getattr(loader._index_sampler, "batch_size", None)
     return size if isinstance(size, int) and size > 0 else None
+
+
+def _isolation(loader: DataLoader[Any]) -> Isolation:
+    return Isolation(
+        loader.dataset,
+        loader.collate_fn,
+        loader.worker_init_fn,
+        # Threads cannot share an iterable dataset: each of them iterates over it.
+        copy_dataset=loader.copy_dataset or ("state" if loader.iterable else False),
+    )
+
+
+def _stream(own: Own, *, modules: frozenset[str], seeded: bool, keyed: bool) -> Stream:
+    """Make the random stream of a worker, or of the loop if there are no workers."""
+    # `init_fn` seeds by the worker's id. What a sample draws must not depend on which worker reads it.
+    seeded |= own.init_fn is not None
+    held = Keyed(own.generators, own_state=not seeded) if keyed and own.generators else None
+    return Stream(modules=modules, held=held, keyed=keyed, seeded=seeded)
 
 
 def _base_seed(loader: DataLoader[Any]) -> int:

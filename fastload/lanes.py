@@ -84,7 +84,7 @@ class LaneFetcher(Fetcher):
         batch.state = lane.state()
 
     def _fill(self, batch: Part, lane: _Lane, stream: Stream) -> None:
-        box = SampleBox(self.batch_size, self._collate_fn if self._batched else self._collate_one)
+        box = SampleBox([None] * self.batch_size)
         batch.box = box
         batch.size = 0
         batch.position = lane.samples
@@ -125,6 +125,8 @@ class _Lane:
         """Make the iterator and bring it to where the lane begins: by the state of the data set or of its
         iterator; where neither has one, by reading again up to there."""
         saved = batch.saved
+        # A pass that is read again up to here draws what it drew; one that begins here draws anew.
+        stream.begin_pass(self.keys.batch(saved["samples"] if saved["state"] is not None else 0, 0))
         if saved["ended"]:
             self.samples, self.ended = saved["samples"], True
             return

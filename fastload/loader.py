@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -25,8 +25,10 @@ from torch.utils.data import (
 from fastload import workers
 from fastload.draws import restore_generators
 from fastload.fetch import OnError
+from fastload.isolation.workers import CopyDataset
 from fastload.iterator import ThreadIterator
 from fastload.order import Order, SampledOrder, partition
+from fastload.randomness import chosen_modules
 from fastload.sampler import RankSampler, epoch_number, integer
 from fastload.state import VERSION, check, describe, fresh_state, known_length, whole
 from fastload.stats import Stats
@@ -61,9 +63,18 @@ class DataLoader(TorchDataLoader[T]):
             batch that loses all its samples raises `EmptyBatchError`.
         max_errors: samples that `on_error` may skip or replace in one epoch; one more raises
             `TooManyErrorsError` in place of its batch. None: any number.
-        copy_dataset: each worker reads a deep copy of the data set of its own, made at `iter()`: for
-            those that cannot be shared between threads (a file handle with a position, h5py). What is open
-            then cannot be copied (`DatasetCopyError`): open it at the first sample.
+        copy_dataset: "state": each worker reads through its own copy of every object that your code can
+            change: dataset, transforms, `collate_fn` and `worker_init_fn`, copied at `iter()` as one graph.
+            Data is shared: arrays, tensors and buffers of more than 16 MiB, read-only and memory-mapped ones,
+            tables, and containers with more than 1,000 elements (or, from 16 elements on, with more than 2,000
+            objects or 4 MiB below them). A container that holds datasets, transforms, functions or generators
+            is never data. True: data is copied too. False: all workers share one dataset. A class that is safe
+            in threads says so: `fastload_per_worker = ()` shares its instances, `("transform",)` all but their
+            attribute `transform`. See docs/threads.md; `fastload check` prints what is copied.
+        random_modules: whose global random functions draw from the sample's own stream in workers, and with a seed
+            also without workers: `("python", "numpy")`, one of the two, or `()`. None: what the environment
+            variable FASTLOAD_RANDOM_MODULES says ("python,numpy", "python", "numpy" or "none"), or both. See
+            docs/random.md.
         prefetch_batches: batches in flight at most. Without effect with `num_workers=0`.
         prefetch_bytes: bytes of the batches in flight, about: a batch that is not complete yet counts
             as the mean so far, and one is always let in. For samples of very different size.
@@ -102,7 +113,8 @@ class DataLoader(TorchDataLoader[T]):
         seed: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
-        copy_dataset: bool = False,
+        copy_dataset: CopyDataset = "state",
+        random_modules: Collection[str] | None = None,
         prefetch_batches: int | None = None,
         prefetch_bytes: int | None = None,
         retries: int = 0,
@@ -125,12 +137,16 @@ class DataLoader(TorchDataLoader[T]):
             raise ValueError(
                 "retries is for map-style data sets: what an iterable data set raised on cannot be asked for again"
             )
+        if copy_dataset not in ("state", True, False):
+            raise ValueError(f'copy_dataset must be "state", True or False, got {copy_dataset!r}')
+        chosen_modules(random_modules)  # or it raises
         _check_memory_format(memory_format, collate_fn)
         if worker_method == "process":
             _refuse_for_processes(
                 on_error=on_error != "raise",
                 max_errors=max_errors is not None,
-                copy_dataset=copy_dataset,
+                copy_dataset=copy_dataset is True,
+                random_modules=random_modules,
                 prefetch_batches=prefetch_batches is not None,
                 prefetch_bytes=prefetch_bytes is not None,
                 retries=retries,
@@ -148,6 +164,7 @@ class DataLoader(TorchDataLoader[T]):
         self.on_error = on_error
         self.max_errors = max_errors
         self.copy_dataset = copy_dataset
+        self.random_modules = random_modules
         self.prefetch_batches = prefetch_batches
         self.prefetch_bytes = prefetch_bytes
         self.retries = retries

@@ -2,21 +2,27 @@
 
 A stream is keyed by (seed, epoch, position, index), so what a sample draws depends neither on the
 number of workers nor on timing, and an index that comes twice in an epoch draws anew. In the thread
-that reads, a `TorchFunctionMode` gives the sample's generator to every function of torch that draws
-on the CPU and takes one; other threads, and torch's global state, see nothing of it.
+that reads:
 
-What draws from Python's or NumPy's global state, or in a function of torch that takes no generator,
-cannot be keyed. It is noticed, and the loader warns once.
+- a `TorchFunctionMode` gives the sample's generator to every function of torch that draws on the CPU
+  and takes one;
+- Python's `random` and NumPy's global functions act on generators of the sample, if they are routed;
+- the generators that the worker's own dataset holds are keyed anew.
+
+Other threads, and the global states, see nothing of it. What still draws from a global state that all
+threads share cannot be keyed. It is noticed, and the loader warns once.
 """
 
 from __future__ import annotations
 
 import operator
+import os
+import pickle
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from types import FrameType
 from typing import Any, Protocol
@@ -27,11 +33,51 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fastload.isolation import numpy_random, python_random
+from fastload.isolation.generators import Keyed
 from fastload.sampler import integer, mix64
 from fastload.torch_private import no_torch_function, seed_in_threads
 
 _BATCH = 0x6261_7463_6800_0000  # sets the stream of a batch apart from that of its first sample
+_PYTHON, _NUMPY = (
+    0x7079_7468_6F6E_0000,
+    0x6E75_6D70_7900_0000,
+)  # and these what the modules draw in it
 _local = threading.local()
+
+MODULES: dict[str, Any] = {"python": python_random, "numpy": numpy_random}
+"""The modules with global random functions that can be routed."""
+
+ENVIRONMENT = "FASTLOAD_RANDOM_MODULES"
+"""The variable that says which of them loaders route that are not told."""
+
+
+def chosen_modules(given: Collection[str] | None) -> frozenset[str]:
+    """Return which of `MODULES` are to be routed: as given, or as the environment says. Raise ValueError for others."""
+    name = "random_modules"
+    if given is None:
+        name, text = ENVIRONMENT, os.environ.get(ENVIRONMENT, "python,numpy")
+        given = () if text == "none" else text.split(",")
+    if isinstance(given, str) or not set(given) <= MODULES.keys():
+        raise ValueError(
+            f'{name} must name no other modules than "python" and "numpy", got {given!r}'
+        )
+    return frozenset(given)
+
+
+def routable(names: Collection[str]) -> frozenset[str]:
+    """Return those of `names` that can be routed in this interpreter, with these versions."""
+    return frozenset(name for name in names if MODULES[name].unusable() is None)
+
+
+@contextmanager
+def routed(names: Collection[str]) -> Iterator[None]:
+    """Keep modules routed in the block: then threads that have entered a stream draw from it."""
+    with ExitStack() as stack:
+        for name in names:
+            MODULES[name].install()
+            stack.callback(MODULES[name].remove)
+        yield
 
 
 class StreamKeys:
@@ -43,20 +89,25 @@ class StreamKeys:
             `RankSampler`, so that a sample draws the same in a world of another size.
     """
 
-    __slots__ = ("_epoch_key", "_rank", "_world_size")
+    __slots__ = ("_epoch", "_epoch_key", "_rank", "_world_size")
 
     def __init__(self, seed: int, epoch: int, *, rank: int = 0, world_size: int = 1) -> None:
+        self._epoch = epoch
         self._epoch_key = mix64(mix64(seed) ^ epoch)
         self._rank = rank
         self._world_size = world_size
 
+    def unseeded(self) -> StreamKeys:
+        """Return keys of the same epoch that do not depend on the seed."""
+        return StreamKeys(0, self._epoch, rank=self._rank, world_size=self._world_size)
+
     def sample(self, position: int, index: Any) -> int:
-        """64 bits for the sample `index` at a local position of the epoch."""
+        """Return 64 bits for the sample `index` at a local position of the epoch."""
         place = position * self._world_size + self._rank
         return mix64(mix64(self._epoch_key ^ place) ^ _index_bits(index))
 
     def batch(self, position: int, first: Any) -> int:
-        """64 bits for the batch that begins at a local position with the sample `first`."""
+        """Return 64 bits for the batch that begins at a local position with the sample `first`."""
         return mix64(self.sample(position, first) ^ _BATCH)
 
 
@@ -71,56 +122,66 @@ def _index_bits(index: Any) -> int:
 
 
 def keyless(state: str) -> str:
-    """What the loader says of samples that draw from `state`, behind "the data set seems to"."""
+    """Return what the loader says of samples that draw from `state`, after "the dataset seems to"."""
     return (
-        f"draw from {state}, which all threads share: its samples are not reproducible. Draw from "
-        "fastload.sample_generator() (torch) or fastload.sample_rng() (NumPy, and in place of Python's random), "
-        'or use worker_method="process".'
+        f"draw from {state}, which all threads share: its samples are not reproducible, and a sample that seeds it "
+        "twice to repeat a draw may get the draws of another. Draw from fastload.sample_generator() (torch) or "
+        'fastload.sample_rng() (NumPy, and instead of Python\'s random), or use worker_method="process".'
     )
 
 
 class GlobalDraws:
-    """Notices draws from Python's and NumPy's global random state, in runs that one thread shows it.
+    """Notices draws from Python's and NumPy's global random state, in the runs of one thread that shows it them.
 
-    A call of Python's random functions is seen for certain, by a profile function of this thread.
-    NumPy's make no such event: there the state is compared, at some 50 us a look, and as the loop may
-    draw meanwhile, only the first four looks, if each saw a change, count.
+    A call of Python's global generator is seen for certain, by a profile function of this thread. If the module is
+    routed, only a method that code took from it before, and keeps in no module, gets there. NumPy's functions make no
+    such event: there the state is compared, at some 50 us a look, and as the loop may draw meanwhile, only the first
+    four looks, if each saw a change, count.
+
+    Args:
+        noticed: where the sentences go, see `keyless`.
+        numpy: look at NumPy's state, which is not routed.
     """
 
-    def __init__(self, noticed: set[str]) -> None:
+    def __init__(self, noticed: set[str], *, numpy: bool) -> None:
         self._noticed = noticed
+        self._looks_at_numpy = numpy
         self._looks = self._changes = 0
-        self._numpy: tuple[Any, ...] = ()
+        self._numpy = b""
         self._profiling = False
 
     def begin(self) -> None:
-        """A run of user code begins."""
-        self._numpy = _numpy_state()
+        """Begin a run of user code."""
+        if self._looks_at_numpy:
+            self._numpy = _numpy_state()
         if sys.getprofile() is None:
             self._profiling = True
             sys.setprofile(self._saw)
 
     def end(self) -> None:
-        """The run has ended: put into `noticed` what drew."""
+        """End the run, and put into `noticed` what drew."""
         if self._profiling:
             sys.setprofile(None)
             self._profiling = False
+        if not self._looks_at_numpy:
+            return
         self._looks += 1
         self._changes += self._numpy != _numpy_state()
         if self._changes == self._looks == 4:
             self._noticed.add(keyless("NumPy's global random state"))
 
     def _saw(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_call" and getattr(argument, "__self__", None) is _PYTHON:
+        if event == "c_call" and getattr(argument, "__self__", None) is _PYTHONS:
             self._noticed.add(keyless("Python's global random state"))
 
 
-_PYTHON = random.random.__self__  # type: ignore[attr-defined]  # the generator of the module's functions
+_PYTHONS = random.random.__self__  # type: ignore[attr-defined]  # the generator of the module's functions
 
 
-def _numpy_state() -> tuple[Any, ...]:
-    _, key, place, *rest = np.random.get_state()
-    return (place, *rest, np.asarray(key).tobytes())
+def _numpy_state() -> bytes:
+    return pickle.dumps(
+        np.random.get_state(legacy=False)
+    )  # users may put any bit generator in place
 
 
 def global_states() -> tuple[Any, Any, Any]:
@@ -131,42 +192,93 @@ def global_states() -> tuple[Any, Any, Any]:
 # ---- streams ----
 
 
-class Keyed(Protocol):
+class Source(Protocol):
     """What has streams: a batch, at its positions and (None) as a whole."""
 
-    def stream_key(self, at: int | None) -> int:
-        """64 bits for the stream at a place."""
+    def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
+        """Return 64 bits for the stream at a place; with `seeded=False`, what does not depend on the seed."""
 
 
 class Stream(TorchFunctionMode):
     """The random numbers of what a thread works on. Entered as a mode; belongs to its thread.
 
     The thread sets `source`, `at` and `stale` when it goes on to the next sample: three stores. Keys
-    and generators are made when something draws: about 2 us for torch, 10 us for NumPy.
+    and generators are made when something draws: about 2 us for torch, 4 us for Python, 10 us for NumPy.
+
+    Args:
+        modules: which of `MODULES` draw from this stream while it is entered.
+        held: the generators that the dataset holds, to be keyed for each sample.
+        keyed: the dataset's generators are to be keyed, though it may hold none.
+        seeded: the keys of `held` depend on the seed.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        modules: Collection[str] = (),
+        held: Keyed | None = None,
+        keyed: bool = False,
+        seeded: bool = True,
+    ) -> None:
         super().__init__()
-        self.source: Keyed | None = None
+        self.source: Source | None = None
         self.at: int | None = None
         self.stale = True  # the generators are those of the place before
-        self.noticed: set[str] = set()  # what is to be warned of: "the data set seems to ..."
+        self.modules = modules
+        self.held = held
+        self.keyed = keyed
+        self.seeded = seeded
+        self.noticed: set[str] = set()  # what is to be warned of: "the dataset seems to ..."
         self.unkeyed_draws = 0  # calls in a row that seem to have drawn without a generator
         self._key: int | None = None
+        self._pass_key: int | None = None
         self._torch = torch.Generator()
         self._torch_fresh = False
-        self._numpy: np.random.Generator | None = None
+        self._rng: np.random.Generator | None = None
+        self._python, self._python_fresh = random.Random(0), False
+        self._numpy, self._numpy_fresh = numpy_random.State(), False
         # Torch's generator without torch: the same algorithm, seeded as torch seeds it.
         self._twin = np.random.MT19937()
         self._seed_twin = np.random.RandomState(self._twin).seed
         self._twin_fresh = False
         self._words = 0  # that the twin gave, and torch's generator has yet to leave out
 
-    def move(self, source: Keyed | None, at: int | None) -> None:
+    def move(self, source: Source | None, at: int | None) -> None:
         """Go to a place, whose stream begins at its beginning."""
         self.source = source
         self.at = at
         self.stale = True
+        if self.held is not None and source is not None:
+            self.held.begin(source.stream_key(at, seeded=self.seeded))
+
+    def begin_pass(self, key: int) -> None:
+        """Let the modules draw from one stream from now on, as in a worker process, and not from each sample's.
+
+        Workers of an iterable dataset may seed once and partition it by drawing alike.
+        """
+        self._pass_key = key
+        self._python_fresh = self._numpy_fresh = False
+
+    def python(self) -> random.Random:
+        """Return what Python's `random` functions act on here; between two places, what they acted on before."""
+        if self.source is not None:
+            self._refresh()
+        if not self._python_fresh:
+            self._python.seed(self._module_key() ^ _PYTHON)
+            self._python_fresh = True
+        return self._python
+
+    def numpy(self) -> numpy_random.State:
+        """Return what NumPy's global random functions act on here; between two places, what they acted on before."""
+        if self.source is not None:
+            self._refresh()
+        if not self._numpy_fresh:
+            self._numpy.seed(self._module_key() ^ _NUMPY)
+            self._numpy_fresh = True
+        return self._numpy
+
+    def _module_key(self) -> int:
+        return (self._key if self._pass_key is None else self._pass_key) or 0
 
     def generator(self) -> torch.Generator:
         """Torch's generator for this place; good until the stream moves on."""
@@ -203,15 +315,17 @@ class Stream(TorchFunctionMode):
     def rng(self) -> np.random.Generator:
         """NumPy's generator for this place: Philox, whose key it is."""
         self._refresh()
-        if self._numpy is None:
-            self._numpy = np.random.Generator(np.random.Philox(key=self._key))
-        return self._numpy
+        if self._rng is None:
+            self._rng = np.random.Generator(np.random.Philox(key=self._key))
+        return self._rng
 
     def _refresh(self) -> None:
         if self.stale:
             assert self.source is not None
             self._key = self.source.stream_key(self.at)
-            self._torch_fresh, self._twin_fresh, self._words, self._numpy = False, False, 0, None
+            self._torch_fresh, self._twin_fresh, self._words, self._rng = False, False, 0, None
+            if self._pass_key is None:
+                self._python_fresh = self._numpy_fresh = False
             self.stale = False
 
     def __torch_function__(
@@ -285,54 +399,17 @@ def _on_cpu(args: Any, kwargs: dict[str, Any]) -> bool:
     return all(a.is_cpu for a in args if isinstance(a, torch.Tensor))
 
 
+def _named(owner: Any, names: str) -> list[Any]:
+    return [getattr(owner, name) for name in names.split()]
+
+
 KEYED = [
-    *(
-        getattr(torch, name)
-        for name in (
-            "bernoulli",
-            "binomial",
-            "multinomial",
-            "normal",
-            "poisson",
-            "rand",
-            "randint",
-            "randn",
-            "randperm",
-            "rrelu",
-            "rrelu_",
-            "_sample_dirichlet",
-            "_standard_gamma",
-        )
-    ),
-    *(
-        getattr(torch.Tensor, name)
-        for name in (
-            "bernoulli",
-            "bernoulli_",
-            "cauchy_",
-            "exponential_",
-            "geometric_",
-            "log_normal_",
-            "multinomial",
-            "normal_",
-            "random_",
-            "uniform_",
-        )
-    ),
-    *(
-        getattr(nn.init, name)
-        for name in (
-            "kaiming_normal_",
-            "kaiming_uniform_",
-            "normal_",
-            "orthogonal_",
-            "sparse_",
-            "trunc_normal_",
-            "uniform_",
-            "xavier_normal_",
-            "xavier_uniform_",
-        )
-    ),
+    *_named(torch, "bernoulli binomial multinomial normal poisson rand randint randn randperm"),
+    *_named(torch, "rrelu rrelu_ _sample_dirichlet _standard_gamma"),
+    *_named(torch.Tensor, "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_"),
+    *_named(torch.Tensor, "multinomial normal_ random_ uniform_"),
+    *_named(nn.init, "kaiming_normal_ kaiming_uniform_ normal_ orthogonal_ sparse_ trunc_normal_"),
+    *_named(nn.init, "uniform_ xavier_normal_ xavier_uniform_"),
 ]
 """Functions of torch that draw and take a generator."""
 
@@ -340,39 +417,13 @@ LIKE = {torch.rand_like: "uniform_", torch.randn_like: "normal_", torch.randint_
 """Functions that draw as the method named here does, on a tensor like their argument."""
 
 UNKEYED = [
-    *(
-        getattr(torch, name)
-        for name in (
-            "alpha_dropout",
-            "alpha_dropout_",
-            "dropout",
-            "dropout_",
-            "feature_alpha_dropout",
-            "feature_alpha_dropout_",
-            "feature_dropout",
-            "feature_dropout_",
-            "native_dropout",
-        )
-    ),
-    *(
-        getattr(functional, name)
-        for name in (
-            "alpha_dropout",
-            "dropout",
-            "dropout1d",
-            "dropout2d",
-            "dropout3d",
-            "feature_alpha_dropout",
-            "fractional_max_pool2d",
-            "fractional_max_pool2d_with_indices",
-            "fractional_max_pool3d",
-            "fractional_max_pool3d_with_indices",
-            "gumbel_softmax",
-            "multi_head_attention_forward",
-            "rrelu",
-            "scaled_dot_product_attention",
-        )
-    ),
+    *_named(torch, "alpha_dropout alpha_dropout_ dropout dropout_ feature_alpha_dropout"),
+    *_named(torch, "feature_alpha_dropout_ feature_dropout feature_dropout_ native_dropout"),
+    *_named(functional, "alpha_dropout dropout dropout1d dropout2d dropout3d"),
+    *_named(functional, "feature_alpha_dropout fractional_max_pool2d fractional_max_pool3d"),
+    *_named(functional, "fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices"),
+    *_named(functional, "gumbel_softmax multi_head_attention_forward rrelu"),
+    *_named(functional, "scaled_dot_product_attention"),
 ]
 """Functions of torch that may draw and take no generator: noticed when they do."""
 
@@ -400,22 +451,32 @@ def _seeded() -> torch.Generator | None:
 
 @contextmanager
 def entered(stream: Stream) -> Iterator[None]:
-    """Let this thread draw from `stream`; the one before is back afterwards."""
+    """Let this thread draw from `stream`; afterwards all is back: the one before, and the states of what it held."""
     seed_in_threads(_seeded)
     before = current_stream()
+    with routed(stream.modules):
+        try:
+            _enter(stream, stream.modules)
+            with stream:
+                yield
+        finally:
+            _enter(before, stream.modules)
+            if stream.held is not None:
+                stream.held.restore()
+
+
+def _enter(stream: Stream | None, modules: Collection[str]) -> None:
     _local.stream = stream
-    try:
-        with stream:
-            yield
-    finally:
-        _local.stream = before
+    for name in modules:
+        mine = stream is not None and name in stream.modules
+        MODULES[name].enter(getattr(stream, name) if mine else None)
 
 
 class _Fixed:
     def __init__(self, key: int) -> None:
         self._key = key
 
-    def stream_key(self, at: int | None) -> int:
+    def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
         return self._key
 
 
@@ -447,7 +508,7 @@ def random_stream(
     """
     keys = StreamKeys(integer("seed", seed), integer("epoch", epoch))
     make = keys.batch if batch else keys.sample
-    stream = Stream()
+    stream = Stream(modules=routable(MODULES))
     stream.move(_Fixed(make(integer("position", position), index)), None)
     with entered(stream):
         yield

@@ -72,7 +72,6 @@ def read(
     workers: int,
     seed: int,
     *,
-    copy: bool = False,
     limit: int | None = None,
     buffers: list[int] | None = None,
 ) -> tuple[list[Any], Reading]:
@@ -83,7 +82,7 @@ def read(
     got: list[Any] = []
     before: Any = None
     started, delayed = perf_counter(), delayed_s()
-    with _open(dataset, indices, workers, seed, copy_dataset=copy) as loader:
+    with _open(dataset, indices, workers, seed) as loader:
         iterator = iter(loader)
         while limit is None or len(got) < limit:
             try:

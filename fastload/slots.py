@@ -75,8 +75,9 @@ class _TensorRow:
         return self.suits(sample) and sample.dtype is self.dtype and sample.shape == self.shape
 
     def write(self, slot: Slot, position: int, sample: torch.Tensor) -> None:
-        if sample.data_ptr() == slot.starts[self._i] + position * self.nbytes:
-            return  # it is the row that was offered
+        start, stride = slot.starts[self._i]
+        if sample.data_ptr() == start + position * self.nbytes and sample.stride() == stride:
+            return  # it is the row that was offered; transposed, say, it would have other strides
         # NumPy copies in this thread alone; torch would call in its own threads for rows of this
         # size.
         np.copyto(slot.arrays[self._i][position], sample.numpy())
@@ -184,7 +185,10 @@ class Layout:
     def __init__(self, sample: Any) -> None:
         self.rows: list[_TensorRow | _ArrayRow] = []
         self.kept = 0
-        self._root = self._node(sample, list)
+        self._root = root = self._node(sample, list)
+        # Whether row 0 is that of the first element of a sample: then a dataset may fill it.
+        first = root._parts[:1] if isinstance(root, _Sequence) else []
+        self.starts_with_row = any(isinstance(part, _TensorRow) for part in first)
 
     def _node(self, sample: Any, collect: type) -> _Node:
         """`collect` is what torch collects the samples of this leaf in; strings come out in it."""
@@ -314,7 +318,8 @@ class Slot:
         self.kept: list[list[Any]] = [[None] * n for _ in range(layout.kept)]
         self.arrays: list[np.ndarray] = []
         self.rows: list[torch.Tensor] = []
-        self.starts: list[int] = []  # addresses
+        # The address of the first sample's row, and the strides of every row.
+        self.starts: list[tuple[int, tuple[int, ...]]] = []
         if not layout.rows:
             return
         offsets = list(accumulate((n * row.nbytes for row in layout.rows), _next_offset, initial=0))
@@ -328,8 +333,9 @@ class Slot:
             else:
                 array = np.ndarray(shape, row.array_dtype, buffer=memory, offset=offset)
             self.arrays.append(array)
-            self.starts.append(array.ctypes.data)
-            self.rows.append(torch.from_numpy(array))
+            rows = torch.from_numpy(array)
+            self.starts.append((rows.data_ptr(), rows.stride()[1:]))
+            self.rows.append(rows)
 
 
 def _next_offset(offset: int, size: int) -> int:

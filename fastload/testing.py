@@ -65,6 +65,8 @@ class Sequencer:
         ['first', 'second']
     """
 
+    fastload_per_worker = ()  # one for all workers
+
     def __init__(self) -> None:
         self._next = 0
         self._turn = threading.Condition()  # owns _next

@@ -10,34 +10,31 @@ keep it from ending.
 from __future__ import annotations
 
 import atexit
-import copy
-import io
+import contextvars
 import os
 import random
 import sys
 import threading
 import traceback
 import warnings
-from _thread import LockType, RLock
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from queue import SimpleQueue
 from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Subset
 
 from fastload import window as window_module
-from fastload.errors import DatasetCopyError
-from fastload.faults import annotate, contained, file_of, shown
+from fastload.errors import ModuleStateWarning, SharedStateWarning
+from fastload.faults import annotate, contained, file_of
 from fastload.fetch import Batch, Fetcher
+from fastload.isolation import Isolation, Own, Watch
 from fastload.randomness import GlobalDraws, Stream, entered
 from fastload.telemetry import Place, Recorder, recording, span
 from fastload.torch_private import (
     current_worker_info,
-    is_shared,
     make_worker_info,
     pin,
     set_worker_info,
@@ -60,11 +57,10 @@ _alive: dict[threading.Thread, Window[Batch]] = {}
 def start(
     window: Window[Batch],
     fetcher: Fetcher,
-    dataset: Any,
+    isolation: Isolation,
+    make_stream: Callable[[Own], Stream],
     *,
     num_workers: int,
-    copy_dataset: bool,
-    init_fn: Callable[[int], None] | None,
     base_seed: int,
 ) -> list[threading.Thread]:
     """Start the worker threads of a window, and its collector if it has one; return when all of them are set up.
@@ -72,25 +68,25 @@ def start(
     Args:
         window: where the work comes from and goes to.
         fetcher: how it is done.
-        dataset: read by all workers; with `copy_dataset`, each has a deep copy of its own.
+        isolation: gives each worker what it reads through. A worker starts as soon as that is made. Its
+            `init_fn` is called with the worker's id in its thread, one worker after another, while the
+            caller waits; Python's, NumPy's and torch's global random states are restored afterwards.
+        make_stream: makes a worker's random stream, in its thread.
         num_workers: threads; 0 starts none.
-        init_fn: torch's `worker_init_fn`: called with the worker's id in its thread, one worker after
-            another, while the caller waits; Python's, NumPy's and torch's global random states are
-            restored afterwards.
         base_seed: `get_worker_info().seed` of worker i is `base_seed + i`.
 
-    Raises what `init_fn` raised, `DatasetCopyError` where the data set cannot be copied; no thread is
-    left then.
+    Raises what `init_fn` raised, and what a class raised that copies itself; no thread is left then.
     """
     show_worker_info_in_threads()
-    shared = num_workers > 1 and not copy_dataset
     device = _current_device()
     threads: list[threading.Thread] = []
     # What came of setting up, of each thread.
     set_up: SimpleQueue[Exception | None] = SimpleQueue()
 
     def launch(name: str, target: Callable[..., None], *args: Any) -> None:
-        thread = threading.Thread(target=target, args=(*args, set_up), name=name, daemon=True)
+        # A worker process begins with its parent's context variables: np.errstate, decimal.localcontext.
+        run = contextvars.copy_context().run
+        thread = threading.Thread(target=run, args=(target, *args, set_up), name=name, daemon=True)
         _alive[thread] = window
         try:
             thread.start()
@@ -105,36 +101,25 @@ def start(
                 raise error
 
     try:
-        with _torch_threads_kept() as torch_threads, _random_states_kept(init_fn is not None):
+        with _torch_threads_kept() as torch_threads, _random_states_kept(isolation.initialises):
             for i in range(num_workers):
-                mine = _copied(dataset) if copy_dataset else dataset
-                info = make_worker_info(i, num_workers, base_seed + i, mine)
-                name = f"fastload-worker-{i}"
-                launch(name, _work, window, fetcher, info, init_fn, device, torch_threads, shared)
-                if init_fn:
+                with neutral_modes():  # or a copied tensor is one of the caller's inference mode
+                    own = isolation.own(watching=i == 0 and num_workers > 1)
+                if i == 0:
+                    isolation.warn_of_shared(stacklevel=6)
+                info = make_worker_info(i, num_workers, base_seed + i, own.dataset)
+                setting = (make_stream, device, torch_threads)
+                launch(f"fastload-worker-{i}", _work, window, fetcher, own, info, *setting)
+                if isolation.initialises:
                     wait_for(1)
             if window.collected:
                 launch("fastload-collector", _collect, window, device)
-            wait_for(len(threads) - (num_workers if init_fn else 0))
+            wait_for(len(threads) - (num_workers if isolation.initialises else 0))
     except BaseException:
         window.close()
         join(threads)
         raise
     return threads
-
-
-def _copied(dataset: Any) -> Any:
-    """A deep copy. A tensor in shared memory is meant to be shared: Hugging Face tells its copies the epoch by one."""
-    values = vars(dataset).values() if hasattr(dataset, "__dict__") else ()
-    shared = {id(v): v for v in values if isinstance(v, torch.Tensor) and is_shared(v)}
-    try:
-        return copy.deepcopy(dataset, dict(shared))
-    except Exception as error:
-        raise DatasetCopyError(
-            f"{type(dataset).__name__} cannot be copied for each worker "
-            f"({type(error).__name__}: {shown(error, str)}): open what cannot be copied in __iter__, or in "
-            '__getitem__ at the first sample, not before, or use num_workers=0 or worker_method="process"'
-        ) from error
 
 
 def join(threads: Iterable[threading.Thread]) -> None:
@@ -188,37 +173,48 @@ def _end_all() -> None:
 
 
 class Site:
-    """Where claimed samples are read: by which worker, from which data set, with which random stream.
+    """Where claimed samples are read: by which worker, from which dataset, with which random stream.
 
-    `info` is what `get_worker_info()` returns in the data set; None where the loop itself serves:
-    then it returns whatever it did, which is an outer worker's if the loop runs in a sample.
+    `own` is what the worker reads through. `info` is what `get_worker_info()` returns in the dataset; None if the loop
+    itself serves: then it returns whatever it did, which is an outer worker's if the loop runs in a sample.
     """
 
-    def __init__(
-        self, worker: int, dataset: Any, info: Any, *, lane: int = 0, shared: bool = False
-    ) -> None:
-        """`shared`: other workers read the same data set."""
+    def __init__(self, worker: int, own: Own, info: Any, stream: Stream, *, lane: int = 0) -> None:
         self.worker = worker
-        self.dataset = dataset
+        self.dataset = own.dataset
+        self.collate_fn = own.collate_fn
         self.info = info
         self.lane = lane
-        self.stream = Stream()
-        self._looks: dict[str, list[GlobalDraws | _SharedFiles]] = {}
+        self.stream = stream
+        # Of what the loop is to warn, by category: "the dataset seems to ...".
+        self.noticed: dict[type[Warning], set[str]] = {
+            UserWarning: self.stream.noticed,
+            SharedStateWarning: set(),
+            ModuleStateWarning: set(),
+        }
+        self._looks: dict[str, list[GlobalDraws | Watch | _NewGenerators]] = {}
         self._blocks = {"sample": 0, "collate": 0}
         if worker == 0:  # one looks for all: a look costs some 100 us, of each of them as it starts
-            noticed = self.stream.noticed
-            self._looks = {stage: [GlobalDraws(noticed)] for stage in self._blocks}
-            if shared:
-                self._looks["sample"].append(_SharedFiles(dataset, noticed))
+            for stage in self._blocks:
+                looked = GlobalDraws(stream.noticed, numpy="numpy" not in stream.modules)
+                self._looks[stage] = [looked]
+                if stream.keyed:
+                    self._looks[stage].append(_NewGenerators(own, stream.noticed))
+            for category, watched in (
+                (SharedStateWarning, own.watched),
+                (ModuleStateWarning, own.watched_modules),
+            ):
+                if watched:
+                    self._looks["sample"].append(Watch(watched, self.noticed[category]))
 
     @contextmanager
     def looking(self, stage: str) -> Iterator[None]:
         """Notice in the block what makes samples depend on other threads.
 
-        In the stage's first eight blocks, then in every one whose number is a power of two.
+        In the stage's first four blocks, then in every one whose number is a power of two.
         """
         self._blocks[stage] = number = self._blocks[stage] + 1
-        looks = self._looks.get(stage, []) if number <= 8 or not number & (number - 1) else []
+        looks = self._looks.get(stage, []) if number <= 4 or not number & (number - 1) else []
         for look in looks:
             look.begin()
         try:
@@ -228,70 +224,66 @@ class Site:
                 look.end()
 
 
-class _SharedFiles:
-    """Notices user code that moves the position of a file which the data set holds open: all workers have that one.
+class _NewGenerators:
+    """Notices a generator of random numbers that a sample, or `collate_fn`, made and kept: nothing keys it."""
 
-    Not where the data set holds a lock too: it knows. Text files are not looked at, whose `tell()` is
-    not free of effects.
-    """
-
-    _FILES = io.RawIOBase | io.BufferedIOBase
-    _LOCKS = LockType | RLock
-
-    def __init__(self, dataset: Any, noticed: set[str]) -> None:
-        self._dataset = dataset
-        self._noticed = noticed
-        self._before: dict[str, int] = {}
+    def __init__(self, own: Own, noticed: set[str]) -> None:
+        self._own, self._noticed = own, noticed
+        self._known = {id(x) for _, x in own.generators}
+        self._runs = 0
+        self._kept: dict[int, tuple[str, Any]] | None = None
 
     def begin(self) -> None:
-        """User code begins."""
-        self._before = self._positions()
+        """Begin a run of user code."""
 
     def end(self) -> None:
-        """It has ended: put into `noticed` what moved, or was opened."""
-        for name, position in self._positions().items():
-            if self._before.get(name) != position:
-                self._noticed.add(
-                    f"read through its open file `{name}`, of which all threads share one position: samples can be "
-                    "wrong. Use copy_dataset=True, with the file opened at the first sample and not before, or open it "
-                    "for each sample; `fastload check` tells more."
-                )
+        """Look after the fourth and the fifth run at what is new: what is there twice was kept.
 
-    def _positions(self) -> dict[str, int]:
-        dataset = self._dataset
-        while type(dataset) is Subset:
-            dataset = dataset.dataset
-        held = dict(getattr(dataset, "__dict__", {}))
-        if any(isinstance(value, self._LOCKS) for value in held.values()):
-            return {}
-        positions = {}
-        for name, value in held.items():
-            if isinstance(value, self._FILES):
-                with suppress(OSError, ValueError):  # a pipe; a file closed meanwhile
-                    positions[name] = value.tell()
-        return positions
+        Not after the first, because a walk over the graph would hold up the workers that are just starting.
+        """
+        self._runs += 1
+        if self._runs not in (4, 5):
+            return
+        try:
+            found = self._own.searched().generators
+        except Exception:  # of a class of the user's: looking must not cost a batch
+            found = []
+        found = [(place, x) for place, x in found if not isinstance(x, np.random.BitGenerator)]
+        new = {id(x): (place, x) for place, x in found if id(x) not in self._known}
+        if self._kept is None:
+            self._kept = new
+            return
+        for i in new.keys() & self._kept.keys():
+            self._noticed.add(
+                f"make the generator `{new[i][0]}` while a sample is read: what it draws depends on which worker reads "
+                "which samples. Make it before the loop, in __init__ for example; then each sample has its own draws."
+            )
 
 
 def _work(
     window: Window[Batch],
     fetcher: Fetcher,
+    own: Own,
     info: Any,
-    init_fn: Callable[[int], None] | None,
+    make_stream: Callable[[Own], Stream],
     device: int | None,
     torch_threads: int,
-    shared: bool,
     set_up: SimpleQueue[Exception | None],
 ) -> None:
     _local.torch_threads = torch_threads
+    if decimal := sys.modules.get("decimal"):
+        decimal.setcontext(decimal.getcontext().copy())  # the variable only refers to it
     with _reporting_to(window):
         with _setting_up(set_up, device, f"worker {info.id}; stage: worker_init_fn"):
-            if init_fn:
+            if own.init_fn:
                 set_worker_info(info)
-                init_fn(info.id)
+                with own.entered():
+                    own.init_fn(info.id)
                 set_worker_info(None)
+                own = own.searched()
         lane = info.id if window.lanes > 1 else 0
-        site = Site(info.id, info.dataset, info, lane=lane, shared=shared)
-        with entered(site.stream):
+        site = Site(info.id, own, info, make_stream(own), lane=lane)
+        with own.entered(), entered(site.stream):
             while serve(window, fetcher, site):
                 pass
         window.discard()  # it is closed: whoever keeps an error of ours shall not keep the batches
@@ -346,8 +338,9 @@ def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:
 
 
 def _tell(site: Site, fetcher: Fetcher) -> None:
-    while site.stream.noticed:
-        fetcher.noticed.append(site.stream.noticed.pop())
+    for category, sentences in site.noticed.items():
+        while sentences:
+            fetcher.noticed.append((category, sentences.pop()))
 
 
 def _read(
@@ -370,7 +363,7 @@ def _read(
 def _finish(batch: Batch, fetcher: Fetcher, site: Site, recorder: Recorder) -> None:
     started = perf_counter()
     with span("collate"), site.looking("collate") if fetcher.collates else nullcontext():
-        fetcher.finish(batch, site.stream)
+        fetcher.finish(batch, site.collate_fn, site.stream)
     recorder.add("collate", perf_counter() - started)
     if batch.dropped:
         batch.release()  # `discard` may have done so before there was anything to let go

@@ -1,11 +1,13 @@
 """What holds for every test: fixed seeds, no fastload thread and no file descriptor left behind.
 
 A hang is ended by the settings `timeout` and `faulthandler_timeout` of pyproject.toml, which dump
-all stacks.
+all stacks. The variable `FASTLOAD_TEST_COPY_DATASET=False` (or `True`) runs the tests under another default
+of `copy_dataset`.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing.resource_sharer
 import multiprocessing.resource_tracker
@@ -17,12 +19,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+
+import fastload
 
 GRACE_S = 5.0  # threads of a collected iterator end by themselves, after the call in progress
 DESCRIPTORS = Path("/proc/self/fd")
@@ -65,6 +69,26 @@ def _imports_are_no_garbage() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _default_of_copy_dataset() -> Iterator[None]:
+    """Let `copy_dataset` have the default that `FASTLOAD_TEST_COPY_DATASET` names, if it is set."""
+    name = os.environ.get("FASTLOAD_TEST_COPY_DATASET")
+    if not name:
+        yield
+        return
+    default, init = {"False": False, "True": True}[name], fastload.DataLoader.__init__
+
+    @functools.wraps(init)
+    def with_default(self: fastload.DataLoader[Any], *args: Any, **options: Any) -> None:
+        if options.get("worker_method") != "process":  # which refuses all but its own default
+            options.setdefault("copy_dataset", default)
+        init(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fastload.DataLoader, "__init__", with_default)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,9 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "fastload"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-FOLDERS = {path.parent.name for path in MODULES if path.parent.parent == PACKAGE} - {"cli"}
+GROUND = {"isolation"}
+"""Folders that every file may import, and that import nothing of fastload above them."""
+FOLDERS = {path.parent.name for path in MODULES if path.parent.parent == PACKAGE} - {"cli"} - GROUND
 COMMAND_LINE = [*sorted((PACKAGE / "cli").glob("*.py")), PACKAGE / "__main__.py"]
 CORE = [path for path in MODULES if path.parent == PACKAGE and path not in COMMAND_LINE]
 FAKES = PACKAGE / "testing.py"
@@ -137,6 +139,38 @@ def test_a_file_never_imports_a_folder(path: Path) -> None:
     assert not folders, f"{path.name} is a stage of the pipeline and imports the plug-in {folders}"
 
 
+@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name in GROUND], ids=by_name)
+def test_the_ground_imports_nothing_above_it(path: Path) -> None:
+    allowed = {*sys.stdlib_module_names, "numpy", "torch"}
+    names = {name for name, _ in imported(path.read_text(), package_of(path))} - {"", "fastload"}
+    above = {
+        name
+        for name in names
+        if name.partition(".")[0] not in allowed
+        and not f"{name}.".startswith((f"{package_of(path)}.", "fastload.errors."))
+    }
+    assert above <= {"lmdb"}, f"{path.name} is ground and imports {above}"
+
+
+def test_imports_within_the_ground_have_no_cycle() -> None:
+    for folder in GROUND:
+        package = f"fastload.{folder}."
+        graph = {
+            path.stem: {
+                name.removeprefix(package).partition(".")[0]
+                for name, _ in imported(path.read_text(), package_of(path))
+                if name.startswith(package)
+            }
+            - {path.stem}
+            for path in MODULES
+            if path.parent.name == folder
+        }
+        while ready := [stem for stem, needs in graph.items() if not needs & graph.keys()]:
+            for stem in ready:
+                del graph[stem]
+        assert not graph, f"these files of {folder} import each other in a circle: {sorted(graph)}"
+
+
 @pytest.mark.parametrize("path", CORE, ids=by_name)
 def test_a_file_needs_torch_and_numpy_only(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, "fastload", "numpy", "torch"}
@@ -190,9 +224,11 @@ def test_threads_are_started_in_workers_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in MODULES if p not in {PACKAGE / "window.py", FAKES}], ids=by_name
+    "path",
+    [p for p in MODULES if p not in {PACKAGE / "window.py", FAKES} and p.parent.name not in GROUND],
+    ids=by_name,
 )
-def test_locks_are_made_in_window_only(path: Path) -> None:
+def test_locks_are_made_in_window_and_in_the_ground_only(path: Path) -> None:
     assert not used(path.read_text(), LOCKS)
 
 

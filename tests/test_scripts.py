@@ -27,7 +27,7 @@ case "$*" in
 -c* | -) exec {python} "$@" ;;
 "-m pip --version") exit 0 ;;
 esac
-echo "$*" >>{log}
+echo "${{FASTLOAD_TEST_COPY_DATASET:+copy_dataset=$FASTLOAD_TEST_COPY_DATASET }}$*" >>{log}
 for argument in "$@"; do
     if [[ "$previous" == --constraint ]]; then cat "$argument" >>{constraints}; fi
     previous="$argument"
@@ -110,6 +110,14 @@ def test_test_runs_everything_that_must_hold(checkout: Checkout) -> None:
     ]
 
 
+EVERYTHING = ["-m pytest", "copy_dataset=False -m pytest tests/promises"]
+
+
+def test_test_runs_the_promises_without_copies_too(checkout: Checkout) -> None:
+    status, _, asked = checkout.run("scripts/test")
+    assert (status, asked[-2:]) == (0, EVERYTHING)
+
+
 def test_test_says_what_it_runs_on(checkout: Checkout) -> None:
     _, output, _ = checkout.run("scripts/test")
     versions = f"Python {platform.python_version()} with torch {version('torch')}"
@@ -142,13 +150,13 @@ def test_test_installs_chromium_where_it_may(
 ) -> None:
     log = Path(without_chromium["APT_LOG"])
     status, output, asked = checkout.run("scripts/test", **without_chromium)
-    assert (status, asked[-1]) == (0, "-m pytest")
+    assert (status, asked[-2:]) == (0, EVERYTHING)
     wanted = "install --yes --no-install-recommends chromium chromium-driver"
     assert log.read_text().splitlines() == ["update", wanted]
     assert "Installing Chromium (once)\n" in output
 
     status, output, asked = checkout.run("scripts/test", APT_STATUS="100", **without_chromium)
-    assert (status, asked[-1]) == (0, "-m pytest"), "the other tests run"
+    assert (status, asked[-2:]) == (0, EVERYTHING), "the other tests run"
     assert "Chromium could not be installed: no such archive\n" in output
 
     log.write_text("")
@@ -199,7 +207,7 @@ def test_a_python_that_fails_is_told_after_the_others_ran(
         "scripts/test", "--pythons", FAIL_ON="/venv-3.12", **pythons
     )
     assert status == 1
-    assert asked[-1] == "-m pytest"
+    assert asked[-2:] == EVERYTHING
     verdicts = ["3.11: not found", "3.12: FAILS", "3.13: holds"]
     assert output.splitlines()[-3:] == [f"fastload: Python {verdict}" for verdict in verdicts]
 
@@ -222,14 +230,14 @@ def test_test_fails_with_each_of_its_steps(checkout: Checkout, step: str) -> Non
 
 def test_what_is_installed_is_reused_until_the_project_changes(checkout: Checkout) -> None:
     everything = "ROOT[images,arrow,bench,tensorboard,dev]"
-    assert installations(checkout.run("scripts/test")[2]) == [everything]
-    assert installations(checkout.run("scripts/test")[2]) == []
+    assert installations(checkout.run("scripts/test", "-x")[2]) == [everything]
+    assert installations(checkout.run("scripts/test", "-x")[2]) == []
     assert installations(checkout.run("scripts/demo")[2]) == []
     with (checkout.root / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
     assert installations(checkout.run("scripts/demo")[2]) == ["ROOT[images,bench]"]
     rest = "ROOT[arrow,tensorboard,dev]"
-    assert installations(checkout.run("scripts/test")[2]) == [rest]
+    assert installations(checkout.run("scripts/test", "-x")[2]) == [rest]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fastload.errors import FileListError
-from fastload.image import is_known_plan, open_picture
+from fastload.image import open_picture
 from fastload.image.decode import read_file
+from fastload.rows import RowOffer
 from fastload.telemetry import stage
 
 Path = str | os.PathLike[str]
@@ -81,19 +82,20 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         Raises OSError with its `filename` where the file is missing or cannot be read, `DecodeError`
         with its `path` where it is no picture, IndexError outside 0..len(self)-1.
         """
+        return self._load_offered(index, None)
+
+    def _load_offered(self, index: int, offer: RowOffer | None) -> tuple[Any, Any]:
         path = self.locate(index)
-        with stage("read"):
-            encoded = read_file(path)
-        picture = open_picture(encoded, self.transform, name=path)
+        encoded = self._read_encoded(index, path)
+        picture = open_picture(encoded, self.transform, name=path, offer=offer)
         target: Any = int(self.targets[index])
         if self.target_transform is not None:
             target = self.target_transform(target)
         return picture, target
 
-    @property
-    def fills_rows(self) -> bool:
-        """Whether only the loader sees what `transform` makes, so that it may be made in the memory of the batch."""
-        return type(self).__module__ == __name__ and is_known_plan(self.transform)
+    def _read_encoded(self, index: int, path: str) -> bytes:
+        with stage("read"):
+            return read_file(path)
 
     def locate(self, index: int) -> str:
         """Return the path of sample `index`, 0..len(self)-1."""
@@ -103,6 +105,8 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         return self.load_image(index)
+
+    fastload_fills_row = (_load_offered, load_image, __getitem__)
 
     def __len__(self) -> int:
         return len(self.image_paths)
@@ -135,6 +139,8 @@ class ImageFileList(ImageFiles):
     not looked up: that would cost a system call for each; a missing one raises FileNotFoundError
     when it is read, with a note of its place in the list.
     """
+
+    fastload_per_worker = ("transform", "target_transform")
 
     def __init__(
         self,
@@ -169,14 +175,13 @@ class ImageFileList(ImageFiles):
             target_transform=target_transform,
         )
 
-    def load_image(self, index: int) -> tuple[Any, Any]:
-        """See `ImageFiles`; a missing file is noted to be listed, and where."""
+    def _read_encoded(self, index: int, path: str) -> bytes:
         try:
-            return super().load_image(index)
+            return super()._read_encoded(index, path)
         except FileNotFoundError as error:
             number = index * self.world_size + self.rank + 1
             note = f"it is path {number} of {self.file_list} (blank lines not counted)"
-            if len(os.path.basename(self.locate(index)).split()) > 1:
+            if len(os.path.basename(path).split()) > 1:
                 note += "; a line is a path alone, without a label behind it"
             error.add_note(note)
             raise
@@ -196,6 +201,8 @@ class ImageFolder(ImageFiles):
     picture, NotADirectoryError where `root` is a file, `FileListError` where there are fewer pictures
     than ranks.
     """
+
+    fastload_per_worker = ("transform", "target_transform")
 
     def __init__(
         self,

@@ -122,6 +122,8 @@ def read_number(image: Any) -> int:
 class _Easel(Dataset[int]):
     """Sample k paints number `missing[k]`, writes its file and is that number."""
 
+    fastload_per_worker = ()
+
     def __init__(
         self, out: Path, scratch: Path, missing: list[int], *, seed: int, classes: int
     ) -> None:

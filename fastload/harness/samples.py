@@ -17,6 +17,7 @@ from fastload.datasets import ImageFileList
 from fastload.harness.page_cache import cached_share
 from fastload.harness.recipe import Recipe
 from fastload.image import Plan, RandomResizedCrop, Resize
+from fastload.rows import RowOffer, row_reader
 
 CACHED_BATCHES = 4
 """How many batches `--loader cached` keeps: enough that none of them stays in a processor's cache."""
@@ -43,6 +44,8 @@ class Source(Protocol):
 class Numbered(Dataset[tuple[Any, Any, int]]):
     """`dataset`, whose samples are pairs, with each sample's index behind it: what was trained on can be counted."""
 
+    fastload_per_worker = ("dataset",)
+
     def __init__(self, dataset: Source) -> None:
         self.dataset = dataset
 
@@ -53,10 +56,12 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
         picture, label, *_ = self.dataset[index]
         return picture, label, index
 
-    @property
-    def fills_rows(self) -> bool:
-        """Whether a picture may be made in the memory of its batch, as of `dataset`: nothing is kept here."""
-        return getattr(self.dataset, "fills_rows", False)
+    def _load_offered(self, index: int, offer: RowOffer) -> tuple[Any, Any, int]:
+        read = row_reader(self.dataset)
+        picture, label, *_ = self.dataset[index] if read is None else read(index, offer)
+        return picture, label, index
+
+    fastload_fills_row = (_load_offered, __getitem__)
 
     def locate(self, index: int) -> str:
         """Where a sample lies, for the loader's error notes."""

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fastload.collate import offered_row
 from fastload.errors import DecodeError
 from fastload.image.decode import (
     Encoded,
@@ -43,6 +42,7 @@ from fastload.image.drawing import Draws, GeneratorDraws, exp32, sample_draws
 from fastload.image.normalize import channels, factor_and_shift, numbers
 from fastload.image.regions import Box, Region, boxed, scaled, windowed
 from fastload.randomness import sample_generator
+from fastload.rows import RowOffer
 from fastload.telemetry import stage
 from fastload.torch_private import no_torch_function, resize_antialiased
 
@@ -88,10 +88,11 @@ class Plan(ABC):
         """`region` in the stream of the sample that this thread reads."""
         return self.region(height, width, sample_generator())
 
-    def decode(self, encoded: Encoded, *, name: str) -> torch.Tensor:
+    def decode(self, encoded: Encoded, *, name: str, offer: RowOffer | None = None) -> torch.Tensor:
         """The bytes of a picture to uint8[3, H, W] (or float32), random numbers from `sample_generator()`.
 
         `name` is that of its file, for errors. Raises `DecodeError` as `open_rgb` and `read_header` do.
+        `offer` is the loader's: see `fastload.rows`.
         """
         # No torch function here draws but by the generator: none needs to pass through the stream's
         # mode, at a microsecond each.
@@ -113,7 +114,7 @@ class Plan(ABC):
                 if tag > 1:
                     pixels = upright(pixels, tag)
             with stage("transform"):
-                return self._finish(pixels, scaled(region, height, width, pixels))
+                return self._finish(pixels, scaled(region, height, width, pixels), offer)
 
     def resample(self, pixels: Pixels) -> torch.Tensor:
         """Decoded pixels, uint8[H, W, 3], to uint8[3, H, W] (or float32), as `decode`.
@@ -127,7 +128,12 @@ class Plan(ABC):
         return self.resample_rows(lambda first, stop: pixels[first:stop], *pixels.shape[:2])
 
     def resample_rows(
-        self, rows: Callable[[int, int], Pixels], height: int, width: int
+        self,
+        rows: Callable[[int, int], Pixels],
+        height: int,
+        width: int,
+        *,
+        offer: RowOffer | None = None,
     ) -> torch.Tensor:
         """As `resample`, of a picture of `height` by `width` pixels of which only the needed rows are asked for.
 
@@ -138,7 +144,7 @@ class Plan(ABC):
             top, left, h, w = region.box
             pixels = rows(top, top + h)
             with stage("transform"):
-                return self._finish(pixels, region._replace(box=Box(0, left, h, w)))
+                return self._finish(pixels, region._replace(box=Box(0, left, h, w)), offer)
 
     def __call__(self, picture: Any) -> torch.Tensor:
         """A PIL picture (made RGB) or uint8[H, W, 3] to uint8[3, H, W] (or float32); `upright` is not looked at.
@@ -164,7 +170,7 @@ class Plan(ABC):
             min(width, math.ceil(width * columns / box.width)),
         )
 
-    def _finish(self, pixels: Pixels, region: Region) -> torch.Tensor:
+    def _finish(self, pixels: Pixels, region: Region, offer: RowOffer | None) -> torch.Tensor:
         """The region of `pixels` in the result's type and memory; nothing of it lies in `pixels`.
 
         In NumPy where that is as fast: every call of torch lets the GIL go, and beside other threads to have it back
@@ -176,7 +182,7 @@ class Plan(ABC):
         resizes = box.shape[:2] != size
         if self.mean is None:
             shape = (3, *(size if window is None else (window.height, window.width)))
-            out = offered_row(shape, np.uint8)
+            out = None if offer is None else offer.take(shape, np.uint8)
             if out is None and self.channels_last:
                 out = np.empty((*shape[1:], 3), np.uint8).transpose(2, 0, 1)
             elif out is None:
@@ -325,8 +331,15 @@ def is_known_plan(transform: Any) -> bool:
     )
 
 
-def open_picture(encoded: Encoded, transform: Any, *, name: str) -> Any:
-    """What `transform` makes of the bytes of a picture: a plan decodes them itself, others get a PIL picture."""
+def open_picture(
+    encoded: Encoded, transform: Any, *, name: str, offer: RowOffer | None = None
+) -> Any:
+    """What `transform` makes of the bytes of a picture: a plan decodes them itself, others get a PIL picture.
+
+    Only a plan of this module gets the `offer`: code of the user's could keep what it makes.
+    """
+    if is_known_plan(transform):
+        return transform.decode(encoded, name=name, offer=offer)
     if isinstance(transform, Plan):
         return transform.decode(encoded, name=name)
     with stage("decode"):

@@ -104,6 +104,7 @@ def wait_until(condition, what):
 
 class Reads(torch.utils.data.Dataset):
     """Its own indices; counts the calls, each of which takes `seconds` without the GIL."""
+    fastload_per_worker = ()  # one for all workers
     def __init__(self, length=1000, seconds=0.0):
         self.length, self.seconds, self.calls = length, seconds, 0
     def __len__(self):

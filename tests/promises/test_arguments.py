@@ -25,12 +25,14 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import fastload
 from fastload import DataLoader, RankSampler
+from fastload.randomness import chosen_modules
 
 OURS = {
     "seed": None,
     "on_error": "raise",
     "max_errors": None,
-    "copy_dataset": False,
+    "copy_dataset": "state",
+    "random_modules": None,
     "prefetch_batches": None,
     "prefetch_bytes": None,
     "retries": 0,
@@ -242,6 +244,7 @@ VALUES: dict[str, Any] = {
     "on_error": "skip",
     "max_errors": 4,
     "copy_dataset": True,
+    "random_modules": ("numpy",),
     "prefetch_batches": 9,
     "prefetch_bytes": 10**9,
     "retries": 2,
@@ -264,7 +267,8 @@ def test_every_argument_is_an_attribute_of_its_name() -> None:
 
 def test_the_attributes_of_ours_are_public_and_in_vars() -> None:
     """That is where frameworks look for the arguments of a loader that they build again."""
-    assert OURS.items() <= vars(DataLoader(DATA)).items()
+    loader = DataLoader(DATA, copy_dataset="state")  # tests may run under another default
+    assert OURS.items() <= vars(loader).items()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -353,6 +357,13 @@ OURS_BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         "prefetch_batches.*-2",
     ),
+    "copy_dataset unknown": ({"copy_dataset": "deep"}, ValueError, "copy_dataset.*state.*'deep'"),
+    "random_modules unknown": (
+        {"random_modules": ("torch",)},
+        ValueError,
+        "random_modules.*'torch'",
+    ),
+    "random_modules a text": ({"random_modules": "numpy"}, ValueError, "random_modules.*'numpy'"),
     "worker_method unknown": ({"worker_method": "fiber"}, ValueError, "worker_method.*'fiber'"),
 }
 
@@ -384,6 +395,7 @@ def test_arguments_of_ours_that_torchs_iterator_would_ignore_are_refused(method:
         "prefetch_batches": 2,
         "prefetch_bytes": 1000,
         "copy_dataset": True,
+        "random_modules": ("numpy",),
     }.items(),
 )
 def test_an_argument_that_processes_have_no_place_for_is_named(name: str, value: Any) -> None:
@@ -534,3 +546,18 @@ def test_the_multiprocessing_context_is_validated_and_unused_by_threads() -> Non
     loader = DataLoader(DATA, 5, num_workers=2, multiprocessing_context="spawn")
     assert loader.multiprocessing_context.get_start_method() == "spawn"
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+def test_the_environment_says_which_modules_are_routed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, wanted in (
+        ("numpy", {"numpy"}),
+        ("none", set()),
+        ("python,numpy", {"python", "numpy"}),
+    ):
+        monkeypatch.setenv("FASTLOAD_RANDOM_MODULES", text)
+        assert chosen_modules(None) == wanted
+        assert chosen_modules(("python",)) == {"python"}
+    monkeypatch.setenv("FASTLOAD_RANDOM_MODULES", "torch")
+    with pytest.raises(ValueError, match=r"FASTLOAD_RANDOM_MODULES.*torch"):
+        DataLoader(DATA)
+    DataLoader(DATA, random_modules=())

@@ -35,6 +35,8 @@ KIB = 1024
 class Reads(Dataset[int]):
     """Its own indices; `reads` holds (index, thread, moment) of each call, in order."""
 
+    fastload_per_worker = ()  # one for all workers, to be looked at
+
     def __init__(self, length: int) -> None:
         self.length = length
         self.reads: list[tuple[int, int, float]] = []
@@ -70,6 +72,8 @@ def batches(order: list[int], batch_size: int) -> list[list[int]]:
 
 class Sized(Reads):
     """Sample k is `sizes[k]` bytes; what is read and was not taken by the loop is in flight."""
+
+    fastload_per_worker = ()
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__(len(sizes))
@@ -181,6 +185,8 @@ def test_the_bound_in_batches_holds_as_well(in_order: bool) -> None:
 class Flaky(Reads):
     """Index k raises `failures[k]` as often as that list is long, then is read; then draws a number."""
 
+    fastload_per_worker = ()
+
     def __init__(self, length: int, failures: dict[int, list[BaseException]]) -> None:
         super().__init__(length)
         self.failures = {k: list(errors) for k, errors in failures.items()}
@@ -265,6 +271,7 @@ def test_skip_comes_after_the_retries() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_read_in_one_call_is_read_again(workers: int) -> None:
     class Gathered(Reads):
+        fastload_per_worker = ()
         failed = 0
 
         def __getitems__(self, indices: list[int]) -> list[int]:
@@ -412,6 +419,8 @@ def test_the_sampler_s_own_set_epoch_discards_what_was_begun() -> None:
 
 def test_errors_of_the_next_epoch_arrive_in_the_next_epoch() -> None:
     class FailsLater(Reads):
+        fastload_per_worker = ()
+
         def __getitem__(self, index: int) -> int:
             super().__getitem__(index)
             if self.count(0) == 2 and index == 0:

@@ -379,29 +379,49 @@ def test_the_global_random_states_are_left_alone(
     ours.close()
 
 
-def test_worker_init_fn_runs_once_per_worker_one_after_another_on_the_workers() -> None:
-    inside: list[int] = []
-    seen: list[tuple[int, str, Any]] = []
+class Inits:
+    """A `worker_init_fn` that records (worker, thread, worker info), one for all workers."""
 
-    def init(worker: int) -> None:
-        inside.append(worker)
-        assert len(inside) == 1, "two at once"
-        seen.append((worker, threading.current_thread().name, get_worker_info()))
-        inside.remove(worker)
+    fastload_per_worker = ()
 
-    dataset = Squares()
+    def __init__(self) -> None:
+        self.inside: list[int] = []
+        self.seen: list[tuple[int, str, Any]] = []
+
+    def __call__(self, worker: int) -> None:
+        self.inside.append(worker)
+        assert len(self.inside) == 1, "two at once"
+        self.seen.append((worker, threading.current_thread().name, get_worker_info()))
+        self.inside.remove(worker)
+
+
+@pytest.mark.parametrize("copy_dataset", ["state", True, False])
+def test_worker_init_fn_runs_once_per_worker_one_after_another_on_the_workers(
+    copy_dataset: Any,
+) -> None:
+    dataset, init = Squares(), Inits()
     loader = DataLoader(
-        dataset, 4, num_workers=4, worker_init_fn=init, persistent_workers=True, seed=0
+        dataset,
+        4,
+        num_workers=4,
+        worker_init_fn=init,
+        persistent_workers=True,
+        seed=0,
+        copy_dataset=copy_dataset,
     )
     for _ in range(2):
         list(loader)
     loader.close()
-    assert [(worker, name) for worker, name, _ in sorted(seen, key=lambda s: s[0])] == [
+    assert [(worker, name) for worker, name, _ in sorted(init.seen, key=lambda s: s[0])] == [
         (worker, f"fastload-worker-{worker}") for worker in range(4)
     ]
-    for worker, _, info in seen:
-        assert info is not None
-        assert (info.id, info.num_workers, info.dataset) == (worker, 4, dataset)
+    datasets = [info.dataset for _, _, info in init.seen]
+    for (worker, _, info), its in zip(init.seen, datasets, strict=True):
+        assert (info.id, info.num_workers, type(its), its.length) == (worker, 4, Squares, 40)
+    if copy_dataset:
+        assert len({id(each) for each in (dataset, *datasets)}) == 5, "each has a copy of its own"
+    else:
+        assert all(each is dataset for each in datasets)
 
 
 # ---- get_worker_info ----

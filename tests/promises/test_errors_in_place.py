@@ -41,6 +41,8 @@ class Unreadable(Exception):
 class Bad(Dataset[int]):
     """`length` samples, each its own index; reading one of `bad` raises what `bad` makes of it."""
 
+    fastload_per_worker = ()  # one for all workers, to be looked at and changed
+
     def __init__(self, length: int, bad: Mapping[int, Callable[[int], BaseException]]) -> None:
         self.length = length
         self.bad = bad

@@ -52,6 +52,8 @@ def _threads_switch_often() -> Iterator[None]:
 class Counted(Dataset[int]):
     """`length` samples, each its own index; `reads` holds the indices in the order of reading."""
 
+    fastload_per_worker = ()  # one for all workers, to be looked at
+
     def __init__(self, length: int) -> None:
         self.length = length
         self.reads: list[int] = []  # list.append is atomic

@@ -38,8 +38,16 @@ from fastload.errors import EmptyBatchError, LoaderClosedError
 
 LENGTH, SEED, LANE = 40, 7, 1000
 DEADLINE_S = 20.0  # only a deadlock waits that long
-FAULTS: Counter[str] = Counter()
 Event = tuple[str, tuple[int, ...]]
+
+
+class Faults(Counter[str]):
+    """How many of each kind there were, counted by all workers together."""
+
+    fastload_per_worker = ()
+
+
+FAULTS = Faults()
 
 
 class Fault(ValueError):
@@ -47,20 +55,19 @@ class Fault(ValueError):
 
 
 class Weather:
-    """The faults of a run. All copies of a data set share it.
+    """The faults of a run, the same for all copies of a data set.
 
     Samples of `broken` raise, those of `quitting` raise SystemExit: always. Those of `stalled` wait
     until `let_go()`; those of `flaky` raise EIO once.
     """
+
+    fastload_per_worker = ()
 
     def __init__(self, broken: set[int], quitting: set[int], stalled: set[int]) -> None:
         self.broken, self.quitting, self.stalled = broken, quitting, stalled
         self.flaky: set[int] = set()
         self.turn = threading.Condition()  # owns flaky, calm
         self.calm = True
-
-    def __deepcopy__(self, _: Any) -> Weather:
-        return self
 
     def let_go(self) -> None:
         with self.turn:

@@ -11,10 +11,12 @@ import copy
 import errno
 import gc
 import json
+import sqlite3
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import count, islice
 from typing import Any
 
@@ -24,7 +26,14 @@ import torch.utils.data
 from torch.utils.data import IterableDataset, get_worker_info
 
 import fastload
-from fastload.errors import EmptyBatchError, LoaderTimeoutError, StateError, TooManyErrorsError
+from fastload.errors import (
+    DatasetCopyError,
+    EmptyBatchError,
+    LoaderTimeoutError,
+    SharedStateWarning,
+    StateError,
+    TooManyErrorsError,
+)
 from tests.fakes import OwnIterator, fastload_threads
 
 WORKERS = [0, 1, 2, 3, 5]
@@ -45,12 +54,11 @@ def my_part() -> tuple[int, int]:
 class Log:
     """A list that all copies of a data set share."""
 
+    fastload_per_worker = ()
+
     def __init__(self) -> None:
         self.entries: list[Any] = []  # list.append is atomic
         self.turn = threading.Condition()
-
-    def __deepcopy__(self, _: Any) -> Log:
-        return self
 
     def add(self, entry: Any) -> None:
         with self.turn:
@@ -609,23 +617,49 @@ def test_max_errors_bounds_what_is_skipped() -> None:
             next(iterator)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_data_set_that_cannot_be_copied_is_refused_in_clear_words(workers: int) -> None:
-    class HoldsALock(Sharded):
-        def __init__(self) -> None:
-            super().__init__([3])
-            self.lock = threading.Lock()
+class Holding(Sharded):
+    """Holds `held`, whatever that is, with each of its samples."""
 
-    assert given(fastload.DataLoader(HoldsALock(), 2)) == [[0, 1], [2]], "inline nothing is copied"
-    with (
-        fastload.DataLoader(HoldsALock(), 2, num_workers=workers) as loader,
-        pytest.raises(Exception) as caught,  # noqa: PT011 - its words are the promise
-    ):
-        next(iter(loader))
-    said = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert "HoldsALock" in said
-    assert "cop" in said, "that it is copied for each worker"
-    assert "lock" in said, "what cannot be"
+    def __init__(self, held: Any) -> None:
+        super().__init__([3])
+        self.held = held
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_lock_of_a_data_set_is_one_for_all_its_copies(workers: int) -> None:
+    class Asks(Holding):
+        def __iter__(self) -> Iterator[int]:
+            assert self is not dataset, "a copy"
+            assert self.held is lock
+            return super().__iter__()
+
+    lock = threading.Lock()
+    dataset = Asks(lock)
+    assert given(fastload.DataLoader(dataset, 2, num_workers=workers)) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_has_no_copy_is_shared_and_named_in_a_warning(workers: int) -> None:
+    with fastload.DataLoader(Holding(k for k in range(3)), 2, num_workers=workers) as loader:
+        with pytest.warns(SharedStateWarning, match=r"share.* dataset\.held \(builtins\.generator"):
+            iterator = iter(loader)
+        assert given(iterator) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_can_be_neither_copied_nor_shared_is_refused_in_clear_words(workers: int) -> None:
+    with closing(sqlite3.connect(":memory:", check_same_thread=False)) as connection:
+        dataset = Holding(connection)
+        assert given(fastload.DataLoader(dataset, 2)) == [[0, 1], [2]], "inline nothing is copied"
+        with pytest.raises(DatasetCopyError) as caught:
+            iter(fastload.DataLoader(dataset, 2, num_workers=workers))
+    said = str(caught.value)
+    assert said.startswith("dataset.held is an open sqlite3.Connection"), (
+        "its place, and what it is"
+    )
+    assert "copied for each worker" in said, "what it was to be"
+    assert "at the first sample" in said, "what to do"
+    assert not fastload_threads()
 
 
 # ---- random numbers ----
@@ -1041,11 +1075,10 @@ class Slowly(IterableDataset[int]):
 class Gate:
     """A semaphore that all copies share; open until it is shut."""
 
+    fastload_per_worker = ()
+
     def __init__(self) -> None:
         self.shut, self.permits = False, threading.Semaphore(0)
-
-    def __deepcopy__(self, _: Any) -> Gate:
-        return self
 
     def __call__(self) -> None:
         if self.shut:

@@ -37,6 +37,8 @@ pytestmark = [
 class Threads(Dataset[torch.Tensor]):
     """Rows of four numbers; notes which threads read them."""
 
+    fastload_per_worker = ()  # one for all workers
+
     def __init__(self, length: int = 24) -> None:
         self.length = length
         self.names: set[str] = set()

@@ -740,17 +740,24 @@ SOURCES: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("source", SOURCES)
 def test_global_draws_are_noticed_once(source: str, workers: int, seed: int | None) -> None:
     draw, name = SOURCES[source]
-    said = warned(Calls(64, draw), num_workers=workers, seed=seed)
+    said = warned(Calls(64, draw), num_workers=workers, seed=seed, random_modules=())
     assert len(said) == 1, said
     assert re.search(name, said[0]), said
     assert "sample_rng" in said[0] or "sample_generator" in said[0], "the remedy is named"
+    assert "seeds it twice" in said[0]
+
+
+def test_a_method_of_python_s_generator_that_no_module_holds_is_noticed() -> None:
+    said = warned(Calls(64, SOURCES["python"][0]), num_workers=2, seed=SEED)
+    assert len(said) == 1, said
 
 
 @pytest.mark.parametrize("name", ["RandomChoice", "RandomOrder"])
 def test_torchvisions_first_transforms_that_use_python_are_noticed_once(name: str) -> None:
     T = pytest.importorskip("torchvision.transforms")
     transform = getattr(T, name)([T.RandomHorizontalFlip(), T.RandomVerticalFlip()])
-    said = warned(Calls(64, lambda: transform(torch.ones(3, 4, 4))), num_workers=2, seed=SEED)
+    dataset = Calls(64, lambda: transform(torch.ones(3, 4, 4)))
+    said = warned(dataset, num_workers=2, seed=SEED, random_modules=())
     assert len(said) == 1, said
     assert "random" in said[0]
 
@@ -764,6 +771,8 @@ def test_without_workers_and_seed_there_is_nothing_to_notice(source: str) -> Non
 KEYED_DRAWS: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.rand(3),
     "sample_rng": lambda: fastload.sample_rng().random(),
+    "random": lambda: random.gauss(0, 1) + random.random(),
+    "numpy": lambda: np.random.randn() + np.random.rand(),
     "own random.Random": lambda: random.Random(3).random(),
     "no dropout": lambda: functional.dropout(torch.ones(4), training=False),
     "dropout of nothing": lambda: functional.dropout(torch.ones(4), p=0.0),
@@ -809,7 +818,7 @@ def test_a_collate_fn_that_draws_globally_is_noticed(source: str) -> None:
     def collate(samples: list[Any]) -> Any:
         return default_collate(samples), draw()
 
-    said = warned(Draws(64), num_workers=2, seed=SEED, collate_fn=collate)
+    said = warned(Draws(64), num_workers=1, seed=SEED, collate_fn=collate, random_modules=())
     assert len(said) == 1, said
     assert re.search(name, said[0])
 

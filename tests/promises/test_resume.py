@@ -49,6 +49,8 @@ Row = tuple[float, ...]
 class Augmented(Dataset[torch.Tensor]):
     """Rows of the index and three numbers drawn for it; `reads` holds the indices read."""
 
+    fastload_per_worker = ()  # one for all workers, to be looked at
+
     def __init__(self, length: int) -> None:
         self.length = length
         self.reads: list[int] = []

@@ -32,6 +32,8 @@ class Gate(Dataset[int]):
     `bound(position)` says whether that sample may be read yet; `broken` holds those that may not.
     """
 
+    fastload_per_worker = ()  # one for all workers
+
     def __init__(self, length: int, stalled: tuple[int, ...] = ()) -> None:
         self.length = length
         self.stalled = frozenset(stalled)
@@ -74,6 +76,8 @@ class Gate(Dataset[int]):
 
 class Gathered(Gate):
     """A batch in one call."""
+
+    fastload_per_worker = ()
 
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [self[index] for index in indices]
@@ -169,6 +173,8 @@ def test_neither_a_reader_nor_a_loop_that_stalls_12_s_loses_anything() -> None:
     """Both at once, for real: one loader's reader sleeps while the loop leaves another one alone."""
 
     class Sleeping(Gate):
+        fastload_per_worker = ()
+
         def __getitem__(self, index: int) -> int:
             if index == 137:
                 time.sleep(12)
@@ -311,6 +317,8 @@ def test_without_order_the_bound_counts_from_the_oldest_batch(workers: int) -> N
 
 class Weighed(Dataset[Any]):
     """Samples that a `collate_fn` keeps as they are; counts how many are alive at most."""
+
+    fastload_per_worker = ()  # one count for all workers
 
     def __init__(self, length: int) -> None:
         self.length = length

@@ -231,6 +231,8 @@ class _Order:
 class _Prepare(Dataset[Prepared]):
     """Makes the payload of an input, in the loader's threads."""
 
+    fastload_per_worker = ()
+
     def __init__(
         self, mode: Mode, *, skip: bool, check: bool, max_size: int | None = None, quality: int = 0
     ) -> None:
@@ -336,6 +338,8 @@ def verify(
 
 class _Pieces(Dataset[tuple[int, int, list[str]]]):
     """Sample k reads up to 64 records of one shard: how many there are, their bytes, what is wrong."""
+
+    fastload_per_worker = ()
 
     def __init__(self, dataset: PackedDataset) -> None:
         self.dataset = dataset

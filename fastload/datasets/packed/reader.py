@@ -28,6 +28,7 @@ from fastload.datasets.packed.format import (
     schema_of,
 )
 from fastload.errors import DecodeError, PackedDataError
+from fastload.rows import RowOffer
 from fastload.telemetry import stage
 
 Verify = Literal["first", "always", "never"]
@@ -74,6 +75,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         targets: the labels, int64[len(self)]; reads the columns of all shards when first asked for.
         rank, world_size, partitioned_by_rank: see `ImageFiles`.
     """
+
+    fastload_per_worker = ("transform", "target_transform")
 
     def __init__(
         self,
@@ -167,13 +170,6 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             self._targets = labels[self.rank :: self.world_size]
         return self._targets
 
-    @property
-    def fills_rows(self) -> bool:
-        """Whether only the loader sees what `transform` makes, so that it may be made in the memory of the batch."""
-        image = sys.modules.get("fastload.image")
-        known = image is not None and image.is_known_plan(self.transform)
-        return type(self) is PackedDataset and self.decode and known
-
     def locate(self, index: int) -> str:
         """Where sample `index` lies: shard, record, and the name of what it was made from."""
         number, row = self._place(index)
@@ -202,11 +198,14 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return bytes(self._read(number, row, table, None))
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return self._load_offered(index, None)
+
+    def _load_offered(self, index: int, offer: RowOffer | None) -> tuple[Any, ...]:
         number, row = self._place(index)
         table = self._tables[number] or self._table(number)
         target: Any = int(table.labels[row])
         try:
-            sample = self._sample(number, row, table)
+            sample = self._sample(number, row, table, offer)
         except DecodeError as error:
             raise DecodeError(self.locate(index), error.reason) from error
         if self.target_transform is not None:
@@ -214,6 +213,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         if not self.columns:
             return sample, target
         return sample, target, *_extras(table, row)
+
+    fastload_fills_row = (_load_offered, __getitem__)
 
     def _place(self, index: int) -> tuple[int, int]:
         """The shard, and the record in it, of sample `index`."""
@@ -224,18 +225,21 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         number = bisect_right(self._ends, record)
         return number, record - (self._ends[number - 1] if number else 0)
 
-    def _sample(self, number: int, row: int, table: Table) -> Any:
+    def _sample(self, number: int, row: int, table: Table, offer: RowOffer | None) -> Any:
         plan: Any = self.transform if self.decode and _is_plan(self.transform) else None
         sides = None if table.sides is None else table.sides[row]
         if plan is not None:
+            # As in `open_picture`: only a plan of fastload's gets the offer.
+            known = sys.modules["fastload.image"].is_known_plan(plan)
+            offered = {"offer": offer} if known else {}
             with _Buffer(int(table.lengths[row])) as buffer:
                 if sides is not None:
                     height, width = sides.tolist()
                     rows = self._rows(number, row, table, buffer, height, width)
-                    return plan.resample_rows(rows, height, width)
+                    return plan.resample_rows(rows, height, width, **offered)
                 with stage("read"):
                     payload = self._read(number, row, table, buffer)
-                return plan.decode(payload, name=self._index.shards[number].name)
+                return plan.decode(payload, name=self._index.shards[number].name, **offered)
         with stage("read"):
             payload = self._read(number, row, table, None)
         picture: Any

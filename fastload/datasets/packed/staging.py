@@ -200,6 +200,8 @@ class _Pass(Dataset[bool]):
     progress ends with the piece that it is at.
     """
 
+    fastload_per_worker = ()
+
     def __init__(
         self, path: str, index: Index, shards: Sequence[Shard], *, target: str | None = None
     ) -> None:

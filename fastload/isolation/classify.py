@@ -1,0 +1,283 @@
+"""Which class is of which kind."""
+
+from __future__ import annotations
+
+import array
+import copyreg
+import enum
+import functools
+import gc
+import io
+import random
+import re
+import struct
+import sys
+import tarfile
+import types
+import weakref
+import zipfile
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastload.isolation.callables import Cached, Cell, Function, Method, Partial
+from fastload.isolation.files import reopened
+from fastload.isolation.kinds import (
+    ATOM,
+    BASES,
+    Container,
+    Copier,
+    Declared,
+    Instance,
+    Kind,
+    OwnGenerator,
+    Part,
+    Protocolled,
+    Shared,
+    is_plain,
+    solid_base,
+)
+from fastload.isolation.rules import per_worker, refused_class, shared_class
+
+
+class Reference(Kind):
+    """A weak reference: to the copy, if what it refers to is copied."""
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        there = x() if isinstance(x, weakref.ref) else x.__init__.__self__
+        if type(x) is weakref.WeakMethod and there is not None and copier.known(there.__self__):
+            method: Any = types.MethodType(there.__func__, copier.copy(there.__self__))
+            return weakref.WeakMethod(method)
+        mine = copier.copy(there) if copier.known(there) else there
+        make = type(x) if isinstance(x, weakref.ref) else weakref.proxy
+        return x if mine is there else make(mine)
+
+
+class WeakMapping(Kind):
+    """A WeakKeyDictionary or a WeakValueDictionary: over the copies of what is of the graph."""
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`: only what it keeps alive."""
+        by_key = type(x) is weakref.WeakKeyDictionary
+        yield from (("[...]", value if by_key else key) for key, value in list(x.items()))
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        y = copier.memo[id(x)] = type(x)()
+        for key, value in list(x.items()):
+            y[_mine(key, copier)] = _mine(value, copier)
+        return y
+
+
+def _mine(x: Any, copier: Copier) -> Any:
+    return copier.copy(x) if copier.known(x) else x
+
+
+class ReadOnly(Kind):
+    """A read-only view of a dict."""
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        yield from (("", mapping) for mapping in gc.get_referents(x))
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        (mapping,) = gc.get_referents(x)
+        mine = copier.copy(mapping)
+        return x if mine is mapping else types.MappingProxyType(mine)
+
+
+class File(Kind):
+    """An open file."""
+
+    @staticmethod
+    def is_standard(x: Any) -> bool:
+        """Return whether it is a stream that belongs to the process."""
+        return x in (sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        return reopened(x)
+
+
+class Memory(Kind):
+    """An array, a tensor or a buffer."""
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        if type(x) is np.ndarray and x.dtype == object:
+            yield from ((f"[{k}]", value) for k, value in enumerate(x.flat))
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        if type(x) is np.ndarray and x.dtype == object:
+            y = copier.memo[id(x)] = np.empty_like(x)
+            for index in np.ndindex(x.shape):
+                y[index] = copier.copy(x[index])
+            return y
+        return copier.memory(x)
+
+
+class Refused(Kind):
+    """A handle that can neither be copied nor be used by several threads while it is open."""
+
+    shared = "closed"
+
+
+class View(Kind):
+    """A memoryview."""
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        yield ".obj", x.obj
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        mine = copier.copy(x.obj)
+        if mine is x.obj:
+            return x
+        offset = np.frombuffer(x, np.uint8).ctypes.data - np.frombuffer(x.obj, np.uint8).ctypes.data
+        y = memoryview(mine).cast("B")[offset : offset + x.nbytes].cast(x.format, x.shape)
+        return y.toreadonly() if x.readonly else y
+
+
+class ZipMember(Kind):
+    """A member of a zip file that is open for reading."""
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        yield "", x._fileobj._close.__self__
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        archive = copier.copy(x._fileobj._close.__self__)
+        y = archive.open(x.name)
+        y.seek(x.tell())
+        return y
+
+
+class TarArchive(Instance):
+    """A tar file that is open for reading."""
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`. The list of members grows as the file is read, so it is never shared as data."""
+        y = super().copy(x, copier)
+        y.members = list(y.members)
+        return y
+
+
+class TorchGenerator(Kind):
+    """A generator of torch's, which has no other protocol in all versions."""
+
+    generator = True
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        return torch.Generator(x.device).set_state(x.get_state())
+
+
+_EXACT: dict[type, Kind] = {
+    types.FunctionType: Function(),
+    types.CellType: Cell(),
+    types.MethodType: Method(),
+    types.BuiltinMethodType: Method(),
+    types.MethodWrapperType: Method(),
+    functools.partial: Partial(),
+    type(functools.lru_cache(print)): Cached(),
+    torch.Generator: TorchGenerator(),
+    np.ndarray: Memory(),
+    torch.Tensor: Memory(),
+    torch.nn.Parameter: Memory(),
+    bytearray: Memory(),
+    array.array: Memory(),
+    types.MappingProxyType: ReadOnly(),
+    weakref.WeakKeyDictionary: WeakMapping(),
+    weakref.WeakValueDictionary: WeakMapping(),
+    memoryview: View(),
+    zipfile.ZipExtFile: ZipMember(),
+    tarfile.TarFile: TarArchive(tarfile.TarFile),
+}
+
+_ATOMS = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    range,
+    slice,
+    type,
+    enum.Enum,
+    PurePath,
+    re.Pattern,
+    property,
+    staticmethod,
+    classmethod,
+    np.generic,
+    np.dtype,
+    np.ufunc,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+    struct.Struct,
+    types.CodeType,
+    types.EllipsisType,
+    types.GenericAlias,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.ModuleType,
+    types.NoneType,
+    types.NotImplementedType,
+    types.UnionType,
+    types.WrapperDescriptorType,
+)
+
+
+def kind_of(cls: type) -> Kind:
+    """Return the kind of a class."""
+    if cls in _EXACT:
+        return _EXACT[cls]
+    if cls is object:  # a sentinel
+        return ATOM
+    if (names := per_worker(cls)) is not None:
+        return Declared(cls, names)
+    if issubclass(cls, _ATOMS):
+        return ATOM
+    if refused_class(cls):
+        return Refused()
+    if (why := shared_class(cls)) is not None:
+        return Shared(why)
+    if issubclass(cls, weakref.ref | weakref.ProxyType | weakref.CallableProxyType):
+        return Reference()
+    if issubclass(cls, io.IOBase) and not issubclass(cls, io.BytesIO | io.StringIO):
+        return File()
+    if cls in BASES:
+        return Container(cls, cls)
+    if issubclass(cls, _SUBCLASSED) and cls not in _SUBCLASSED:
+        own = cls.__mro__[: next(k for k, c in enumerate(cls.__mro__) if c in _SUBCLASSED)]
+        return Protocolled(cls) if _has_protocol(cls, own) else OwnGenerator(cls)
+    if not _has_protocol(cls, cls.__mro__[:-1]):
+        base = solid_base(cls)
+        if base in BASES:
+            return Container(cls, base)
+        if is_plain(cls):
+            return Instance(cls)
+    return Protocolled(cls)
+
+
+_SUBCLASSED = (np.random.Generator, np.random.RandomState, random.Random)
+
+
+def _has_protocol(cls: type, classes: tuple[type, ...]) -> bool:
+    """Return whether a Python class, or a base of it among `classes`, says how it is to be copied."""
+    own = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
+    return cls in copyreg.dispatch_table or any(
+        name in vars(k) for k in classes if k not in BASES for name in own
+    )

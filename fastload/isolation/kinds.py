@@ -1,0 +1,450 @@
+"""Of each kind of object: which parts it has, and how a worker's copy of it is made.
+
+Instances of Python classes are copied without running any code of theirs, as a fork would: no `__init__`, no
+`__setattr__`, no `__getattr__`. A class is asked only if it says how it is to be copied: by `__deepcopy__`,
+`__reduce__`, `__getstate__`, `__setstate__` or `copyreg`.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import ctypes
+import types
+import warnings
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from fastload.isolation import finalizers
+from fastload.isolation.rules import GENERATORS, HEAP, is_code, own_dict
+
+Part = tuple[str, Any]
+"""How code would write the way to a part of an object (`.name`, `[3]`), and the part."""
+
+SCALARS = frozenset({type(None), int, float, complex, bool, str, bytes})
+
+
+class Copier(Protocol):
+    """Makes one worker's copy of a graph."""
+
+    memo: dict[int, Any]
+    """What was copied or is shared, by the id of the original; `copy.deepcopy` may be given it."""
+
+    def copy(self, x: Any) -> Any:
+        """Return the worker's own `x`, which is `x` itself if that is shared."""
+
+    def known(self, x: Any) -> bool:
+        """Return whether an object is of the graph."""
+
+    def is_shallow(self, x: Any) -> bool:
+        """Return whether the elements of a container are data, though it has attributes of its own."""
+
+    def memory(self, x: Any) -> Any:
+        """Return an array, tensor or buffer over the worker's copy of its memory."""
+
+
+class Kind:
+    """How objects of one kind are copied. By default, they have no parts and are never copied."""
+
+    shared: str | None = None  # why all of this kind are shared
+    generator = False  # of random numbers
+
+    def parts(self, x: Any) -> Iterable[Part]:
+        """Yield what belongs to `x` and may be state."""
+        return ()
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """Return a copy made of copies of the parts; `x` itself if it cannot change and none of them was copied."""
+        return x
+
+
+ATOM = Kind()
+
+
+class Shared(Kind):
+    """What all workers share."""
+
+    def __init__(self, why: str) -> None:
+        self.shared = why
+
+
+# ---- attributes ----
+
+
+class Attributes:
+    """The attributes of the instances of one class: of their own, and those of the class that are state."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+        self.slots = [
+            (name, member)
+            for k in cls.__mro__
+            for name, member in vars(k).items()
+            if type(member) is types.MemberDescriptorType
+            and member.__objclass__ is k
+            and k.__flags__ & HEAP
+        ]
+        self._of_class = _class_state(cls) if cls.__dictoffset__ else {}
+        self.any = bool(cls.__dictoffset__ or self.slots)
+
+    def items(self, x: Any) -> Iterator[Part]:
+        """Yield names and values."""
+        own = own_dict(x)
+        yield from list(own.items())
+        for name, value in self._of_class.items():
+            if name not in own:
+                yield name, value
+        for name, member in self.slots:
+            try:
+                yield name, member.__get__(x, self._cls)
+            except AttributeError:
+                continue
+
+    def fill(self, x: Any, y: Any, copier: Copier) -> None:
+        """Give `y` copies of the attributes of `x`."""
+        before, own = own_dict(x), own_dict(y)
+        # Plain values first: `__hash__` may need them, if what is copied next is a set that holds `x`.
+        own.update((name, value) for name, value in before.items() if type(value) in SCALARS)
+        for name, value in (*before.items(), *self._of_class.items()):
+            if name not in own:
+                own[name] = copier.copy(value)
+        for name in before:
+            own[name] = own.pop(name)  # in the order of the original
+        for _, member in self.slots:
+            try:
+                value = member.__get__(x, self._cls)
+            except AttributeError:
+                continue
+            member.__set__(y, copier.copy(value))
+
+    def put(self, y: Any, values: dict[str, Any]) -> None:
+        """Give `y` attributes."""
+        slots = dict(self.slots)
+        for name, value in values.items():
+            if name in slots:
+                slots[name].__set__(y, value)
+            else:
+                own_dict(y)[name] = value
+
+
+def _class_state(cls: type) -> dict[str, Any]:
+    """Return the class attributes that are generators or called instances: each copy gets its own.
+
+    Other class attributes stay the class's: code may write them by the name of the class and read them by `self`.
+    """
+    nearest: dict[str, Any] = {}
+    for k in cls.__mro__[:-1]:
+        for name, value in vars(k).items():
+            nearest.setdefault(name, value)
+        if k.__module__.partition(".")[0] in _WITHOUT_CLASS_STATE:
+            break
+    return {name: value for name, value in nearest.items() if _is_class_state(value)}
+
+
+def _is_class_state(value: Any) -> bool:
+    kind = type(value)
+    if kind in _WITHOUT_STATE or kind.__module__.partition(".")[0] in _WITHOUT_CLASS_STATE:
+        return isinstance(value, GENERATORS)
+    return is_code(kind) and hasattr(value, "__dict__") and not hasattr(kind, "__get__")
+
+
+_WITHOUT_STATE = SCALARS | {
+    tuple,
+    list,
+    dict,
+    types.FunctionType,
+    property,
+    staticmethod,
+    classmethod,
+}
+_WITHOUT_CLASS_STATE = {
+    "abc",
+    "builtins",
+    "collections",
+    "enum",
+    "functools",
+    "numpy",
+    "torch",
+    "typing",
+}
+
+
+# ---- containers ----
+
+
+class Container(Kind):
+    """A list, tuple, dict, set or deque, or an instance of a subclass of one."""
+
+    def __init__(self, cls: type, base: type) -> None:
+        self._cls, self._base = cls, base
+        self.attributes = None if cls is base else Attributes(cls)
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        yield from self.attribute_parts(x)
+        if _is_flat(x, self._base):
+            return
+        if issubclass(self._base, dict):
+            for key, value in self._base.items(x):
+                if type(value) not in SCALARS:
+                    yield f"[{key!r:.40}]" if type(key) in SCALARS else "[...]", value
+                if type(key) not in SCALARS:
+                    yield ".keys()", key
+        else:
+            for k, value in enumerate(self._base.__iter__(x)):  # type: ignore[attr-defined]
+                if type(value) not in SCALARS:
+                    yield f"[{k}]", value
+
+    def attribute_parts(self, x: Any) -> Iterator[Part]:
+        """Yield the attributes alone, and what a defaultdict makes its values with."""
+        if self.attributes is not None:
+            for name, value in self.attributes.items(x):
+                yield f".{name}", value
+        if self._base is defaultdict:
+            yield ".default_factory", x.default_factory
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        base: Any = self._base
+        if self.attributes is None and base is not defaultdict and _is_flat(x, base):
+            return x if base in (tuple, frozenset) else x.copy()
+        one = _itself if copier.is_shallow(x) else copier.copy
+        if base in (tuple, frozenset):
+            elements = [e if type(e) in SCALARS else one(e) for e in base.__iter__(x)]
+            y = copier.memo.get(id(x))  # an element may hold `x`
+            if y is None:
+                changed = any(a is not b for a, b in zip(base.__iter__(x), elements, strict=True))
+                if not changed and not (self.attributes and self.attributes.any):
+                    return x
+                y = copier.memo[id(x)] = base.__new__(self._cls, elements)
+        elif base is set:
+            y = copier.memo[id(x)] = base.__new__(self._cls)
+            set.update(y, [e if type(e) in SCALARS else one(e) for e in set.__iter__(x)])
+        elif issubclass(base, dict):
+            y = copier.memo[id(x)] = base.__new__(self._cls)
+            if base is defaultdict:
+                y.default_factory = copier.copy(x.default_factory)
+            put = base.__setitem__
+            for key, value in base.items(x):
+                key = key if type(key) in SCALARS else one(key)
+                put(y, key, value if type(value) in SCALARS else one(value))
+        else:
+            y = copier.memo[id(x)] = base.__new__(self._cls)
+            if base is deque:
+                deque.__init__(y, (), x.maxlen)
+            base.extend(y, [e if type(e) in SCALARS else one(e) for e in base.__iter__(x)])
+        if self.attributes is not None:
+            finalizers.silence(y)
+            if getattr(x, "__dict__", None) is x:  # a dict whose keys are its attributes
+                y.__dict__ = y
+            else:
+                self.attributes.fill(x, y, copier)
+        return y
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+def _is_flat(x: Any, base: Any) -> bool:
+    """Return whether a container holds plain values only; at the speed of C, as most are."""
+    if not SCALARS.issuperset(map(type, base.__iter__(x))):
+        return False
+    return not issubclass(base, dict) or SCALARS.issuperset(map(type, base.values(x)))
+
+
+# ---- instances ----
+
+
+class Instance(Kind):
+    """An instance of a Python class."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+        self.attributes = Attributes(cls)
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        return ((f".{name}", value) for name, value in self.attributes.items(x))
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        y: Any = object.__new__(self._cls)
+        copier.memo[id(x)] = y
+        finalizers.silence(y)
+        self.attributes.fill(x, y, copier)
+        return y
+
+
+class Declared(Kind):
+    """An instance of a class that says what of it each worker needs its own copy of."""
+
+    def __init__(self, cls: type, names: tuple[str, ...]) -> None:
+        self._cls = cls
+        self._names = names
+        self._attributes = Attributes(cls)
+        if not names:
+            self.shared = "its class is thread-safe"
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        own = dict(self._attributes.items(x))
+        return ((f".{name}", own[name]) for name in self._names if name in own)
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`. The instance is shared if none of those attributes is copied."""
+        y: Any = object.__new__(self._cls)
+        copier.memo[id(x)] = y
+        mine = {part[1:]: copier.copy(value) for part, value in self.parts(x)}
+        if all(mine[part[1:]] is value for part, value in self.parts(x)):
+            copier.memo[id(x)] = y = x
+        else:
+            self._attributes.put(y, {**dict(self._attributes.items(x)), **mine})
+        return y
+
+
+class Protocolled(Kind):
+    """An instance of a class that says itself how it is copied, or of one written in C."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+        self.plain = Instance(cls) if is_plain(cls) else None
+        self.generator = issubclass(cls, GENERATORS)
+        self.copies_itself = self.plain is not None and hasattr(cls, "__deepcopy__")
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`: what the protocol gives away."""
+        if hasattr(self._cls, "__deepcopy__"):
+            return
+        try:
+            reduced = _reduced(x)
+        except Exception:  # it cannot be copied: copying tells
+            if self.plain is not None:
+                yield from self.plain.parts(x)
+            return
+        if isinstance(reduced, str):
+            return
+        _, args, state, items, pairs, _ = reduced
+        yield from (("", a) for a in (*args, *items, *(v for pair in pairs for v in pair)))
+        states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+        for each in states:
+            if type(each) is dict:
+                yield from ((f".{name}", value) for name, value in each.items())
+            else:
+                yield "", each
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`. A Python class whose protocol raises is copied without it, as a fork would."""
+        try:
+            if hasattr(self._cls, "__deepcopy__"):
+                y = x.__deepcopy__(copier.memo)
+            else:
+                reduced = _reduced(x)
+                y = x if isinstance(reduced, str) else self._rebuilt(x, reduced, copier)
+        except RecursionError:
+            raise
+        except Exception:
+            if self.plain is None:
+                raise
+            return self.plain.copy(x, copier)
+        if y is not x:
+            finalizers.silence(y)
+        return y
+
+    def _rebuilt(self, x: Any, reduced: Reduced, copier: Copier) -> Any:
+        make, args, state, items, pairs, setter = reduced
+        y = copier.memo[id(x)] = make(*[copier.copy(a) for a in args])
+        if state is not None:
+            self._set_state(y, _copied_state(state, copier), setter)
+        for item in items:
+            y.append(copier.copy(item))
+        for key, value in pairs:
+            y[copier.copy(key)] = copier.copy(value)
+        if own_dict(y):
+            for name, value in _class_state(self._cls).items():
+                own_dict(y).setdefault(name, copier.copy(value))
+        return y
+
+    def _set_state(self, y: Any, state: Any, setter: Any) -> None:
+        if setter is not None:
+            setter(y, state)
+        elif hasattr(type(y), "__setstate__"):
+            y.__setstate__(state)
+        else:
+            own, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+            own_dict(y).update(own or {})
+            for name, value in (slots or {}).items():
+                object.__setattr__(y, name, value)
+
+
+class OwnGenerator(Instance):
+    """A generator of random numbers of a class of the user's, which the protocol of its base would forget."""
+
+    generator = True
+
+    def parts(self, x: Any) -> Iterator[Part]:
+        """See `Kind`."""
+        yield from super().parts(x)
+        if isinstance(x, np.random.Generator):
+            yield ".bit_generator", x.bit_generator
+        elif isinstance(x, np.random.RandomState):
+            yield "._bit_generator", x._bit_generator
+
+    def copy(self, x: Any, copier: Copier) -> Any:
+        """See `Kind`."""
+        base: Any = next(k for k in GENERATORS if isinstance(x, k))
+        y = copier.memo[id(x)] = base.__new__(self._cls)
+        if base is np.random.Generator:
+            base.__init__(y, copier.copy(x.bit_generator))
+        elif base is np.random.RandomState:
+            base.__init__(y, copier.copy(x._bit_generator))
+            base.set_state(y, base.get_state(x, legacy=False))
+        else:
+            base.setstate(y, base.getstate(x))
+        self.attributes.fill(x, y, copier)
+        return y
+
+
+Reduced = tuple[Any, Any, Any, Any, Any, Any]
+
+
+def _reduced(x: Any) -> str | Reduced:
+    reducer = copyreg.dispatch_table.get(type(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # itertools', from Python 3.12 on
+        reduced: Any = reducer(x) if reducer else x.__reduce_ex__(4)
+    if isinstance(reduced, str):
+        return reduced
+    make, args, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
+    return make, args, state, list(items or ()), list(pairs or ()), setter
+
+
+def _copied_state(state: Any, copier: Copier) -> Any:
+    """Return a copy of what an object's protocol gave, without looking for it again: it may have been made for us."""
+    if type(state) is dict:
+        return {key: copier.copy(value) for key, value in state.items()}
+    if type(state) is tuple:
+        return tuple(_copied_state(part, copier) for part in state)
+    return copier.copy(state)
+
+
+BASES = (OrderedDict, defaultdict, deque, list, tuple, dict, set, frozenset)
+
+
+def solid_base(cls: type) -> type:
+    """Return the class written in C that instances are laid out as."""
+    kind: type | None = cls
+    while kind is not None and kind not in BASES and kind is not object:
+        kind = kind.__base__
+    return kind or object
+
+
+def is_plain(cls: type) -> bool:
+    """Return whether instances are attributes and nothing else: no class among the bases holds C data."""
+    if solid_base(cls) is not object:
+        return False
+    slots = Attributes(cls).slots
+    pointers = len(slots) + (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
+    return cls.__basicsize__ <= object.__basicsize__ + pointers * ctypes.sizeof(ctypes.c_void_p)

@@ -1,0 +1,437 @@
+"""Let NumPy's global random functions act on a state of the calling thread.
+
+`np.random.rand` and its kin are methods of one RandomState, `np.random.mtrand._rand`, and many modules hold them by
+names of their own. Every draw takes the lock of the bit generator. So `install` gives that RandomState, by the public
+`np.random.set_bit_generator`, a bit generator with the memory of the original and a lock of ours. In a thread that
+called `enter`, taking that lock puts the thread's own state into the memory, and releasing it puts the main state back.
+Outside of draws the memory always holds the main state. All other threads take the original's lock, in C.
+
+Before NumPy 2.4, `seed`, `get_state` and `set_state` touch the cached normal without the lock. There, the first
+`install` replaces them for good by methods that take it, also in modules that have imported them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from operator import attrgetter, methodcaller
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+# NumPy's own tests of its random module passed on these.
+_TESTED_NUMPY = {"1.26", "2.0", "2.1", "2.2", "2.3", "2.4", "2.5"}
+_TESTED_PYTHON = {(3, 11), (3, 12), (3, 13)}
+
+_WORDS = 2500  # bytes of an MT19937: uint32[624], int32 position
+_GAUSS = 16  # bytes of the cached normal: int32 "there is one", 4 of padding, float64
+_NO_GAUSS = bytes(_GAUSS)
+_USED_UP = np.int32(624).tobytes()  # the position from which the next draw computes 624 new words
+
+_random: Any = np.random  # Any: the stubs know less of it
+_MT19937: Any = np.random.MT19937
+_RandomState: Any = np.random.RandomState
+_rand: Any = np.random.mtrand._rand
+_original: Any = _random.get_bit_generator()
+# NumPy made the lock reentrant when it took it in these methods.
+_REENTRANT = isinstance(_original.lock, type(threading.RLock()))
+_UNLOCKED = () if _REENTRANT else ("seed", "get_state", "set_state")
+_plain = {name: getattr(_RandomState, name) for name in _UNLOCKED}
+
+_installed = 0  # calls of `install` less those of `remove`; the lock of `_original` owns it
+
+
+class State:
+    """The state of one thread: what MT19937 draws from, and the cached normal. Random until it is seeded."""
+
+    __slots__ = ("gauss", "key", "words")
+
+    def __init__(self) -> None:
+        self.key: int | None = int.from_bytes(os.urandom(8), "little")  # None: not seeded since
+        self.words = b""
+        self.gauss = _NO_GAUSS
+
+    def seed(self, key: int) -> None:
+        """Start the stream of `key`, of which 64 bits count, at the next draw.
+
+        Only the thread that draws from the state may call this, and never during a draw.
+        """
+        self.key = key
+
+
+def unusable() -> str | None:
+    """Return why `install` must not be called, as one clause, or None if it may."""
+    if _unknown is not None:
+        return _unknown
+    if _random.get_bit_generator() in (_original, _route.bit_generator):
+        return None
+    return "np.random.set_bit_generator has replaced the global bit generator"
+
+
+def install() -> None:
+    """Route the global functions by thread, until `remove` has been called as often."""
+    global _installed
+    with _route.held():
+        _installed += 1
+        if _random.get_bit_generator() is _original:  # also after a call that Ctrl-C ended
+            if _UNLOCKED and _RandomState.seed is _plain["seed"]:
+                _replace_methods()
+            _put(_route.bit_generator)
+
+
+def remove() -> None:
+    """Undo one `install`. The last one puts the original bit generator back, with the main state."""
+    global _installed
+    with _route.held():
+        _installed -= 1
+        # A bit generator that the user has set meanwhile stays.
+        if not _installed and _random.get_bit_generator() is _route.bit_generator:
+            _put(_original)
+
+
+def enter(own: Callable[[], State] | None) -> None:
+    """From now on, let the global functions act on the state that `own()` returns, in this thread.
+
+    `own` is called at every draw. None: they act on the global state again.
+    """
+    _route.enter(own)
+
+
+class _Hook(threading.local):
+    """The lock of the routed bit generator. Each thread has an `enter` and an `exit` of its own.
+
+    They are found without running Python code, so in a thread with no state of its own no signal handler can raise
+    between taking and releasing the lock.
+    """
+
+    __enter__ = property(attrgetter("enter"))
+    __exit__ = property(attrgetter("exit"))
+
+    def __init__(self, lock: Any) -> None:
+        self.enter: Callable[[], object] = lock.__enter__
+        self.exit: Callable[..., object] = lock.__exit__
+        self.swap: _Swap | None = None
+        self.held = False
+
+
+class _Swap:
+    """Puts the states of one thread in the place of the main state while that thread draws."""
+
+    own: Callable[[], State]
+    state: State
+    main_words: bytes
+    main_gauss: bytes
+
+    # After a call, signal handlers and finalizers may run, and those may draw. After reading an attribute none does.
+    acquired = property(methodcaller("acquire"))
+
+    def __init__(self, route: _Route) -> None:
+        self.route, self.words, self.gauss = route, route.words, route.gauss
+        self.acquire, self.release = route.lock.acquire, route.lock.release
+        self.depth = 0  # 2 if code that a draw calls draws: `shuffle` calls `__setitem__`
+
+    def enter(self) -> None:
+        """Take the lock and put the thread's state in."""
+        if self.depth:
+            self.depth += 1
+            return
+        state = self.own()
+        key = state.key
+        words, gauss = self.words, self.gauss
+        self.acquired  # noqa: B018
+        self.main_words = words.raw
+        self.main_gauss = gauss.raw
+        self.state = state
+        self.depth = 1
+        if key is not None:
+            state.words = self.route.first_words(key)
+            state.gauss = _NO_GAUSS
+            state.key = None
+        words.raw = state.words
+        gauss.raw = state.gauss
+
+    def exit(self, *_: object) -> None:
+        """Take the thread's state out, put the main state back and release the lock."""
+        if self.depth == 1:
+            state, words, gauss = self.state, self.words, self.gauss
+            state.words = words.raw
+            state.gauss = gauss.raw
+            words.raw = self.main_words
+            gauss.raw = self.main_gauss
+            self.depth = 0
+            self.release()
+        else:
+            self.depth -= 1
+
+
+class _Route:
+    """What stands between a RandomState and its bit generator, whose memory and lock it uses."""
+
+    def __init__(self, original: Any, random_state: Any = None) -> None:
+        self.original = original
+        # Owns the state in `words`, the cached normal in `gauss`, and the two scratch generators.
+        self.lock = original.lock
+        self.hook = _Hook(self.lock)
+        self.bit_generator = _Routed(self)
+        self.random_state = random_state or _RandomState(self.bit_generator)
+        self.words = _words_of(original)
+        self.gauss = _memory(self.random_state, _gauss_offset(), _GAUSS)
+        self.scratch = _MT19937(0)
+        self.scratch._legacy_seeding(0)  # drops its SeedSequence
+        self.scratch_words = _words_of(self.scratch)
+        self.mixer = np.random.SFC64(0)
+        self.mixer_words = np.ones(4, np.uint64)
+        self.mixer_state: Any = {
+            **self.mixer.state,
+            "state": {"state": self.mixer_words},
+        }
+
+    def first_words(self, key: int) -> bytes:
+        """Return 624 words that depend on all 64 bits of `key`, sooner than `RandomState.seed` would."""
+        self.mixer_words[:3] = key & 0xFFFFFFFFFFFFFFFF
+        self.mixer.state = self.mixer_state
+        return self.mixer.random_raw(12 + 312)[12:].tobytes() + _USED_UP  # 12: as SFC64 asks for
+
+    def enter(self, own: Callable[[], State] | None) -> None:
+        """See the function `enter`."""
+        hook = self.hook
+        swap = hook.swap
+        if swap is None:
+            swap = hook.swap = _Swap(self)
+        while swap.depth:  # KeyboardInterrupt can keep `exit` from running
+            swap.exit()
+        if own is None:
+            hook.enter, hook.exit, hook.swap = self.lock.__enter__, self.lock.__exit__, None
+        else:
+            hook.enter, hook.exit, swap.own = swap.enter, swap.exit, own
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the hook. Before NumPy 2.4 a thread cannot take the lock twice."""
+        hook = self.hook
+        if hook.held:
+            yield
+            return
+        with hook:
+            hook.held = True
+            try:
+                yield
+            finally:
+                hook.held = False
+
+    @contextmanager
+    def current(self) -> Iterator[Any]:
+        """Yield a bit generator that has this thread's state, and keep what becomes of it."""
+        with self.held():
+            if self.hook.swap is None:
+                yield self.original
+                return
+            # The methods of the original would take its lock again, and forget its SeedSequence.
+            self.scratch_words.raw = self.words.raw
+            yield self.scratch
+            self.words.raw = self.scratch_words.raw
+
+
+class _Routed(_MT19937):  # type: ignore[misc]
+    """Stands for the original bit generator. Copies and pickles of it are plain ones."""
+
+    def __init__(self, route: _Route) -> None:
+        super().__init__(0)
+        self._route = route
+
+    lock = property(lambda self: self._route.hook)
+    capsule = property(lambda self: self._route.original.capsule)
+    cffi = property(lambda self: self._route.original.cffi)
+    ctypes = property(lambda self: self._route.original.ctypes)
+    seed_seq = property(lambda self: self._route.original.seed_seq)
+    _seed_seq = property(lambda self: self._route.original._seed_seq)
+
+    @property
+    def state(self) -> Any:
+        with self._route.current() as bit_generator:
+            return bit_generator.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        with self._route.current() as bit_generator:
+            bit_generator.state = value
+
+    def _legacy_seeding(self, seed: Any) -> None:
+        self._call("_legacy_seeding", seed)
+
+    def random_raw(self, size: Any = None, output: Any = True) -> Any:
+        return self._call("random_raw", size, output)
+
+    def jumped(self, jumps: Any = 1) -> Any:
+        with self._route.current() as bit_generator:
+            return bit_generator.jumped(jumps)
+
+    def spawn(self, n_children: int) -> Any:
+        return self._route.original.spawn(n_children)
+
+    def __reduce__(self) -> Any:
+        with self._route.current() as bit_generator:
+            return bit_generator.__reduce__()
+
+    def _call(self, name: str, *args: Any) -> Any:
+        """Call a method that takes the lock of its bit generator itself."""
+        route = self._route
+        if route.hook.swap is not None:
+            with route.current() as bit_generator:
+                return getattr(bit_generator, name)(*args)
+        if not route.hook.held:
+            return getattr(route.original, name)(*args)
+        route.lock.release()
+        try:
+            return getattr(route.original, name)(*args)
+        finally:
+            route.lock.acquire()
+
+
+_Routed.__name__ = _Routed.__qualname__ = "MT19937"  # `str(np.random.mtrand._rand)` names it
+
+
+def _replace_methods() -> None:
+    """Make the locking methods those of RandomState, and put those of `_rand` wherever modules hold the plain ones."""
+    held = {name: getattr(np.random, name) for name in _UNLOCKED}  # some are bound methods
+    _attributes().update({name: _locking(name) for name in _UNLOCKED})
+    ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyType_Modified", ctypes.pythonapi))(_RandomState)
+    new = {
+        id(value): getattr(_rand, name)
+        for name, value in held.items()
+        if getattr(value, "__self__", None) is _rand
+    }
+    for module in list(sys.modules.values()):
+        if issubclass(type(module), ModuleType):
+            # Not `module.__dict__`, which loads a lazy one.
+            names = object.__getattribute__(module, "__dict__")
+            for name, value in list(names.items()):
+                if id(value) in new:
+                    names[name] = new[id(value)]
+
+
+def _locking(name: str) -> Callable[..., Any]:
+    """Return a method of RandomState that takes the lock if it is called of the one that is routed."""
+    plain = _plain[name]
+
+    @functools.wraps(plain)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is _rand:
+            with _route.held():  # after this, no `install` or `remove` is halfway
+                if self._bit_generator is _route.bit_generator:
+                    return plain(self, *args, **kwargs)
+        return plain(self, *args, **kwargs)
+
+    method.__module__ = _RandomState.__module__
+    return method
+
+
+def _put(bit_generator: Any) -> None:
+    """Give the global functions a bit generator, and keep the cached normal."""
+    gauss = _route.gauss.raw
+    _random.set_bit_generator(bit_generator)
+    _route.gauss.raw = gauss
+
+
+def _attributes() -> dict[str, Any]:
+    """Return the attributes of RandomState, which Python shows read-only."""
+    (attributes,) = gc.get_referents(_RandomState.__dict__)
+    return attributes  # type: ignore[no-any-return]
+
+
+def _memory(owner: Any, offset: int, size: int) -> Any:
+    """Return the bytes at `offset` in an object of a C type."""
+    if not object.__basicsize__ <= offset <= type(owner).__basicsize__ - size:
+        raise ValueError("the bytes are outside of the object")
+    return (ctypes.c_char * size).from_address(id(owner) + offset)
+
+
+def _words_of(bit_generator: Any) -> Any:
+    """Return the bytes of the state of an MT19937."""
+    offset = bit_generator.ctypes.state_address - id(bit_generator)
+    return _memory(bit_generator, offset, _WORDS)
+
+
+@functools.cache
+def _gauss_offset() -> int:
+    """Find the cached normal in a RandomState, by setting it."""
+    probe = _RandomState(0)
+    every = _memory(probe, start := object.__basicsize__, type(probe).__basicsize__ - start)
+    kind, key, position, *_ = probe.get_state()
+    probe.set_state((kind, key, position, 0, 0.0))
+    without = every.raw
+    probe.set_state((kind, key, position, 1, value := 1.2345678901234567e-77))
+    gauss = np.int64(1).tobytes() + np.float64(value).tobytes()
+    at = every.raw.find(gauss)
+    if at < 0 or every.raw != without[:at] + gauss + without[at + _GAUSS :]:
+        raise ValueError("no cached normal")
+    return int(start + at)
+
+
+def _probe() -> str | None:
+    """Return in what NumPy or Python is not as this module knows it, as one clause, or None."""
+    numpy_version = ".".join(np.__version__.split(".")[:2])
+    if numpy_version not in _TESTED_NUMPY:
+        return f"NumPy {np.__version__} was not tested"
+    if sys.version_info[:2] not in _TESTED_PYTHON or "free-threading" in sys.version:
+        return f"Python {sys.version.split()[0]} ({sys.implementation.cache_tag}) was not tested"
+    if type(_original) is not _MT19937 or type(_rand) is not _RandomState:
+        return "the global functions do not use NumPy's MT19937"
+    try:
+        if any(_attributes()[name] is not _plain[name] for name in _UNLOCKED):
+            return "the attributes of RandomState cannot be replaced"
+        right = _test_layout() and _test_swap()
+    except Exception as error:
+        return f"NumPy's random state is not laid out as expected ({error!r})"
+    return None if right else "NumPy's random state is not laid out as expected"
+
+
+def _test_layout() -> bool:
+    """Return whether the bytes of an MT19937 are its words and its position."""
+    bit_generator = _MT19937(0)
+    key = np.arange(624, dtype=np.uint32) * 2654435761
+    bit_generator.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": 321}}
+    return bool(_words_of(bit_generator).raw == key.tobytes() + np.int32(321).tobytes())
+
+
+def _test_swap() -> bool:
+    """Return whether a thread's draws act on its own state only. All objects are our own."""
+    route = _Route(_MT19937(0))
+    routed, main, own = route.random_state, _RandomState(1), _RandomState(2)
+    state = State()
+    locked = route.held if _UNLOCKED else nullcontext
+    with locked():
+        routed.seed(1)
+    right = [routed.standard_normal() == main.standard_normal()]  # and the next one is cached
+    route.enter(lambda: state)
+    with locked():
+        routed.seed(2)
+    right += [routed.standard_normal() == own.standard_normal()]
+    with locked():
+        routed.set_state(routed.get_state())
+    right += [routed.standard_normal() == own.standard_normal() for _ in range(2)]
+    route.enter(None)
+    right += [routed.standard_normal() == main.standard_normal() for _ in range(2)]
+    return all(right)
+
+
+GLOBAL = [_original]
+"""The bit generators of NumPy's global functions: the original, and the one that stands for it while installed."""
+
+_unknown = _probe()
+if _unknown is None:
+    _route = _Route(_original, _rand)
+    GLOBAL.append(_route.bit_generator)
+    # If another thread held the lock during a fork, the child could never take it.
+    os.register_at_fork(
+        before=_route.lock.acquire,
+        after_in_parent=_route.lock.release,
+        after_in_child=_route.lock.release,
+    )

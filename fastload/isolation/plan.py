@@ -1,0 +1,426 @@
+"""Plan which objects of a graph each worker gets copies of, in one walk, and make each worker's copies by that plan."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections import ChainMap, Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastload.errors import DatasetCopyError
+from fastload.isolation import rules
+from fastload.isolation.classify import File, Memory, Refused, kind_of
+from fastload.isolation.files import CannotReopen
+from fastload.isolation.kinds import ATOM, SCALARS, Container, Instance, Kind, Protocolled
+from fastload.isolation.memory import (
+    Block,
+    Buffer,
+    blocks_of,
+    copy_block,
+    is_plain_tensor,
+    why_foreign,
+)
+from fastload.isolation.module_state import original
+
+DEPTH = 10_000
+"""The recursion limit while copies are made: a copy of an object takes about four calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An object of the graph, and the way to it."""
+
+    x: Any
+    kind: Kind
+    parent: int | None
+    label: str
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What lies below a container that may be data."""
+
+    outer: int | None
+    allowance: float = 1
+    objects: int = 0
+    nbytes: int = 0
+
+    def is_full(self, parts: int = 1) -> bool:
+        """Return whether more is below than its limits divided by `parts`."""
+        most = self.allowance / parts
+        return self.objects > most * rules.BELOW or self.nbytes > most * rules.BELOW_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An object that cannot be copied, and how code would write the way to it."""
+
+    path: str
+    x: Any
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({type(self.x).__module__}.{type(self.x).__qualname__}: {self.why})"
+
+
+class Plan:
+    """Which objects of a graph each worker gets its own copy of, and which all workers share.
+
+    Args:
+        roots: the objects that the graph begins at, by name. They are copied as one graph: what two of them hold
+            together, their copies hold together.
+        copy_data: copy data too, whatever its size.
+        left_out: ids of objects that are not looked at.
+
+    It reads the graph once, in the caller's thread: nothing may change it meanwhile.
+    """
+
+    def __init__(
+        self,
+        roots: Mapping[str, Any],
+        *,
+        copy_data: bool = False,
+        left_out: Collection[int] = (),
+    ) -> None:
+        self._roots = dict(roots)
+        self._left_out = left_out
+        self._copy_data = copy_data
+        self._kinds: dict[type, Kind] = {}
+        self._tallies: dict[int, _Tally] = {}
+        self._memory: list[Any] = []  # arrays, tensors and buffers that may be copied
+        self.nodes: dict[
+            int, Node
+        ] = {}  # by id; they keep the objects alive, so the ids stay theirs
+        self.shared: dict[int, str] = {}  # why, by id
+        self.shallow: set[int] = set()  # containers with attributes, whose elements are data
+        self.blocks: dict[
+            int, Block
+        ] = {}  # the memory that each worker has its own of, by the id of what lies in it
+        self._generators: list[Any] = []  # and what copies itself, which may hold some
+        self.refused: list[Named] = []
+        self.uncopyable: list[Named] = []
+        self._made: set[int] = (
+            set()
+        )  # objects that protocols of classes make, which nobody else holds
+        for label, root in self._roots.items():
+            self.walk(root, None, label)
+
+    def add(self, label: str, root: Any) -> None:
+        """Add a root to the graph."""
+        self._roots[label] = root
+        self.walk(root, None, label)
+
+    def walk(self, x: Any, parent: int | None, label: str, *, made: bool = False) -> None:
+        """Add to the plan what hangs below an object, which a protocol may have `made` for one copy."""
+        before = len(self._memory)
+        # What is on the stack: an object, its parent, the way from there, and the innermost container that it is below.
+        stack: list[tuple[Any, int | None, str, int | None]] = [(x, parent, label, None)]
+        while stack:
+            x, parent, label, holder = stack.pop()
+            kind = self._kind(type(x))
+            if kind is ATOM or id(x) in self.nodes or id(x) in self._left_out:
+                continue
+            if holder is not None and not self._count(holder, x, kind):
+                continue
+            self.nodes[id(x)] = Node(x, kind, parent, label)
+            if made:
+                self._made.add(id(x))
+            why = self._why_shared(x, kind)
+            if why is not None:
+                self.shared[id(x)] = why
+                continue
+            if kind.generator or (isinstance(kind, Protocolled) and kind.copies_itself):
+                self._generators.append(x)
+            parts = kind.parts(x)
+            if isinstance(kind, Container):
+                if len(x) >= rules.FEW and not self._copy_data:
+                    self._tallies[id(x)] = _Tally(holder)
+                    holder = id(x)
+                if self._is_long(x):
+                    self.shallow.add(id(x))
+                    parts = kind.attribute_parts(x)
+            below = [(part, id(x), way, holder) for way, part in parts if type(part) not in SCALARS]
+            stack.extend(reversed(below))  # the first attribute is the way, if there are two
+        # Views in another root may lie in memory that is known already.
+        self._settle(self._memory[before:] if made else self._memory)
+
+    def _kind(self, cls: type) -> Kind:
+        try:
+            return self._kinds[cls]
+        except KeyError:
+            # A module-level instance may be routed by another loader; a copy of it is of the class that it was.
+            kind = self._kinds[cls] = kind_of(original(cls))
+            return kind
+
+    def _is_long(self, x: Any) -> bool:
+        """Return whether a container has so many elements that it is data."""
+        if len(x) <= rules.ELEMENTS or self._copy_data:
+            return False
+        return len(x) > rules.ELEMENTS * rules.allowance(x)
+
+    def _why_shared(self, x: Any, kind: Kind) -> str | None:
+        """Return why an object is shared, judged without its parts, or None."""
+        if isinstance(kind, Refused) and rules.is_open(x):
+            self.refused.append(Named(self.path(x), x, "open"))
+        if kind.shared is not None:
+            if isinstance(x, np.ndarray):
+                self._memory.append(x)  # a tensor may lie in it
+            return kind.shared
+        if kind.generator and rules.is_global_generator(x):
+            return "behind global functions"
+        if isinstance(kind, Instance) and _is_constant(x, kind):
+            return "a constant"
+        if isinstance(kind, File) and kind.is_standard(x):
+            return "a standard stream"
+        if isinstance(kind, Memory):
+            return self._why_memory_shared(x)
+        if isinstance(kind, Container) and self._is_long(x):
+            return None if self._has_attributes(x, kind) else f"{len(x):,} elements"
+        return None
+
+    def _why_memory_shared(self, x: Any) -> str | None:
+        if type(x) is np.ndarray and x.dtype.hasobject:
+            return (
+                f"{x.size:,} elements" if x.size > rules.ELEMENTS and not self._copy_data else None
+            )
+        if isinstance(x, torch.Tensor) and (x.is_conj() or x.is_neg()):
+            return "a view that is computed when it is read"
+        if isinstance(x, torch.Tensor) and x.is_cpu and not is_plain_tensor(x):
+            return None
+        why = why_foreign(x)
+        if not isinstance(x, torch.Tensor) or x.is_cpu:
+            self._memory.append(x)
+        return why
+
+    @staticmethod
+    def _has_attributes(x: Any, kind: Container) -> bool:
+        return kind.attributes is not None and any(True for _ in kind.attributes.items(x))
+
+    def _settle(self, memory: list[Any]) -> None:
+        """Decide for each piece of memory whether workers share it."""
+        for block in blocks_of(memory):
+            why = block.why_shared(copy_data=self._copy_data)
+            for member in block.members:
+                if why is None:
+                    self.blocks[id(member)] = block
+                else:
+                    self.shared[id(member)] = why
+
+    # ---- containers that are data by what is below them ----
+
+    def _count(self, holder: int, x: Any, kind: Kind) -> bool:
+        """Count an object below the containers around it; return False if one of those is data."""
+        nbytes = 0
+        if isinstance(kind, Memory):
+            nbytes = len(x) if isinstance(x, Buffer) else x.nbytes
+        elif isinstance(kind, Container):
+            nbytes = 8 * len(x)
+        around: list[int] = []
+        at: int | None = holder
+        while at is not None:
+            if at in self.shared:
+                return False
+            around.append(at)
+            at = self._tallies[at].outer
+        full = False
+        for at in around:
+            tally = self._tallies[at]
+            tally.objects += 1
+            tally.nbytes += nbytes
+            full |= tally.is_full()
+        return not (full and self._make_data(around))
+
+    def _make_data(self, around: list[int]) -> bool:
+        """Share the innermost container with most of what is below; return False if it may have more than others."""
+        k, at = next((k, at) for k, at in enumerate(around) if self._tallies[at].is_full(2))
+        node, tally = self.nodes[at], self._tallies[at]
+        assert isinstance(node.kind, Container)
+        attributes = self._has_attributes(node.x, node.kind)
+        allowance = math.inf if attributes else rules.allowance(node.x)
+        if allowance > tally.allowance:
+            for outer in around[k:]:  # what it holds, they hold
+                self._tallies[outer].allowance = max(allowance, self._tallies[outer].allowance)
+            return False
+        self.shared[at] = f"{tally.objects:,} objects or {tally.nbytes / 2**20:.1f} MiB below it"
+        for outer in around[k + 1 :]:
+            self._tallies[outer].objects -= tally.objects
+            self._tallies[outer].nbytes -= tally.nbytes
+        return True
+
+    # ---- what is known of an object ----
+
+    def is_made(self, x: Any) -> bool:
+        """Return whether a protocol made an object for one copy."""
+        return id(x) in self._made
+
+    def path(self, x: Any) -> str:
+        """Return how code would write the way to an object of the graph."""
+        labels: list[str] = []
+        node = self.nodes.get(id(x))
+        while node is not None:
+            labels.append(node.label)
+            node = None if node.parent is None else self.nodes.get(node.parent)
+        return "".join(reversed(labels))
+
+    # ---- copies ----
+
+    def generators(self, copies: Mapping[int, Any] | None = None) -> list[tuple[str, Any]]:
+        """Return the generators of random numbers, each with another place: the graph's own, or their `copies` by id.
+
+        The place is the way to a generator in the graph, and a number if it is not the first there.
+        """
+        found: list[tuple[str, Any]] = []
+        for x in self._generators:
+            mine = x if copies is None else copies.get(id(x))
+            if id(x) in self.shared or mine is None:
+                continue
+            if (
+                isinstance(self.nodes[id(x)].kind, Protocolled)
+                and not self.nodes[id(x)].kind.generator
+            ):
+                found += _below_deep_copy(self.path(x), mine)
+            else:
+                found.append((self.path(x), mine))
+        seen = Counter[str]()
+        for k, (place, x) in enumerate(found):
+            seen[place] += 1
+            found[k] = (place if seen[place] == 1 else f"{place} ({seen[place]})", x)
+        return found
+
+    def copies(
+        self, routed: Sequence[Any] = ()
+    ) -> tuple[dict[str, Any], dict[int, Any], list[tuple[str, Any]]]:
+        """Return one worker's own roots, by name, its copies of the objects in `routed`, by id, and its generators.
+
+        The graph goes on pointing at routed objects themselves, so that code may compare them by identity. What turns
+        out to have no copy is shared from then on, and is in `uncopyable`.
+        """
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, DEPTH))
+        try:
+            while True:
+                copier = _Copier(self)
+                try:
+                    bodies = copier.bodies([x for x in routed if id(x) not in self.shared])
+                    roots = {
+                        name: bodies[id(root)] if id(root) in bodies else copier.copy(root)
+                        for name, root in self._roots.items()
+                    }
+                    return roots, bodies, self.generators(ChainMap(bodies, copier.memo))
+                except _OwnerIsSharedError:
+                    continue
+        except RecursionError as error:
+            raise DatasetCopyError(
+                "The dataset is nested too deeply to be copied for each worker. Raise sys.setrecursionlimit(), or "
+                "pass copy_dataset=False if threads may share it."
+            ) from error
+        finally:
+            sys.setrecursionlimit(limit)
+
+    def share(self, x: Any, error: Exception) -> None:
+        """Share what cannot be copied."""
+        why = str(error) if isinstance(error, CannotReopen) else f"{type(error).__name__}: {error}"
+        self.shared[id(x)] = why
+        self.uncopyable.append(Named(self.path(x), x, why))
+
+    def share_owner(self, x: Any, kind: Kind) -> None:
+        """Share an object with a finalizer if it holds what has no copy: finalizers of two would free that twice."""
+        named = {id(found.x) for found in self.uncopyable}
+        if named and any(id(part) in named for _, part in kind.parts(x)):
+            why = "it has a finalizer, and holds what cannot be copied"
+            self.shared[id(x)] = why
+            self.uncopyable.append(Named(self.path(x), x, why))
+            raise _OwnerIsSharedError
+
+
+def _below_deep_copy(path: str, x: Any) -> list[tuple[str, Any]]:
+    """Return the generators in the attributes of what a `__deepcopy__` of the user's made, or is to copy."""
+    attributes = dict(Instance(original(type(x))).attributes.items(x))
+    return Plan({path: SimpleNamespace(**attributes)}).generators()
+
+
+def _is_constant(x: Any, kind: Instance) -> bool:
+    """Return whether an instance of the standard library has no attributes: a sentinel, compared by identity."""
+    library = type(x).__module__.partition(".")[0] in sys.stdlib_module_names
+    return (
+        library
+        and type(x).__module__ != "__main__"
+        and not any(True for _ in kind.attributes.items(x))
+    )
+
+
+class _OwnerIsSharedError(BaseException):
+    """An object that is copied in part has turned out to be shared: copy anew."""
+
+
+class _Copier:
+    """See `kinds.Copier`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._within: list[int] = []
+        self.memo: dict[int, Any] = {i: plan.nodes[i].x for i in plan.shared}
+        self.memo[id(self.memo)] = []  # where `copy.deepcopy` keeps alive what it copies
+
+    def copy(self, x: Any) -> Any:
+        """See `kinds.Copier`."""
+        plan, memo = self._plan, self.memo
+        kind = plan._kind(type(x))
+        if kind is ATOM:
+            return x
+        if id(x) in memo:
+            return memo[id(x)]
+        if id(x) not in plan.nodes:  # made by the protocol of a class
+            plan.walk(x, self._within[-1], "", made=True)
+            memo.update({i: plan.nodes[i].x for i in plan.shared})
+            if id(x) in memo:
+                return x
+        self._within.append(id(x))
+        try:
+            # If a part of `x` holds `x`, it has been copied there already.
+            memo.setdefault(id(x), kind.copy(x, self))
+            if hasattr(type(x), "__del__"):
+                plan.share_owner(x, kind)
+        except (_OwnerIsSharedError, RecursionError):
+            raise
+        except Exception as error:
+            if plan.is_made(x):
+                raise  # what made it cannot be copied
+            memo[id(x)] = x
+            plan.share(x, error)
+        finally:
+            self._within.pop()
+        return memo[id(x)]
+
+    def bodies(self, routed: Sequence[Any]) -> dict[int, Any]:
+        """Copy the routed objects, which all others go on pointing at."""
+        self.memo.update((id(x), x) for x in routed)
+        found = {}
+        for x in routed:
+            del self.memo[id(x)]
+            found[id(x)] = self.copy(x)
+            self.memo[id(x)] = x
+        return found
+
+    def known(self, x: Any) -> bool:
+        """See `kinds.Copier`."""
+        return id(x) in self._plan.nodes
+
+    def is_shallow(self, x: Any) -> bool:
+        """See `kinds.Copier`."""
+        return id(x) in self._plan.shallow
+
+    def memory(self, x: Any) -> Any:
+        """See `kinds.Copier`."""
+        block = self._plan.blocks.get(id(x))
+        if block is None:  # it has no bytes, or more than bytes
+            return copy.deepcopy(x, self.memo)
+        self.memo.update(copy_block(block))
+        return self.memo[id(x)]

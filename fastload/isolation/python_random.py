@@ -1,0 +1,238 @@
+"""Let the functions of Python's `random` act on a generator of the calling thread, as they do in a worker process.
+
+While installed, a thread that has entered draws from its own generator, by whatever name it knows a function. All other
+threads draw from the global generator, and get the same numbers as ever.
+
+The functions of `random` are methods of one instance, `random._inst`. `install` gives it another class, in which the
+few methods that reach the C generator ask for the thread's own. So all names that are bound to Python methods follow,
+also those imported long before. `random.random` and `random.getrandbits` are bound to C methods: they are replaced, in
+every module that holds them.
+"""
+
+from __future__ import annotations
+
+import _random
+import functools
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable
+from random import Random
+from types import BuiltinMethodType, MethodType, ModuleType
+from typing import Any
+
+# CPython's own tests of `random` pass on these with `install`.
+_TESTED = ((3, 11), (3, 12), (3, 13))
+
+_inst: Random = random._inst
+_c_random, _c_getrandbits = _random.Random.random, _random.Random.getrandbits
+
+
+class _Thread(threading.local):
+    # `Any`, because a Random has attributes that its stubs do not know.
+    own: Callable[[], Any] | None = None
+    own_before_fork: Callable[[], Any] | None = None
+
+
+_thread = _Thread()
+
+
+class _Routed(_random.Random):
+    """Stands between `Random` and its C base, so `super().seed()` and its like in `Random` come here."""
+
+    @functools.wraps(_c_random)  # for the signature
+    def random(self, /) -> Any:  # type: ignore[override]
+        own = _thread.own
+        return _c_random(self) if own is None else own().random()
+
+    @functools.wraps(_c_getrandbits)
+    def getrandbits(self, k: int, /) -> Any:  # type: ignore[override]
+        own = _thread.own
+        return _c_getrandbits(self, k) if own is None else own().getrandbits(k)
+
+    def seed(self, n: Any = None, /) -> None:
+        own = _thread.own
+        if own is None:
+            super().seed(n)
+        else:
+            own().seed(n)
+
+    def getstate(self) -> Any:
+        own = _thread.own
+        return super().getstate() if own is None else own().getstate()[1]
+
+    def setstate(self, state: Any, /) -> None:
+        own = _thread.own
+        if own is None:
+            super().setstate(state)
+        else:
+            generator = own()
+            generator.setstate((generator.VERSION, state, generator.gauss_next))
+
+
+class _ThreadRandom(Random, _Routed):
+    """The class of `random._inst` while installed."""
+
+    @property
+    def gauss_next(self) -> Any:
+        own = _thread.own
+        return self.__dict__["gauss_next"] if own is None else own().gauss_next
+
+    @gauss_next.setter
+    def gauss_next(self, value: float | None) -> None:
+        own = _thread.own
+        if own is None:
+            self.__dict__["gauss_next"] = value
+        else:
+            own().gauss_next = value
+
+    def _randbelow(self, n: int) -> Any:
+        """Do what `Random` does, but look for the thread's own generator once, not at every try."""
+        own = _thread.own
+        if own is not None:
+            return own()._randbelow(n)
+        k = n.bit_length()
+        r = _c_getrandbits(self, k)
+        while r >= n:
+            r = _c_getrandbits(self, k)
+        return r
+
+    def __reduce__(self) -> Any:
+        return Random, (), self.getstate()  # what loads it need not have fastload
+
+
+# Lists of one, which hold the only reference that this module has: `_replace` counts references.
+_STAND_INS: dict[str, tuple[list[Any], list[Any]]] = {
+    name: ([getattr(random, name)], [MethodType(getattr(_Routed, name), _inst)])
+    for name in ("random", "getrandbits")
+}
+
+# Owns `_installed`, `_holders` and `_left`, and is held while the class of `_inst` and the names in modules change. It
+# is reentrant because garbage collection, which can come at any time, may close a loader.
+_lock = threading.RLock()
+_installed = 0
+_holders: list[tuple[dict[str, Any], str]] = [(vars(random), name) for name in _STAND_INS]
+_left: dict[
+    int, tuple[int, int]
+] = {}  # references that are no module's, and modules, by the id of the list
+
+
+def install() -> None:
+    """Let the functions of `random` act on the generator of the calling thread, in threads that have entered."""
+    global _installed
+    with _lock:
+        _installed += 1
+        # Every time, not only the first: Ctrl-C may have ended the call before.
+        _inst.__class__ = _ThreadRandom
+        for real, stand_in in _STAND_INS.values():
+            _replace(real, stand_in)
+
+
+def remove() -> None:
+    """Undo one `install`. After the last, everything is as it was before the first."""
+    global _installed
+    with _lock:
+        _installed -= 1
+        if _installed == 0:
+            for real, stand_in in _STAND_INS.values():
+                _replace(stand_in, real)
+            _inst.__class__ = Random
+
+
+def enter(own: Callable[[], Random] | None) -> None:
+    """Let `random` act on what `own()` returns, in this thread, from now on; on the global generator if it is None.
+
+    `own` is called for every draw. It may seed the generator that it returns.
+    """
+    _thread.own = own
+
+
+def unusable() -> str | None:
+    """Return why `install` cannot be used here, as a clause; None if it can."""
+    version = ".".join(map(str, sys.version_info[:2]))
+    if sys.implementation.name != "cpython" or sys.version_info[:2] not in _TESTED:
+        return f"this is {sys.implementation.name} {version}, on which it was not tested"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return "this Python runs without the GIL, on which it was not tested"
+    return _failure()
+
+
+def _references(holder: list[Any]) -> int:
+    return sys.getrefcount(holder[0])
+
+
+_ALONE = _references([object()])
+
+
+def _replace(old: list[Any], new: list[Any]) -> None:
+    """Put `new[0]` in the place of `old[0]` in every module, whatever its name is there.
+
+    To look at all modules takes tens of milliseconds in a large program. It is needed only if, after the names that are
+    known, more refers to the function than the last look left, or if there are more modules.
+    """
+    for held, name in _holders:
+        if held.get(name) is old[0]:
+            held[name] = new[0]
+    references = _references(old)
+    left, modules = _left.get(id(old), (_ALONE, len(sys.modules)))
+    if references == _ALONE or (references <= left and len(sys.modules) == modules):
+        return
+    function, stand_in = old[0], new[0]
+    for module in list(sys.modules.values()):
+        # Not `isinstance`: what says that it is a module may have no `__dict__`, as cffi's libraries.
+        if issubclass(type(module), ModuleType):
+            held = object.__getattribute__(module, "__dict__")  # does not load a lazy module
+            for name, value in list(held.items()):
+                if value is function:
+                    held[name] = stand_in
+                    _holders.append((held, name))
+    del function
+    _left[id(old)] = _references(old), len(sys.modules)
+
+
+@functools.cache
+def _failure() -> str | None:
+    """Try the class on a generator that nobody else has. Return what is wrong, None if nothing is."""
+    for name, (real, _) in _STAND_INS.items():
+        if not isinstance(real[0], BuiltinMethodType) or real[0].__self__ is not random._inst:
+            return f"other code had replaced `random.{name}`"
+    expected = _draws(Random())
+    routed, own, was = Random(1), Random(2), _thread.own
+    routed.__class__ = _ThreadRandom
+    try:
+        enter(lambda: own)
+        entered = _draws(routed), own.getstate()
+        enter(None)
+        moved = routed.getstate() != Random(1).getstate()
+        outside = _draws(routed)
+    finally:
+        enter(was)
+    if moved or entered != (expected, expected[-1]) or outside != expected:
+        return "a test at the start drew other numbers than Python's `random`"
+    return None
+
+
+def _draws(generator: Random) -> tuple[Any, ...]:
+    """Return results of everything that `_Routed` and `_ThreadRandom` override, and the state after them."""
+    generator.seed("fastload")
+    state = generator.getstate()
+    first = generator.random(), generator.getrandbits(70), generator.randrange(1000)
+    generator.setstate(state)
+    return first, generator.random(), generator.gauss(0.0, 1.0), generator.getstate()
+
+
+def _before_fork() -> None:
+    # In the child, this thread is no worker. There, Python's own handler must seed the global generator.
+    _lock.acquire()
+    _thread.own_before_fork, _thread.own = _thread.own, None
+
+
+def _after_in_parent() -> None:
+    _thread.own, _thread.own_before_fork = _thread.own_before_fork, None
+    _lock.release()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_lock.release
+)

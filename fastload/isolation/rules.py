@@ -1,0 +1,271 @@
+"""Tell what is state, what is data, and what cannot be copied.
+
+The rule, in three sentences: every object that code can change is copied for each worker. Data is shared: arrays,
+tensors and buffers of more than 16 MiB, read-only and memory-mapped ones, tables, and containers with more than 1,000
+elements, or from 16 elements on with more than 2,000 objects or 4 MiB below them. A container that holds datasets,
+transforms, functions or generators is never data, and one that holds instances with methods that change them has ten
+times these limits.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import io
+import itertools
+import math
+import random
+from collections.abc import Iterable
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from fastload.isolation import numpy_random
+from fastload.isolation.users import is_users_module
+
+MEMORY_BYTES = 16 * 2**20
+"""An array or tensor of more bytes is data. At 1 MiB, a float buffer for one 1024 x 1024 picture would be shared."""
+
+ELEMENTS = 1_000
+"""A container of more elements is data. `limit` looks at about this many of them."""
+
+FEW = 16
+"""A container with fewer elements is not data, whatever is below it: a pair of 3 MiB buffers is not."""
+
+
+BELOW, BELOW_BYTES = 2_000, 4 * 2**20
+"""A container with more objects below it is data, or with more bytes of arrays and containers."""
+
+OF_CHANGING = 10
+"""Times these limits, for instances with methods that change them. To copy 20,000 of them takes a worker 0.2 s."""
+
+PER_WORKER = "fastload_per_worker"
+"""The class attribute that makes a class thread-safe: names of the attributes of which each worker gets its own copy.
+
+All else in an instance is shared; with no names, the instance itself. It is read from the class's own `__dict__`, so
+a subclass, which may add state, does not inherit it.
+"""
+
+GENERATORS = (
+    np.random.Generator,
+    np.random.RandomState,
+    np.random.BitGenerator,
+    random.Random,
+    torch.Generator,
+)
+
+_SHARED_MODULES = {
+    "_queue",
+    "_thread",
+    "asyncio",
+    "concurrent",
+    "contextvars",
+    "logging",
+    "multiprocessing",
+    "queue",
+    "subprocess",
+    "threading",
+}
+"""Of these, instances of every class are shared: what threads or processes meet in, and what has no state."""
+
+_SHARED_CLASSES = {
+    "asyncio.events.AbstractEventLoop",
+    "_ctypes.CFuncPtr",
+    "ctypes.CDLL",
+    "datasets.table.Table",
+    "fastload.iterator.ThreadIterator",
+    "h5py._hl.base.HLObject",
+    "h5py.h5.ObjectID",
+    "builtins.Environment",  # lmdb's, in C
+    "builtins._Database",
+    "lmdb.cffi.Environment",
+    "lightning.pytorch.trainer.trainer.Trainer",
+    "mmap.mmap",
+    "numpy.memmap",
+    "pandas.core.base.PandasObject",
+    "pandas.core.generic.NDFrame",
+    "polars.dataframe.frame.DataFrame",
+    "polars.lazyframe.frame.LazyFrame",
+    "polars.series.series.Series",
+    "pyarrow.lib._Weakrefable",
+    "pytorch_lightning.trainer.trainer.Trainer",
+    "random.SystemRandom",
+    "sqlite3.Row",
+    "torch.cuda.streams.Stream",
+    "weakref.finalize",
+    "zarr.core.array.Array",
+    "zarr.core.group.Group",
+    "zarr.hierarchy.Group",
+}
+"""Data, what has no state, and handles that threads may share."""
+
+_REFUSED_CLASSES = {
+    "_duckdb.DuckDBPyConnection",
+    "netCDF4._netCDF4.Dataset",
+    "pyarrow.parquet.core.ParquetFile",
+    "pysam.libcalignmentfile.AlignmentFile",
+    "rasterio.io.DatasetReader",
+    "av.container.core.Container",
+    "av.stream.Stream",
+    "cv2.VideoCapture",
+    "cv2.VideoWriter",
+    "decord.video_reader.VideoReader",
+    "builtins.Cursor",  # lmdb's, in C
+    "builtins.Transaction",
+    "lmdb.cffi.Cursor",
+    "lmdb.cffi.Transaction",
+    "soundfile.SoundFile",
+    "sqlite3.Connection",
+    "sqlite3.Cursor",
+    "torchcodec.decoders._video_decoder.VideoDecoder",
+}
+"""Open, they can neither be copied nor be used by several threads: some end the interpreter."""
+
+
+def names(kind: type) -> list[str]:
+    """Return the dotted names of a class and its bases."""
+    return [f"{k.__module__}.{k.__qualname__}" for k in kind.__mro__[:-1]]
+
+
+def shared_class(kind: type) -> str | None:
+    """Return why all instances of a class are shared, or None."""
+    for name in names(kind):
+        module = name.partition(".")[0]
+        if module in _SHARED_MODULES:
+            return f"an object of {module}"
+        if name in _SHARED_CLASSES:
+            return "data"
+    return None
+
+
+def refused_class(kind: type) -> bool:
+    """Return whether open instances of a class can neither be copied nor be used by several threads."""
+    return not _REFUSED_CLASSES.isdisjoint(names(kind))
+
+
+def is_open(handle: Any) -> bool:
+    """Return whether a handle of a refused class is open, as far as it says."""
+    if hasattr(handle, "isOpened"):
+        return bool(handle.isOpened())
+    if type(handle).__module__ == "sqlite3":
+        try:
+            return bool(getattr(handle, "connection", handle).total_changes + 1)
+        except Exception as error:
+            return "closed" not in str(error)
+    return getattr(handle, "closed", False) is not True
+
+
+def per_worker(kind: type) -> tuple[str, ...] | None:
+    """Return the attributes to be copied of a class that says that it is thread-safe; None of any other."""
+    if kind is TensorDataset:
+        return ()
+    declared: tuple[str, ...] | None = vars(kind).get(PER_WORKER)
+    return declared
+
+
+def is_global_generator(x: Any) -> bool:
+    """Return whether `x` is a generator behind Python's, NumPy's or torch's global functions, or draws from one."""
+    if isinstance(x, np.random.Generator):
+        x = x.bit_generator
+    numpys: Any = np.random
+    return (
+        x is random.random.__self__  # type: ignore[attr-defined]
+        or x is torch.default_generator
+        or x is numpys.mtrand._rand
+        or any(x is generator for generator in numpy_random.GLOBAL)
+        or x is numpys.get_bit_generator()
+    )
+
+
+HEAP, IMMUTABLE = 1 << 9, 1 << 8
+"""Of `type.__flags__`: the class was made by a class statement, or by C code in the same way; it cannot be changed."""
+
+
+_CODE = (Dataset, nn.Module, FunctionType, MethodType, partial, io.IOBase, *GENERATORS)
+
+
+def is_code(kind: type) -> bool:
+    """Return whether a container with instances of a class is never data."""
+    if issubclass(kind, _CODE):
+        return True
+    return not issubclass(kind, torch.Tensor | type) and any(
+        "__call__" in vars(k) for k in kind.__mro__[:-1] if k.__flags__ & HEAP
+    )
+
+
+def allowance(container: Any) -> float:
+    """Return how many times the limits a container may have and not be data: infinity if it holds code.
+
+    It looks at up to 1,000 elements, evenly spaced where they can be, at 16 of each container or instance among them,
+    and at 16 of each in those.
+    """
+    level, many, found = [container], ELEMENTS, 1.0
+    for _ in range(3):
+        elements = [e for x in level for e in _some(x, many)]
+        kinds = set(map(type, elements))
+        if any(map(is_code, kinds)):
+            return math.inf
+        if any(map(changes_itself, kinds)):
+            found = OF_CHANGING
+        nested = {k for k in kinds if k in _NESTED or k.__dictoffset__}
+        level = [e if type(e) in _NESTED else own_dict(e) for e in elements if type(e) in nested][
+            :ELEMENTS
+        ]
+        many = FEW
+    return found
+
+
+@functools.lru_cache(1024)
+def changes_itself(kind: type) -> bool:
+    """Return whether a class of the user's has a method that sets attributes or elements, after an instance was made.
+
+    An installed library's instances in a long list are records, of which each sample reads its own.
+    """
+    return any(
+        not _STORING.isdisjoint(code.co_code[::2])
+        for k in kind.__mro__[:-1]
+        if k.__flags__ & HEAP and is_users_module(k.__module__)
+        for name, member in vars(k).items()
+        if name not in _BEGINNING
+        and (code := getattr(getattr(member, "fget", member), "__code__", None)) is not None
+    )
+
+
+_STORING = {dis.opmap["STORE_ATTR"], dis.opmap["STORE_SUBSCR"]}
+_BEGINNING = {
+    "__init__",
+    "__new__",
+    "__post_init__",
+    "__attrs_post_init__",
+    "__setstate__",
+    "__setattr__",
+}
+
+
+_NESTED = {list, tuple, dict, set, frozenset}
+
+
+def own_dict(x: Any) -> dict[str, Any]:
+    """Return the `__dict__` of an instance, or an empty dict; no code of its class runs."""
+    try:
+        own = object.__getattribute__(x, "__dict__")
+    except AttributeError:  # it has none, or its class in C makes it so
+        return {}
+    return own if type(own) is dict else {}
+
+
+def _some(container: Any, count: int) -> Iterable[Any]:
+    """Return about `count` elements; no code of a subclass runs."""
+    step = max(1, len(container) // count)
+    if isinstance(container, list):
+        return list.__getitem__(container, slice(None, None, step))
+    if isinstance(container, tuple):
+        return tuple.__getitem__(container, slice(None, None, step))
+    if isinstance(container, dict):
+        return itertools.islice(dict.values(container), count)
+    return itertools.islice(container, count)

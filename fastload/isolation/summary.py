@@ -1,0 +1,91 @@
+"""What a plan copies for each worker and what it shares, to be shown to the user."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastload.isolation import rules
+from fastload.isolation.plan import Plan
+
+
+@dataclass(slots=True)
+class Piece:
+    """An object that is copied, with all that is copied below it, or one that is shared."""
+
+    path: str
+    kind: str
+    objects: int = 0
+    nbytes: int = 0
+    """About: what `sys.getsizeof` says of each object, and the memory of arrays and tensors."""
+    why: str = ""
+    """Of what is shared."""
+
+    def __str__(self) -> str:
+        said = [self.kind]
+        if not self.why and self.objects > 1:
+            said.append(f"{self.objects:,} objects")
+        if self.nbytes >= 1024:
+            said.append(_shown(self.nbytes))
+        if self.why and self.why != "data":
+            said.append(self.why)
+        return f"{self.path} ({', '.join(said)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The pieces of a graph, in the order of the walk."""
+
+    copied: list[Piece] = field(default_factory=list)
+    shared: list[Piece] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        nbytes = _shown(sum(piece.nbytes for piece in self.copied))
+        return "\n".join(
+            f"{what}: {_listed(pieces) or 'nothing'}"
+            for what, pieces in (
+                (f"copied for each worker ({nbytes})", self.copied),
+                ("shared by all workers", self.shared),
+            )
+        )
+
+
+def summary(plan: Plan) -> Summary:
+    """Return what `plan` copies, by the attributes of its roots, and what it shares."""
+    top: dict[int, int] = {}
+    copied: dict[int, Piece] = {}
+    shared: list[Piece] = []
+    for i, node in plan.nodes.items():
+        above = node.parent
+        # An attribute of a root stands for all below it.
+        top[i] = i if above is None or plan.nodes[above].parent is None else top[above]
+        if i in plan.shared:
+            shared.append(
+                Piece(plan.path(node.x), type(node.x).__name__, 1, _size(node.x), plan.shared[i])
+            )
+            continue
+        head = plan.nodes[top[i]].x
+        piece = copied.setdefault(top[i], Piece(plan.path(head), type(head).__name__))
+        piece.objects += 1
+        piece.nbytes += _size(node.x)
+    return Summary(list(copied.values()), shared)
+
+
+def _size(x: Any) -> int:
+    if isinstance(x, np.ndarray | torch.Tensor):
+        return 0 if isinstance(x, torch.Tensor) and x.is_sparse else int(x.nbytes)
+    own = rules.own_dict(x)
+    return object.__sizeof__(x) + (sys.getsizeof(own) if own else 0)
+
+
+def _shown(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.1f} MiB" if nbytes >= 2**20 // 10 else f"{nbytes / 1024:,.1f} KiB"
+
+
+def _listed(pieces: list[Piece], most: int = 12) -> str:
+    more = f", and {len(pieces) - most} more" if len(pieces) > most else ""
+    return ", ".join(map(str, pieces[:most])) + more

@@ -1,0 +1,56 @@
+"""Whose code it is: the user's is neither in the standard library, nor installed, nor fastload's own."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+_LIBRARIES = {"fastload", "numpy", "torch", "torchvision"}  # wherever they are installed
+
+
+def is_users_function(function: FunctionType) -> bool:
+    """Return whether a function is the user's."""
+    filename = function.__code__.co_filename
+    module = function.__globals__.get("__name__") or ""
+    if filename.startswith("<"):  # a cell of a notebook, or generated
+        return is_users_module(module)
+    return is_users_file(filename) and module.partition(".")[0] not in _LIBRARIES
+
+
+def is_users_module(name: str | None) -> bool:
+    """Return whether a module is the user's, by its name."""
+    top = (name or "__main__").partition(".")[0]
+    if top in _LIBRARIES or top == "__main__":
+        return top == "__main__"
+    file = getattr(sys.modules.get(name or ""), "__file__", None)
+    return top not in sys.stdlib_module_names if file is None else is_users_file(file)
+
+
+def is_importable(function: Any) -> bool:
+    """Return whether a function is what its module has under its name."""
+    found: Any = sys.modules.get(function.__module__ or "")
+    for part in function.__qualname__.split("."):
+        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
+    return getattr(found, "__func__", found) is function  # of a static method, too
+
+
+@functools.lru_cache(4096)
+def is_users_file(path: str) -> bool:
+    """Return whether a file of code is the user's, by its path."""
+    installed = {"site-packages", "dist-packages"} & set(Path(path).parts)
+    return not (installed or path.startswith(_NOT_USERS))
+
+
+_NOT_USERS = tuple(
+    os.path.join(place, "")
+    for place in (
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib"),
+        str(Path(__file__).parents[1]),
+    )
+)

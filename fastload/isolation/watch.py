@@ -1,0 +1,284 @@
+"""Watch what no copy reaches, and say what samples change in it.
+
+Each of these has a state that all workers share: the position of a file, the elements of a large array, a module-level
+object. One worker looks at it before and after each of its first samples. A change is no proof that samples are wrong,
+so it is only warned of.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import random
+import stat
+import types
+from _thread import LockType, RLock
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Subset
+
+from fastload.isolation.cached import CACHED
+from fastload.isolation.code import ModuleObject, held, is_stateless
+from fastload.isolation.memory import why_foreign
+from fastload.isolation.module_state import original
+from fastload.isolation.rules import GENERATORS, own_dict
+
+VALUES, ELEMENTS = 1_000, 64
+"""A look sees some 1,000 values below a module-level object, of which 64 are of one container or array."""
+
+
+class Watch:
+    """Look at shared objects before and after samples, and add what changed to `noticed`.
+
+    Each sentence there continues "the dataset seems to ".
+
+    Args:
+        watched: what to look at, by how code would write the way to it: a `ModuleObject`, a class, an array or a
+            tensor, a container, a file or an mmap, an int that is a file descriptor by its name. Of any other object,
+            its attributes that are a file, an mmap or a descriptor, unless it also has a lock: its class knows then
+            that threads share it.
+        noticed: where the sentences go.
+    """
+
+    def __init__(self, watched: Iterable[tuple[str, object]], noticed: set[str]) -> None:
+        self._looks = [_look_at(path, x) for path, x in watched]
+        self._noticed = noticed
+
+    def begin(self) -> None:
+        """Look before a sample is read."""
+        for look in self._looks.copy():
+            try:
+                look.begin()
+            except Exception:  # of a class of the user's: watching must not cost a batch
+                self._looks.remove(look)
+
+    def end(self) -> None:
+        """Look again after it."""
+        for look in self._looks.copy():
+            try:
+                self._noticed.update(look.end())
+            except Exception:
+                self._looks.remove(look)
+
+
+def _look_at(path: str, x: Any) -> _Contents:
+    if isinstance(x, ModuleObject):
+        what = "assign the global variable" if x.rebound else "change the module-level"
+        sentence = (
+            f"{what} `{path}`, which all workers share: samples can be wrong. Make it an attribute of the dataset, of "
+            "which each worker gets its own copy, or make it anew for each sample."
+        )
+        return _Contents(sentence, lambda: _below(x.name, x.current()))
+    if issubclass(type(x), type):
+        sentence = (
+            f"assign the class attribute `{path}.<place>`, which all workers share: samples can be wrong. Assign an "
+            "attribute of the instance, of which each worker gets its own copy."
+        )
+        return _Contents(sentence, lambda: {0: _stored_in_class(x)})
+    if isinstance(x, np.ndarray | torch.Tensor):
+        sentence = (
+            f"write samples into the same elements of `{path}`, which all workers share: samples can be wrong. Make "
+            "the array anew for each sample, or use copy_dataset=True."
+        )
+        return _Contents(sentence, lambda: {0: dict(_elements(x))})
+    if isinstance(x, list | dict | set | deque):
+        sentence = (
+            f"change what `{path}` holds, which all workers share because it is large: samples can be wrong. Make it "
+            "anew for each sample, or use copy_dataset=True."
+        )
+        return _Contents(sentence, lambda: _below(path, x))
+    while type(x) is Subset:
+        x = x.dataset
+    sentence = (
+        "read through its open file `<place>`, of which all workers share one position: samples can be wrong. Open it "
+        "at the first sample, not before, and do not pass copy_dataset=False; or read with os.pread(), or slices of an "
+        "mmap."
+    )
+    return _Contents(sentence, lambda: {0: _positions(path, x)})
+
+
+# ---- positions ----
+
+
+def _positions(path: str, x: Any) -> dict[Hashable, int]:
+    """Return the position of a file, or of the files among the attributes of an object, by the way to each."""
+    parts: dict[str, Any] = {path: x}
+    own = own_dict(x)
+    if own and not isinstance(x, io.IOBase):
+        parts = {f"{path}.{name}".lstrip("."): value for name, value in own.items()}
+        if any(isinstance(value, LockType | RLock) for value in parts.values()):
+            return {}
+    found = ((path, _position(path, value)) for path, value in parts.items())
+    return {path: position for path, position in found if position is not None}
+
+
+def _position(path: str, x: Any) -> int | None:
+    if isinstance(x, io.TextIOBase):  # tell() moves its decoder, which another worker may use
+        x = getattr(x, "buffer", None)
+    try:
+        if isinstance(x, io.RawIOBase | io.BufferedIOBase | mmap.mmap):
+            return x.tell()
+        if type(x) is int and is_descriptor(path, x):
+            return os.lseek(x, 0, os.SEEK_CUR)
+    except (OSError, ValueError):  # a pipe; a file closed meanwhile
+        pass
+    return None
+
+
+def is_descriptor(path: str, x: int) -> bool:
+    """Return whether an int is the descriptor of an open regular file, by the name of the variable that holds it."""
+    name = path.rpartition(".")[2]
+    if name not in ("fd", "fileno", "file_descriptor") and not name.endswith("_fd"):
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(x).st_mode)
+    except (OSError, OverflowError):
+        return False
+
+
+# ---- contents ----
+
+Slots = dict[int, dict[Hashable, Any]]
+"""By the id of each object: what it holds, by where it holds that. It keeps what it holds, so ids stay theirs."""
+
+
+class _Contents:
+    """What an object holds. A place that changes in two samples is state; one that changes once may be a cache."""
+
+    def __init__(self, sentence: str, look: Callable[[], Slots]) -> None:
+        # `<place>` in the sentence is where it changed.
+        self._sentence, self._look = sentence, look
+        self._changes: Counter[tuple[int, Hashable]] = Counter()
+        self._before: Slots = {}
+
+    def begin(self) -> None:
+        self._before = self._looked()
+
+    def end(self) -> Iterator[str]:
+        after = self._looked()
+        for i in self._before.keys() & after.keys():
+            changed = {(i, place) for place in _changes(self._before[i], after[i])}
+            self._changes.update(changed)
+            for place in changed:
+                if self._changes[place] >= 2:
+                    yield self._sentence.replace("<place>", str(place[1]))
+        self._before = {}
+
+    def _looked(self) -> Slots:
+        try:
+            return self._look()
+        except RuntimeError:  # another worker changed the size of a container meanwhile
+            return {}
+
+
+def _changes(before: dict[Hashable, Any], after: dict[Hashable, Any]) -> Iterator[Hashable]:
+    """Yield the places whose contents were replaced or removed. An added place is no change."""
+    for place, a in before.items():
+        b = after.get(place, _GONE)
+        if type(place) is _Below:
+            continue
+        if place == _LENGTH:
+            if b < a:
+                yield place
+        elif b is _GONE:
+            if type(place) is not int:  # else the length tells
+                yield _GONE
+        elif not (a is b or (type(a) is type(b) and type(a) in _SCALARS and a == b)):
+            yield place
+
+
+class _Below(int):
+    """A place of which the contents are looked at, but may be any."""
+
+
+_GONE, _LENGTH = object(), ("length",)
+_SCALARS = {types.NoneType, bool, int, float, complex, str, bytes}
+
+
+def _below(name: str, x: Any) -> Slots:
+    """Return the contents of a shared object and of what is below it, less the workers' own instances."""
+    todo, around, seen = [x], set[int](), 0
+    slots: Slots = {0: {name: x}}
+    while todo and seen < VALUES:
+        x = todo.pop()
+        copied = original(type(x)) is not type(x) and id(x) not in around
+        if id(x) in slots or copied or is_stateless(x):
+            continue
+        slots[id(x)] = dict(_places(x))
+        seen += 1 + len(slots[id(x)])
+        todo += [value for value in slots[id(x)].values() if type(value) not in _SCALARS]
+        if type(x) is types.BuiltinFunctionType:  # a bound method in C acts on the instance itself
+            around.add(id(x.__self__))
+    return slots
+
+
+def _places(x: Any) -> Iterator[tuple[Hashable, Any]]:
+    """Yield what an object holds, and where; no code of its class runs."""
+    kind = type(x)
+    if issubclass(kind, list | tuple | deque):
+        base: Any = list if issubclass(kind, list) else tuple if issubclass(kind, tuple) else deque
+        length = base.__len__(x)
+        yield _LENGTH, length
+        # Steps of powers of two: of a list that grows, the places stay the same for long.
+        for k in range(0, length, 1 << max(0, (length - 1) // ELEMENTS).bit_length()):
+            yield k, base.__getitem__(x, k)
+    elif issubclass(kind, dict):
+        for key, value in list(islice(dict.items(x), ELEMENTS)):
+            yield ("[]", key if type(key) in _SCALARS else id(key)), value
+    elif issubclass(kind, set):
+        yield _LENGTH, set.__len__(x)
+        for value in list(set.__iter__(x)) if set.__len__(x) <= ELEMENTS else ():
+            yield ("in", value if type(value) in _SCALARS else id(value)), value
+    elif issubclass(kind, np.ndarray | torch.Tensor):
+        yield from _elements(x)
+    elif issubclass(kind, GENERATORS):
+        yield "state", _state(x)
+    elif issubclass(kind, io.IOBase | mmap.mmap):
+        yield "position", _position("", x)
+    elif kind is CACHED:  # it forgets, and sorts by use
+        yield from ((_Below(k), value) for k, value in enumerate(held(x, ELEMENTS)))
+    else:
+        yield from enumerate(held(x))
+    yield from list(own_dict(x).items())
+
+
+def _stored_in_class(cls: type) -> dict[Hashable, Any]:
+    """Return the attributes of a class that are neither methods nor of Python's own."""
+    return {
+        name: value
+        for name, value in list(vars(cls).items())
+        if not (name.startswith("__") or hasattr(type(value), "__get__"))
+    }
+
+
+def _elements(x: Any) -> Iterator[tuple[Hashable, Any]]:
+    """Yield some elements of an array or tensor that samples may write to and that threads share, not processes too."""
+    if why_foreign(x) is not None:
+        return
+    if isinstance(x, torch.Tensor):
+        try:
+            x = x.detach().numpy()
+        except (RuntimeError, TypeError):  # a layout or type that NumPy does not know
+            return
+    if x.flags.writeable and x.size and not x.dtype.hasobject:
+        some = x.flat[:: max(1, x.size // ELEMENTS)]
+        yield from enumerate(element.tobytes() for element in some)
+
+
+def _state(generator: Any) -> Hashable:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, random.Random):
+        return hash(random.Random.getstate(generator))
+    if isinstance(generator, np.random.RandomState):
+        generator = generator._bit_generator
+    elif isinstance(generator, np.random.Generator):
+        generator = generator.bit_generator
+    return pickle.dumps(generator.state)

@@ -1,0 +1,245 @@
+"""What the workers of one loader own, and what they share."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fastload.errors import DatasetCopyError, ModuleStateWarning, SharedStateWarning
+from fastload.isolation import lmdb_once
+from fastload.isolation.classify import File, Refused, kind_of
+from fastload.isolation.code import ModuleObject, module_level
+from fastload.isolation.kinds import Instance, Protocolled
+from fastload.isolation.module_state import ModuleState, original
+from fastload.isolation.plan import Named, Plan
+from fastload.isolation.rules import is_open, own_dict
+from fastload.isolation.summary import Summary, summary
+from fastload.isolation.users import is_users_module
+from fastload.isolation.watch import is_descriptor
+
+CopyDataset = Literal["state"] | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What one worker reads through."""
+
+    dataset: Any
+    collate_fn: Any
+    init_fn: Callable[[int], None] | None
+    watched: Sequence[tuple[str, Any]] = ()
+    """What samples may change though all workers share it, and how code would write the way to it."""
+    watched_modules: Sequence[tuple[str, Any]] = ()
+    """Of these, module-level objects and classes."""
+    modules: ModuleState = field(default_factory=lambda: ModuleState([]))
+    module_copies: Mapping[int, Any] = field(default_factory=dict)
+    """The worker's own module-level objects, by the ids of the originals."""
+    generators: Sequence[tuple[str, Any]] = ()
+    """The generators of random numbers that it holds, and the way to each."""
+
+    def searched(self) -> Own:
+        """Return it with the generators that it holds now: `init_fn` or a sample may have put others in place."""
+        roots = {
+            "dataset": self.dataset,
+            "collate_fn": self.collate_fn,
+            "worker_init_fn": self.init_fn,
+        }
+        for x, path in zip(self.modules.roots, self.modules.paths, strict=True):
+            roots[path] = self.module_copies.get(id(x), x)
+        plan = Plan(roots, left_out={id(x) for x in self.modules.roots})
+        return replace(self, generators=plan.generators())
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let this thread act on its own module-level objects in the block."""
+        _inside.worker = True
+        try:
+            self.modules.install()
+            self.modules.enter(self.module_copies)
+            yield
+        finally:
+            _inside.worker = False
+            self.modules.remove()
+
+
+class _Inside(threading.local):
+    """Whether this thread is a worker."""
+
+    worker = False
+
+    def is_worker(self) -> bool:
+        return self.worker
+
+
+_inside = _Inside()
+
+
+class Isolation:
+    """What belongs together in the workers of one loader: made at `iter()`, asked for each worker.
+
+    Args:
+        dataset, collate_fn, init_fn: of the loader. They are copied as one graph.
+        copy_dataset: "state", True to copy data too, or False to share everything.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Any,
+        init_fn: Callable[[int], None] | None,
+        *,
+        copy_dataset: CopyDataset,
+    ) -> None:
+        roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": init_fn}
+        self._originals = Own(dataset, collate_fn, init_fn)
+        lmdb_once.install(is_worker=_inside.is_worker)
+        self._copies = copy_dataset is not False
+        self.plan = Plan(roots if self._copies else {}, copy_data=copy_dataset is True)
+        self._modules = ModuleState(
+            module_level(roots.values()) if self._copies else [],
+            (node.x for node in self.plan.nodes.values()),
+        )
+        for path, x in zip(self._modules.paths, self._modules.roots, strict=True):
+            self.plan.add(path, x)
+        for path, x in self._modules.cached.items():
+            self.plan.add(path, x)
+        if lmdb_once.installed():
+            for node in self.plan.nodes.values():
+                # A class may leave its environment out of its copies.
+                for x in (node.x, *own_dict(node.x).values()):
+                    lmdb_once.adopt(x)
+        self._unwatchable = [
+            found
+            for found in self._modules.unreached
+            if self._is_handle(found) or found in self._modules.unroutable
+        ]
+
+    def check(self) -> None:
+        """Raise `DatasetCopyError` if an object of the graph can neither be copied nor shared."""
+        if self.plan.refused:
+            raise DatasetCopyError(_refusal(self.plan.refused))
+
+    def originals(self) -> Own:
+        """Return what the loop itself reads through if it has no workers: nothing is copied."""
+        return replace(self._originals, generators=self.plan.generators())
+
+    def _is_handle(self, found: ModuleObject) -> bool:
+        """Return whether a module-level object has a state that watching cannot see. Refuse what must not be shared."""
+        x: Any = found.value
+        kind = kind_of(original(type(x)))
+        if isinstance(kind, Refused) and is_open(x):
+            self.plan.refused.append(Named(f"{found.module}.{found.name}", x, "open"))
+        if isinstance(kind, File):
+            return not x.closed and not kind.is_standard(x)
+        if not isinstance(kind, Protocolled) or kind.generator or kind.plain is not None:
+            return False
+        return type(x).__module__.partition(".")[0] not in sys.stdlib_module_names
+
+    @property
+    def summary(self) -> Summary:
+        """What is copied for each worker, and what all of them share."""
+        return summary(self.plan)
+
+    @property
+    def initialises(self) -> bool:
+        """Return whether workers begin with a `worker_init_fn`."""
+        return self._originals.init_fn is not None
+
+    def own(self, *, watching: bool = False) -> Own:
+        """Return what the next worker reads through, and if it is to be `watching`, at what.
+
+        Raises `DatasetCopyError` if an object of the graph can neither be copied nor shared.
+        """
+        self.check()
+        if not self._copies:
+            watched = [("dataset", self._originals.dataset)] if watching else ()
+            return replace(self._originals, watched=watched)
+        copies, module_copies, generators = self.plan.copies(self._modules.roots)
+        module_copies |= {id(x): copies[path] for path, x in self._modules.cached.items()}
+        return Own(
+            copies["dataset"],
+            copies["collate_fn"],
+            copies["worker_init_fn"],
+            watched=self._watched() if watching else (),
+            watched_modules=[
+                (f"{found.module}.{found.name}", found)
+                for found in self._modules.unreached
+                if found not in self._unwatchable
+            ]
+            + self._classes(),
+            modules=self._modules,
+            module_copies=module_copies,
+            generators=generators,
+        )
+
+    def _classes(self) -> list[tuple[str, Any]]:
+        """Return the user's classes of objects in the graph: samples may store values in these."""
+        kinds = {original(type(node.x)) for node in self.plan.nodes.values()}
+        classes = {k for kind in kinds for k in kind.__mro__ if is_users_module(k.__module__)}
+        return [(f"{k.__module__}.{k.__qualname__}", k) for k in classes]
+
+    def _watched(self) -> list[tuple[str, Any]]:
+        """Return what no copy reaches."""
+        plan = self.plan
+        found: list[tuple[str, Any]] = []
+        for i, node in plan.nodes.items():
+            if i in plan.shared and isinstance(node.x, _CHANGING):
+                found.append((plan.path(node.x), node.x))
+            elif i not in plan.shared and isinstance(node.kind, Instance):
+                found += [
+                    (f"{plan.path(node.x)}.{name}", value)
+                    for name, value in node.kind.attributes.items(node.x)
+                    if type(value) is int and is_descriptor(name, value)
+                ]
+        return found
+
+    def warn_of_shared(self, stacklevel: int) -> None:
+        """Warn of what turned out to have no copy. To be called after the first `own()`."""
+        for found in self._unwatchable:
+            warnings.warn(
+                f"fastload: samples use the module-level `{found.module}.{found.name}` "
+                f"({type(found.value).__qualname__}), which all workers share: samples can be wrong. Make it an "
+                "attribute of the dataset, of which each worker gets its own copy, or make it anew for each sample.",
+                ModuleStateWarning,
+                stacklevel=stacklevel + 1,
+            )
+        if not self.plan.uncopyable:
+            return
+        named = "; ".join(map(str, self.plan.uncopyable[:8]))
+        more = len(self.plan.uncopyable) - 8
+        warnings.warn(
+            f"fastload: all workers share what cannot be copied for each of them: {named}"
+            f"{f'; and {more} more' if more > 0 else ''}. If it keeps a position or a value between two calls, samples "
+            'can be wrong: create it at the first sample, or pass num_workers=0 or worker_method="process".',
+            SharedStateWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+_CHANGING = (io.IOBase, mmap.mmap, np.ndarray, torch.Tensor, list, dict, set, deque)
+
+
+def _refusal(refused: Sequence[Named]) -> str:
+    first = refused[0]
+    what = f"{type(first.x).__module__}.{type(first.x).__qualname__}"
+    others = (
+        f" The same holds for {', '.join(named.path for named in refused[1:])}."
+        if len(refused) > 1
+        else ""
+    )
+    return (
+        f"{first.path} is an open {what}. It cannot be copied for each worker, and threads must not share it.{others} "
+        "It is open already, from __init__ or because a sample was read here: open it at the first sample, or set it "
+        'to None before the loop. Or pass num_workers=0 or worker_method="process".'
+    )

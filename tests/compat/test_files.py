@@ -1,0 +1,259 @@
+"""Files: a position that each worker moves for itself, in a file opened early or at the first sample.
+
+Eight workers read 2,048 right records from text, binary, compressed, zip, tar, TIFF and NumPy files.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import mmap
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastload.errors
+from tests.compat.eight_workers import Pairs, filled, library, wrong_pairs
+
+# Nobody closes a file that was opened at the first sample.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+RECORDS = 64
+
+
+class Records(Pairs):
+    """Records of a file: `opened(path)`, then `read(index)` moves in it."""
+
+    opened: Callable[[Any], Any]
+
+    def __init__(self, path: Path, early: bool) -> None:
+        self.path = path
+        self.file = self.opened() if early else None
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        if self.file is None:
+            self.file = self.opened()
+        return self.read(index % RECORDS), self.right(index % RECORDS)
+
+    def read(self, index: int) -> Any:
+        raise NotImplementedError
+
+    def right(self, index: int) -> Any:
+        return filled(index)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+class Lines(Records):
+    """A line at an offset, as tables of text are read."""
+
+    def opened(self) -> Any:
+        return open(self.path, encoding="utf-8")
+
+    def read(self, index: int) -> str:
+        self.file.seek(index * 16)
+        line: str = self.file.readline()
+        return line
+
+    def right(self, index: int) -> str:
+        return f"{index:015d}\n"
+
+
+class GzipLines(Lines):
+    def opened(self) -> Any:
+        return gzip.open(self.path, "rt", encoding="utf-8")
+
+
+class Bytes(Records):
+    """A record of 512 bytes."""
+
+    opener: Callable[..., Any] = staticmethod(open)
+
+    def opened(self) -> Any:
+        return self.opener(self.path, "rb")
+
+    def read(self, index: int) -> Any:
+        self.file.seek(index * 512)
+        return filled(self.file.read(512))
+
+
+class Raw(Bytes):
+    def opened(self) -> Any:
+        return open(self.path, "rb", buffering=0)
+
+
+class Gzip(Bytes):
+    opener = staticmethod(gzip.open)
+
+
+class Bz2(Bytes):
+    opener = staticmethod(bz2.open)
+
+
+class Lzma(Bytes):
+    opener = staticmethod(lzma.open)
+
+
+class Into(Bytes):
+    """A record that is read into a buffer of the dataset."""
+
+    buffer: Any = None
+
+    def read(self, index: int) -> Any:
+        if self.buffer is None:
+            self.buffer = bytearray(512)
+        self.file.seek(index * 512)
+        self.file.readinto(self.buffer)
+        return filled(self.buffer)
+
+
+class Zip(Records):
+    def opened(self) -> Any:
+        return zipfile.ZipFile(self.path)
+
+    def read(self, index: int) -> Any:
+        return filled(self.file.read(f"{index}"))
+
+
+class Tar(Records):
+    def opened(self) -> Any:
+        return tarfile.open(self.path)
+
+    def read(self, index: int) -> Any:
+        return filled(self.file.extractfile(f"{index}").read())
+
+
+class Npz(Records):
+    def opened(self) -> Any:
+        return np.load(self.path)
+
+    def read(self, index: int) -> Any:
+        return filled(self.file[f"{index}"].tobytes())
+
+
+class Pages(Records):
+    """A page of a picture, by Pillow, which moves to it."""
+
+    def opened(self) -> Any:
+        return library("PIL.Image").open(self.path)
+
+    def read(self, index: int) -> Any:
+        self.file.seek(index)
+        return filled(np.array(self.file).astype(np.int64).tobytes())
+
+
+class TiffPages(Records):
+    """A page of a picture, by tifffile."""
+
+    def opened(self) -> Any:
+        return library("tifffile").TiffFile(self.path)
+
+    def read(self, index: int) -> Any:
+        return filled(self.file.pages[index].asarray().astype(np.int64).tobytes())
+
+
+class Mapped(Records):
+    """A slice of a mapped file, which has no position."""
+
+    def opened(self) -> Any:
+        with open(self.path, "rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def read(self, index: int) -> Any:
+        return filled(self.file[index * 512 : index * 512 + 512])
+
+
+def write_zip(path: Path, records: list[bytes]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for i, record in enumerate(records):
+            archive.writestr(f"{i}", record)
+
+
+def write_tar(path: Path, records: list[bytes]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for i, record in enumerate(records):
+            member = tarfile.TarInfo(f"{i}")
+            member.size = len(record)
+            archive.addfile(member, io.BytesIO(record))
+
+
+def write_npz(path: Path, records: list[bytes]) -> None:
+    with path.open("wb") as file:
+        np.savez(file, **{f"{i}": np.frombuffer(r, np.int64) for i, r in enumerate(records)})
+
+
+def write_pages(path: Path, records: list[bytes]) -> None:
+    pages = [np.full((8, 8), i, np.uint8) for i in range(len(records))]
+    first, *rest = map(library("PIL.Image").fromarray, pages)
+    first.save(path, format="TIFF", save_all=True, append_images=rest)
+
+
+def whole(compress: Callable[[bytes], bytes]) -> Callable[[Path, list[bytes]], None]:
+    return lambda path, records: (path.write_bytes(compress(b"".join(records))), None)[1]
+
+
+def lines(compress: Callable[[bytes], bytes]) -> Callable[[Path, list[bytes]], None]:
+    text = "".join(f"{i:015d}\n" for i in range(RECORDS)).encode()
+    return lambda path, _: (path.write_bytes(compress(text)), None)[1]
+
+
+WRITTEN_BY: dict[type[Records], Callable[[Path, list[bytes]], None]] = {
+    Lines: lines(bytes),
+    GzipLines: lines(gzip.compress),
+    Bytes: whole(bytes),
+    Raw: whole(bytes),
+    Into: whole(bytes),
+    Gzip: whole(gzip.compress),
+    Bz2: whole(bz2.compress),
+    Lzma: whole(lzma.compress),
+    Zip: write_zip,
+    Tar: write_tar,
+    Npz: write_npz,
+    Pages: write_pages,
+    TiffPages: write_pages,
+    Mapped: whole(bytes),
+}
+
+
+def written(tmp_path: Path, kind: type[Records]) -> Path:
+    path = tmp_path / "records"
+    WRITTEN_BY[kind](path, [filled(i).numpy().tobytes() for i in range(RECORDS)])
+    return path
+
+
+@pytest.mark.parametrize("kind", WRITTEN_BY, ids=lambda kind: kind.__name__)
+def test_a_file_opened_at_the_first_sample(tmp_path: Path, kind: type[Records]) -> None:
+    assert wrong_pairs(kind(written(tmp_path, kind), early=False)) == 0
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in WRITTEN_BY if k is not Pages], ids=lambda kind: kind.__name__
+)
+def test_a_file_opened_early(tmp_path: Path, kind: type[Records]) -> None:
+    """Each worker has a position of its own, and the dataset's own file keeps its."""
+    records = kind(written(tmp_path, kind), early=True)
+    records[5]
+    assert wrong_pairs(records) == 0
+    found, right = records[7]
+    assert np.array_equal(found, right)
+    records.close()
+
+
+def test_pages_by_a_picture_opened_early_are_never_wrong(tmp_path: Path) -> None:
+    """Pillow copies a picture by its current page alone: any other page is an error then."""
+    records = Pages(written(tmp_path, Pages), early=True)
+    try:
+        assert wrong_pairs(records) == 0
+    except (EOFError, AttributeError, fastload.errors.DatasetCopyError):
+        pass
+    finally:
+        records.close()

@@ -1,0 +1,134 @@
+"""kornia: a transform keeps its parameters in itself, and image and mask share them.
+
+Eight workers give 2,048 aligned pairs, for a sequence with several keys and for the parameters of
+one call given to the next, however the dataset holds the transform.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.compat.eight_workers import Pairs, batches, library, picture, wrong_pairs
+
+augmentation = library("kornia.augmentation")
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+Transform = Callable[..., Any]
+
+
+def image_and_mask(index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    image = torch.from_numpy(picture(index, 1, 1, 9, 9))
+    return image, image.clone()
+
+
+def rotation() -> Any:
+    """Return a turn of image and mask. Nearest pixels for both, so that equals stay equal."""
+    return augmentation.AugmentationSequential(
+        augmentation.RandomRotation(90.0, p=0.4, resample="nearest"), data_keys=["input", "mask"]
+    )
+
+
+class Together(Pairs):
+    """Image and mask go through one call."""
+
+    def __init__(self, transform: Transform) -> None:
+        self.transform = transform
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image, mask = self.transform(*image_and_mask(index))
+        return image[0], mask[0]
+
+
+def test_a_sequence_with_two_keys() -> None:
+    assert wrong_pairs(Together(rotation())) == 0
+
+
+class OneAfterTheOther(Together):
+    """The mask gets the parameters that the image drew."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image, mask = image_and_mask(index)
+        image = self.transform(image)
+        mask = self.transform(mask, params=self.transform._params)
+        return image[0], mask[0]
+
+
+@pytest.mark.parametrize("name", ["flip", "sequence"])
+def test_the_parameters_of_a_call_given_to_the_next(name: str) -> None:
+    transform = {
+        "flip": lambda: augmentation.RandomHorizontalFlip(p=0.5),
+        "sequence": lambda: augmentation.ImageSequential(
+            augmentation.RandomVerticalFlip(p=0.5), augmentation.RandomHorizontalFlip(p=0.5)
+        ),
+    }[name]()
+    assert wrong_pairs(OneAfterTheOther(transform)) == 0
+
+
+def test_parameters_and_matrix_read_after_the_call() -> None:
+    flip = augmentation.RandomHorizontalFlip(p=0.5)
+    turned = augmentation.AugmentationSequential(flip, data_keys=["input"])
+    assert wrong_pairs(Inverted(turned)) == 0
+
+
+class Inverted(Together):
+    """The image is turned and turned back by what the transform remembers of its last call."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image, mask = image_and_mask(index)
+        return self.transform.inverse(self.transform(image))[0], mask[0]
+
+
+def apply(transform: Transform, image: Any, mask: Any) -> Any:
+    image = transform(image)
+    return image, transform(mask, params=transform._params)
+
+
+def in_a_lambda(transform: Transform) -> Transform:
+    return lambda image, mask: apply(transform, image, mask)
+
+
+def in_a_closure(transform: Transform) -> Transform:
+    def both(image: Any, mask: Any) -> Any:
+        return transform(image), transform(mask, params=transform._params)
+
+    return both
+
+
+def in_a_partial(transform: Transform) -> Transform:
+    return functools.partial(apply, transform)
+
+
+@pytest.mark.parametrize("copy_dataset", ["default", True])
+@pytest.mark.parametrize("hold", [in_a_lambda, in_a_closure, in_a_partial])
+def test_however_the_dataset_holds_it(hold: Callable[[Transform], Any], copy_dataset: Any) -> None:
+    options = {} if copy_dataset == "default" else {"copy_dataset": copy_dataset}
+    flip = augmentation.RandomHorizontalFlip(p=0.5)
+    assert wrong_pairs(Together(hold(flip)), **options) == 0
+
+
+def test_a_sequence_in_collate_fn() -> None:
+    """kornia's own advice is to augment whole batches; the sequence is the collate function's."""
+    augment = rotation()
+
+    def collated(items: list[Any]) -> Any:
+        images, masks = zip(*items, strict=True)
+        return augment(torch.cat(images), torch.cat(masks))
+
+    class Plain(Pairs):
+        def __getitem__(self, index: int) -> Any:
+            return image_and_mask(index)
+
+    assert wrong_pairs(Plain(), collate_fn=collated, batch_size=4) == 0
+
+
+def test_the_draws_differ() -> None:
+    """The other tests would say nothing about a transform that draws nothing."""
+    flipped = Together(in_a_closure(augmentation.RandomHorizontalFlip(p=0.5)))
+    images = torch.cat([image for image, _ in batches(flipped)])
+    assert len({int(image.argmin()) for image in images}) == 2

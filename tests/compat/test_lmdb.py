@@ -1,0 +1,243 @@
+"""lmdb: one environment in a process, transactions and cursors that belong to one reader.
+
+Eight workers read 2,048 right records, whether the environment was opened early or is opened at the
+first sample. Transactions and cursors that are open at `iter()` are refused, with their place.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compat.eight_workers import PAIRS, Holder, Pairs, filled, library, refused, wrong_pairs
+
+lmdb = library("lmdb")
+
+READING = {"readonly": True, "lock": False, "readahead": False, "meminit": False}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Return an environment of `PAIRS` records, half of them again in a named database."""
+    path = tmp_path / "records"
+    with lmdb.open(str(path), map_size=2**26, max_dbs=2) as env:
+        named = env.open_db(b"named")
+        with env.begin(write=True) as txn:
+            for i in range(PAIRS):
+                txn.put(key(i), filled(i).numpy().tobytes())
+                txn.put(key(i), filled(-i).numpy().tobytes(), db=named)
+    return path
+
+
+def key(index: int) -> bytes:
+    return b"%08d" % index
+
+
+class Records(Pairs):
+    """A record of an environment that is opened at the first sample."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.env: Any = None
+
+    def open(self) -> None:
+        if self.env is None:
+            self.env = lmdb.open(self.path, **READING)
+
+    def read(self, index: int) -> Any:
+        self.open()
+        with self.env.begin() as txn:
+            return txn.get(key(index))
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return filled(self.read(index)), filled(index)
+
+
+@pytest.mark.parametrize("copy_dataset", ["default", True])
+def test_an_environment_opened_at_the_first_sample(store: Path, copy_dataset: Any) -> None:
+    options = {} if copy_dataset == "default" else {"copy_dataset": copy_dataset}
+    assert wrong_pairs(Records(store), **options) == 0
+
+
+open_early_imported = lmdb.open
+
+
+@pytest.mark.parametrize("spelling", ["Environment", "an early import"])
+def test_however_it_is_opened(store: Path, spelling: str) -> None:
+    class Spelt(Records):
+        def open(self) -> None:
+            if self.env is None:
+                how = lmdb.Environment if spelling == "Environment" else open_early_imported
+                self.env = how(self.path, **READING)
+
+    assert wrong_pairs(Spelt(store), copy_dataset=True) == 0
+    assert wrong_pairs(Spelt(store)) == 0
+
+
+def test_for_two_epochs_and_two_loaders(store: Path) -> None:
+    records = Records(store)
+    assert [wrong_pairs(records), wrong_pairs(records), wrong_pairs(Records(store))] == [0, 0, 0]
+
+
+class ByCursor(Records):
+    """A record found by a cursor, which is the reader's own and has a position."""
+
+    cursor: Any = None
+
+    def read(self, index: int) -> Any:
+        self.open()
+        if self.cursor is None:
+            self.cursor = self.env.begin().cursor()
+        assert self.cursor.set_key(key(index))
+        return self.cursor.value()
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["environment early", "environment lazy"])
+def test_a_cursor_opened_at_the_first_sample(store: Path, early: bool) -> None:
+    records = ByCursor(store)
+    if early:
+        records.open()
+    assert wrong_pairs(records) == 0
+    if early:
+        records.env.close()
+
+
+def test_a_cursor_in_a_dataset_that_is_copied_whole(store: Path) -> None:
+    assert wrong_pairs(ByCursor(store), copy_dataset=True) == 0
+
+
+class Scanned(ByCursor):
+    """Eight neighbours, walked through by the cursor."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        first = min(index, PAIRS - 8)
+        self.read(first)
+        walked = itertools.islice(self.cursor.iternext(keys=False), 8)
+        return filled(b"".join(walked)), filled(range(first, first + 8))
+
+
+def test_a_cursor_that_walks(store: Path) -> None:
+    assert wrong_pairs(Scanned(store)) == 0
+
+
+def test_a_transaction_kept_with_its_buffers(store: Path) -> None:
+    class Kept(Records):
+        txn: Any = None
+
+        def read(self, index: int) -> Any:
+            self.open()
+            if self.txn is None:
+                self.txn = self.env.begin(buffers=True)
+            self.found = self.txn.get(key(index))
+            return self.checked(index)
+
+        def checked(self, index: int) -> Any:
+            return bytes(self.found)
+
+    assert wrong_pairs(Kept(store)) == 0
+
+
+def test_a_named_database(store: Path) -> None:
+    class Named(Records):
+        db: Any = None
+
+        def read(self, index: int) -> Any:
+            if self.env is None:
+                self.env = lmdb.open(self.path, max_dbs=2, **READING)
+                self.db = self.env.open_db(b"named", create=False)
+            with self.env.begin(db=self.db) as txn:
+                return txn.get(key(index))
+
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            return filled(self.read(index)), filled(-index)
+
+    assert wrong_pairs(Named(store)) == 0
+
+
+def test_an_environment_opened_and_closed_for_each_sample(store: Path) -> None:
+    class Careful(Records):
+        def read(self, index: int) -> Any:
+            with lmdb.open(self.path, **READING) as env, env.begin() as txn:
+                return txn.get(key(index))
+
+    assert wrong_pairs(Careful(store)) == 0
+
+
+def test_an_environment_closed_by_the_dataset_now_and_then(store: Path) -> None:
+    """A copy that closes its environment leaves those of the other workers open."""
+
+    class Reopened(Records):
+        reads = 0
+
+        def read(self, index: int) -> Any:
+            found = super().read(index)
+            self.reads += 1
+            if self.reads % 5 == 0:
+                self.env.close()
+                self.env = None
+            return found
+
+    assert wrong_pairs(Reopened(store)) == 0
+
+
+def test_afterwards_it_can_be_opened_for_writing(store: Path) -> None:
+    assert wrong_pairs(Records(store)) == 0
+    gc.collect()
+    with lmdb.open(str(store), map_size=2**26, max_dbs=2) as env, env.begin(write=True) as txn:
+        txn.put(b"more", b"1")
+
+
+class ByState(Records):
+    """Image and label of the index that the dataset keeps while it reads."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.open()
+        self.index = index
+        return filled(self.part(None)), -filled(self.part(self.labels))
+
+    def open(self) -> None:
+        if self.env is None:
+            env = lmdb.open(self.path, max_dbs=2, **READING)
+            self.labels = env.open_db(b"named", create=False)
+            self.env = env
+
+    def part(self, db: Any) -> Any:
+        with self.env.begin(db=db) as txn:
+            return txn.get(key(self.index))
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["open", "lazy"])
+def test_an_open_environment_is_shared_and_the_rest_is_not(store: Path, early: bool) -> None:
+    records = ByState(store)
+    if early:
+        records.open()
+    assert wrong_pairs(records) == 0
+    if early:
+        records.env.close()
+
+
+@pytest.mark.parametrize("kind", ["txn", "cursor"])
+def test_what_is_open_is_refused(store: Path, kind: str) -> None:
+    records = Records(store)
+    records.open()
+    txn = records.env.begin()
+    records.transform = Holder(**{kind: txn if kind == "txn" else txn.cursor()})
+    with refused(rf"dataset\.transform\.{kind}"):
+        wrong_pairs(records)
+    records.transform = None
+    txn.abort()
+    records.env.close()
+
+
+def test_a_sample_read_before_the_loop_leaves_the_cursor_open(store: Path) -> None:
+    records = ByCursor(store)
+    assert records[3] is not None
+    with refused(r"dataset\.cursor"):
+        wrong_pairs(records)
+    records.cursor = None
+    assert wrong_pairs(records) == 0
+    records.env.close()

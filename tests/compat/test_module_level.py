@@ -1,0 +1,251 @@
+"""Transforms and tokenizers at the top of a module or script, used by name where a sample is read.
+
+Eight workers give 2,048 right pairs, or a warning names the object and says what to do. It is never
+wrong in silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import mmap
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fastload.errors
+from tests.compat.eight_workers import Pairs, batches, library, picture, wrong_pairs
+from tests.compat.test_own_state import Mirror
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+# Each is set by its test, as a module sets it at its top.
+transform: Any = None
+buffer = np.zeros(64, np.int64)
+
+
+def named(name: str, dataset: Any) -> tuple[int, bool]:
+    """Return how many pairs are wrong, and whether a warning named the object."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", fastload.errors.ModuleStateWarning)
+        wrong = wrong_pairs(dataset)
+    found = [w for w in seen if issubclass(w.category, fastload.errors.ModuleStateWarning)]
+    return wrong, any(name in str(w.message) for w in found)
+
+
+class OfMonai(Pairs):
+    """Image and label, cropped alike."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image = picture(index, 1, 24, 24)
+        item = transform({"image": image, "label": image.copy()})
+        return item["image"].as_tensor(), item["label"].as_tensor()
+
+
+class OfKornia(Pairs):
+    """The mask gets the parameters that the image drew."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image = torch.from_numpy(picture(index, 1, 1, 9, 9))
+        flipped = transform(image)
+        return flipped[0], transform(image, params=transform._params)[0]
+
+
+class OfAlbumentations(Pairs):
+    """A crop, and the place that the transform says it was cut from."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image = np.zeros((24, 24, 3), np.uint8)
+        image[..., 0] = np.arange(24)
+        found = transform(image=image)["image"]
+        return torch.tensor(int(found[0, 0, 0])), torch.tensor(transform.params["crop_coords"][0])
+
+
+class OfAudiomentations(Pairs):
+    """Two signals with one gain."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        signal = (np.arange(64, dtype=np.float32) + index) / 4_096
+        first = transform(signal, sample_rate=8_000)
+        transform.freeze_parameters()
+        second = transform(signal, sample_rate=8_000)
+        transform.unfreeze_parameters()
+        return torch.from_numpy(first.copy()), torch.from_numpy(second.copy())
+
+
+class OfATokenizer(Pairs):
+    """A text and a summary, each cut at its own length."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        text = " ".join(f"w{k}" for k in range(20))
+        found = transform(text, max_length=12, truncation=True)["input_ids"]
+        target = transform(text, max_length=5, truncation=True)["input_ids"]
+        return torch.tensor([len(found), len(target)]), torch.tensor([12, 5])
+
+
+class OfARustTokenizer(Pairs):
+    """The same by an object that is no instance of a Python class."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        text = " ".join(f"w{k}" for k in range(20))
+        transform.enable_truncation(12)
+        found = transform.encode(text).ids
+        transform.enable_truncation(5)
+        return torch.tensor([len(found), len(transform.encode(text).ids)]), torch.tensor([12, 5])
+
+
+def rust_tokenizer() -> Any:
+    tokenizers = library("tokenizers")
+    words = tokenizers.models.WordLevel({f"w{k}": k for k in range(20)}, unk_token="w0")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def fast_tokenizer() -> Any:
+    fast = library("transformers").PreTrainedTokenizerFast
+    return fast(tokenizer_object=rust_tokenizer(), unk_token="w0", pad_token="w0")
+
+
+MADE = {
+    OfMonai: lambda: library("monai.transforms").RandSpatialCropd(["image", "label"], (8, 8)),
+    OfKornia: lambda: library("kornia.augmentation").RandomHorizontalFlip(p=0.5),
+    OfAlbumentations: lambda: library("albumentations").RandomCrop(8, 8),
+    OfAudiomentations: lambda: library("audiomentations").Gain(-20, 20, p=0.7),
+    OfATokenizer: fast_tokenizer,
+    OfARustTokenizer: rust_tokenizer,
+}
+
+
+PYTHON = [dataset for dataset in MADE if dataset is not OfARustTokenizer]
+
+
+@pytest.mark.parametrize("dataset", PYTHON, ids=lambda dataset: dataset.__name__)
+def test_an_instance_of_a_python_class_is_right(
+    monkeypatch: pytest.MonkeyPatch, dataset: type[Pairs]
+) -> None:
+    monkeypatch.setitem(globals(), "transform", MADE[dataset]())
+    assert wrong_pairs(dataset()) == 0
+
+
+def test_another_object_is_right_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each sample it looks as it did before, so its state alone tells nothing."""
+    monkeypatch.setitem(globals(), "transform", rust_tokenizer())
+    wrong, warned = named("transform", OfARustTokenizer())
+    assert wrong == 0 or warned, f"{wrong} wrong pairs, and no warning"
+
+
+class OfAFile(Pairs):
+    """A line of a file, as text or as bytes."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        index %= 64
+        transform.seek(index * 16)
+        line = transform.readline()
+        return line if isinstance(line, str) else line.decode(), f"{index:015d}\n"
+
+
+@pytest.mark.parametrize("kind", ["text", "binary", "gzip", "mmap"])
+def test_an_open_file_is_right_or_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    lines = "".join(f"{i:015d}\n" for i in range(64)).encode()
+    path = tmp_path / "lines"
+    path.write_bytes(gzip.compress(lines) if kind == "gzip" else lines)
+    with contextlib.ExitStack() as stack:
+        if kind == "mmap":
+            raw = stack.enter_context(path.open("rb"))
+            file: Any = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
+        else:
+            file = {
+                "text": lambda: path.open(encoding="utf-8"),
+                "binary": lambda: path.open("rb"),
+                "gzip": lambda: gzip.GzipFile(path),
+            }[kind]()
+        stack.enter_context(file)
+        monkeypatch.setitem(globals(), "transform", file)
+        wrong, warned = named("transform", OfAFile())
+    assert wrong == 0 or warned, f"{wrong} wrong pairs, and no warning"
+
+
+class IntoABuffer(Pairs):
+    """A sample that is made in a buffer of the module."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        buffer[:] = index
+        found = torch.from_numpy(buffer.copy())
+        buffer[:] = index
+        return found, torch.from_numpy(buffer.copy())
+
+
+def test_a_buffer_is_named() -> None:
+    with pytest.warns(fastload.errors.ModuleStateWarning, match="buffer"):
+        for _ in batches(IntoABuffer()):
+            pass
+
+
+SCRIPT = """
+    import sys
+    import torch
+    import fastload
+    from tests.compat.test_own_state import Mirror
+    sys.setswitchinterval(1e-6)
+
+    class Here(Mirror):
+        pass
+
+    transform, other = Here(), Mirror()
+
+    def mirrored(image):
+        other.draw()
+        return transform(image), transform(image)
+
+    class Scans(torch.utils.data.Dataset):
+        def __len__(self):
+            return 2_048
+
+        def __getitem__(self, index):
+            transform.draw()
+            image = torch.arange(64).reshape(4, 4, 4) + index
+            return mirrored(image)
+
+    loader = fastload.DataLoader(Scans(), batch_size=32, num_workers=8)
+    print("wrong:", sum(int((a != b).flatten(1).any(1).sum()) for a, b in loader))
+"""
+
+
+def test_a_script(tmp_path: Path) -> None:
+    """What stands at the top of a script is right there."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    run = [sys.executable, "-W", "error", str(script)]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(run, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (0, "wrong: 0\n"), done.stdout + done.stderr
+
+
+mirror = Mirror()
+
+
+class OfAMirror(Pairs):
+    """Image and mask, mirrored alike by an object of this module."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image = torch.arange(64).reshape(4, 4, 4) + index
+        mirror.draw()
+        return mirror(image), mirror(image)
+
+
+def test_the_modules_own_object_is_left_as_it_is() -> None:
+    before = vars(mirror).copy()
+    assert wrong_pairs(OfAMirror()) == 0
+    assert vars(mirror) == before
+    assert type(mirror) is Mirror

@@ -1,0 +1,200 @@
+"""MONAI: image and label of a sample get one draw, which each transform keeps in itself.
+
+Eight workers give 2,048 aligned pairs for crops, crops around labels, flips, rotations, affine and
+elastic deformations, however the dataset holds the transform.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.compat.eight_workers import PAIRS, Pairs, batches, library, picture, wrong_pairs
+
+transforms = library("monai.transforms")
+data = library("monai.data")
+
+# MONAI's own affairs: Python's and NumPy's deprecations.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+KEYS = ["image", "label"]
+Transform = Callable[[Any], Any]
+
+
+@pytest.fixture(autouse=True)
+def _plain_tensors() -> Iterator[None]:
+    """Let MONAI hand on tensors without their history, which doubles its speed."""
+    tracked = data.get_track_meta()
+    data.set_track_meta(False)
+    yield
+    data.set_track_meta(tracked)
+
+
+def compose(*steps: Any) -> Any:
+    """Return `steps` between what MONAI's pipelines begin and end with."""
+    first = transforms.EnsureChannelFirstd(KEYS, channel_dim="no_channel")
+    last = transforms.EnsureTyped(KEYS, track_meta=False)
+    return transforms.Compose([first, *steps, last])
+
+
+def crop() -> Any:
+    """Return the commonest pipeline: one random place, cut out of image and label."""
+    return compose(transforms.RandSpatialCropd(KEYS, (8, 8)), transforms.RandFlipd(KEYS, prob=0.5))
+
+
+def scan(index: int, *shape: int) -> dict[str, Any]:
+    """Return an image and an equal label: equal draws keep them equal."""
+    return {"image": picture(index, *shape), "label": picture(index, *shape)}
+
+
+class Scans(Pairs):
+    """Image and label of a random place, turned or bent in a random way."""
+
+    def __init__(self, transform: Transform, *shape: int) -> None:
+        self.transform = transform
+        self.shape = shape
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        item = self.transform(scan(index, *self.shape))
+        return item["image"], item["label"]
+
+
+ZEROS = {"mode": "nearest", "padding_mode": "zeros"}
+PIPELINES: dict[str, tuple[tuple[int, ...], Callable[[], Any]]] = {
+    "crop": ((24, 24), crop),
+    "flip": (
+        (8, 9),
+        lambda: compose(
+            transforms.RandFlipd(KEYS, prob=0.5, spatial_axis=0),
+            transforms.RandAxisFlipd(KEYS, prob=0.5),
+        ),
+    ),
+    "rotate by 90": ((8, 8), lambda: compose(transforms.RandRotate90d(KEYS, prob=0.8))),
+    "rotate": ((8, 8), lambda: compose(transforms.RandRotated(KEYS, range_x=3, prob=0.5, **ZEROS))),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_image_and_label_get_one_draw(name: str) -> None:
+    shape, pipeline = PIPELINES[name]
+    assert wrong_pairs(Scans(pipeline(), *shape)) == 0
+
+
+@pytest.mark.parametrize("name", ["RandSpatialCropd", "RandAffined"])
+def test_the_history_of_a_transform_is_tracked(name: str) -> None:
+    data.set_track_meta(True)
+    step = {
+        "RandSpatialCropd": lambda: transforms.RandSpatialCropd(KEYS, (8, 8)),
+        "RandAffined": lambda: transforms.RandAffined(KEYS, prob=0.3, rotate_range=1, **ZEROS),
+    }[name]
+    assert wrong_pairs(Scans(compose(step()), 16, 16)) == 0
+
+
+class Lesions(Scans):
+    """Two crops of each scan, around a place in the label and around one beside it."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        item = scan(index, *self.shape)
+        for part in item.values():
+            part[:, ::2] = 0  # background
+        crops = self.transform(item)
+        return torch.stack([c["image"] for c in crops]), torch.stack([c["label"] for c in crops])
+
+
+def test_crops_around_positive_and_negative_places() -> None:
+    around = transforms.RandCropByPosNegLabeld(KEYS, "label", (6, 6), pos=1, neg=1, num_samples=2)
+    assert wrong_pairs(Lesions(compose(around), 20, 20)) == 0
+
+
+class Volumes(Scans):
+    """Volumes of two sizes, cut to one after they are bent."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        side = 5 + index % 2
+        item = self.transform(scan(index, side, side, side))
+        return item["image"], item["label"]
+
+
+def test_volumes_of_two_sizes_are_bent() -> None:
+    bend = transforms.Rand3DElasticd(
+        KEYS, sigma_range=(1, 2), magnitude_range=(20, 60), prob=0.3, **ZEROS
+    )
+    assert wrong_pairs(Volumes(compose(bend, transforms.CenterSpatialCropd(KEYS, (4, 4, 4))))) == 0
+
+
+def test_the_draws_differ() -> None:
+    """The other tests would say nothing about a transform that draws nothing."""
+    images = torch.cat([image for image, _ in batches(Scans(crop(), 24, 24))])
+    corners = {float(image.min()) - i * 576 % 65_536 for i, image in enumerate(images)}
+    assert len(corners) > 100  # of 17 x 17
+
+
+def in_a_lambda(transform: Transform) -> Transform:
+    return lambda item: transform(item)
+
+
+def in_a_closure(transform: Transform) -> Transform:
+    def both(item: Any) -> Any:
+        return transform(item)
+
+    return both
+
+
+def in_a_partial(transform: Transform) -> Transform:
+    return functools.partial(apply, transform)
+
+
+def apply(transform: Transform, item: Any) -> Any:
+    return transform(item)
+
+
+def in_a_method(transform: Transform) -> Transform:
+    return transform.__call__
+
+
+def in_a_closure_of_a_closure(transform: Transform) -> Transform:
+    inner = in_a_closure(transform)
+    return functools.partial(lambda step, item: step(item), inner)
+
+
+@pytest.mark.parametrize("copy_dataset", ["default", True])
+@pytest.mark.parametrize(
+    "hold", [in_a_lambda, in_a_closure, in_a_partial, in_a_method, in_a_closure_of_a_closure]
+)
+def test_however_the_dataset_holds_it(hold: Callable[[Transform], Any], copy_dataset: Any) -> None:
+    options = {} if copy_dataset == "default" else {"copy_dataset": copy_dataset}
+    assert wrong_pairs(Scans(hold(crop()), 24, 24), **options) == 0
+
+
+def as_pair(items: list[Any]) -> tuple[Any, Any]:
+    both = data.list_data_collate(items)
+    return both["image"], both["label"]
+
+
+def test_its_own_dataset_with_its_collate_and_worker_init_fn() -> None:
+    scans = data.Dataset([scan(i, 24, 24) for i in range(PAIRS)], transform=crop())
+    options = {"collate_fn": as_pair, "worker_init_fn": data.utils.worker_init_fn}
+    assert wrong_pairs(scans, **options) == 0
+
+
+def test_its_cache_dataset() -> None:
+    fixed = transforms.EnsureChannelFirstd(KEYS, channel_dim="no_channel")
+    drawn = transforms.RandSpatialCropd(KEYS, (8, 8))
+    items = [scan(i, 24, 24) for i in range(256)]
+    cached = data.CacheDataset(items, transforms.Compose([fixed, drawn]), progress=False)
+    eightfold = torch.utils.data.ConcatDataset([cached] * 8)
+    assert wrong_pairs(eightfold, collate_fn=as_pair) == 0
+
+
+def test_a_transform_in_collate_fn() -> None:
+    augment = crop()
+
+    def augmented(items: list[Any]) -> tuple[Any, Any]:
+        return as_pair([augment(item) for item in items])
+
+    scans = data.Dataset([scan(i, 24, 24) for i in range(PAIRS)])
+    assert wrong_pairs(scans, collate_fn=augmented, batch_size=4) == 0

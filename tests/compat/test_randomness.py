@@ -1,0 +1,454 @@
+"""Random transforms of libraries, as they are: what they draw belongs to the sample.
+
+With a seed, batches are bit-equal for 0, 1, 2 and 8 workers, after a resume in mid-epoch and for two world
+sizes, and 2,048 samples of two epochs are distinct. Eight workers give 2,048 right pairs to code that
+seeds twice. The pictures are all the same noise, so only draws make samples differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from fastload import DataLoader, RankSampler
+from tests.compat.eight_workers import PAIRS, Pairs, batches, library, picture, wrong_pairs
+from tests.compat.test_own_state import Masks
+
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it asks the network for its newest version
+
+# The libraries' own affairs: Python's and NumPy's deprecations.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+SEED = 7
+FEW = 48  # samples of an epoch that is compared
+Transform = Callable[[Any], Any]  # of a picture: float32[12, 12, 3]
+Rows = list[bytes]
+
+
+# ---- transforms: each draws from continuous distributions ----
+
+
+def monai(name: str) -> Transform:
+    transforms = library("monai.transforms")
+    noise = transforms.RandGaussianNoise(prob=1.0, std=0.5)
+    if name == "alone":
+        return noise  # type: ignore[no-any-return]
+    steps = [
+        noise,
+        transforms.RandScaleIntensity(0.5, prob=1.0),
+        transforms.RandShiftIntensity(9.0),
+    ]
+    composed = transforms.Compose([*steps, transforms.RandRotate90(prob=0.5)])
+    return composed.set_random_state(3) if name == "seeded" else composed  # type: ignore[no-any-return]
+
+
+def monai_dictionaries() -> Transform:
+    transforms = library("monai.transforms")
+    both = transforms.Compose(
+        [
+            transforms.RandGaussianNoised(["image"], prob=1.0, std=0.5),
+            transforms.RandSpatialCropd(["image", "label"], (6, 6), random_size=False),
+        ]
+    )
+
+    def transform(image: Any) -> Any:
+        image = image.transpose(2, 0, 1)
+        found = both({"image": image, "label": image.copy()})
+        return np.concatenate([found["image"], found["label"]])
+
+    return transform
+
+
+def albumentations(name: str) -> Transform:
+    a = library("albumentations")
+    bright = a.RandomBrightnessContrast(p=1)
+    steps = [bright, a.GaussNoise(p=1), a.HorizontalFlip(), a.RandomCrop(8, 8)]
+    made = {
+        "unseeded": lambda: a.Compose(steps),
+        "seeded": lambda: a.Compose(steps, seed=3),
+        "alone": lambda: bright,
+        "one of": lambda: a.Compose(
+            [a.OneOf([bright, a.RandomGamma(p=1)], p=1), a.GaussNoise(p=1)]
+        ),
+    }[name]()
+    return lambda image: made(image=image)["image"]
+
+
+def kornia(name: str) -> Transform:
+    k = library("kornia.augmentation")
+    made = {
+        "rotation": lambda: k.RandomRotation(90.0, p=1.0),
+        "noise": lambda: k.RandomGaussianNoise(p=1.0),
+        "sequence": lambda: k.AugmentationSequential(
+            k.RandomAffine(90.0, p=1.0), k.ColorJiggle(0.3, 0.3, p=1.0), random_apply=(1, 2)
+        ),
+    }[name]()
+    return lambda image: made(torch.from_numpy(image).permute(2, 0, 1)[None])
+
+
+def torchio(name: str) -> Transform:
+    tio = library("torchio")
+    made = {
+        "noise": lambda: tio.RandomNoise(),
+        "affine": lambda: tio.RandomAffine(),
+        "composed": lambda: tio.Compose(
+            [
+                tio.OneOf([tio.RandomGamma(), tio.RandomBiasField()]),
+                tio.RandomFlip(),
+                tio.RandomNoise(),
+            ]
+        ),
+    }[name]()
+    return lambda image: made(torch.from_numpy(image)[None])
+
+
+def audiomentations(name: str) -> Transform:
+    audio = library("audiomentations")
+    gain = audio.Gain(-20, 20, p=1)
+    made = {
+        "gain": lambda: gain,
+        "noise": lambda: audio.AddGaussianNoise(p=1),
+        "composed": lambda: audio.Compose([gain, audio.Shift(p=0.5)], shuffle=True),
+    }[name]()
+    return lambda image: made(image.reshape(-1), sample_rate=8_000)
+
+
+def timm(name: str) -> Transform:
+    data, image = library("timm.data"), library("PIL.Image")
+    augment = library("timm.data.auto_augment")
+    erase = data.random_erasing.RandomErasing(1.0, mode="pixel", device="cpu")
+    crop = data.transforms.RandomResizedCropAndInterpolation(12, interpolation="random")
+    policy = augment.rand_augment_transform("rand-m7-mstd0.5-inc1", {})
+
+    def transform(given: Any) -> Any:
+        if name == "erasing":
+            return erase(torch.from_numpy(given.copy()).permute(2, 0, 1))
+        pixels = np.asarray(policy(crop(image.fromarray((given * 255).astype(np.uint8)))))
+        return erase(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float())
+
+    return transform
+
+
+def scipy(name: str) -> Transform:
+    stats = library("scipy.stats")
+    frozen = stats.norm(0, 1)
+    draw: dict[str, Callable[[], Any]] = {
+        "rvs": lambda: stats.norm.rvs(size=3),
+        "frozen": lambda: frozen.rvs(size=3),
+        "truncated": lambda: stats.truncnorm.rvs(-1, 1, size=3),
+        "several": lambda: stats.multivariate_normal.rvs(size=3),
+    }
+    return lambda _: draw[name]()
+
+
+def scikit_learn(name: str) -> Transform:
+    utils = library("sklearn.utils")
+    held = utils.check_random_state(None)
+    draw: dict[str, Callable[[], Any]] = {
+        "asked": lambda: utils.check_random_state(None).rand(3),
+        "held": lambda: held.rand(3),
+        "shuffle": lambda: utils.shuffle(np.arange(50.0)),
+    }
+    return lambda _: draw[name]()
+
+
+def plain(name: str) -> Transform:
+    state, generator = np.random.RandomState(), np.random.default_rng()
+    python, torchs = random.Random(), torch.Generator()
+    draw: dict[str, Callable[[], Any]] = {
+        "random": lambda: [random.random(), random.gauss(0, 1), random.uniform(0, 9)],
+        "numpy": lambda: [np.random.rand(), np.random.randn(), np.random.uniform(0, 9)],
+        "RandomState": lambda: state.randn(3),
+        "Generator": lambda: generator.normal(size=3),
+        "Random": lambda: [python.random(), python.gauss(0, 1)],
+        "torch.Generator": lambda: torch.rand(3, generator=torchs),
+        "torch": lambda: torch.distributions.Beta(1.0, 2.0).sample((3,)),
+    }
+    return lambda _: draw[name]()
+
+
+NAMES: dict[Callable[[str], Transform], str] = {
+    monai: "unseeded seeded alone",
+    albumentations: "unseeded|seeded|alone|one of",
+    kornia: "rotation noise sequence",
+    torchio: "noise affine composed",
+    audiomentations: "gain noise composed",
+    timm: "erasing all",
+    scipy: "rvs frozen truncated several",
+    scikit_learn: "asked held shuffle",
+    plain: "random numpy RandomState Generator Random torch.Generator torch",
+}
+CASES: dict[str, Callable[[], Transform]] = {
+    "monai dictionaries": monai_dictionaries,
+    **{
+        f"{make.__name__} {name}": lambda make=make, name=name: make(name)  # type: ignore[misc]
+        for make, names in NAMES.items()
+        for name in (names.split("|") if "|" in names else names.split())
+    },
+}
+EACH = pytest.mark.parametrize("case", CASES)
+
+
+# ---- bit-equal and distinct ----
+
+
+class Augmented(Dataset[Any]):
+    """(index, one picture of noise after a transform)."""
+
+    def __init__(self, case: str, length: int = FEW) -> None:
+        self.transform, self.length = CASES[case](), length
+        self.image = np.random.RandomState(0).rand(12, 12, 3).astype(np.float32)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        found = self.transform(self.image.copy())
+        return index, torch.as_tensor(np.asarray(found)).reshape(-1).contiguous()
+
+
+def rows(loader: Any) -> dict[int, bytes]:
+    """Return the bytes of each sample of an epoch by its index."""
+    return {
+        int(i): row.numpy().tobytes()
+        for indices, found in loader
+        for i, row in zip(indices, found, strict=True)
+    }
+
+
+def two_epochs(case: str, workers: int, length: int = FEW) -> list[dict[int, bytes]]:
+    dataset = Augmented(case, length)
+    with DataLoader(dataset, 16, shuffle=True, num_workers=workers, seed=SEED) as loader:
+        return [rows(loader) for _ in range(2)]
+
+
+@EACH
+def test_equal_for_any_number_of_workers(case: str) -> None:
+    alone = two_epochs(case, 0)
+    assert [len(epoch) for epoch in alone] == [FEW, FEW]
+    for workers in (1, 2, 8):
+        different = [
+            sum(epoch[i] != wanted[i] for i in wanted)
+            for epoch, wanted in zip(two_epochs(case, workers), alone, strict=True)
+        ]
+        assert different == [0, 0], f"{workers} workers"
+
+
+@EACH
+def test_all_samples_are_distinct(case: str) -> None:
+    found = [row for epoch in two_epochs(case, 8, 1_024) for row in epoch.values()]
+    assert (len(found), len(set(found))) == (2_048, 2_048)
+
+
+@EACH
+def test_equal_after_a_resume(case: str) -> None:
+    """The state is taken in the second epoch, with other workers than it is loaded with."""
+    whole = two_epochs(case, 8)[1]
+    options: dict[str, Any] = {"batch_size": 16, "shuffle": True, "seed": SEED}
+    with DataLoader(Augmented(case), num_workers=2, **options) as loader:
+        rows(loader)
+        iterator = iter(loader)
+        first = rows([next(iterator)])
+        saved = json.dumps(loader.state_dict())
+    with DataLoader(Augmented(case), num_workers=8, **options) as loader:
+        loader.load_state_dict(json.loads(saved))
+        rest = rows(loader)
+    assert len(first) + len(rest) == FEW
+    assert {**first, **rest} == whole
+
+
+@EACH
+def test_equal_for_two_world_sizes(case: str) -> None:
+    def epochs(rank: int, world_size: int) -> Iterator[dict[int, bytes]]:
+        dataset = Augmented(case)
+        sampler = RankSampler(dataset, rank=rank, world_size=world_size, seed=SEED)
+        options = {"sampler": sampler, "num_workers": 1 + rank, "seed": SEED}
+        with DataLoader(dataset, 16 // world_size, **options) as loader:
+            for epoch in (0, 1):
+                loader.set_epoch(epoch)
+                yield rows(loader)
+
+    for one, *two in zip(epochs(0, 1), epochs(0, 2), epochs(1, 2), strict=True):
+        assert [len(part) for part in two] == [FEW // 2, FEW // 2]
+        assert {**two[0], **two[1]} == one
+
+
+# ---- pairs: 2,048 of them, read by eight workers ----
+
+
+class Twice(Pairs):
+    """Image and mask go through one transform, which is told before the mask to draw the same."""
+
+    def __init__(self, transform: Transform) -> None:
+        self.transform = transform
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image = torch.from_numpy(picture(index, 16, 16))
+        return self.pair(image, image.clone())
+
+    def pair(self, image: Any, mask: Any) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+
+class SeedsPython(Twice):
+    def pair(self, image: Any, mask: Any) -> tuple[Any, Any]:
+        seed = np.random.randint(2**31)
+        random.seed(seed)
+        image = self.transform(image)
+        random.seed(seed)
+        return image, self.transform(mask)
+
+
+class SeedsNumpy(Twice):
+    def pair(self, image: Any, mask: Any) -> tuple[Any, Any]:
+        seed = random.randint(0, 2**32 - 1)
+        np.random.seed(seed)
+        image = self.transform(image)
+        np.random.seed(seed)
+        return image, self.transform(mask)
+
+
+class SeedsAll(Twice):
+    def pair(self, image: Any, mask: Any) -> tuple[Any, Any]:
+        seed = int(torch.randint(2**31, ()))
+        pair = []
+        for part in (image, mask):
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.manual_seed(seed)
+            pair.append(self.transform(part))
+        return pair[0], pair[1]
+
+
+class PythonsState(Twice):
+    def pair(self, image: Any, mask: Any) -> tuple[Any, Any]:
+        state = random.getstate()
+        image = self.transform(image)
+        random.setstate(state)
+        return image, self.transform(mask)
+
+
+class NumpysState(Twice):
+    def pair(self, image: Any, mask: Any) -> tuple[Any, Any]:
+        state = np.random.get_state()
+        image = self.transform(image)
+        np.random.set_state(state)
+        return image, self.transform(mask)
+
+
+def with_random(image: torch.Tensor) -> torch.Tensor:
+    """Crop, flip and add noise, as transforms do that draw from Python's `random`."""
+    top, left = random.randint(0, 8), random.randint(0, 8)
+    image = image[top : top + 8, left : left + 8]
+    if random.random() < 0.5:
+        image = image.flip(0)
+    turned = torch.rot90(image, random.choice([0, 1, 2, 3]))
+    return turned * random.uniform(0.5, 2) + random.gauss(0, 1)
+
+
+def with_numpy(image: torch.Tensor) -> torch.Tensor:
+    """Do the same with NumPy's functions."""
+    top, left = np.random.randint(0, 9, size=2)
+    image = image[top : top + 8, left : left + 8]
+    if np.random.rand() < 0.5:
+        image = image.flip(0)
+    turned = torch.rot90(image, int(np.random.choice(4)))
+    return turned * float(np.random.uniform(0.5, 2)) + float(np.random.randn())
+
+
+def with_torchvision() -> Transform:
+    """Return transforms that draw from Python's `random` and from torch."""
+    t = library("torchvision.transforms")
+    flips = [t.RandomHorizontalFlip(1.0), t.RandomVerticalFlip(1.0)]
+    steps = [t.RandomChoice(flips), t.RandomOrder([*flips, t.RandomAffine(0, scale=(0.3, 2.0))])]
+    made = t.Compose(steps)
+    return lambda image: made(image[None])
+
+
+def with_scipy() -> Transform:
+    stats = library("scipy.stats")
+    frozen = stats.norm(3, 2)
+    return lambda image: image[:8] * frozen.rvs() + float(stats.uniform.rvs())
+
+
+def with_scikit_learn() -> Transform:
+    utils = library("sklearn.utils")
+
+    def transform(image: torch.Tensor) -> torch.Tensor:
+        noise = utils.check_random_state(None).randn(*image.shape)
+        return torch.from_numpy(utils.shuffle(image.numpy()) + noise)
+
+    return transform
+
+
+def with_audiomentations() -> Transform:
+    audio = library("audiomentations")
+    noisy = audio.Compose([audio.Gain(-20, 20, p=0.7), audio.AddGaussianNoise(p=0.7)])
+    return lambda image: torch.from_numpy(
+        noisy(image.numpy().reshape(-1) / 2**16, sample_rate=8_000)
+    )
+
+
+STRESS: dict[str, Callable[[], Pairs]] = {
+    "random.seed twice": lambda: SeedsPython(with_random),
+    "random.getstate, setstate": lambda: PythonsState(with_random),
+    "torchvision": lambda: SeedsAll(with_torchvision()),
+    "np.random.seed twice": lambda: SeedsNumpy(with_numpy),
+    "np.random.get_state, set_state": lambda: NumpysState(with_numpy),
+    "all are seeded": lambda: SeedsAll(lambda image: with_random(with_numpy(image).repeat(2, 2))),
+    "scipy": lambda: SeedsNumpy(with_scipy()),
+    "scipy, get_state and set_state": lambda: NumpysState(with_scipy()),
+    "scikit-learn": lambda: SeedsNumpy(with_scikit_learn()),
+    "audiomentations": lambda: SeedsAll(with_audiomentations()),
+    "fastMRI's masks": Masks,
+}
+
+
+@pytest.mark.parametrize("loader_seed", [None, SEED])
+@pytest.mark.parametrize("case", STRESS)
+def test_pairs(case: str, loader_seed: int | None) -> None:
+    python, numpy = random.getstate(), np.random.get_state()
+    assert wrong_pairs(STRESS[case](), seed=loader_seed) == 0
+    assert random.getstate() == python
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), numpy, strict=True))
+
+
+@pytest.mark.parametrize("case", [case for case in STRESS if case != "fastMRI's masks"])
+def test_the_draws_of_pairs_differ(case: str) -> None:
+    """`test_pairs` would say nothing about a transform that draws nothing."""
+
+    class SamePicture(Dataset[Any]):
+        pairs = STRESS[case]()
+
+        def __len__(self) -> int:
+            return 256
+
+        def __getitem__(self, index: int) -> Any:
+            return self.pairs[0][0]
+
+    found = {row.numpy().tobytes() for batch in batches(SamePicture(), seed=SEED) for row in batch}
+    assert len(found) > 16
+
+
+def test_monai_s_array_dataset() -> None:
+    """It seeds the transforms of image and label alike for each sample."""
+    transforms, data = library("monai.transforms"), library("monai.data")
+
+    def pipeline() -> Any:
+        crop = transforms.RandSpatialCrop((8, 8), random_size=False)
+        return transforms.Compose([crop, transforms.RandGaussianNoise(prob=0.5)])
+
+    scans = [torch.from_numpy(picture(i, 1, 16, 16)) for i in range(PAIRS)]
+    dataset = data.ArrayDataset(scans, pipeline(), [scan.clone() for scan in scans], pipeline())
+    assert wrong_pairs(dataset, seed=SEED) == 0

@@ -1,0 +1,141 @@
+"""sqlite3 and DuckDB: a connection belongs to one thread, a cursor holds the rows of its last query.
+
+Eight workers read 2,048 right rows by connections that are opened at the first sample or in
+`worker_init_fn`. A connection or cursor that is open at `iter()` is refused, with its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import get_worker_info
+
+from tests.compat.eight_workers import PAIRS, Holder, Pairs, filled, library, refused, wrong_pairs
+
+# Nobody closes a connection that was opened at the first sample; Python 3.13 says so.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
+
+QUERY = "SELECT value FROM records WHERE id = ?"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a database of `PAIRS` rows."""
+    path: Path = tmp_path_factory.mktemp("sqlite") / "records.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE records (id INTEGER PRIMARY KEY, value BLOB)")
+        rows = ((i, filled(i).numpy().tobytes()) for i in range(PAIRS))
+        connection.executemany("INSERT INTO records VALUES (?, ?)", rows)
+    return path
+
+
+class Rows(Pairs):
+    """A row by a connection of the reader's own."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.path = path
+        self.options = options
+        self.connection: Any = None
+
+    def connect(self) -> None:
+        if self.connection is None:
+            self.connection = sqlite3.connect(self.path, **self.options)
+
+    def read(self, index: int) -> bytes:
+        self.connect()
+        value: bytes = self.connection.execute(QUERY, (index,)).fetchone()[0]
+        return value
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return filled(self.read(index)), filled(index)
+
+
+class ByCursor(Rows):
+    """A row by a cursor, which is kept."""
+
+    cursor: Any = None
+
+    def read(self, index: int) -> bytes:
+        self.connect()
+        if self.cursor is None:
+            self.cursor = self.connection.cursor()
+        self.cursor.execute(QUERY, (index,))
+        value: bytes = self.cursor.fetchone()[0]
+        return value
+
+
+@pytest.mark.parametrize("dataset", [Rows, ByCursor])
+@pytest.mark.parametrize("copy_dataset", ["default", True])
+def test_a_connection_opened_at_the_first_sample(
+    store: Path, dataset: type[Rows], copy_dataset: Any
+) -> None:
+    options = {} if copy_dataset == "default" else {"copy_dataset": copy_dataset}
+    assert wrong_pairs(dataset(store), **options) == 0
+
+
+def test_a_cursor_of_a_connection_that_any_thread_may_use(store: Path) -> None:
+    assert wrong_pairs(ByCursor(store, check_same_thread=False)) == 0
+
+
+def test_two_epochs_of_persistent_workers(store: Path) -> None:
+    rows = ByCursor(store)
+    assert [wrong_pairs(rows, persistent_workers=True) for _ in range(2)] == [0, 0]
+    assert rows.connection is None
+
+
+def connect_this_worker(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    assert info.dataset.connection is None
+    info.dataset.connect()
+
+
+@pytest.mark.parametrize("dataset", [Rows, ByCursor])
+def test_a_connection_opened_in_worker_init_fn(store: Path, dataset: type[Rows]) -> None:
+    assert wrong_pairs(dataset(store), worker_init_fn=connect_this_worker) == 0
+
+
+@pytest.mark.parametrize("kind", ["connection", "cursor"])
+def test_what_is_open_is_refused(store: Path, kind: str) -> None:
+    rows = Rows(store)
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        held = connection if kind == "connection" else connection.cursor()
+        rows.transform = Holder(**{kind: held})
+        with refused(rf"dataset\.transform\.{kind}"):
+            wrong_pairs(rows)
+
+
+def test_a_sample_read_before_the_loop_leaves_it_open(store: Path) -> None:
+    rows = Rows(store)
+    rows[3]
+    with refused(r"dataset\.connection"):
+        wrong_pairs(rows)
+    rows.connection.close()
+    rows.connection = None
+    assert wrong_pairs(rows) == 0
+
+
+class DuckRows(Rows):
+    """A row of DuckDB, whose connection holds the rows of its last query."""
+
+    def connect(self) -> None:
+        duckdb = library("duckdb")
+        if self.connection is None:
+            self.connection = duckdb.connect(str(self.path), read_only=True)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.connect()
+        self.connection.execute(QUERY, [index])
+        return filled(self.connection.fetchone()[0]), filled(index)
+
+
+def test_duckdb(tmp_path: Path) -> None:
+    path = tmp_path / "records.duckdb"
+    with library("duckdb").connect(str(path)) as connection:
+        query = f"CREATE TABLE records AS SELECT range AS id, range AS value FROM range({PAIRS})"
+        connection.execute(query)
+    assert wrong_pairs(DuckRows(path)) == 0

@@ -1,0 +1,171 @@
+"""Fast tokenizers: a call sets truncation and padding in the tokenizer, and then encodes.
+
+Eight workers give 2,048 right results for texts and summaries of two greatest lengths, from a
+tokenizer in the dataset, in `collate_fn`, in a closure and in a Hugging Face dataset's transform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fastload import DataLoader
+from tests.compat.eight_workers import PAIRS, Pairs, count_different, library, wrong_pairs
+
+tokenizers = library("tokenizers")
+transformers = library("transformers")
+
+WORDS = 3_000
+LONG, SHORT = 24, 7
+
+
+def words(index: int) -> str:
+    """Return 30 words, beginning with one of the sample's own."""
+    return " ".join(f"w{(index + k) % WORDS}" for k in range(30))
+
+
+def right(index: int) -> torch.Tensor:
+    """Return the ids of the text cut at `LONG`, then of the summary cut at `SHORT`."""
+    return torch.tensor(
+        [1 + (index + k) % WORDS for length in (LONG, SHORT) for k in range(length)]
+    )
+
+
+def rust_tokenizer() -> Any:
+    vocabulary = {"[PAD]": 0} | {f"w{i}": i + 1 for i in range(WORDS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[PAD]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def fast_tokenizer() -> Any:
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=rust_tokenizer(), pad_token="[PAD]", unk_token="[PAD]"
+    )
+
+
+def encode(tokenizer: Any, text: str, summary: str) -> torch.Tensor:
+    """Return both texts' ids; a wrong length shows as another shape, cut or filled up here."""
+    found = tokenizer(text, max_length=LONG, truncation=True)["input_ids"]
+    target = tokenizer(summary, max_length=SHORT, truncation=True)["input_ids"]
+    return as_row(found, target)
+
+
+def as_row(found: list[int], target: list[int]) -> torch.Tensor:
+    row = torch.zeros(LONG + SHORT, dtype=torch.int64)
+    row[: min(LONG, len(found))] = torch.tensor(found[:LONG])
+    row[LONG : LONG + min(SHORT, len(target))] = torch.tensor(target[:SHORT])
+    return row if (len(found), len(target)) == (LONG, SHORT) else -row
+
+
+class Summaries(Pairs):
+    """A text and a summary, each cut at its own length by one tokenizer."""
+
+    def __init__(self, encode: Callable[[str, str], torch.Tensor]) -> None:
+        self.encode = encode
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.encode(words(index), words(index)), right(index)
+
+
+class Own(Pairs):
+    """The tokenizer is an attribute."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return encode(self.tokenizer, words(index), words(index)), right(index)
+
+
+def test_a_fast_tokenizer_with_two_lengths() -> None:
+    assert wrong_pairs(Own(fast_tokenizer())) == 0
+
+
+def test_the_tokenizers_package_alone() -> None:
+    class Truncated(Own):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            self.tokenizer.enable_truncation(LONG)
+            found = self.tokenizer.encode(words(index)).ids
+            self.tokenizer.enable_truncation(SHORT)
+            return as_row(found, self.tokenizer.encode(words(index)).ids), right(index)
+
+    assert wrong_pairs(Truncated(rust_tokenizer())) == 0
+
+
+def test_padding_and_truncation_together() -> None:
+    class Padded(Own):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            padded = {"padding": "max_length", "truncation": True}
+            found = self.tokenizer("w1 w2", max_length=LONG, **padded)["input_ids"]
+            target = self.tokenizer("w3", max_length=SHORT, **padded)["input_ids"]
+            expected = [2, 3] + [0] * (LONG - 2) + [4] + [0] * (SHORT - 1)
+            return as_row(found, target), torch.tensor(expected)
+
+    assert wrong_pairs(Padded(fast_tokenizer())) == 0
+
+
+@pytest.mark.parametrize("copy_dataset", ["default", True])
+def test_a_tokenizer_in_a_closure(copy_dataset: Any) -> None:
+    tokenizer = fast_tokenizer()
+    options = {} if copy_dataset == "default" else {"copy_dataset": copy_dataset}
+    assert wrong_pairs(Summaries(lambda *both: encode(tokenizer, *both)), **options) == 0
+
+
+def test_a_tokenizer_in_collate_fn() -> None:
+    tokenizer = fast_tokenizer()
+
+    def collated(indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        texts = [words(i) for i in indices]
+        found = tokenizer(texts, max_length=LONG, truncation=True)["input_ids"]
+        target = tokenizer(texts, max_length=SHORT, truncation=True)["input_ids"]
+        rows = [as_row(*both) for both in zip(found, target, strict=True)]
+        return torch.stack(rows), torch.stack([right(i) for i in indices])
+
+    indices = list(range(PAIRS))
+    assert wrong_pairs(indices, collate_fn=collated, batch_size=2) == 0
+
+
+def test_a_collator_object_with_a_tokenizer() -> None:
+    """transformers' own collator pads with its tokenizer, which encodes in the dataset too."""
+    tokenizer = fast_tokenizer()
+    pad = transformers.DataCollatorWithPadding(tokenizer, padding="max_length", max_length=SHORT)
+
+    class Cut(Own):
+        def __getitem__(self, index: int) -> Any:
+            length = 1 + index % SHORT
+            return self.tokenizer(words(index), max_length=length, truncation=True)
+
+    wrong = seen = 0
+    with DataLoader(Cut(tokenizer), batch_size=8, num_workers=8, collate_fn=pad) as loader:
+        for batch in loader:
+            rows = []
+            for i in range(seen, seen + len(batch["input_ids"])):
+                length = 1 + i % SHORT
+                rows.append([1 + (i + k) % WORDS for k in range(length)] + [0] * (SHORT - length))
+            seen += len(rows)
+            wrong += count_different(batch["input_ids"], torch.tensor(rows))
+    assert (seen, wrong) == (PAIRS, 0)
+
+
+def test_a_transform_of_a_hugging_face_dataset() -> None:
+    datasets = library("datasets")
+    tokenizer = fast_tokenizer()
+
+    def encoded(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        found = [encode(tokenizer, text, text) for text in rows["text"]]
+        return {"found": found, "right": [right(i) for i in rows["index"]]}
+
+    rows = datasets.Dataset.from_dict(
+        {"text": [words(i) for i in range(PAIRS)], "index": list(range(PAIRS))}
+    )
+    rows.set_transform(encoded)
+
+    def collated(items: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        found, expected = zip(*((item["found"], item["right"]) for item in items), strict=True)
+        return torch.stack(found), torch.stack(expected)
+
+    assert wrong_pairs(rows, collate_fn=collated, batch_size=4) == 0

@@ -1,0 +1,220 @@
+"""albumentations, timm, torchio, webdataset: what their objects keep is each worker's own.
+
+Eight workers give 2,048 right samples: labels that a pipeline encodes and decodes, parameters that a
+transform tells afterwards, archives that a reader keeps open.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.compat.eight_workers import (
+    PAIRS,
+    Pairs,
+    batches,
+    count_different,
+    filled,
+    library,
+    picture,
+    wrong_pairs,
+)
+
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it asks the network for its newest version
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+]
+
+
+def color(index: int, side: int = 16) -> np.ndarray[Any, Any]:
+    """Return a picture whose columns and rows say where they are."""
+    image = np.full((side, side, 3), index % 256, np.uint8)
+    image[..., 1] = np.arange(side)
+    image[..., 2] = np.arange(side)[:, None]
+    return image
+
+
+class Boxes(Pairs):
+    """Boxes with names, which a pipeline encodes before its transforms and decodes after them."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        names = [f"name {(index * 13 + k * 7) % 1_000}" for k in range(40)]
+        boxes = np.array([[k % 8, k % 5, k % 8 + 8, k % 5 + 8] for k in range(40)], np.float32)
+        found = self.transform(image=color(index), bboxes=boxes, names=names)
+        return ",".join(found["names"]), ",".join(names)
+
+
+def test_labels_of_albumentations() -> None:
+    """The encoder is made at the first sample, so each of 64 loaders gets a pipeline of its own."""
+    a = library("albumentations")
+    boxes = a.BboxParams(format="pascal_voc", label_fields=["names"])
+    wrong = seen = 0
+    for first in range(0, PAIRS, 32):
+        part = torch.utils.data.Subset(
+            Boxes(a.Compose([a.HorizontalFlip(), a.Transpose()], bbox_params=boxes)),
+            range(first, first + 32),
+        )
+        for found, names in batches(part, batch_size=4):
+            wrong += count_different(found, names)
+            seen += len(names)
+    assert (seen, wrong) == (PAIRS, 0)
+
+
+class Cropped(Pairs):
+    """A crop, and the place that the transform says it was cut from."""
+
+    def __init__(self, transform: Any, applied: bool) -> None:
+        self.transform = transform
+        self.applied = applied
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        found = self.transform(image=color(index, 24))
+        if self.applied:
+            params = dict(found["applied_transforms"])["RandomCrop"]
+        else:
+            params = self.transform.get_applied_params()
+        left, top, _, _ = params["crop_coords"]
+        return torch.tensor(found["image"][0, 0, 1:].astype(int)), torch.tensor([left, top])
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["applied_transforms", "get_applied_params"])
+def test_parameters_that_albumentations_tells(applied: bool) -> None:
+    a = library("albumentations")
+    crop = a.RandomCrop(8, 8)
+    transform = a.Compose([crop], save_applied_params=True) if applied else crop
+    assert wrong_pairs(Cropped(transform, applied)) == 0
+
+
+class Replayed(Pairs):
+    """A second image, augmented as the first was."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        first = self.transform(image=color(index))
+        again = self.transform.replay(first["replay"], image=color(index))
+        return torch.from_numpy(first["image"].copy()), torch.from_numpy(again["image"].copy())
+
+
+def test_a_replay_of_albumentations() -> None:
+    a = library("albumentations")
+    flips = [a.HorizontalFlip(), a.VerticalFlip(), a.RandomCrop(8, 8)]
+    assert wrong_pairs(Replayed(a.ReplayCompose(flips))) == 0
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an archive of 256 pictures in four folders; picture i says i in its first pixel."""
+    image_module = library("PIL.Image")
+    path: Path = tmp_path_factory.mktemp("archive") / "pictures.tar"
+    with tarfile.open(path, "w") as tar:
+        for i in range(256):
+            file = io.BytesIO()
+            image_module.fromarray(color(i)).save(file, format="PNG")
+            member = tarfile.TarInfo(f"class{i // 64}/{i:04d}.png")
+            member.size = file.tell()
+            file.seek(0)
+            tar.addfile(member, file)
+    return path
+
+
+class Archived(Pairs):
+    """Pictures of timm's dataset over an archive, eight times."""
+
+    def __init__(self, pictures: Any) -> None:
+        self.pictures = pictures
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image, label = self.pictures[index % 256]
+        found = np.array(image)[0, 0, 0]
+        return torch.tensor([int(found), label]), torch.tensor([index % 256, index % 256 // 64])
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["read before", "fresh"])
+@pytest.mark.parametrize("reader", ["ReaderImageTar", "ReaderImageInTar"])
+def test_an_archive_of_timm(archive: Path, reader: str, early: bool) -> None:
+    timm = library("timm.data")
+    if reader == "ReaderImageTar":
+        made = library("timm.data.readers.reader_image_tar").ReaderImageTar(str(archive))
+    else:
+        made = library("timm.data.readers.reader_image_in_tar").ReaderImageInTar(str(archive))
+    pictures = timm.ImageDataset(str(archive), reader=made, input_img_mode="RGB")
+    if early:
+        pictures[3]
+    assert wrong_pairs(Archived(pictures)) == 0
+
+
+def test_random_augment_and_erasing_of_timm() -> None:
+    """A pipeline that keeps no state: as many samples, each of its own index."""
+    timm = library("timm.data")
+    image_module = library("PIL.Image")
+
+    class Augmented(Pairs):
+        transform = None
+
+        def __init__(self) -> None:
+            self.augment = timm.rand_augment_transform("rand-m9-mstd0.5", {"translate_const": 4})
+            self.erase = timm.random_erasing.RandomErasing(probability=1.0, device="cpu")
+
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            image = self.augment(image_module.fromarray(color(index)))
+            erased = self.erase(torch.from_numpy(np.array(image).astype(np.float32)).movedim(2, 0))
+            assert erased.shape == (3, 16, 16)
+            return filled(index), filled(index)
+
+    assert wrong_pairs(Augmented()) == 0
+
+
+def test_subjects_of_torchio() -> None:
+    """Its transforms keep no state; its dataset copies a subject for each sample."""
+    tio = library("torchio")
+    subjects = []
+    for i in range(32):
+        volume = torch.from_numpy(picture(i, 1, 5, 6, 7))
+        subjects.append(
+            tio.Subject(
+                i=i, image=tio.ScalarImage(tensor=volume), label=tio.LabelMap(tensor=volume)
+            )
+        )
+    flips = tio.Compose([tio.RandomFlip(axes=(0, 1, 2)), tio.RandomFlip(axes=(2,))])
+    read = tio.SubjectsDataset(subjects, transform=flips)
+
+    class Scans(Pairs):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            subject = read[index % 32]
+            return subject["image"].data, subject["label"].data
+
+    assert wrong_pairs(Scans()) == 0
+
+
+def test_shards_of_webdataset(tmp_path: Path) -> None:
+    """An iterable dataset splits its shards among the workers: each sample comes once."""
+    wds = library("webdataset")
+    for shard in range(16):
+        with wds.TarWriter(str(tmp_path / f"{shard:02d}.tar")) as writer:
+            for i in range(shard * 128, shard * 128 + 128):
+                writer.write({"__key__": f"{i:05d}", "x.npy": filled(i).numpy(), "y.cls": i})
+    pipeline = wds.WebDataset(
+        sorted(map(str, tmp_path.glob("*.tar"))),
+        shardshuffle=False,
+        workersplitter=wds.split_by_worker,
+    )
+    pairs = pipeline.shuffle(100).decode().to_tuple("x.npy", "y.cls")
+    seen = []
+    for arrays, indices in batches(pairs):
+        assert count_different(arrays, torch.stack([filled(int(i)) for i in indices])) == 0
+        seen += indices.tolist()
+    assert sorted(seen) == list(range(PAIRS))

@@ -1,0 +1,137 @@
+"""PyAV and OpenCV: a decoder has a position, and two threads in it end the interpreter.
+
+Eight workers read 2,048 right frames by decoders that are opened at the first sample. A decoder that
+is open at `iter()` is refused, with its place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.compat.eight_workers import Holder, Pairs, library, refused, wrong_pairs
+
+FRAMES = 48
+SIDE = 32
+
+
+def frame(index: int) -> np.ndarray[Any, Any]:
+    """Return a frame whose left half says `index` and whose right half says the same, inverted."""
+    level = index * 5
+    return np.repeat([level, 255 - level], SIDE // 2)[None, :, None].repeat(SIDE, 0).repeat(3, 2)
+
+
+def index_of(pixels: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return what a decoded frame's two halves say: twice its index, if it is one frame."""
+    levels = pixels[..., 0].reshape(SIDE, 2, SIDE // 2).astype(float).mean((0, 2))
+    return torch.tensor([round(levels[0] / 5), round((255 - levels[1]) / 5)])
+
+
+class Frames(Pairs):
+    """Frames of a video that is opened at the first sample, in any order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.video: Any = None
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        wanted = index * 7 % FRAMES
+        return index_of(self.read(wanted)), torch.tensor([wanted, wanted])
+
+    def read(self, wanted: int) -> Any:
+        raise NotImplementedError
+
+
+class AvFrames(Frames):
+    """Frames by PyAV: seek to a key frame, decode up to the one that is wanted."""
+
+    def read(self, wanted: int) -> Any:
+        if self.video is None:
+            self.video = library("av").open(self.path)
+            self.video.streams.video[0].thread_type = "NONE"
+        stream = self.video.streams.video[0]
+        self.video.seek(int(wanted / stream.average_rate / stream.time_base), stream=stream)
+        for found in self.video.decode(stream):
+            if round(found.time * stream.average_rate) >= wanted:
+                return found.to_ndarray(format="rgb24")
+        raise AssertionError(f"no frame {wanted}")
+
+
+class CvFrames(Frames):
+    """Frames by OpenCV: set the position, read."""
+
+    def read(self, wanted: int) -> Any:
+        cv2 = library("cv2")
+        if self.video is None:
+            self.video = cv2.VideoCapture(self.path)
+        self.video.set(cv2.CAP_PROP_POS_FRAMES, wanted)
+        found, pixels = self.video.read()
+        assert found
+        return pixels
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a film in which each frame is a picture of its own."""
+    av = library("av")
+    path: Path = tmp_path_factory.mktemp("video") / "film.avi"
+    with av.open(str(path), "w") as film:
+        stream = film.add_stream("mjpeg", rate=25)
+        stream.width = stream.height = SIDE
+        stream.pix_fmt = "yuvj420p"
+        for i in range(FRAMES):
+            pixels = np.ascontiguousarray(frame(i).astype(np.uint8))
+            film.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        film.mux(stream.encode())
+    return path
+
+
+@pytest.mark.parametrize("dataset", [AvFrames, CvFrames])
+@pytest.mark.parametrize("copy_dataset", ["default", True])
+def test_a_video_opened_at_the_first_sample(
+    video: Path, dataset: type[Frames], copy_dataset: Any
+) -> None:
+    library("av" if dataset is AvFrames else "cv2")
+    options = {} if copy_dataset == "default" else {"copy_dataset": copy_dataset}
+    assert wrong_pairs(dataset(video), **options) == 0
+
+
+@pytest.mark.parametrize("kind", ["container", "stream", "capture", "writer"])
+def test_what_is_open_is_refused(video: Path, tmp_path: Path, kind: str) -> None:
+    read = Frames(video)
+    if kind in ("capture", "writer"):
+        cv2 = library("cv2")
+        code = cv2.VideoWriter_fourcc(*"MJPG")
+        made = {
+            "capture": lambda: cv2.VideoCapture(str(video)),
+            "writer": lambda: cv2.VideoWriter(str(tmp_path / "o.avi"), code, 25, (SIDE, SIDE)),
+        }[kind]()
+        opened, close = made, made.release
+    else:
+        container = library("av").open(str(video))
+        opened = {
+            "container": lambda: container,
+            "stream": lambda: container.streams.video[0],
+        }[kind]()
+        close = container.close
+    read.transform = Holder(**{kind: opened})
+    try:
+        with refused(rf"dataset\.transform\.{kind}"):
+            wrong_pairs(read)
+    finally:
+        close()
+
+
+@pytest.mark.parametrize("dataset", [AvFrames, CvFrames])
+def test_a_sample_read_before_the_loop_leaves_it_open(video: Path, dataset: type[Frames]) -> None:
+    library("av" if dataset is AvFrames else "cv2")
+    read = dataset(video)
+    read[3]
+    with refused(r"dataset\.video"):
+        wrong_pairs(read)
+    read.video = None
+    assert wrong_pairs(read) == 0

@@ -1,0 +1,643 @@
+"""Generators that a worker's copy holds are keyed for each sample: what it draws follows from key and place alone."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import threading
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.random import MT19937, PCG64, PCG64DXSM, SFC64, BitGenerator, Philox, RandomState
+
+from fastload.isolation.generators import Keyed
+from fastload.sampler import mix64
+
+HOOKED = [MT19937, PCG64, PCG64DXSM, Philox, SFC64]
+PLACE = "dataset.transform.R"
+
+
+class Counted(random.Random):
+    """A user's own, with methods of its own."""
+
+    draws = 0
+
+    def seed(self, a: Any = None, version: int = 2) -> None:
+        super().seed(0 if a is None else a * 2, version)
+
+    def random(self) -> float:
+        self.draws += 1
+        return super().random()
+
+
+class MyPCG64(PCG64):
+    """A user's own bit generator."""
+
+
+MAKERS: dict[str, Callable[[int], Any]] = {
+    **{f"Generator-{k.__name__}": lambda s, k=k: np.random.Generator(k(s)) for k in HOOKED},
+    **{f"RandomState-{k.__name__}": lambda s, k=k: RandomState(k(s)) for k in HOOKED},
+    **{f"bare-{k.__name__}": lambda s, k=k: k(s) for k in HOOKED},
+    "RandomState": RandomState,
+    "Generator-MyPCG64": lambda s: np.random.Generator(MyPCG64(s)),
+    "Random": random.Random,
+    "Random-Counted": Counted,
+    "torch": lambda s: torch.Generator().manual_seed(s),
+}
+AT_ONCE = {"torch", "Random-Counted", "Generator-MyPCG64", *(f"bare-{k.__name__}" for k in HOOKED)}
+WAITING = [name for name in MAKERS if name not in AT_ONCE]
+"""What has methods of its own to draw, and is of a kind of Python's or NumPy's."""
+SEEDED = ["torch", "Random", "Random-Counted", "RandomState", "RandomState-MT19937"]
+"""What has a method to seed it."""
+
+
+@pytest.fixture(params=MAKERS)
+def make(request: pytest.FixtureRequest) -> Callable[[int], Any]:
+    return MAKERS[request.param]
+
+
+def one(g: Any) -> Any:
+    """Draw once so that something is kept for the next draw: a normal number or half a word."""
+    if isinstance(g, torch.Generator):
+        return torch.randn((), generator=g, dtype=torch.float64).item()
+    if isinstance(g, BitGenerator):
+        return int(g.random_raw())
+    if isinstance(g, random.Random):
+        return g.gauss(0, 1)
+    if isinstance(g, RandomState):
+        return g.standard_normal()
+    return int(g.integers(2**32, dtype=np.uint32))
+
+
+def some(g: Any) -> tuple[Any, ...]:
+    """Draw what would show something kept from a draw before, then more."""
+    first = one(g)
+    if isinstance(g, torch.Generator):
+        return first, *torch.rand(4, generator=g).tolist()
+    if isinstance(g, BitGenerator):
+        return first, *g.random_raw(3).tolist()
+    return first, one(g), g.random(), one(g)
+
+
+def state(g: Any) -> str:
+    """Return everything that a generator remembers."""
+    if isinstance(g, torch.Generator):
+        return str(g.get_state().tolist())
+    if isinstance(g, random.Random):
+        return repr(g.getstate())
+    with np.printoptions(threshold=10**6):
+        if isinstance(g, RandomState):
+            return repr(g.get_state(legacy=False))
+        return repr(g.bit_generator.state if isinstance(g, np.random.Generator) else g.state)
+
+
+class Worker:
+    """One worker that reads through its own copy."""
+
+    def __init__(self, *generators: Any, places: tuple[str, ...] = (PLACE,), own: bool = False):
+        self.generators = generators
+        self.keyed = Keyed(list(zip(places, generators, strict=True)), own_state=own)
+
+    def begin(self, key: int) -> Any:
+        self.keyed.begin(mix64(key))
+        return self.generators[0]
+
+    def read(self, key: int) -> tuple[Any, ...]:
+        return some(self.begin(key))
+
+
+# ---- what is drawn for a sample ----
+
+
+def test_each_sample_draws_its_own_numbers(make: Any) -> None:
+    worker = Worker(make(0))
+    assert len({worker.read(key) for key in range(1_000)}) == 1_000
+
+
+def test_numbers_owe_nothing_to_the_state_before(make: Any) -> None:
+    used = make(1)
+    one(used)
+    one(used)
+    one(used)
+    assert Worker(make(0)).read(5) == Worker(used).read(5)
+
+
+def test_numbers_owe_nothing_to_the_samples_before(make: Any) -> None:
+    expected = {key: Worker(make(0)).read(key) for key in range(60)}
+    worker = Worker(make(0))
+    for key in range(60):
+        assert worker.read(key) == expected[key]
+        for _ in range(key % 4):  # an odd number leaves a normal number or half a word
+            one(worker.generators[0])
+
+
+def test_a_sample_that_draws_nothing_leaves_no_key_to_the_next(make: Any) -> None:
+    """So a transform that draws for some samples only gives the same with any number of workers."""
+    expected = {key: Worker(make(0)).read(key) for key in range(12)}
+    for workers in 1, 2, 3:
+        team = [Worker(make(0)) for _ in range(workers)]
+        for key in range(12):
+            worker = team[key % workers]
+            worker.begin(key)
+            if key % 5 in (1, 4):
+                assert some(worker.generators[0]) == expected[key]
+
+
+def test_places_draw_differently(make: Any) -> None:
+    assert Worker(make(0)).read(5) != Worker(make(0), places=("dataset.other",)).read(5)
+
+
+def test_a_state_of_its_own_counts_if_asked_for(make: Any) -> None:
+    def read(seed: int, place: str = PLACE) -> tuple[Any, ...]:
+        return Worker(make(seed), places=(place,), own=True).read(5)
+
+    assert read(1) == read(1)
+    assert len({read(1), read(2), read(1, "dataset.other"), Worker(make(1)).read(5)}) == 4
+
+
+def test_a_state_of_its_own_is_that_handed_over(make: Any) -> None:
+    worker, moved = Worker(make(1), own=True), make(1)
+    worker.read(4)
+    some(moved)
+    assert worker.read(5) == Worker(make(1), own=True).read(5) != Worker(moved, own=True).read(5)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_state_is_the_documented_function_of_key_and_place(name: str) -> None:
+    """Computed by other means: so it is equal on all machines and in all versions."""
+    text = blake2b(f"{PLACE}\0".encode(), digest_size=8).digest()
+    salt = int.from_bytes(text, "little")
+    key = mix64(mix64(5) ^ salt)
+    more = mix64(key)
+    g: Any = MAKERS[name](0)
+    if name == "torch":
+        g.manual_seed(key)
+    elif isinstance(g, random.Random):
+        random.Random.seed(g, key)
+    else:
+        kind = name.split("-")[-1]
+        bits: Any = g
+        if not isinstance(g, BitGenerator):
+            bits = g._bit_generator if isinstance(g, RandomState) else g.bit_generator
+        if isinstance(bits, MT19937):
+            RandomState(bits).seed(key & 0xFFFF_FFFF)
+        elif kind == "Philox":
+            bits.state = Philox(key=more << 64 | key).state
+        else:
+            own = bits.state
+            own.update(has_uint32=0, uinteger=0)
+            words = own["state"]
+            if kind == "SFC64":
+                words["state"][:2] = np.array([key, more], np.uint64)
+                ones = np.ones(3, np.uint64)
+                words["state"][2:] = _sfc64_after_seeding(ones)[2:]
+            else:
+                words.update(state=key << 64 | more, inc=salt << 64 | mix64(salt) | 1)
+            bits.state = own
+    assert Worker(MAKERS[name](1)).read(5) == some(g)
+
+
+def _sfc64_after_seeding(seeds: Any) -> Any:
+    """Seed SFC64 with three words, as its author does (PractRand 0.94)."""
+    mask = 2**64 - 1
+    a, b, c, counter = (*map(int, seeds), 1)
+    for _ in range(12):
+        t = (a + b + counter) & mask
+        counter += 1
+        a, b, c = b ^ b >> 11, (c + (c << 3)) & mask, (((c << 24) | (c >> 40)) + t) & mask
+    return np.array([a, b, c, counter], np.uint64)
+
+
+def test_bits_of_first_draws_are_balanced(make: Any) -> None:
+    """Keys that differ in one bit, and places too, give unrelated first numbers."""
+    worker = Worker(make(0))
+    raw: Any = worker.generators[0]
+
+    def bits() -> int:
+        if isinstance(raw, torch.Generator):
+            return int(torch.randint(2**31, (), generator=raw))
+        if isinstance(raw, random.Random):
+            return raw.getrandbits(31)
+        if isinstance(raw, BitGenerator):
+            return int(raw.random_raw()) & 0x7FFF_FFFF
+        draw = raw.randint if isinstance(raw, RandomState) else raw.integers
+        return int(draw(2**31))
+
+    drawn = []
+    for k in range(64 * 32):
+        worker.keyed.begin((k // 64) ^ (1 << k % 64))
+        drawn.append(bits())
+    ones = np.mean([[d >> i & 1 for i in range(31)] for d in drawn], axis=0)
+    assert np.all(np.abs(ones - 0.5) < 5 * 0.5 / len(drawn) ** 0.5)
+
+
+# ---- at any call ----
+
+
+def test_two_workers_in_two_threads() -> None:
+    expected = {key: [Worker(MAKERS[n](0)).read(key) for n in MAKERS] for key in range(40)}
+    step = threading.Barrier(2, timeout=30)
+    wrong = []
+
+    def work(first: int) -> None:
+        team = [Worker(MAKERS[name](0)) for name in MAKERS]
+        for key in range(first, 40, 2):
+            for worker in team:
+                worker.begin(key)
+            step.wait()  # both have begun, and neither has drawn
+            if [some(worker.generators[0]) for worker in team] != expected[key]:
+                wrong.append(key)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []
+
+
+GENERATOR_CALLS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(["random", "standard_normal", "standard_exponential", "standard_cauchy"], ()),
+    **dict.fromkeys(["normal", "uniform", "exponential", "gumbel", "laplace", "logistic"], ()),
+    **dict.fromkeys(["lognormal", "rayleigh", "poisson", "bytes"], (9,)),
+    **dict.fromkeys(["power", "pareto", "weibull", "standard_gamma", "gamma"], (2.0,)),
+    **dict.fromkeys(["chisquare", "standard_t"], (3.0,)),
+    **dict.fromkeys(["integers", "choice", "permutation"], (50,)),
+    **dict.fromkeys(["beta", "f", "noncentral_chisquare", "vonmises", "wald"], (2.0, 3.0)),
+    **dict.fromkeys(["binomial", "negative_binomial"], (20, 0.4)),
+    **dict.fromkeys(["geometric", "logseries"], (0.3,)),
+    "multivariate_normal": ([0, 0], [[1, 0.5], [0.5, 1]]),
+    "multivariate_hypergeometric": ([9, 8, 7], 6),
+    "multinomial": (20, [0.2, 0.3, 0.5]),
+    "dirichlet": ([1.0, 2.0],),
+    "hypergeometric": (9, 8, 7),
+    "noncentral_f": (2.0, 3.0, 1.0),
+    "triangular": (0.0, 1.0, 3.0),
+    "zipf": (2.0,),
+    "permuted": (list(range(9)),),
+}
+STATE_CALLS = {
+    **{k: v for k, v in GENERATOR_CALLS.items() if hasattr(RandomState, k)},
+    **dict.fromkeys(["rand", "randn"], (3,)),
+    **dict.fromkeys(["random_sample", "tomaxint"], ()),
+    **dict.fromkeys(["randint", "random_integers"], (50,)),
+    "get_state": (False,),
+}
+PYTHON_CALLS = {
+    **dict.fromkeys(["random", "getstate"], ()),
+    **dict.fromkeys(["gauss", "normalvariate", "uniform", "betavariate", "gammavariate"], (2.0, 3)),
+    **dict.fromkeys(["lognormvariate", "vonmisesvariate", "weibullvariate"], (1.0, 2.0)),
+    **dict.fromkeys(["expovariate", "paretovariate"], (2.0,)),
+    **dict.fromkeys(["getrandbits", "randbytes", "randrange"], (50,)),
+    "binomialvariate": (20, 0.4),
+    "choice": ("abcdefghij",),
+    "choices": ("abcdefghij",),
+    "randint": (0, 50),
+    "sample": (range(50), 5),
+    "triangular": (0.0, 3.0, 1.0),
+}
+IN_PLACE = ["shuffle"]
+SETTING = ["seed", "setstate", "set_state"]
+NO_DRAW = ["spawn", "bit_generator", "VERSION"]
+EVERY_CALL = [
+    *[(name, method) for name in WAITING if "Gen" in name for method in GENERATOR_CALLS],
+    *[(name, method) for name in WAITING if "State" in name for method in STATE_CALLS],
+    *[("Random", method) for method in PYTHON_CALLS],
+    *[(name, method) for name in WAITING for method in IN_PLACE],
+]
+
+
+def call(g: Any, method: str) -> str:
+    if method in IN_PLACE:
+        result: Any = list(range(20))
+        getattr(g, method)(result)
+    else:
+        calls = PYTHON_CALLS if isinstance(g, random.Random) else STATE_CALLS
+        calls = GENERATOR_CALLS if isinstance(g, np.random.Generator) else calls
+        result = getattr(g, method)(*calls[method])
+    with np.printoptions(threshold=10**6):
+        return repr(result)
+
+
+@pytest.mark.parametrize("kind", [np.random.Generator, RandomState, random.Random])
+def test_every_method_is_tried(kind: type) -> None:
+    calls: Any = {
+        np.random.Generator: GENERATOR_CALLS,
+        RandomState: STATE_CALLS,
+        random.Random: PYTHON_CALLS,
+    }[kind]
+    public = {name for name in dir(kind) if not name.startswith("_")}
+    assert public <= {*calls, *IN_PLACE, *SETTING, *NO_DRAW}
+
+
+@pytest.mark.filterwarnings("ignore:This function is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(("name", "method"), EVERY_CALL)
+def test_the_first_draw_may_be_of_any_method(name: str, method: str) -> None:
+    if not hasattr(MAKERS[name](0), method):
+        pytest.skip("new in a later Python or NumPy")
+    worker = Worker(MAKERS[name](0))
+    some(worker.begin(1))
+    plain = copy.deepcopy(worker.begin(2))  # which takes the key, and is not keyed afterwards
+    worker.begin(1)
+    assert call(worker.begin(2), method) == call(plain, method)
+
+
+def test_a_method_that_was_looked_up_before_the_first_draw_goes_on() -> None:
+    g = Worker(random.Random(0)).begin(1)
+    draw, bits = g.random, g.getrandbits
+    again = Worker(random.Random(0)).begin(1)
+    assert [draw(), draw(), bits(9)] == [again.random(), again.random(), again.getrandbits(9)]
+
+
+# ---- what else refers to a generator ----
+
+
+@pytest.mark.parametrize("name", ["random", "getrandbits", "uniform"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_bound_method_draws_keyed(name: str, alone: bool) -> None:
+    """`random` and `getrandbits` are written in C, and call no method of a subclass."""
+    args = {"random": (), "getrandbits": (40,), "uniform": (0, 1)}[name]
+
+    def read(keys: list[int]) -> Any:
+        g = random.Random(0)
+        draw = getattr(g, name)
+        keyed = Keyed([(PLACE, g)], own_state=False)
+        others = [] if alone else [g]
+        del g
+        for key in keys:
+            keyed.begin(key)
+            drawn = draw(*args)
+        assert len(others) < 2
+        return drawn
+
+    assert read([1, 2]) == read([2]) != read([1])
+
+
+def test_a_bound_method_that_a_sample_keeps_draws_keyed() -> None:
+    class Lazily:
+        def __init__(self) -> None:
+            self.rng = random.Random(0)
+            self.draw: Any = None
+
+        def read(self) -> float:
+            self.rng.random()
+            self.draw = self.draw or self.rng.random
+            return float(self.draw())
+
+    def read(keys: list[int]) -> float:
+        data = Lazily()
+        keyed = Keyed([(PLACE, data.rng)], own_state=False)
+        drawn = 0.0
+        for key in keys:
+            keyed.begin(key)
+            drawn = data.read() if key < 10 else data.draw()
+        return drawn
+
+    assert read([1, 2]) == read([2])
+    assert read([1, 2, 11]) == read([3, 11])
+
+
+@pytest.mark.parametrize("kind", HOOKED)
+@pytest.mark.parametrize("listed", ["both", "bit generator first", "the generator alone"])
+def test_a_generator_and_its_bit_generator_are_one_stream(kind: Any, listed: str) -> None:
+    def read(keys: list[int]) -> list[Any]:
+        bits = kind(0)
+        user = np.random.Generator(bits)
+        pairs: list[tuple[str, Any]] = [(PLACE, user), ("dataset.bits", bits)]
+        if listed == "bit generator first":
+            pairs = [(PLACE, bits), ("dataset.user", user)]
+        keyed = Keyed(pairs if listed != "the generator alone" else pairs[:1], own_state=False)
+        for key in keys:
+            keyed.begin(key)
+            before = bits.state
+            drawn = [user.random(), int(bits.random_raw())]
+            bits.state = before  # as code does to draw the same for image and mask
+            assert [user.random(), int(bits.random_raw())] == drawn
+        return drawn
+
+    alone = Worker(np.random.Generator(kind(3)))
+    alone.keyed.begin(2)
+    assert read([1, 2]) == read([2])
+    assert read([2])[0] == alone.generators[0].random()
+
+
+@pytest.mark.parametrize("kind", HOOKED)
+def test_generators_over_one_bit_generator_are_one_stream(kind: Any) -> None:
+    def team() -> tuple[Any, Any]:
+        bits = kind(0)
+        return np.random.Generator(bits), RandomState(bits)
+
+    def read(keys: list[int]) -> list[float]:
+        new, old = generators
+        for key in keys:
+            worker.begin(key)
+            drawn = [new.random(), old.standard_normal(), new.random(), old.standard_normal()]
+        return [*drawn, old.standard_normal()]
+
+    generators = team()
+    worker = Worker(*generators, places=("a", "b"))
+    first = read([2])
+    assert read([1, 3, 2]) == first
+    before = [state(g) for g in team()]
+    worker.keyed.restore()
+    assert [state(g) for g in generators] == before
+
+
+def test_a_listed_twice_generator_is_keyed_once() -> None:
+    for name in MAKERS:
+        g = MAKERS[name](0)
+        worker = Worker(g, g, places=(PLACE, "dataset.other"))
+        assert worker.read(3) == Worker(MAKERS[name](0)).read(3)
+
+
+def test_a_library_s_bit_generator_is_keyed_by_its_own_seeding() -> None:
+    class Library(BitGenerator):
+        state: Any = None
+
+        def __init__(self, seed: int) -> None:
+            self.state = {"seed": seed}
+
+    bits = Library(0)
+    keyed = Keyed([(PLACE, bits)], own_state=False)
+    seen = []
+    for key in 1, 2, 1:
+        keyed.begin(key)
+        seen.append(bits.state["seed"])
+    assert seen[0] == seen[2] != seen[1]
+    keyed.restore()
+    assert bits.state == {"seed": 0}
+
+
+def test_a_system_generator_stays_random() -> None:
+    worker = Worker(random.SystemRandom(), own=True)
+    assert worker.begin(1).random() != worker.begin(1).random()
+    worker.keyed.restore()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_generator_of_another_device_is_left_alone() -> None:
+    g = torch.Generator("cuda").manual_seed(3)
+    before = state(g)
+    worker = Worker(g)
+    worker.begin(1)
+    assert state(g) == before
+
+
+def test_a_replaced_generator_is_the_users() -> None:
+    class Data:
+        rng = np.random.default_rng(0)
+
+    data = Data()
+    keyed = Keyed([(PLACE, data.rng)], own_state=False)
+    keyed.begin(1)
+    data.rng = np.random.default_rng(7)
+    expected = np.random.default_rng(7).random(2).tolist()
+    assert data.rng.random() == expected[0]
+    keyed.begin(2)
+    assert data.rng.random() == expected[1]
+
+
+# ---- samples that seed ----
+
+
+def seeded(g: Any, how: str) -> Any:
+    """Seed a generator as user code does."""
+    if how == "seed":
+        if isinstance(g, torch.Generator):
+            g.manual_seed(9)
+        else:
+            g.seed(9)
+    elif isinstance(g, torch.Generator):
+        g.set_state(torch.Generator().manual_seed(9).get_state())
+    elif isinstance(g, random.Random):
+        g.setstate(random.Random(9).getstate())
+    elif isinstance(g, np.random.Generator):
+        g.bit_generator.state = type(g.bit_generator)(9).state
+    elif isinstance(g, BitGenerator):
+        g.state = type(g)(9).state
+    else:
+        other = RandomState(type(g._bit_generator)(9))
+        other.standard_normal()  # keeps the second of a pair
+        g.set_state(other.get_state(legacy=False))
+    return g
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize(
+    ("name", "how"), [*((n, "seed") for n in SEEDED), *((n, "state") for n in MAKERS)]
+)
+def test_a_sample_that_seeds_gets_its_own_numbers(name: str, how: str, drawn: bool) -> None:
+    g = MAKERS[name](0)
+    worker = Worker(g)
+    expected = Worker(MAKERS[name](0)).read(2)
+    worker.read(0)
+    worker.begin(1)
+    if drawn:
+        one(g)
+    assert some(seeded(g, how)) == some(seeded(MAKERS[name](5), how))
+    assert worker.read(2) == expected
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_a_state_taken_and_put_back_repeats_the_draws(name: str) -> None:
+    """`getstate` before the first draw, too: that is the keyed state."""
+    worker = Worker(MAKERS[name](0))
+    worker.read(0)
+    g = worker.begin(1)
+    bits = getattr(g, "bit_generator", g)
+    if isinstance(g, random.Random):
+        saved: Any = g.getstate()
+        first = some(g)
+        g.setstate(saved)
+    elif isinstance(g, RandomState):
+        saved = g.get_state(legacy=False)
+        first = some(g)
+        g.set_state(saved)
+    else:
+        saved = bits.state
+        first = some(g)
+        bits.state = saved
+    assert some(g) == first == Worker(MAKERS[name](0)).read(1)
+
+
+# ---- copies and pickles ----
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize(
+    "copied", [lambda g: pickle.loads(pickle.dumps(g)), copy.copy, copy.deepcopy]
+)
+@pytest.mark.parametrize("name", WAITING)
+def test_a_copy_is_plain_and_goes_on_alike(name: str, copied: Any, drawn: bool) -> None:
+    worker = Worker(MAKERS[name](0))
+    worker.read(0)
+    g = worker.begin(1)
+    if drawn:
+        one(g)
+    c = copied(g)
+    alike = copied is copy.copy and isinstance(g, np.random.Generator | RandomState)
+    assert type(c) is type(MAKERS[name](0))
+    if not alike:  # NumPy's shallow copies draw from the same bit generator
+        assert some(c) == some(g)
+        assert b"fastload" not in pickle.dumps(c)
+    assert b"fastload" not in pickle.dumps(g)
+
+
+# ---- putting back ----
+
+
+def primed(make: Callable[[int], Any]) -> Any:
+    g = make(3)
+    one(g)  # keeps a normal number or half a word
+    return g
+
+
+def test_restored_bit_for_bit(make: Any) -> None:
+    g = primed(make)
+    before, attributes = state(g), set(getattr(g, "__dict__", ()))
+    bits = getattr(g, "_bit_generator", None)
+    worker = Worker(g)
+    worker.keyed.restore()
+    assert state(g) == before
+    worker.begin(1)
+    worker.keyed.restore()
+    assert state(g) == before
+    drawn = []
+    for key in 1, 2:
+        for extra in range(2):
+            drawn.append(worker.read(key))
+            if extra:
+                one(g)
+            worker.begin(4)
+            worker.keyed.restore()
+            assert state(g) == before
+            assert type(g) is type(make(0))
+            assert getattr(g, "_bit_generator", None) is bits
+            assert set(getattr(g, "__dict__", ())) == attributes
+    assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
+    assert some(g) == some(primed(make))
+
+
+def test_what_the_user_draws_between_two_samples_is_kept(make: Any) -> None:
+    g, plain = primed(make), primed(make)
+    worker = Worker(g)
+    for key in range(3):
+        worker.read(key)
+        worker.keyed.restore()
+        assert one(g) == one(plain)
+
+
+def test_restored_after_the_sample_seeded() -> None:
+    for name in WAITING:
+        g = MAKERS[name](0)
+        before = state(g)
+        worker = Worker(g)
+        worker.begin(1)
+        seeded(g, "state")
+        worker.keyed.restore()
+        assert state(g) == before

@@ -1,0 +1,1012 @@
+"""Promise: a module-level instance is each worker's own, by whatever way code reaches it, and as it was afterwards.
+
+Outside of the workers, and once no loader needs it, nothing about the instance differs but `type(x)`.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import copyreg
+import ctypes
+import functools
+import inspect
+import json
+import operator
+import pickle
+import queue
+import random
+import sys
+import threading
+import types
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import pytest
+import torch
+
+from fastload.isolation.code import ModuleObject, module_level
+from fastload.isolation.module_state import ModuleState, original
+from fastload.testing import Sequencer
+
+T = TypeVar("T")
+HERE = sys.modules[__name__]
+
+
+def named(value: object, name: str = "x", *, rebound: bool = False) -> ModuleObject:
+    return ModuleObject(__name__, name, value, rebound)
+
+
+def in_worker(state: ModuleState, copies: dict[int, Any], function: Callable[[], T]) -> T:
+    """Call a function in a thread that acts on `copies`."""
+    results: list[Any] = []
+
+    def run() -> None:
+        state.enter(copies)
+        try:
+            results.append(function())
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]
+
+
+@pytest.fixture
+def installed() -> Iterator[Callable[..., ModuleState]]:
+    states: list[ModuleState] = []
+
+    def install(*values: object) -> ModuleState:
+        states.append(ModuleState(map(named, values)))
+        states[-1].install()
+        return states[-1]
+
+    yield install
+    for state in states:
+        state.remove()
+
+
+# ---- every way to the object ----
+
+
+class Crop:
+    """Draws in one call what another call uses, as transforms with parameters do."""
+
+    size: ClassVar[int] = 2
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def draw(self, at: int) -> None:
+        self.at = at
+
+    def __call__(self, x: int) -> int:
+        return x + self.at
+
+
+crop = Crop()
+TRANSFORMS = {"train": Crop()}
+PIPELINE = [Crop(), Crop()]
+bound = Crop().draw
+partly = functools.partial(Crop(), 3)
+
+
+class Holder:
+    crop = Crop()
+
+
+def closed() -> Callable[[], Crop]:
+    inner = Crop()
+    return lambda: inner
+
+
+get_closed = closed()
+
+
+def with_default(x: int = 0, t: Crop = Crop()) -> Crop:  # noqa: B008
+    return t
+
+
+WAYS: dict[str, Callable[[], Crop]] = {
+    "by name": lambda: crop,
+    "globals()": lambda: globals()["crop"],
+    "the module": lambda: getattr(HERE, "crop"),  # noqa: B009
+    "a dictionary": lambda: TRANSFORMS["train"],
+    "a list": lambda: PIPELINE[1],
+    "a class attribute": lambda: Holder.crop,
+    "a closure": lambda: get_closed(),
+    "a default": lambda: with_default(),
+    "a bound method": lambda: bound.__self__,  # type: ignore[attr-defined]
+    "a partial": lambda: partly.func,  # type: ignore[return-value]
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_worker_acts_on_its_copy_by_every_way_to_an_instance(way: str) -> None:
+    reach = WAYS[way]
+    found = [
+        *(named(v, n) for n, v in vars(HERE).items() if n in module_state_names),
+        named(Holder.crop),
+    ]
+    state = ModuleState(found)
+    x = reach()
+    assert any(root is x for root in state.roots)
+    mine = Crop()
+    state.install()
+    try:
+        in_worker(state, {id(x): mine}, lambda: reach().draw(5))
+        assert (mine.at, x.at) == (5, 0)
+        assert in_worker(state, {id(x): mine}, lambda: (reach().at, reach()(1))) == (5, 6)
+        reach().draw(7)
+        assert (mine.at, x.at) == (5, 7)
+    finally:
+        state.remove()
+        x.at = 0
+    assert type(x) is Crop
+
+
+module_state_names = {
+    *("crop", "TRANSFORMS", "PIPELINE", "bound", "partly", "get_closed", "with_default"),
+}
+
+
+def test_a_bound_method_taken_before_acts_on_the_copy(installed: Any) -> None:
+    x, mine = Crop(), Crop()
+    draw = x.draw
+    state = installed(x)
+    in_worker(state, {id(x): mine}, lambda: draw(5))
+    assert (x.at, mine.at) == (0, 5)
+
+
+def test_two_workers_that_take_turns_do_not_see_each_others_draws(installed: Any) -> None:
+    x = Crop()
+    state = installed(x)
+    turn = Sequencer()
+    seen: dict[int, int] = {}
+
+    def work(worker: int) -> None:
+        state.enter({id(x): Crop()})
+        with turn(worker):
+            x.draw(worker + 1)
+        with turn(2 + worker):  # both have drawn
+            seen[worker] = x(0)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {0: 1, 1: 2}
+    assert x.at == 0
+
+
+def test_many_workers_at_once_see_their_own_draws_only(installed: Any) -> None:
+    x = Crop()
+    state = installed(x)
+    start = threading.Barrier(8)
+    wrong: list[int] = []
+
+    def work(worker: int) -> None:
+        state.enter({id(x): Crop()})
+        start.wait()
+        for k in range(500):
+            x.draw(1000 * worker + k)
+            if x(0) != 1000 * worker + k:
+                wrong.append(k)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+    assert x.at == 0
+
+
+# ---- classes of every kind ----
+
+made: list[str] = []  # what metaclasses and hooks of classes heard of
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.n = 0
+
+
+class Slotted:
+    __slots__ = ("__weakref__", "n")
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+@dataclass
+class Data:
+    n: int = 0
+
+
+@dataclass(slots=True)
+class SlottedData:
+    n: int = 0
+
+
+@dataclass(frozen=True)
+class Frozen:
+    n: int = 0
+
+    def bump(self) -> None:
+        object.__setattr__(self, "n", self.n + 1)
+
+
+@dataclass(order=True)
+class Ordered:
+    n: int = 0
+    values: list[int] = field(default_factory=list)
+
+
+class Abstract(abc.ABC):
+    @abc.abstractmethod
+    def apply(self) -> int: ...
+
+
+class Concrete(Abstract):
+    n = 0
+
+    def apply(self) -> int:
+        return self.n
+
+
+class Generic_(Generic[T]):
+    def __init__(self) -> None:
+        self.n = 0
+
+
+class Registry(type):
+    known: ClassVar[dict[str, type]] = {}
+
+    def __new__(meta, name: str, bases: Any, space: Any, **keywords: Any) -> Any:
+        made.append(name)
+        return super().__new__(meta, name, bases, space)
+
+    def __init__(cls, name: str, bases: Any, space: Any, **keywords: Any) -> None:
+        assert name not in Registry.known
+        Registry.known[name] = cls
+        super().__init__(name, bases, space)
+
+    def __call__(cls, *args: Any) -> Any:
+        made.append("instance")
+        return super().__call__(*args)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        raise AttributeError(name)
+
+
+class Registered(metaclass=Registry):
+    def __init__(self) -> None:
+        self.n = 0
+
+
+class Hooked:
+    n = 0
+
+    def __init_subclass__(cls, *, needed: int, **keywords: Any) -> None:
+        made.append(cls.__name__)
+
+
+class HookedChild(Hooked, needed=1):
+    pass
+
+
+class Delegating:
+    """Asks another object for what it has not, and would recurse without its `__dict__`."""
+
+    def __init__(self) -> None:
+        self.inner = Plain()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "inner":
+            super().__setattr__(name, value)
+        else:
+            setattr(self.inner, name, value)
+
+
+class Asked:
+    """Sees each attribute that is asked for."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.asked = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "n":
+            object.__setattr__(self, "asked", object.__getattribute__(self, "asked") + 1)
+        return super().__getattribute__(name)
+
+
+class Checked:
+    def __init__(self) -> None:
+        self._n = 0
+
+    @property
+    def n(self) -> int:
+        return self._n
+
+    @n.setter
+    def n(self, value: int) -> None:
+        self._n = value
+
+
+class Parent:
+    def __init__(self) -> None:
+        self.n = 0
+
+    def bump(self) -> None:
+        self.n += 1
+
+
+class Child(Parent):
+    def bump(self) -> None:
+        super().bump()
+
+
+class Finalized:
+    ended = 0
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __del__(self) -> None:
+        type(self).ended += 1
+
+
+class ListChild(list[int]):
+    n = 0
+
+
+class DictChild(dict[str, int]):
+    n = 0
+
+
+class Module(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 0
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Any) -> Any:
+        return x + self.weight
+
+
+class Generator(random.Random):
+    n = 0
+
+
+class Reduced:
+    def __init__(self, n: int = 0) -> None:
+        self.n = n
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.n,)
+
+
+class Copied:
+    """Makes its copies itself."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        new = self.__class__.__new__(self.__class__)
+        new.n = self.n
+        return new
+
+    __copy__ = functools.partialmethod(__deepcopy__, None)
+
+
+class CopiedByType(Copied):
+    def __deepcopy__(self, memo: Any) -> Any:
+        new = type(self)()
+        new.n = self.n
+        return new
+
+    __copy__ = functools.partialmethod(__deepcopy__, None)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.n = 0
+
+
+copyreg.pickle(Told, lambda told: (_told, (told.n,)))
+
+
+def _told(n: int) -> Told:
+    told = Told()
+    told.n = n
+    return told
+
+
+KINDS = [
+    *(Plain, Slotted, Data, SlottedData, Ordered, Concrete, Generic_, Registered, HookedChild),
+    *(Delegating, Asked, Checked, Parent, Child, Finalized, DictChild, Module),
+    *(Generator, Reduced, Copied, CopiedByType, Told),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_instances_of_every_kind_of_class_are_a_workers_own_and_then_as_before(kind: type) -> None:
+    x, mine = kind(), kind()
+    made.clear()
+    state = ModuleState([named(x)])
+    assert state.roots == [x]
+    assert state.unreached == []
+    state.install()
+    try:
+
+        def act() -> tuple[Any, ...]:
+            x.n += 1
+            x.new = 3 if hasattr(x, "__dict__") else None
+            return x.n, x.new, isinstance(x, kind), x.__class__ is kind
+
+        if not hasattr(x, "__dict__"):
+            act = lambda: (setattr(x, "n", 1), x.n, isinstance(x, kind), x.__class__ is kind)[1:]  # noqa: E731
+        assert in_worker(state, {id(x): mine}, act)[-2:] == (True, True)
+        assert (mine.n, x.n) == (1, 0)
+        assert not hasattr(x, "new")
+        assert isinstance(x, kind)
+        assert x.__class__ is kind
+        x.n = 7
+        assert (mine.n, x.n) == (1, 7)
+        x.n = 0
+    finally:
+        state.remove()
+    assert type(x) is kind
+    assert x.n == 0
+    assert made == []
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Generator])
+@pytest.mark.parametrize(
+    "through",
+    [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy],
+    ids=["pickle", "copy", "deepcopy"],
+)
+def test_pickles_and_copies_are_of_the_original_class_in_every_thread(
+    kind: type, through: Callable[[Any], Any], installed: Any
+) -> None:
+    x, mine = kind(), kind()
+    mine.n = 5
+    state = installed(x)
+    assert type(through(x)) is kind
+    assert through(x).n == 0
+    theirs = in_worker(state, {id(x): mine}, lambda: through(x))
+    assert type(theirs) is kind
+    assert theirs.n == 5
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_pickle_protocol_makes_the_original_class(protocol: int, installed: Any) -> None:
+    x = Plain()
+    installed(x)
+    assert type(pickle.loads(pickle.dumps(x, protocol))) is Plain
+    assert type(pickle.loads(pickle._dumps(x, protocol))) is Plain  # type: ignore[attr-defined]
+
+
+def test_a_frozen_dataclass_that_writes_past_its_class_is_a_workers_own(installed: Any) -> None:
+    x, mine = Frozen(), Frozen()
+    state = installed(x)
+    in_worker(state, {id(x): mine}, lambda: x.bump())
+    assert (mine.n, x.n) == (1, 0)
+    assert x == Frozen(0)
+    assert hash(x) == hash(Frozen(0))
+
+
+# ---- special methods ----
+
+
+class Special:
+    def __init__(self) -> None:
+        self.items = [1]
+        self.entered = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, k: int) -> int:
+        return self.items[k]
+
+    def __setitem__(self, k: int, value: int) -> None:
+        self.items[k] = value
+
+    def __delitem__(self, k: int) -> None:
+        del self.items[k]
+
+    def __contains__(self, value: int) -> bool:
+        return value in self.items
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.items
+
+    def __enter__(self) -> Special:
+        self.entered += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.entered += 10
+
+    def __bool__(self) -> bool:
+        return self.items[0] != 0
+
+    def __int__(self) -> int:
+        return self.items[0]
+
+    def __add__(self, other: int) -> int:
+        return self.items[0] + other
+
+    def __radd__(self, other: int) -> int:
+        return self.items[0] + other + 100
+
+    def __iadd__(self, other: int) -> Special:
+        self.items[0] += other
+        return self
+
+    def __neg__(self) -> int:
+        return -self.items[0]
+
+    def __repr__(self) -> str:
+        return f"Special({self.items})"
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.items}"
+
+    def __call__(self, *, k: int) -> int:
+        return self.items[k]
+
+    def __reversed__(self) -> Iterator[int]:
+        return reversed(self.items)
+
+    def __next__(self) -> int:
+        return self.items.pop()
+
+    def __dir__(self) -> list[str]:
+        return [str(self.items[0])]
+
+    def __index__(self) -> int:
+        return self.items[0]
+
+    def __matmul__(self, other: Any) -> int:
+        return self.items[0] * 2
+
+    def __delattr__(self, name: str) -> None:
+        self.items[0] = 77
+
+
+def _set(x: Special) -> Any:
+    x[0] = 6
+    return x.items
+
+
+def _delete(x: Special) -> Any:
+    del x[0]
+    return x.items
+
+
+def _delete_attribute(x: Special) -> Any:
+    del x.items
+    return x.items
+
+
+def _with(x: Special) -> Any:
+    with x as y:
+        return y is x, x.entered
+
+
+def _add_in_place(x: Special) -> Any:
+    y = x
+    y += 3
+    return y is x, x.items
+
+
+SPECIAL: dict[str, tuple[Callable[[Special], Any], Any]] = {
+    "len": (len, 2),
+    "getitem": (lambda x: x[1], 4),
+    "setitem": (_set, [6, 4]),
+    "delitem": (_delete, [4]),
+    "delattr": (_delete_attribute, [77, 4]),
+    "contains": (lambda x: 4 in x, True),
+    "iter": (list, [5, 4]),
+    "star": (lambda x: [*x], [5, 4]),
+    "unpack": (lambda x: (lambda a, b: (b, a))(*x), (4, 5)),
+    "with": (_with, (True, 1)),
+    "bool": (lambda x: bool(x), True),
+    "int": (int, 5),
+    "add": (lambda x: x + 1, 6),
+    "radd": (lambda x: 1 + x, 106),
+    "iadd": (_add_in_place, (True, [8, 4])),
+    "neg": (lambda x: -x, -5),
+    "repr": (repr, "Special([5, 4])"),
+    "format": (lambda x: f"{x}", "[5, 4]"),
+    "call": (lambda x: x(k=1), 4),
+    "reversed": (lambda x: list(reversed(x)), [4, 5]),
+    "next": (next, 4),
+    "dir": (dir, ["5"]),
+    "index": (lambda x: range(9)[x], 5),
+    "matmul": (lambda x: x @ x, 10),
+    "vars": (lambda x: vars(x)["items"], [5, 4]),
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_a_special_method_acts_on_the_copy(name: str, installed: Any) -> None:
+    operate, expected = SPECIAL[name]
+    x, mine = Special(), Special()
+    mine.items = [5, 4]
+    state = installed(x)
+    assert in_worker(state, {id(x): mine}, lambda: operate(x)) == expected
+    assert x.items == [1]
+    assert x.entered == 0
+
+
+FROM_C: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "dict": (dict, {"b": 1, "c": 2}),
+    "stars": (lambda x: {**x}, {"b": 1, "c": 2}),
+    "keywords": (lambda x: (lambda **k: k)(**x), {"b": 1, "c": 2}),
+    "or": (lambda x: ({} | x, x | {}), ({"b": 1, "c": 2},) * 2),
+    "list": (list, ["b", "c"]),
+    "json": (json.dumps, '{"b": 1, "c": 2}'),
+    "format": (lambda x: ("{b}".format(**x), "{b}".format_map(x)), ("1", "1")),
+    "equal": (lambda x: (x == {"b": 1, "c": 2}, operator.eq({"b": 1, "c": 2}, x)), (True, True)),
+    "Counter": (lambda x: dict(Counter(x)), {"b": 1, "c": 2}),
+    "OrderedDict": (lambda x: dict(OrderedDict(x)), {"b": 1, "c": 2}),
+}
+
+
+@pytest.mark.parametrize("name", FROM_C)
+def test_c_code_takes_from_the_copy_of_a_dictionary(name: str, installed: Any) -> None:
+    operate, expected = FROM_C[name]
+    x, mine = DictChild(a=0), DictChild(b=1, c=2)
+    state = installed(x)
+    assert in_worker(state, {id(x): mine}, lambda: operate(x)) == expected
+    assert dict(x) == {"a": 0}
+
+
+def test_a_callable_has_the_signature_of_its_class(installed: Any) -> None:
+    x = Crop()
+    expected = inspect.signature(x)
+    installed(x)
+    assert inspect.signature(x) == expected
+
+
+def test_comparisons_see_the_copies_of_both(installed: Any) -> None:
+    class Exact:
+        def __init__(self, n: int) -> None:
+            self.n = n
+
+        def __eq__(self, other: object) -> bool:
+            return type(other) is type(self) and vars(self) == vars(other)
+
+        def __lt__(self, other: Any) -> bool:
+            return type(other) is type(self) and self.n < other.n
+
+        __hash__ = None  # type: ignore[assignment]
+
+    a, b = Exact(1), Exact(1)
+    state = installed(a, b)
+    copies = {id(a): Exact(2), id(b): Exact(3)}
+    assert a == b
+    assert in_worker(state, copies, lambda: (a == b, a < b, b < a)) == (False, True, False)
+    with pytest.raises(TypeError):
+        hash(a)
+
+
+def test_what_has_no_equality_of_its_own_is_itself_in_every_thread(installed: Any) -> None:
+    x, mine = Plain(), Plain()
+    table = {x: "here"}
+    state = installed(x)
+    assert table[x] == "here"
+    assert in_worker(state, {id(x): mine}, lambda: (table[x], x == x, x is next(iter(table)))) == (
+        "here",
+        True,
+        True,
+    )
+
+
+def test_a_static_or_class_special_method_stays_the_classs(installed: Any) -> None:
+    class Odd:
+        __call__ = staticmethod(lambda v: v + 1)
+        __len__ = functools.partialmethod(lambda self, n: n + self.n, 2)
+        __torch_function__ = classmethod(lambda cls, *args: cls.__name__)
+        n = 0
+
+    x, mine = Odd(), Odd()
+    mine.n = 1
+    state = installed(x)
+    assert (x(1), len(x)) == (2, 2)
+    assert in_worker(state, {id(x): mine}, lambda: (x(1), len(x))) == (2, 3)
+
+
+def test_a_missing_attribute_is_asked_for_once_and_of_the_copy(installed: Any) -> None:
+    class Lazy:
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            self.asked.append(name)
+            raise AttributeError(name)
+
+    x, mine = Lazy(), Lazy()
+    state = installed(x)
+    assert in_worker(state, {id(x): mine}, lambda: hasattr(x, "gone")) is False
+    assert (x.asked, mine.asked) == ([], ["gone"])
+
+
+def test_user_code_that_lists_subclasses_or_checks_abstract_ones_is_right(installed: Any) -> None:
+    x = Concrete()
+    installed(x)
+
+    class Other(Abstract):
+        def apply(self) -> int:
+            return 0
+
+    class Virtual: ...
+
+    Abstract.register(Virtual)
+    assert isinstance(Other(), Abstract)
+    assert isinstance(Virtual(), Abstract)
+    assert not isinstance(Virtual(), Concrete)
+    assert not isinstance(3, Abstract)
+    assert issubclass(x.__class__, Abstract)
+
+
+def test_a_module_of_torchs_trains_while_installed(installed: Any) -> None:
+    x = Module()
+    state = installed(x)
+    x(torch.ones(2)).sum().backward()
+    assert x.weight.grad is not None
+    assert [name for name, _ in x.named_parameters()] == ["weight"]
+    mine = copy.deepcopy(x)
+    assert type(mine) is Module
+    with torch.no_grad():
+        mine.weight += 1
+    assert in_worker(state, {id(x): mine}, lambda: x(torch.zeros(2)).tolist()) == [1, 1]
+    x.load_state_dict(x.state_dict())
+    x.half().float().eval()
+    assert not x.training
+
+
+def test_a_generator_of_pythons_draws_in_each_worker_for_itself(installed: Any) -> None:
+    x = random.Random(3)
+    state = installed(x)
+
+    def draw() -> list[float]:
+        return [x.random(), x.randint(0, 99), x.gauss(0, 1), x.choice(range(99)), x.getrandbits(9)]
+
+    expected = in_worker(state, {id(x): random.Random(3)}, draw)
+    assert in_worker(state, {id(x): random.Random(3)}, draw) == expected
+    assert draw() == expected
+
+
+# ---- installing and removing ----
+
+
+def test_an_instance_stays_installed_until_the_last_loader_has_ended() -> None:
+    x = Plain()
+    first, second = ModuleState([named(x)]), ModuleState([named(x)])
+    first.install()
+    second.install()
+    first.install()
+    for state in (first, second):
+        state.remove()
+        assert type(x) is not Plain
+        assert original(type(x)) is Plain
+    first.remove()
+    assert type(x) is Plain
+
+
+def test_threads_that_install_and_remove_at_once_leave_the_class_as_it_was() -> None:
+    instances = [Plain() for _ in range(5)]
+    start = threading.Barrier(4)
+    errors: list[Exception] = []
+
+    def work() -> None:
+        start.wait()
+        try:
+            for _ in range(100):
+                state = ModuleState([named(instances)])
+                state.install()
+                assert all(original(type(x)) is Plain is not type(x) for x in instances)
+                state.remove()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert all(type(x) is Plain for x in instances)
+
+
+def test_a_class_that_the_user_gave_an_instance_meanwhile_stays() -> None:
+    x: Any = Plain()
+    state = ModuleState([named(x)])
+    state.install()
+    x.__class__ = Parent
+    state.remove()
+    assert type(x) is Parent
+
+
+def test_a_worker_without_a_copy_acts_on_the_instance(installed: Any) -> None:
+    x, y = Crop(), Crop()
+    state = installed(x, y)
+    in_worker(state, {id(x): x}, lambda: (x.draw(3), y.draw(4)))
+    assert (x.at, y.at) == (3, 4)
+
+
+def test_a_method_of_the_class_that_is_replaced_meanwhile_is_replaced(
+    installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, mine = Crop(), Crop()
+    state = installed(x)
+    monkeypatch.setattr(Crop, "__call__", lambda self, x: "new")
+    assert x(1) == "new"
+    assert in_worker(state, {id(x): mine}, lambda: x(1)) == "new"
+
+
+# ---- what is reached, and what not ----
+
+
+class Declared:
+    fastload_per_worker = ()
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+class ArrayChild(np.ndarray[Any, Any]):
+    pass
+
+
+class GeneratorChild(np.random.Generator):
+    pass
+
+
+class Structure(ctypes.Structure):
+    _fields_: ClassVar[Any] = [("n", ctypes.c_int)]
+
+
+class SetChild(set[int]):
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(np.zeros(3), torch.zeros(3), np.random.default_rng(0), np.random.RandomState(0)),
+        *(torch.Generator(), [1], {}, {1}, bytearray(3), random.Random(0).random),
+        *(iter([1]), types.SimpleNamespace(n=1), ValueError("text")),
+        *(
+            ArrayChild((3,)),
+            GeneratorChild(np.random.PCG64()),
+            Structure(),
+            SetChild(),
+            ListChild(),
+        ),
+        functools.partial(print, []),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_not_of_a_class_statement_is_not_reached(value: Any) -> None:
+    kind = type(value)
+    state = ModuleState([named(value)])
+    assert [found.value for found in state.unreached] == [value] or state.unreached[
+        0
+    ].value is value
+    state.install()
+    state.remove()
+    assert type(value) is kind
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(Declared(), threading.Lock(), threading.Event(), queue.Queue(), threading.local()),
+        *(HERE, Plain, 3, "text", random._inst, np.random.mtrand._rand),  # type: ignore[attr-defined]
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_threads_may_share_is_left_alone(value: Any) -> None:
+    state = ModuleState([named(value)])
+    assert state.roots == []
+
+
+def test_instances_below_containers_are_reached_and_the_containers_are_not() -> None:
+    a, b, c, d, e, key = (Plain() for _ in range(6))
+    values = {
+        "container": {"a": [a, (b,)], "n": 3, key: 3},
+        "space": types.SimpleNamespace(c=c),
+        "pair": (d, 3),
+        "method": bound,
+        "array": np.array([e], object),
+    }
+    state = ModuleState(named(value, name) for name, value in values.items())
+    assert {id(x) for x in (a, b, c, d, key)} < {id(x) for x in state.roots}
+    assert [found.name for found in state.unreached] == ["container", "space", "array"]
+
+
+@pytest.mark.parametrize("maxsize", [2, None])
+def test_what_a_cached_function_made_before_is_not_reached(maxsize: int | None) -> None:
+    """The worker's own begins with an empty cache."""
+    make = functools.lru_cache(maxsize)(lambda k: Plain())
+    make(0)
+    state = ModuleState([named(make, "make")])
+    assert (state.roots, state.unreached) == ([], [])
+    assert state.cached == {f"{__name__}.make": make}
+
+
+def test_each_root_has_a_name_of_its_own() -> None:
+    x = Plain()
+    objects = [named(x, "plain"), named([x, Plain(), Plain()], "table"), named(Plain(), "again")]
+    paths = ModuleState(objects).paths
+    assert len(set(paths)) == 4
+    assert (paths[0], paths[-1]) == (f"{__name__}.plain", f"{__name__}.again")
+    assert all(path.startswith(f"{__name__}.table, ") for path in paths[1:3])
+
+
+def test_a_table_of_data_is_left_alone() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1]})
+    assert ModuleState([named(frame)]).roots == []
+
+
+def test_what_the_plan_shares_is_not_installed() -> None:
+    x, y = Plain(), Plain()
+    state = ModuleState([named(x), named(y)])
+    state.install({id(y)})
+    assert (type(x) is Plain, type(y) is Plain) == (False, True)
+    state.remove()
+    assert type(x) is type(y) is Plain
+
+
+def test_a_container_with_very_many_elements_is_data() -> None:
+    state = ModuleState([named([Plain() for _ in range(2000)])])
+    assert state.roots == []
+    assert len(state.unreached) == 1
+
+
+def test_a_name_that_code_rebinds_is_not_reached_though_its_instance_is() -> None:
+    x = Plain()
+    state = ModuleState([named(x, rebound=True)])
+    assert state.roots == [x]
+    assert len(state.unreached) == 1
+
+
+def test_all_that_the_code_of_a_dataset_names_goes_through_the_states(installed: Any) -> None:
+    class Samples:
+        def __getitem__(self, index: int) -> int:
+            crop.draw(index)
+            return crop(0) + TRANSFORMS["train"](0)
+
+    state = ModuleState(module_level([Samples()]))
+    assert {id(x) for x in state.roots} == {id(crop), id(TRANSFORMS["train"])}
+    assert [found.name for found in state.unreached] == ["TRANSFORMS"]

@@ -1,0 +1,618 @@
+"""In a thread that entered, NumPy's global random functions act on its own state. Everywhere else nothing changes."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.random import get_state as early_get_state
+from numpy.random import rand as early_rand
+from numpy.random import randn as early_randn
+from numpy.random import seed as early_seed
+from numpy.random import set_state as early_set_state
+from numpy.random import shuffle as early_shuffle
+
+from fastload.isolation import numpy_random
+from fastload.isolation.numpy_random import State
+
+WORKERS = 8
+HELD = np.random.mtrand._rand
+ORIGINAL = np.random.get_bit_generator()
+
+
+@pytest.fixture(autouse=True)
+def _main_state() -> Iterator[None]:
+    """Leave the main state as it was, and nothing installed."""
+    state = np.random.get_state()
+    yield
+    assert np.random.get_bit_generator() is ORIGINAL
+    np.random.set_state(state)
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    numpy_random.install()
+    try:
+        yield
+    finally:
+        numpy_random.remove()
+
+
+@contextmanager
+def entered(state: State) -> Iterator[None]:
+    numpy_random.enter(lambda: state)
+    try:
+        yield
+    finally:
+        numpy_random.enter(None)
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """Return what `function` returns in a thread that has a state of its own."""
+
+    def call() -> Any:
+        with entered(State()):
+            return function()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result(60)
+
+
+def draws() -> list[Any]:
+    """Return draws by all kinds of names. The last one leaves a cached normal."""
+    shuffled = list(range(9))
+    early_shuffle(shuffled)
+    found = [
+        early_rand(),
+        HELD.randint(10**6),
+        np.random.uniform(2, 3),
+        np.random.choice(list("abcdef")),
+        np.random.permutation(9).tolist(),
+        np.random.gamma(2.0),
+        np.random.normal(size=2000).tolist(),
+        np.random.bytes(9),
+        np.random.binomial(9, 0.5),
+        shuffled,
+    ]
+    for module, draw in (
+        ("scipy.stats", lambda stats: stats.norm.rvs(size=3).tolist()),
+        ("sklearn.utils", lambda utils: utils.check_random_state(None).normal()),
+    ):
+        if module in sys.modules:
+            found.append(draw(sys.modules[module]))
+    if np.random.get_state()[3] == 0:
+        found.append(early_randn())
+    return [*found, np.random.get_state()[3]]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Return whether two states are equal, in either form."""
+    if isinstance(a, dict):
+        a, b = ({**s, **s["state"]} for s in (a, b))
+        return all(np.array_equal(a[k], b[k]) for k in ("key", "pos", "has_gauss", "gauss"))
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_it_can_be_used_here() -> None:
+    assert numpy_random.unusable() is None
+
+
+def test_a_draw_between_seed_and_draw_in_another_thread_changes_nothing() -> None:
+    barrier = threading.Barrier(2, timeout=60)
+
+    def seeds() -> float:
+        with entered(State()):
+            np.random.seed(5)
+            barrier.wait()
+            barrier.wait()
+            return np.random.rand()
+
+    def draws_meanwhile() -> None:
+        with entered(State()):
+            barrier.wait()
+            np.random.rand()
+            barrier.wait()
+
+    def both() -> float:
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.submit(seeds), pool.submit(draws_meanwhile)
+            second.result(60)
+            return first.result(60)
+
+    right = np.random.RandomState(5).rand()
+    with installed():
+        assert both() == right
+    assert both() != right
+
+
+def test_the_numbers_of_every_name_are_those_of_a_random_state_of_the_same_seed() -> None:
+    np.random.seed(3)
+    right = draws()
+    main = np.random.get_state()
+    with installed():
+
+        def seeded(seed: Callable[[Any], None]) -> list[Any]:
+            seed(3)
+            return draws()
+
+        for seed in (np.random.seed, early_seed, HELD.seed):
+            assert in_thread(lambda seed=seed: seeded(seed)) == right
+        assert same(np.random.get_state(), main)
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_states_have_the_cached_normal_of_the_thread(legacy: bool) -> None:
+    np.random.seed(1)
+    np.random.randn()
+    main = np.random.get_state(legacy)
+
+    def of_the_thread() -> None:
+        for get_state, set_state in (
+            (np.random.get_state, np.random.set_state),
+            (early_get_state, early_set_state),
+            (HELD.get_state, HELD.set_state),
+        ):
+            np.random.seed(2)
+            no_normal = get_state(legacy)
+            first = np.random.randn()
+            with_normal = get_state(legacy)
+            assert type(with_normal) is type(main)
+            rest = draws()
+            set_state(with_normal)
+            assert same(get_state(legacy), with_normal)
+            assert draws() == rest
+            set_state(no_normal)
+            assert np.random.randn() == first
+            if legacy:
+                set_state(with_normal[:3])  # the form without a cached normal
+                assert get_state()[3] == 0
+
+    with installed():
+        in_thread(of_the_thread)
+        assert same(np.random.get_state(legacy), main)
+
+
+def test_eight_threads_disturb_neither_one_another_nor_the_main_state() -> None:
+    pytest.importorskip("scipy.stats")
+    pytest.importorskip("sklearn.utils")
+    np.random.seed(9)
+    np.random.randn()
+    main = np.random.get_state()
+    seeds = (np.random.seed, early_seed, HELD.seed)
+    gets = (np.random.get_state, early_get_state, lambda: HELD.get_state(legacy=False))
+    sets = (np.random.set_state, early_set_state, HELD.set_state)
+
+    def wrong(worker: int) -> int:
+        state, count = State(), 0
+        with entered(state):
+            for i in range(40):
+                seeds[i % 3](i)
+                first = draws()
+                seeds[(i + 1) % 3](i)
+                count += draws() != first
+                saved = gets[i % 3]()
+                first = draws()
+                sets[i % 3](saved)
+                count += draws() != first
+                state.seed(i)
+                first = draws()
+                state.seed(i)
+                count += draws() != first
+        return count
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with installed(), ThreadPoolExecutor(WORKERS) as pool:
+            assert sum(pool.map(wrong, range(WORKERS))) == 0
+            assert same(np.random.get_state(), main)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_key_is_a_stream_of_all_its_64_bits() -> None:
+    state = State()
+
+    def drawn(key: int) -> tuple[float, ...]:
+        state.seed(key)
+        np.random.randn()
+        state.seed(key)  # drops the cached normal
+        return (np.random.randn(), *np.random.rand(700))
+
+    keys = [0, 1, 2, 1 << 31, 1 << 32, 1 << 63, (1 << 64) - 1]
+    with installed(), entered(state):
+        streams = [drawn(key) for key in keys]
+        assert streams == [drawn(key) for key in keys]
+        assert drawn(1 << 64) == drawn(0)
+        assert np.random.rand() != drawn(0)[-1]
+    values = np.array(streams)[:, 1:]
+    assert len(np.unique(values)) == values.size
+    assert np.abs(np.corrcoef(values) - np.eye(len(keys))).max() < 0.2  # 5 standard deviations
+
+
+def test_states_that_were_not_seeded_differ() -> None:
+    with installed():
+        assert in_thread(np.random.rand) != in_thread(np.random.rand)
+
+
+def test_own_is_asked_at_every_draw_and_may_raise() -> None:
+    states = [State(), State()]
+    for state in states:
+        state.seed(4)
+    asked = iter([*states, None])
+
+    def own() -> State:
+        state = next(asked)
+        if state is None:
+            raise LookupError
+        return state
+
+    with installed():
+        numpy_random.enter(own)
+        try:
+            assert np.random.rand() == np.random.rand()
+            with pytest.raises(LookupError):
+                np.random.rand()
+        finally:
+            numpy_random.enter(None)
+        assert in_thread(np.random.rand)  # the lock is free
+
+
+class Drawing(list[Any]):
+    """A list that draws when `shuffle` sets its elements."""
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        np.random.rand()
+        super().__setitem__(at, value)
+
+
+class Failing(list[Any]):
+    def __setitem__(self, at: Any, value: Any) -> None:
+        raise LookupError
+
+
+def test_draws_in_a_draw_act_on_the_same_state_while_other_threads_draw() -> None:
+    def shuffled(kind: Callable[[Any], list[Any]]) -> list[Any]:
+        np.random.seed(6)
+        values = kind(range(20))
+        np.random.shuffle(values)
+        return [*values, np.random.rand()]
+
+    main = np.random.get_state()
+    with installed():
+        alone = in_thread(lambda: shuffled(Drawing))
+        assert alone != in_thread(lambda: shuffled(list))
+        with ThreadPoolExecutor(WORKERS) as pool:
+            jobs = [pool.submit(in_thread, lambda: shuffled(Drawing)) for _ in range(50)]
+            assert all(job.result(60) == alone for job in jobs)
+        assert same(np.random.get_state(), main)
+
+
+def test_an_exception_in_a_draw_leaves_the_main_state_and_the_lock() -> None:
+    main = np.random.get_state()
+
+    def fail() -> None:
+        state = np.random.get_state(legacy=False)
+        for call, error in (
+            (lambda: np.random.shuffle(Failing(range(5))), LookupError),
+            (lambda: np.random.normal(0, -1), ValueError),
+            (lambda: np.random.seed(-1), ValueError),
+            (lambda: np.random.set_state({"bit_generator": "MT19937"}), ValueError),
+            (lambda: np.random.set_state({**state, "bit_generator": "PCG64"}), ValueError),
+            (lambda: np.random.set_state({**state, "state": {"key": [1]}}), IndexError),
+        ):
+            with pytest.raises(error):
+                call()
+
+    with installed():
+        in_thread(fail)
+        assert same(np.random.get_state(), main)
+        assert in_thread(np.random.rand)  # the lock is free
+
+
+def test_enter_repairs_what_an_interrupted_draw_left() -> None:
+    main = np.random.get_state()
+    with installed():
+        numpy_random.enter(State)
+        lock: Any = np.random.get_bit_generator().lock
+        type(lock).__enter__.__get__(lock)()  # as in a draw whose end an interrupt prevented
+        numpy_random.enter(None)
+        assert same(np.random.get_state(), main)
+        assert in_thread(np.random.rand)
+
+
+def test_the_bit_generator_acts_on_the_state_of_the_thread() -> None:
+    right = np.random.MT19937()
+    right._legacy_seeding(8)
+
+    def used() -> None:
+        bit_generator = np.random.get_bit_generator()
+        assert isinstance(bit_generator, np.random.MT19937)
+        np.random.seed(8)
+        raw, generator = right.random_raw(3).tolist(), np.random.Generator(bit_generator)
+        state = bit_generator.state
+        assert bit_generator.random_raw(3).tolist() == raw
+        assert bit_generator.jumped().random_raw() == right.jumped().random_raw()
+        assert generator.normal() == np.random.Generator(right).normal()
+        bit_generator.state = state
+        assert bit_generator.random_raw(3).tolist() == raw
+        with pytest.raises(TypeError):
+            bit_generator.state = 5
+
+    main = np.random.get_state()
+    with installed():
+        in_thread(used)
+        assert same(np.random.get_state(), main)
+
+
+def test_outside_of_workers_the_bit_generator_is_that_of_numpy() -> None:
+    generator = np.random.Generator(ORIGINAL)
+    np.random.seed(8)
+    right = [np.random.rand(), generator.normal(), np.random.rand(), ORIGINAL.random_raw()]
+    with installed():
+        np.random.seed(8)
+        assert ORIGINAL.seed_seq is None
+        routed = np.random.get_bit_generator()
+        mine = [np.random.rand(), np.random.Generator(routed).normal()]
+        assert [*mine, early_rand(), routed.random_raw()] == right
+        assert str(HELD) == "RandomState(MT19937)"
+        raw = routed.state
+    assert same(raw | {"has_gauss": 0, "gauss": 0.0}, np.random.get_state(legacy=False))
+    assert generator.bit_generator is ORIGINAL
+
+
+def test_a_bit_generator_that_the_user_sets_is_left_alone() -> None:
+    theirs = np.random.MT19937(3)
+    right = np.random.RandomState(np.random.MT19937(3)).rand(2)
+    main = np.random.get_state()
+    with installed():
+        np.random.set_bit_generator(theirs)
+        assert in_thread(np.random.rand) == right[0]
+    try:
+        assert np.random.get_bit_generator() is theirs
+        assert np.random.rand() == right[1]
+        assert "set_bit_generator" in str(numpy_random.unusable())
+    finally:
+        np.random.set_bit_generator(ORIGINAL)
+    assert np.random.get_state()[2] == main[2]
+
+
+CLEAN = """
+import pickle, sys
+import numpy as np
+found = [pickle.loads(bytes.fromhex(line)) for line in sys.stdin]
+random_state, rand, get_state, bit_generator, unbound = found
+assert not any("fastload" in name for name in sys.modules)
+assert unbound is np.random.RandomState.get_state
+assert type(bit_generator) is np.random.MT19937
+print([random_state.randn(), rand(), get_state()[2], bit_generator.random_raw()])
+"""
+
+
+def test_pickles_load_without_fastload() -> None:
+    def pickled() -> tuple[list[bytes], list[Any]]:
+        np.random.seed(2)
+        np.random.randn()
+        state = np.random.RandomState(2)
+        state.randn()
+        bit_generator: Any = np.random.get_bit_generator()
+        objects = [HELD, np.random.rand, np.random.get_state, bit_generator]
+        right = [state.randn(), state.rand(), 4, np.random.RandomState(2)]
+        right[3].randn()
+        right[3] = right[3]._bit_generator.random_raw()
+        return [pickle.dumps(each) for each in [*objects, np.random.RandomState.get_state]], right
+
+    with installed():
+        dumps, right = in_thread(pickled)
+    result = subprocess.run(
+        [sys.executable, "-c", CLEAN],
+        input="\n".join(each.hex() for each in dumps),
+        capture_output=True,
+        text=True,
+        cwd="/",
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == str([float(right[0]), float(right[1]), right[2], right[3]])
+
+
+def test_copies_are_independent_random_states_with_the_state_of_the_thread() -> None:
+    def copied() -> None:
+        np.random.seed(5)
+        np.random.randn()
+        state = np.random.get_state()
+        mine = copy.deepcopy(HELD)
+        assert type(mine) is np.random.RandomState
+        assert type(mine._bit_generator) is np.random.MT19937
+        assert type(copy.copy(np.random.get_bit_generator())) is np.random.MT19937
+        assert same(mine.get_state(), state)
+        mine.rand()
+        assert same(np.random.get_state(), state)
+
+    with installed():
+        in_thread(copied)
+
+
+def test_install_and_remove_while_another_thread_draws() -> None:
+    numbers = 20_000
+    np.random.seed(1)
+    right = [*(np.random.standard_normal() for _ in range(numbers)), np.random.get_state()[2]]
+    np.random.seed(1)
+    started, ended = threading.Event(), threading.Event()
+
+    def draw() -> list[Any]:
+        started.set()
+        found: list[Any] = []
+        for i in range(numbers):
+            found.append(HELD.standard_normal())
+            if i % 100 == 0:
+                np.random.set_state(np.random.get_state())
+        ended.set()
+        return [*found, np.random.get_state()[2]]
+
+    rounds = 0
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(draw)
+            assert started.wait(60)
+            while rounds < 1000 or not ended.is_set():
+                with installed(), entered(State()):
+                    np.random.randn()
+                rounds += 1
+            assert job.result(60) == right
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_install_is_counted() -> None:
+    with installed():
+        assert numpy_random.unusable() is None
+        with installed():
+            routed = np.random.get_bit_generator()
+        assert np.random.get_bit_generator() is routed is not ORIGINAL
+    assert np.random.get_bit_generator() is ORIGINAL
+
+
+_before_fork: list[Callable[[], None]] = []
+os.register_at_fork(before=lambda: [call() for call in _before_fork])
+
+
+def forked(draw: Callable[[], float]) -> float:
+    """Return what `draw` returns in a forked child, which is killed if it hangs."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        os.write(writer, repr(draw()).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as file:
+        found = file.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return float(found)
+
+
+def test_a_forked_child_draws_what_it_would_without_us() -> None:
+    np.random.seed(4)
+    np.random.randn()
+    right = forked(np.random.randn)
+    with installed():
+        state = State()
+        state.seed(1)
+        with entered(state):
+            np.random.randn()
+            saved = np.random.get_state()
+            own = forked(np.random.randn)
+            assert same(np.random.get_state(), saved)
+            assert np.random.randn() == own
+        assert forked(np.random.randn) == right
+    assert np.random.randn() == right
+
+
+class Waiting(list[Any]):
+    """A list that waits for a fork when `shuffle` sets an element."""
+
+    inside, fork = threading.Event(), threading.Event()
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self.inside.set()
+        assert self.fork.wait(60)
+        super().__setitem__(at, value)
+
+
+def test_a_child_forked_during_a_draw_of_another_thread_draws() -> None:
+    np.random.seed(4)
+    right = np.random.RandomState(4).rand()
+    with installed(), ThreadPoolExecutor(1) as pool:
+        job = pool.submit(in_thread, lambda: np.random.shuffle(Waiting(range(2000))))
+        assert Waiting.inside.wait(60)
+        _before_fork.append(Waiting.fork.set)
+        try:
+            assert forked(np.random.rand) == right
+        finally:
+            _before_fork.clear()
+        job.result(60)
+
+
+def loaded_alone() -> Any:
+    """Return a second instance of the module, which NumPy and the standard library are enough for."""
+    spec: Any = importlib.util.spec_from_file_location("alone", numpy_random.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_unknown_version_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "__version__", "9.9.0")
+    assert "9.9.0" in loaded_alone().unusable()
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "version_info", (3, 99, 0))
+    assert "Python" in loaded_alone().unusable()
+
+
+def test_an_unknown_layout_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(np.random.RandomState):
+        """A RandomState that keeps no cached normal."""
+
+        seed = np.random.RandomState.seed
+        get_state = np.random.RandomState.get_state
+
+        def set_state(self, state: Any) -> None:
+            super().set_state(state[:3])
+
+    assert loaded_alone().unusable() is None
+    monkeypatch.setattr(np.random, "RandomState", Other)
+    monkeypatch.setattr(np.random.mtrand, "_rand", Other())
+    assert "no cached normal" in loaded_alone().unusable()
+
+
+def test_no_memory_outside_of_an_object_is_touched() -> None:
+    size = type(ORIGINAL).__basicsize__
+    assert len(numpy_random._memory(ORIGINAL, size - 16, 16)) == 16
+    for offset in (-8, 0, size - 15):
+        with pytest.raises(ValueError, match="outside"):
+            numpy_random._memory(ORIGINAL, offset, 16)
+
+
+PLUGIN = """
+import importlib.util
+spec = importlib.util.spec_from_file_location("numpy_random", {path!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+assert module.unusable() is None
+module.install()
+state = module.State()
+{enter}
+"""
+
+
+@pytest.mark.parametrize("enter", ["", "module.enter(lambda: state)"], ids=["outside", "entered"])
+def test_numpys_own_tests_pass(tmp_path: Path, enter: str) -> None:
+    tests = [f"numpy.random.tests.{name}" for name in ("test_random", "test_randomstate")]
+    if importlib.util.find_spec("numpy.random.tests") is None:
+        pytest.skip("this NumPy comes without its tests")
+    (tmp_path / "routed.py").write_text(PLUGIN.format(path=numpy_random.__file__, enter=enter))
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "routed", "--pyargs", *tests],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_ADDOPTS": ""},
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout

@@ -1,0 +1,200 @@
+"""Promise: wherever a dataset holds a generator, it is keyed for each sample, and no two draw alike by accident."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+import fastload
+
+
+def drawn(make: Callable[[], Any], workers: int, **options: Any) -> list[tuple[float, ...]]:
+    """Return what the samples of two epochs draw."""
+    loader = fastload.DataLoader(
+        make(), batch_size=None, num_workers=workers, **{"seed": 7, **options}
+    )
+    return [tuple(sample) for _ in range(2) for sample in loader]
+
+
+class Holds(Dataset[Any]):
+    """Each sample is a draw from each generator that `find` finds in what the dataset holds."""
+
+    def __init__(self, held: Any, find: Callable[[Any], list[Any]]) -> None:
+        self.held, self.find = held, find
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [float(g.random()) for g in self.find(self.held)]
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class CopiesItself:
+    """Has a `__deepcopy__` of its own, as some transforms have."""
+
+    def __init__(self) -> None:
+        self.first, self.second = np.random.default_rng(), random.Random()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        mine = type(self).__new__(type(self))
+        memo[id(self)] = mine
+        vars(mine).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return mine
+
+
+class Reduced:
+    """Is made again of what it holds."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.pair = first, second
+
+    def __reduce__(self) -> Any:
+        return type(self), self.pair
+
+
+def two() -> list[Any]:
+    return [np.random.default_rng(1), np.random.default_rng(2)]
+
+
+def values(held: dict[Any, Any]) -> list[Any]:
+    return list(held.values())
+
+
+def with_defaults(first: Any, second: Any) -> Callable[[], list[Any]]:
+    def found(a: Any = first, b: Any = second) -> list[Any]:
+        return [a, b]
+
+    return found
+
+
+HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], list[Any]]]] = {
+    "a dict with keys of an enumeration": (lambda: dict(zip(Colour, two(), strict=True)), values),
+    "a dict with long keys": (
+        lambda: dict(zip(["x" * 50 + "a", "x" * 50 + "b"], two(), strict=True)),
+        values,
+    ),
+    "a dict with pairs as keys": (lambda: dict(zip([(0, 1), (0, 2)], two(), strict=True)), values),
+    "keys of a dict": (lambda: dict.fromkeys(two()), list),
+    "defaults of a function": (lambda: with_defaults(*two()), lambda f: f()),
+    "a class that is reduced": (lambda: Reduced(*two()), lambda r: list(r.pair)),
+    "a class that copies itself": (CopiesItself, lambda c: [c.first, c.second]),
+    "a partial": (lambda: functools.partial(max, *two()), lambda p: list(p.args)),
+    "slots of a list": (two, list),
+}
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_each_place_draws_its_own_numbers_for_any_number_of_workers(held: str) -> None:
+    make, find = HELD[held]
+    expected = drawn(lambda: Holds(make(), find), 0)
+    assert len({number for sample in expected for number in sample}) == 2 * len(expected)
+    for workers in (1, 2, 8):
+        assert drawn(lambda: Holds(make(), find), workers) == expected
+
+
+class Loud(np.random.Generator):
+    """A generator of the user's class."""
+
+    def random(self, *args: Any, **options: Any) -> Any:
+        return super().random(*args, **options) + 10
+
+
+class Named(random.Random):
+    """One with an attribute that `__init__` does not make."""
+
+    shift = 0.0
+
+    def random(self) -> float:
+        return super().random() + self.shift
+
+
+class OldLoud(np.random.RandomState):
+    def random(self, *args: Any) -> Any:
+        return super().random(*args) + 30
+
+
+def own_classes() -> list[Any]:
+    named = Named(3)
+    named.shift = 20.0
+    return [Loud(np.random.PCG64(1)), named, OldLoud(4)]
+
+
+def test_generators_of_classes_of_the_user_s_keep_class_and_attributes() -> None:
+    expected = drawn(lambda: Holds(own_classes(), list), 0)
+    assert all((int(a), int(b), int(c)) == (10, 20, 30) for a, b, c in expected)
+    for workers in (1, 2, 8):
+        assert drawn(lambda: Holds(own_classes(), list), workers) == expected
+
+
+class Seeded(Dataset[Any]):
+    """Has a generator only after `worker_init_fn`, or after its first sample."""
+
+    def __init__(self) -> None:
+        self.rng: Any = None
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> list[float]:
+        if self.rng is None:
+            self.rng = np.random.default_rng(0)
+        return [self.rng.random()]
+
+
+def seed_worker(worker: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.rng = np.random.default_rng(info.seed)
+
+
+@pytest.mark.parametrize("seed", [7, None])
+def test_a_generator_that_worker_init_fn_makes_is_keyed(seed: int | None) -> None:
+    def run(workers: int) -> list[tuple[float, ...]]:
+        torch.manual_seed(3)
+        return drawn(Seeded, workers, seed=seed, worker_init_fn=seed_worker)
+
+    expected = run(1)
+    assert len(set(expected)) == len(expected)
+    assert run(2) == run(8) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_generator_that_a_sample_makes_and_keeps_is_named(workers: int) -> None:
+    with pytest.warns(
+        UserWarning, match=r"make the generator `dataset\.rng` while a sample is read"
+    ):
+        drawn(Seeded, workers)
+
+
+def test_a_generator_that_each_sample_makes_is_not() -> None:
+    class Each(Seeded):
+        def __getitem__(self, index: int) -> list[float]:
+            self.rng = np.random.default_rng(index)
+            return [self.rng.random()]
+
+    assert drawn(Each, 2) == drawn(Each, 0)
+
+
+def test_what_a_sample_stores_under_a_second_name_changes_no_draws() -> None:
+    class Chosen(Holds):
+        def __getitem__(self, index: int) -> list[float]:
+            self.current = self.held[index % 2]
+            return [float(self.current.random())]
+
+    def run(workers: int) -> list[tuple[float, ...]]:
+        return drawn(lambda: Chosen(two(), list), workers)
+
+    assert run(0) == run(2)

@@ -1,0 +1,431 @@
+"""Promise: what samples change in objects that workers share is noticed in a few samples; a cache being filled is not.
+
+Looking has no effect on what is looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import itertools
+import mmap
+import os
+import random
+import threading
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset
+
+import fastload
+from fastload.errors import ModuleStateWarning
+from fastload.isolation.code import ModuleObject
+from fastload.isolation.module_state import ModuleState
+from fastload.isolation.watch import Watch
+
+
+def noticed(watched: Any, sample: Callable[[int], object], samples: int = 3) -> set[str]:
+    """Return the sentences after some samples, each looked at."""
+    found: set[str] = set()
+    watch = Watch(watched, found)
+    for k in range(samples):
+        watch.begin()
+        sample(k)
+        watch.end()
+    return found
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "records"
+    path.write_bytes(b"".join(b"%07d\n" % k for k in range(4000)))
+    return path
+
+
+class Holder:
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+# ---- positions ----
+
+
+@pytest.fixture(params=["raw", "buffered", "text", "gzip", "mmap", "descriptor"])
+def handle(request: pytest.FixtureRequest, path: Path) -> Iterator[tuple[str, Any, Any]]:
+    """A name, an open file of some kind, and what reads one record by its position."""
+
+    def read(file: Any, k: int) -> Any:
+        file.seek(8 * (3000 - 1000 * k))
+        return file.read(8)
+
+    kind = request.param
+    if kind == "descriptor":
+        fd = os.open(path, os.O_RDONLY)
+        yield "image_fd", fd, lambda k: (os.lseek(fd, 800 * k, 0), os.read(fd, 8))
+        os.close(fd)
+        return
+    file: Any
+    if kind == "mmap":
+        with path.open("rb") as under:
+            file = mmap.mmap(under.fileno(), 0, access=mmap.ACCESS_READ)
+    elif kind == "gzip":
+        with gzip.open(path.with_suffix(".gz"), "wb") as packed:
+            packed.write(path.read_bytes())
+        file = gzip.GzipFile(path.with_suffix(".gz"))
+    else:
+        file = {
+            "raw": lambda: path.open("rb", buffering=0),
+            "buffered": lambda: path.open("rb"),
+            "text": lambda: path.open(),
+        }[kind]()
+    yield "file", file, lambda k: read(file, k)
+    file.close()
+
+
+def test_a_position_that_samples_move_is_noticed(handle: Any) -> None:
+    name, file, read = handle
+    for watched in [(f"dataset.{name}", file)], [("dataset", Holder(**{name: file}))]:
+        [sentence] = noticed(watched, read)
+        assert f"`dataset.{name}`" in sentence
+    [sentence] = noticed([("", Holder(**{name: file}))], read)
+    assert f"read through its open file `{name}`" in sentence
+    assert noticed([("", Subset(Holder(**{name: file}), [0]))], read) == {sentence}  # type: ignore[arg-type]
+
+
+def test_a_file_that_no_sample_reads_is_not_noticed(handle: Any) -> None:
+    name, file, _ = handle
+    assert not noticed([(f"dataset.{name}", file), ("", Holder(**{name: file}))], lambda k: k)
+
+
+@pytest.mark.parametrize("lock", [threading.Lock(), threading.RLock()])
+def test_a_dataset_with_a_lock_knows_that_it_is_shared(handle: Any, lock: Any) -> None:
+    name, file, read = handle
+    assert not noticed([("", Holder(lock=lock, **{name: file}))], read)
+
+
+def test_a_file_that_the_first_sample_opens_is_noticed(path: Path) -> None:
+    dataset = Holder(file=None)
+
+    def sample(k: int) -> None:
+        dataset.file = dataset.file or path.open("rb")
+        dataset.file.read(1)
+
+    assert len(noticed([("", dataset)], sample)) == 1
+    dataset.file.close()
+
+
+def test_a_closed_file_a_pipe_and_an_int_that_is_no_descriptor_are_not_looked_at(
+    path: Path,
+) -> None:
+    reading, writing = os.pipe()
+    closed = path.open()
+    closed.close()
+    dataset = Holder(fd=reading, pipe_fd=writing, fileno=123456, big_fd=1 << 80, n=0, file=closed)
+
+    def sample(k: int) -> None:
+        os.write(writing, b"x")
+        os.read(reading, 1)
+
+    assert not noticed([("", dataset)], sample)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_looking_at_a_text_file_does_not_disturb_who_reads_it(path: Path) -> None:
+    with path.open() as file:
+        lines = []
+        found: set[str] = set()
+        watch = Watch([("file", file)], found)
+        for line in itertools.islice(file, 100):
+            watch.begin()
+            lines.append(line)
+            watch.end()
+        assert lines == [f"{k:07d}\n" for k in range(100)]
+
+
+# ---- arrays ----
+
+
+@pytest.fixture(params=["numpy", "torch", "view"])
+def array(request: pytest.FixtureRequest) -> Any:
+    if request.param == "torch":
+        return torch.zeros(1000, 30)
+    return np.zeros((1000, 60))[:, ::2] if request.param == "view" else np.zeros((1000, 30))
+
+
+def test_an_array_that_each_sample_writes_over_is_noticed(array: Any) -> None:
+    def sample(k: int) -> None:
+        array[:] = k + 1
+
+    [sentence] = noticed([("dataset.buffer", array)], sample)
+    assert "`dataset.buffer`" in sentence
+    assert not noticed([("dataset.buffer", array)], sample, 1)
+
+
+def test_an_array_that_is_filled_bit_by_bit_is_not_noticed(array: Any) -> None:
+    array[:] = float("nan")
+
+    def sample(k: int) -> None:
+        array[k * 100 : (k + 1) * 100] = k
+
+    assert not noticed([("dataset.cache", array)], sample, 10)
+
+
+def test_what_processes_share_too_and_what_nobody_can_write_to_is_not_looked_at(
+    tmp_path: Path,
+) -> None:
+    shared = torch.zeros(100).share_memory_()  # type: ignore[no-untyped-call]
+    mapped = np.memmap(tmp_path / "a", np.uint8, "w+", shape=(100,))
+    behind = np.zeros(100)
+    view = behind.view()
+    view.flags.writeable = False
+
+    def sample(k: int) -> None:
+        shared.fill_(k)
+        mapped[:] = k
+        behind[:] = k
+
+    assert not noticed([("a", shared), ("b", mapped), ("c", view)], sample)
+
+
+# ---- module-level objects ----
+
+
+def module_object(space: dict[str, Any], *, rebound: bool = False) -> list[tuple[str, object]]:
+    [(name, value)] = space.items()
+    return [(f"script.{name}", ModuleObject("script", name, value, rebound, space))]
+
+
+def _clear_and_fill(x: list[Any], k: int) -> None:
+    x.clear()
+    x.extend([k, k])
+
+
+def _nested(k: int) -> Any:
+    return Holder(inner=[{"a": Holder(n=0)}])
+
+
+def _function() -> Any:
+    n = 0
+
+    def count() -> int:
+        nonlocal n
+        n += 1
+        return n
+
+    return count
+
+
+@functools.lru_cache(maxsize=2)
+def kept(k: int) -> Holder:
+    return Holder(at=0)
+
+
+@functools.cache
+def always_kept(k: int) -> Holder:
+    return Holder(at=0)
+
+
+STATE: dict[str, tuple[Any, Callable[[Any, int], object]]] = {
+    "a list that is filled anew": ([0], _clear_and_fill),
+    "an element of a list": ([0, 0], lambda x, k: x.__setitem__(1, k + 7)),
+    "a value of a dictionary": ({"n": 0}, lambda x, k: x.update(n=k + 7)),
+    "a counter in a nested object": (
+        Holder(inner=[{"a": Holder(n=0)}]),
+        lambda x, k: setattr(x.inner[0]["a"], "n", k + 7),
+    ),
+    "a stack": ([1, 2, 3, 4], lambda x, k: x.pop()),
+    "a set of what is left": (set(range(100)), lambda x, k: x.pop()),
+    "a dictionary of what is left": (dict.fromkeys("abcd"), lambda x, k: x.popitem()),
+    "a ring buffer": (deque([1, 2, 3], 3), lambda x, k: x.append(k + 7)),
+    "an attribute": (types.SimpleNamespace(params=None), lambda x, k: setattr(x, "params", {})),
+    "an attribute of that name": (
+        types.SimpleNamespace(length=1),
+        lambda x, k: setattr(x, "length", k + 7),
+    ),
+    "an array": (np.zeros(4), lambda x, k: x.fill(k + 1)),
+    "an array in a list": ([np.zeros(4)], lambda x, k: x[0].fill(k + 1)),
+    "a tensor": (torch.zeros(4), lambda x, k: x.fill_(k + 1)),
+    "NumPy's generator": (np.random.default_rng(0), lambda x, k: x.random()),
+    "NumPy's old generator": (np.random.RandomState(0), lambda x, k: x.rand()),
+    "a bit generator": (np.random.PCG64(0), lambda x, k: x.random_raw()),
+    "torch's generator": (torch.Generator(), lambda x, k: torch.rand(1, generator=x)),
+    "Python's generator": (random.Random(0), lambda x, k: x.random()),
+    "a bound method in C": (random.Random(0).random, lambda x, k: x()),
+    "a bound method of NumPy's": (np.random.RandomState(0).rand, lambda x, k: x()),
+    "a variable of a closure": (_function(), lambda x, k: x()),
+    "what a cached function made": (kept, lambda x, k: setattr(x(0), "at", k + 7)),
+    "what a function made once": (always_kept, lambda x, k: setattr(x(0), "at", k + 7)),
+    "an open file": (io.BytesIO(b"abcdef"), lambda x, k: x.read(1)),
+    "a cache that forgets": (
+        OrderedDict.fromkeys("abc"),
+        lambda x, k: (x.popitem(last=False), x.update({k: k})),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_a_module_level_object_that_samples_change_is_noticed(name: str) -> None:
+    x, change = STATE[name]
+    watched = module_object({"x": x})
+    found = noticed(watched, lambda k: change(x, k), 4)
+    [sentence] = found
+    assert sentence.startswith("change the module-level `script.x`")
+
+
+CACHES: dict[str, tuple[Any, Callable[[Any, int], object]]] = {
+    "a list": ([], lambda x, k: x.append([k])),
+    "a list that was long": (list(range(1000)), lambda x, k: x.extend(range(100))),
+    "a dictionary": ({}, lambda x, k: x.update({k: [k]})),
+    "a dictionary with long keys": ({}, lambda x, k: x.update({(k, "x"): k})),
+    "a set": (set(), lambda x, k: x.add(k)),
+    "a set that was long": (set(range(50)), lambda x, k: x.update(range(100 * k))),
+    "a list that gets long": ([], lambda x, k: x.extend(range(len(x) + 40))),
+    "a list of known length": ([None] * 5, lambda x, k: x.__setitem__(k, [k])),
+    "an array": (np.zeros((5, 3)), lambda x, k: x[k].fill(1)),
+    "attributes": (types.SimpleNamespace(), lambda x, k: setattr(x, f"a{k}", k)),
+    "the same values again": (
+        {"size": 300, "p": 0.5},
+        lambda x, k: x.update(size=int("300"), p=float("0.5")),
+    ),
+    "a cached function": (functools.lru_cache(maxsize=2)(lambda k: [k]), lambda x, k: x(k)),
+    "a cached function that forgets nothing": (functools.cache(lambda k: [k]), lambda x, k: x(k)),
+    "nothing": ([1, {"a": np.ones(3)}], lambda x, k: None),
+    "one change": ({"reader": None}, lambda x, k: x.update(reader=x["reader"] or [1])),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_and_what_stays_the_same_are_not_noticed(name: str) -> None:
+    x, change = CACHES[name]
+    assert not noticed(module_object({"x": x}), lambda k: change(x, k), 5)
+
+
+LARGE: dict[str, tuple[Any, Callable[[Any, int], object]]] = {
+    "list": ([0] * 2_000, lambda x, k: x.__setitem__(slice(None), [k + 1] * 2_000)),
+    "deque": (deque([0] * 2_000), lambda x, k: x.rotate() or x.__setitem__(0, k + 1)),
+    "dict": (dict.fromkeys(range(2_000), 0), lambda x, k: x.update({1: k + 1})),
+    "list of lists": ([[0, 0] for _ in range(2_000)], lambda x, k: x[0].__setitem__(1, k + 1)),
+    "list of instances": (
+        [Holder(i=0) for _ in range(2_000)],
+        lambda x, k: setattr(x[0], "i", k + 1),
+    ),
+    "list of arrays": ([np.zeros(2) for _ in range(2_000)], lambda x, k: x[0].fill(k + 1)),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_large_container_that_is_scratch_space_is_noticed(kind: str) -> None:
+    container, change = LARGE[kind]
+    [sentence] = noticed([("dataset.records", container)], lambda k: change(container, k))
+    assert "change what `dataset.records` holds" in sentence
+
+
+def test_a_large_cache_that_is_filled_is_not_noticed() -> None:
+    container: list[Any] = [None] * 2_000
+    assert not noticed([("cache", container)], lambda k: container.__setitem__(k * 32, [k]), 8)
+
+
+def test_a_name_that_samples_rebind_is_noticed() -> None:
+    space: dict[str, Any] = {"last": None}
+    [sentence] = noticed(module_object(space, rebound=True), lambda k: space.update(last=(k,)))
+    assert sentence.startswith("assign the global variable `script.last`")
+    space = {"reader": None}
+    watched = module_object(space, rebound=True)
+    assert not noticed(watched, lambda k: space.update(reader=space["reader"] or [3]))
+
+
+def test_a_global_variable_that_is_made_once_and_then_changes_is_noticed() -> None:
+    space: dict[str, Any] = {"reader": None}
+
+    def sample(k: int) -> None:
+        space["reader"] = space["reader"] or Holder(at=0)
+        space["reader"].at += 1
+
+    assert noticed(module_object(space, rebound=True), sample, 4)
+
+
+def test_instances_that_are_each_workers_own_are_not_looked_at() -> None:
+    x = Holder(n=0)
+    table = {"train": x}
+    state = ModuleState([ModuleObject("script", "table", table, False)])
+    state.install()
+    try:
+        found: list[set[str]] = []
+
+        def work() -> None:
+            state.enter({id(x): Holder(n=0)})
+
+            def sample(k: int) -> None:
+                x.n += 1
+
+            found.append(noticed(module_object({"table": table}), sample))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert found == [set()]
+    finally:
+        state.remove()
+
+
+def test_no_code_of_the_users_runs() -> None:
+    class Touchy:
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+        __eq__ = __hash__ = __len__ = __iter__ = __getattribute__  # type: ignore[assignment]
+
+    class Things(list[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError
+
+        __len__ = __getitem__ = __iter__
+
+    x: list[Any] = [Touchy(), Things([Touchy()]), {1: Touchy()}, {"a"}]
+    assert not noticed(module_object({"x": x}), lambda k: None)
+
+
+def test_a_container_that_another_worker_changes_during_a_look_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import fastload.isolation.watch as module
+
+    def changing(x: Any) -> Any:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    monkeypatch.setattr(module, "_places", changing)
+    assert not noticed(module_object({"x": {}}), lambda k: None)
+
+
+def test_a_look_is_bounded() -> None:
+    x = [[{k: [j] for k in range(30)} for j in range(30)] for _ in range(30)]
+    space = {"x": x}
+    found = noticed(module_object(space), lambda k: x[0][0].update({0: [k]}))
+    assert not found, "the first are looked at last"
+    assert noticed(module_object(space), lambda k: x[-1][-1].update({0: [k]}))
+
+
+class Latest(Dataset[int]):
+    """Keeps the index in its class, as a worker process may."""
+
+    index = -1
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        type(self).index = index
+        return self.index
+
+
+def test_what_samples_store_in_the_class_of_the_dataset_is_named() -> None:
+    with pytest.warns(ModuleStateWarning, match=r"Latest\.index"):
+        list(fastload.DataLoader(Latest(), num_workers=1))

@@ -1,0 +1,2149 @@
+"""Promise: each worker owns every object that code can change, as one graph; data is shared; no detail is lost.
+
+All of it is seen from outside: two workers meet in `__getitem__`, so that each reads one sample, and
+return their dataset. The copies are then compared with the original and with each other.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextvars
+import copy
+import dataclasses
+import datetime
+import decimal
+import enum
+import functools
+import gc
+import itertools
+import logging
+import mmap
+import multiprocessing
+import multiprocessing.shared_memory
+import operator
+import os
+import queue
+import random
+import re
+import sqlite3
+import sys
+import tempfile
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    get_worker_info,
+)
+
+import fastload
+from fastload.errors import DatasetCopyError, SharedStateWarning
+
+WORKERS = 2
+DEADLINE_SECONDS = 30.0
+MIB = 1 << 20
+
+
+class Holder(Dataset[Any]):
+    """Holds what it is given as attributes; each sample is the worker's dataset."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.meeting = threading.Barrier(WORKERS)
+        self.__dict__.update(attributes)
+
+    def __len__(self) -> int:
+        return WORKERS
+
+    def __getitem__(self, index: int) -> Any:
+        self.meeting.wait(DEADLINE_SECONDS)  # so each worker reads one
+        return self
+
+
+def as_it_is(sample: Any) -> Any:
+    return sample
+
+
+def loader_of(dataset: Any, **options: Any) -> DataLoader[Any]:
+    arguments = {"batch_size": None, "collate_fn": as_it_is, "num_workers": WORKERS, **options}
+    return fastload.DataLoader(dataset, **arguments)
+
+
+def copies_of(dataset: Any, **options: Any) -> list[Any]:
+    """Return the dataset of each worker."""
+    with loader_of(dataset, **options) as loader:
+        return list(loader)
+
+
+def copies(**attributes: Any) -> tuple[Any, Any, Any]:
+    """Return a dataset with these attributes and the copies of its two workers."""
+    dataset = Holder(**attributes)
+    one, other = copies_of(dataset)
+    assert len({id(dataset), id(one), id(other)}) == 3
+    return dataset, one, other
+
+
+def addresses(*buffers: Any) -> list[int]:
+    """Return where each array, tensor or bytearray lies in memory."""
+    found = []
+    for buffer in buffers:
+        if isinstance(buffer, bytearray):
+            buffer = np.frombuffer(buffer, np.uint8)
+        if isinstance(buffer, torch.Tensor) and buffer.is_sparse:
+            buffer = buffer.coalesce().values()
+        found.append(buffer.data_ptr() if isinstance(buffer, torch.Tensor) else buffer.ctypes.data)
+    return found
+
+
+def assert_copied(*objects: Any) -> None:
+    assert len({id(o) for o in objects}) == len(objects), "shared"
+    if isinstance(objects[0], (np.ndarray, torch.Tensor, bytearray)):
+        assert len(set(addresses(*objects))) == len(objects), "the memory is shared"
+
+
+def assert_shared(*objects: Any) -> None:
+    if isinstance(objects[0], (np.ndarray, torch.Tensor)):
+        assert len(set(addresses(*objects))) == 1, "copied"
+    else:
+        assert len({id(o) for o in objects}) == 1, "copied"
+
+
+class Thing:
+    """An instance of a plain class."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def name(self) -> str:
+        return "a thing"
+
+
+class Transform:
+    """A called instance."""
+
+    def __call__(self, sample: Any) -> Any:
+        return sample
+
+
+def importable(sample: Any) -> Any:
+    return sample
+
+
+# ---- data is shared ----
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Record:
+    """A sample's entry in a list: no code."""
+
+    __slots__ = ("label", "path")
+
+    def __init__(self, path: str, label: int) -> None:
+        self.path, self.label = path, label
+
+    def text(self) -> str:
+        return f"{self.path}: {self.label}"
+
+
+class Clip:
+    """One that opens its file when it is read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file: Any = None
+
+    def read(self) -> Any:
+        if self.file is None:
+            self.file = self.path
+        return self.file
+
+
+class Canvas:
+    """One that draws into what it holds."""
+
+    def __init__(self) -> None:
+        self.colours = [0, 0]
+
+    @property
+    def mixed(self) -> list[int]:
+        self.colours[0] = 1
+        return self.colours
+
+
+class LaterClip(Clip):
+    """One whose base changes it."""
+
+
+def read_only(a: np.ndarray) -> np.ndarray:
+    a.flags.writeable = False
+    return a
+
+
+def parts(count: int, size: int) -> list[np.ndarray]:
+    return [np.zeros(size, np.uint8) for _ in range(count)]
+
+
+DATA: dict[str, Callable[[], Any]] = {
+    "array over 16 MiB": lambda: np.zeros(16 * MIB + 1, np.uint8),
+    "view of an array over 16 MiB": lambda: np.zeros(16 * MIB + 1, np.uint8)[5:9],
+    "tensor over 16 MiB": lambda: torch.zeros(16 * MIB + 1, dtype=torch.uint8),
+    "view of a tensor over 16 MiB": lambda: torch.zeros(16 * MIB + 1, dtype=torch.uint8)[5:9],
+    "tensor of an array over 16 MiB": lambda: torch.from_numpy(np.zeros(16 * MIB + 1, np.uint8)),
+    "read-only array": lambda: read_only(np.zeros(3)),
+    "array of bytes": lambda: np.frombuffer(b"abc", np.uint8),
+    "tensor in shared memory": lambda: torch.zeros(3).share_memory_(),
+    "view of a tensor in shared memory": lambda: torch.zeros(3).share_memory_()[1:],
+    "bytes": lambda: bytes(100),
+    "list of 1,001": lambda: list(range(1_001)),
+    "dict of 1,001": lambda: dict.fromkeys(range(1_001)),
+    "set of 1,001": lambda: set(range(1_001)),
+    "tuple of 1,001 lists": lambda: tuple([] for _ in range(1_001)),
+    "deque of 1,001": lambda: collections.deque(range(1_001)),
+    "list of 1,001 records": lambda: [Record(str(i), i) for i in range(1_001)],
+    "list of 10,001 clips": lambda: [Clip(str(i)) for i in range(10_001)],
+    "20 lists of 1,001 clips": lambda: [[Clip(str(i)) for i in range(1_001)] for _ in range(20)],
+    "list of 1,001 named tuples": lambda: [Pair(str(i), [i]) for i in range(1_001)],
+    "dict of 1,001 arrays": lambda: dict(enumerate(parts(1_001, 10))),
+    "20 lists of 200 lists": lambda: [[[] for _ in range(200)] for _ in range(20)],
+    "dict of 20 dicts of 200 lists": lambda: {
+        str(i): {str(j): [j] for j in range(200)} for i in range(20)
+    },
+    "20 arrays of 256 KiB": lambda: parts(20, MIB // 4),
+    "16 arrays of 1 MiB": lambda: parts(16, MIB),
+    "tuple of 20 tensors of 256 KiB": lambda: tuple(torch.zeros(MIB // 16) for _ in range(20)),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_data_is_shared(kind: str) -> None:
+    datasets = copies(data=DATA[kind]())
+    assert_shared(*(dataset.data for dataset in datasets))
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_data_below_state_is_shared(kind: str) -> None:
+    datasets = copies(things=[{"thing": Thing(data=DATA[kind]())}])
+    assert_shared(*(dataset.things[0]["thing"].data for dataset in datasets))
+    assert_copied(*(dataset.things[0]["thing"] for dataset in datasets))
+
+
+def test_memory_mapped_arrays_are_shared(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "data", np.uint8, "w+", shape=(16,))
+    datasets = copies(mapped=mapped, view=np.asarray(mapped)[4:])
+    for name in ("mapped", "view"):
+        assert_shared(*(getattr(dataset, name) for dataset in datasets))
+    assert type(datasets[1].mapped) is np.memmap
+
+
+@pytest.mark.parametrize("first", ["tensor", "array"])
+def test_a_tensor_of_a_memory_mapped_array_is_shared(first: str, tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "data", np.uint8, "w+", shape=(16,))
+    both = {"tensor": torch.from_numpy(mapped), "array": mapped}
+    datasets = copies(**dict(sorted(both.items(), key=lambda item: item[0] != first)))
+    assert_shared(*(dataset.array for dataset in datasets))
+    assert_shared(*(dataset.tensor for dataset in datasets))
+
+
+# Made here, because multiprocessing keeps the file that it takes them from.
+VALUE = multiprocessing.Value("i", 3)
+COUNTS = multiprocessing.Array("i", 4)
+
+
+def test_shared_memory_is_shared() -> None:
+    memory = multiprocessing.shared_memory.SharedMemory(create=True, size=16)
+    array = np.ndarray((16,), np.uint8, buffer=memory.buf)
+    datasets: tuple[Any, ...] = ()
+    try:
+        datasets = copies(value=VALUE, counts=COUNTS, memory=memory, array=array)
+        for name in ("value", "counts", "memory", "array"):
+            assert_shared(*(getattr(dataset, name) for dataset in datasets))
+    finally:
+        for dataset in datasets:
+            del dataset.array
+        datasets, array = (), None  # type: ignore[assignment]
+        gc.collect()
+        memory.close()
+        memory.unlink()
+
+
+def test_a_mapped_file_is_shared(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"0123456789")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert_shared(*(dataset.mapped for dataset in copies(mapped=mapped)))
+
+
+def test_classes_modules_and_functions_of_modules_are_shared() -> None:
+    kinds = [Thing, np, importable, len, np.sin, operator.add, Thing.name, type, dict[str, int]]
+    for dataset in copies(kinds=kinds)[1:]:
+        assert all(map(operator.is_, dataset.kinds, kinds))
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def test_what_is_compared_by_identity_stays_itself() -> None:
+    sentinel = object()
+    names: dict[str, Any] = {
+        "enum": Colour.RED,
+        "object": sentinel,
+        "ellipsis": ...,
+        "not_implemented": NotImplemented,
+        "dtype": torch.float32,
+        "kind": np.float32,
+    }
+    for dataset in copies(names=names)[1:]:
+        assert [name for name in names if dataset.names[name] is not names[name]] == []
+
+
+def test_a_sentinel_of_a_module_stays_itself() -> None:
+    """Code compares with it by identity, and no code changes it."""
+    for dataset in copies(default=dataclasses.MISSING)[1:]:
+        assert dataset.default is dataclasses.MISSING
+
+
+def test_tables_are_shared() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"path": ["a", "b"], "label": [1, 2]})
+    datasets = copies(frame=frame, column=frame["path"], thing=Thing(frame=frame))
+    assert_shared(*(dataset.frame for dataset in datasets))
+    assert_shared(*(dataset.column for dataset in datasets))
+    assert_shared(*(dataset.thing.frame for dataset in datasets))
+
+
+# ---- state is copied ----
+
+STATE: dict[str, Callable[[], Any]] = {
+    "array of 16 MiB": lambda: np.zeros(16 * MIB, np.uint8),
+    "tensor of 16 MiB": lambda: torch.zeros(16 * MIB, dtype=torch.uint8),
+    "array": lambda: np.zeros((2, 3))[:, 1:],
+    "array of objects": lambda: np.array([Thing(), None, []], object),
+    "structured array": lambda: np.zeros(3, [("x", int), ("y", float)]),
+    "masked array": lambda: np.ma.masked_array([1, 2], [True, False]),
+    "tensor": lambda: torch.zeros(3),
+    "sparse tensor": lambda: torch.eye(3).to_sparse(),
+    "parameter": lambda: torch.nn.Parameter(torch.zeros(3)),
+    "module": lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)),
+    "bytearray": lambda: bytearray(100),
+    "list of 1,000": lambda: list(range(1_000)),
+    "dict of 1,000": lambda: dict.fromkeys(range(1_000)),
+    "set of 1,000": lambda: set(range(1_000)),
+    "empty list": list,
+    "3 lists of 500 lists": lambda: [[[] for _ in range(500)] for _ in range(3)],
+    "20 lists of 20 lists": lambda: [[[] for _ in range(20)] for _ in range(20)],
+    "2 buffers of 3 MiB": lambda: parts(2, 3 * MIB),
+    "15 buffers of 1 MiB": lambda: parts(15, MIB),
+    "20 buffers of 100 KiB": lambda: parts(20, 100 << 10),
+    "deque": lambda: collections.deque([1, 2], maxlen=5),
+    "defaultdict": lambda: collections.defaultdict(list, x=[1]),
+    "ordered dict": lambda: collections.OrderedDict(b=1, a=2),
+    "counter": lambda: collections.Counter("aab"),
+    "chain map": lambda: collections.ChainMap({"a": 1}, {"b": 2}),
+    "instance": lambda: Thing(x=1),
+    "called instance": Transform,
+    "record": lambda: Record("a", 1),
+    "namespace": lambda: types.SimpleNamespace(x=[1]),
+    "RandomState": lambda: np.random.RandomState(1),
+    "Generator": lambda: np.random.default_rng(1),
+    "Random": lambda: random.Random(1),
+    "torch.Generator": lambda: torch.Generator().manual_seed(1),
+    "iterator of a list": lambda: iter([1, 2, 3]),
+    "lambda with a default": lambda: lambda x=[]: x,
+}
+
+
+@pytest.mark.parametrize("kind", STATE)
+def test_state_is_copied(kind: str) -> None:
+    datasets = copies(state=STATE[kind]())
+    assert_copied(*(dataset.state for dataset in datasets))
+    assert len({type(dataset.state) for dataset in datasets}) == 1
+
+
+def with_a_thing(thing: Thing) -> Callable[[Any], Any]:
+    return lambda x: (x, thing)
+
+
+LENGTH = 1_100
+CODE: dict[str, Callable[[], Any]] = {
+    "list of transforms": lambda: [Transform() for _ in range(LENGTH)],
+    "tuple of transforms": lambda: tuple(Transform() for _ in range(LENGTH)),
+    "dict of transforms": lambda: {str(i): Transform() for i in range(LENGTH)},
+    "set of transforms": lambda: {Transform() for _ in range(LENGTH)},
+    "list of modules": lambda: [torch.nn.Identity() for _ in range(LENGTH)],
+    "list of closures": lambda: [with_a_thing(Thing()) for _ in range(LENGTH)],
+    "list of partials": lambda: [functools.partial(importable, Thing()) for _ in range(LENGTH)],
+    "list of bound methods": lambda: [Thing().name for _ in range(LENGTH)],
+    "list of datasets": lambda: [Subset([1], [0]) for _ in range(LENGTH)],  # type: ignore[arg-type]
+    "list of iterable datasets": lambda: [Stream() for _ in range(LENGTH)],
+    "list of Random": lambda: [random.Random(0) for _ in range(LENGTH)],
+    "list of RandomState": lambda: [np.random.RandomState(0) for _ in range(LENGTH)],
+    "list of Generator": lambda: [np.random.default_rng(0) for _ in range(LENGTH)],
+    "list of torch.Generator": lambda: [torch.Generator() for _ in range(LENGTH)],
+    "list of clips": lambda: [Clip(str(i)) for i in range(LENGTH)],
+    "list of clips of a subclass": lambda: [LaterClip(str(i)) for i in range(LENGTH)],
+    "list of canvases": lambda: [Canvas() for i in range(LENGTH)],
+    "dict of pairs with a clip": lambda: {i: (i, Clip(str(i))) for i in range(LENGTH)},
+    "20 lists of 200 clips": lambda: [[Clip(str(i)) for i in range(200)] for _ in range(20)],
+    "list of pairs with a transform": lambda: [("name", Transform()) for _ in range(LENGTH)],
+    "list of dicts with a transform": lambda: [{"t": Transform()} for _ in range(LENGTH)],
+    "20 lists of 200 transforms": lambda: [[Transform() for _ in range(200)] for _ in range(20)],
+}
+
+
+def first_in(container: Any) -> Any:
+    """Return the first transform, dataset, function or generator of a container."""
+    while isinstance(container, (list, tuple, dict, set)):
+        container = list(container.values() if isinstance(container, dict) else container)[-1]
+    return container
+
+
+@pytest.mark.parametrize("kind", CODE)
+def test_a_container_of_code_is_never_data(kind: str) -> None:
+    datasets = copies(code=CODE[kind]())
+    assert_copied(*(dataset.code for dataset in datasets))
+    assert_copied(*(first_in(dataset.code) for dataset in datasets))
+    assert len({len(dataset.code) for dataset in datasets}) == 1
+
+
+@pytest.mark.parametrize("kind", ["parts of ConcatDataset", "transforms of Compose", "ModuleList"])
+def test_the_same_in_well_known_classes(kind: str) -> None:
+    class Compose:
+        def __init__(self, transforms: list[Any]) -> None:
+            self.transforms = transforms
+
+    many = {
+        "parts of ConcatDataset": lambda: (
+            ConcatDataset([Subset([1], [0]) for _ in range(LENGTH)]).datasets
+        ),  # type: ignore[arg-type]
+        "transforms of Compose": lambda: Compose([Transform() for _ in range(LENGTH)]).transforms,
+        "ModuleList": lambda: torch.nn.ModuleList(torch.nn.Identity() for _ in range(LENGTH)),
+    }[kind]()
+    datasets = copies(many=many)
+    assert_copied(*(dataset.many[0] for dataset in datasets))
+
+
+def test_contents_of_a_copy_are_equal() -> None:
+    state = {
+        "array": np.arange(6).reshape(2, 3).T,
+        "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
+        "strided": np.arange(20)[3::4],
+        "reversed": np.arange(5)[::-1],
+        "scalar": np.array(3),
+        "dates": np.array(["2020-01-01"], "M8[D]"),
+        "swapped": np.arange(3, dtype=">i4"),
+        "list": [1, (2, [3]), {"four": {5, 6}}, frozenset({7})],
+        "deque": collections.deque([1, 2], maxlen=2),
+        "pair": Pair([1], {2: 3}),
+        "ordered": collections.OrderedDict(b=1, a=2),
+        "default": collections.defaultdict(list, x=[1]),
+        "bytes": bytearray(b"abc"),
+        "date": datetime.datetime(2020, 1, 2),
+        "path": Path("a/b"),
+        "pattern": re.compile("a+"),
+        "range": range(1, 9, 2),
+        "slice": slice(1, 2),
+        "complex": 1j,
+    }
+    for dataset in copies(state=state)[1:]:
+        got = dataset.state
+        assert list(got) == list(state)
+        for name, wanted in state.items():
+            if isinstance(wanted, np.ndarray):
+                assert np.array_equal(got[name], wanted)
+                assert got[name].dtype == wanted.dtype
+                if name not in (
+                    "strided",
+                    "reversed",
+                ):  # the copy of a view with gaps may have none
+                    assert got[name].strides == wanted.strides, name
+            else:
+                assert got[name] == wanted
+                assert type(got[name]) is type(wanted)
+        assert got["deque"].maxlen == 2
+        assert list(got["ordered"]) == ["b", "a"]
+        assert got["default"]["new"] == []
+
+
+def test_tensors_keep_what_they_are() -> None:
+    base = torch.arange(24.0).reshape(2, 3, 4)
+    grown = torch.ones(2, requires_grad=True) * 2  # not a leaf
+    tensors = {
+        "transposed": base.transpose(0, 2),
+        "strided": torch.arange(20)[3::4],
+        "expanded": torch.ones(1).expand(4),
+        "channels-last": torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "frozen": torch.nn.Parameter(torch.ones(2), requires_grad=False),
+        "not a leaf": grown,
+        "scalar": torch.tensor(3),
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "bool": torch.tensor([True, False]),
+    }
+    for dataset in copies(tensors=tensors)[1:]:
+        for name, wanted in tensors.items():
+            got = dataset.tensors[name]
+            assert torch.equal(got, wanted)
+            assert got.stride() == wanted.stride(), name
+            assert (type(got), got.dtype, got.requires_grad) == (
+                type(wanted),
+                wanted.dtype,
+                wanted.requires_grad,
+            )
+
+
+# ---- one graph ----
+
+
+def test_aliases_stay_aliases() -> None:
+    thing, row = Thing(), [1]
+    for dataset in copies(a=thing, b={"x": thing}, rows=[row, row], t=(row, thing))[1:]:
+        assert dataset.a is dataset.b["x"] is dataset.t[1]
+        assert dataset.rows[0] is dataset.rows[1] is dataset.t[0]
+        assert dataset.a is not thing
+
+
+def test_cycles() -> None:
+    dataset = Holder(rows=[], children=[Thing()], by_name={})
+    dataset.me = dataset
+    dataset.rows.append(dataset.rows)
+    dataset.children[0].parent = dataset
+    dataset.pair = ([dataset],)
+    dataset.pair[0].append(dataset.pair)
+    dataset.by_name["self"] = dataset.by_name
+    dataset.members = frozenset([dataset.children[0]])
+    dataset.children[0].members = dataset.members
+    for got in copies_of(dataset):
+        assert got is not dataset
+        assert got.me is got
+        assert got.rows[0] is got.rows
+        assert got.children[0].parent is got
+        assert got.pair[0] == [got, got.pair]
+        assert got.by_name["self"] is got.by_name
+        assert got.children[0] in got.members
+        assert got.children[0].members is got.members
+
+
+HELD_BY_ITS_OWN: dict[str, Callable[[Thing], Any]] = {
+    "bound method": lambda thing: thing.name,
+    "bound method of a container": lambda thing: thing.rows.append,
+    "lru_cache": lambda thing: functools.lru_cache(maxsize=None)(thing.name),
+    "partial": lambda thing: functools.partial(importable, thing),
+    "closure": lambda thing: lambda: thing,
+    "tuple": lambda thing: (thing,),
+    "named tuple": lambda thing: Pair(thing, thing.rows),
+    "frozenset": lambda thing: frozenset([thing]),
+    "weak reference": lambda thing: weakref.ref(thing),
+}
+
+
+@pytest.mark.parametrize("kind", HELD_BY_ITS_OWN)
+def test_what_is_made_of_an_object_that_holds_it(kind: str) -> None:
+    """It can be made only after the object, while the object is not complete without it; it is one all the same."""
+    thing = Thing(rows=[])
+    held = HELD_BY_ITS_OWN[kind](thing)
+    thing.held, thing.rows[:] = held, [held]
+    for dataset in copies(first=[held], thing=thing, held=held)[1:]:
+        assert dataset.thing is not thing
+        assert dataset.first[0] is dataset.thing.held is dataset.held is dataset.thing.rows[0]
+        assert dataset.held is not held
+
+
+class Key:
+    """Hashes by what it holds, which a copy has only after it is filled."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.owner: Any = None
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and other.name == self.name
+
+
+def test_keys_that_hash_by_their_contents() -> None:
+    """The key refers to the dict, so the copier meets it before or after: both ways round."""
+    key, by_identity = Key("a"), Thing()
+    dataset = Holder(
+        table={key: 1}, names={key}, key=key, known={by_identity: 2}, thing=by_identity
+    )
+    key.owner = dataset.table
+    other = Key("b")
+    other.owner = {other: "mine"}
+    dataset.other = other
+    for got in copies_of(dataset):
+        assert got.table[got.key] == 1
+        assert got.table[Key("a")] == 1
+        assert got.key in got.names
+        assert next(iter(got.names)) is got.key is next(iter(got.table))
+        assert got.key.owner is got.table
+        assert got.known[got.thing] == 2
+        assert by_identity not in got.known
+        assert got.other.owner[got.other] == "mine"
+
+
+def test_a_key_of_the_dict_that_it_holds() -> None:
+    """What it hashes by comes after the dict, so the dict can be filled only at the end."""
+    key = Key("")
+    del key.name, key.owner
+    key.owner = {}
+    key.name = "late"
+    key.owner[key] = "mine"
+    for dataset in copies(key=key)[1:]:
+        assert dataset.key is not key
+        assert dataset.key.owner[dataset.key] == "mine"
+        assert next(iter(dataset.key.owner)) is dataset.key
+
+
+def chain_of(length: int) -> Any:
+    chain: Any = None
+    for _ in range(length):
+        chain = Thing(next=chain)
+    return chain
+
+
+def test_deep_nesting() -> None:
+    chain = chain_of(100)
+    for dataset in copies(chain=chain)[1:]:
+        link, length = dataset.chain, 0
+        while link is not None:
+            link, length = link.next, length + 1
+        assert length == 100
+        assert dataset.chain is not chain
+
+
+def test_deeper_nesting_than_python_s_limit_is_refused_with_a_reason() -> None:
+    dataset = Holder(chain=chain_of(30_000))
+    with loader_of(dataset) as loader, pytest.raises(DatasetCopyError, match="nested too deeply"):
+        iter(loader)
+
+
+def test_views_of_one_array_stay_views_of_it() -> None:
+    a = np.arange(12.0)
+    views = {"row": a[2:5], "grid": a.reshape(3, 4), "back": a[::-1], "bytes": a.view(np.uint8)}
+    tensors = {"tensor": torch.from_numpy(a), "part": torch.from_numpy(a)[3:]}
+    for dataset in copies(views=views, a=a, tensors=tensors)[1:]:
+        dataset.a[:] = 7
+        assert dataset.views["row"].tolist() == [7] * 3
+        assert dataset.views["grid"].tolist() == [[7] * 4] * 3
+        assert dataset.views["back"].tolist() == [7] * 12
+        assert dataset.views["bytes"].view(np.float64).tolist() == [7] * 12
+        assert dataset.tensors["tensor"].tolist() == [7] * 12
+        assert dataset.tensors["part"].tolist() == [7] * 9
+        dataset.tensors["part"][0] = 8
+        assert dataset.a[3] == 8
+    assert a.tolist() == list(range(12))
+
+
+def test_views_whose_base_is_not_in_the_graph() -> None:
+    base = np.zeros(8)
+    for dataset in copies(left=base[:5], right=base[3:])[1:]:
+        dataset.left[3:] = 7
+        assert dataset.right.tolist() == [7, 7, 0, 0, 0]
+    tensor = torch.zeros(8)
+    for dataset in copies(left=tensor[:5], right=tensor[3:].numpy())[1:]:
+        dataset.left[3:] = 7
+        assert dataset.right.tolist() == [7, 7, 0, 0, 0]
+    assert not base.any()
+    assert not tensor.any()
+
+
+def test_a_module_keeps_its_tied_weights() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    for dataset in copies(weight=module[0].weight, module=module)[1:]:
+        assert dataset.module[0].weight is dataset.module[1].weight is dataset.weight
+        assert dataset.weight is not module[0].weight
+        assert len(list(dataset.module.parameters())) == 3
+
+
+# ---- functions ----
+
+
+def test_closures_that_share_a_cell() -> None:
+    def counter() -> tuple[Callable[[], int], Callable[[], int]]:
+        count = 0
+
+        def add() -> int:
+            nonlocal count
+            count += 1
+            return count
+
+        return add, lambda: count
+
+    add, read = counter()
+    for dataset in copies(add=add, read=read)[1:]:
+        dataset.add()
+        dataset.add()
+        assert dataset.read() == 2
+    assert read() == 0
+
+
+def test_a_closure_that_calls_itself_and_one_with_an_empty_cell() -> None:
+    def factorial(n: int) -> int:
+        return 1 if n < 2 else n * factorial(n - 1)
+
+    def empty() -> Callable[[], Any]:
+        def call() -> Any:
+            return later
+
+        if not call:
+            later = None
+        return call
+
+    for dataset in copies(factorial=factorial, empty=empty())[1:]:
+        assert dataset.factorial(4) == 24
+        assert dataset.factorial is not factorial
+        assert dataset.factorial.__closure__[0].cell_contents is dataset.factorial
+        with pytest.raises(NameError):
+            dataset.empty()
+
+
+def test_what_a_function_holds() -> None:
+    thing = Thing()
+
+    def call(x: Any, steps: Any = (thing,), *, step: Any = thing) -> Any:
+        """A docstring."""
+        return thing
+
+    call.cache = {"thing": thing}  # type: ignore[attr-defined]
+    for dataset in copies(call=call, thing=thing)[1:]:
+        got = dataset.call
+        assert got(0) is dataset.thing
+        assert got.__defaults__[0][0] is dataset.thing
+        assert got.__kwdefaults__["step"] is dataset.thing
+        assert got.cache["thing"] is dataset.thing
+        assert (
+            got.__name__,
+            got.__doc__,
+            got.__qualname__,
+            got.__module__,
+            got.__annotations__,
+        ) == (
+            call.__name__,
+            call.__doc__,
+            call.__qualname__,
+            call.__module__,
+            call.__annotations__,
+        )
+
+
+class Partial(functools.partial):  # type: ignore[type-arg]
+    """A partial of the user's."""
+
+
+def test_partials() -> None:
+    thing = Thing()
+    plain = functools.partial(importable, thing, key=[thing])
+    plain.note = thing  # type: ignore[attr-defined]
+    for dataset in copies(plain=plain, own=Partial(thing.name), thing=thing)[1:]:
+        assert dataset.plain.func is importable
+        assert dataset.plain.args[0] is dataset.plain.keywords["key"][0] is dataset.thing
+        assert dataset.plain.note is dataset.thing
+        assert type(dataset.own) is Partial
+        assert dataset.own.func.__self__ is dataset.thing
+    assert plain.args[0] is thing
+
+
+def test_bound_methods() -> None:
+    rows, table, rng, buffer = [1], {"a": 1}, np.random.RandomState(1), bytearray(2)
+    dataset = Holder(rows=rows, table=table, rng=rng, buffer=buffer)
+    dataset.bound = {
+        "own": dataset.__getitem__,
+        "append": rows.append,
+        "get": table.__getitem__,
+        "draw": rng.uniform,
+        "extend": buffer.extend,
+        "len": rows.__len__,
+    }
+    for got in copies_of(dataset):
+        owners = [method.__self__ for method in got.bound.values()]
+        wanted = [got, got.rows, got.table, got.rng, got.buffer, got.rows]
+        assert all(map(operator.is_, owners, wanted))
+        got.bound["append"](2)
+        assert got.rows == [1, 2]
+        assert got.bound["own"].__func__ is Holder.__getitem__
+    assert rows == [1]
+
+
+def test_an_instance_with_a_patched_method() -> None:
+    dataset = Holder(thing=Thing())
+    dataset.load = types.MethodType(lambda self: self, dataset)
+    dataset.thing.name = functools.lru_cache(dataset.load)
+    for got in copies_of(dataset):
+        assert got.load() is got
+        assert got.thing.name() is got
+        assert got.thing.name.cache_info().maxsize == 128
+
+
+def test_cached_properties_are_the_worker_s_own() -> None:
+    class Cached(Holder):
+        @functools.cached_property
+        def table(self) -> list[int]:
+            return [1]
+
+    dataset = Cached()
+    table = dataset.table
+    one, other = copies_of(dataset)
+    assert_copied(table, one.table, other.table)
+
+
+def test_what_lru_cache_keeps_is_the_worker_s_own() -> None:
+    """It may be a transform, made at the first call for each size."""
+    dataset = Holder(load=functools.lru_cache(maxsize=None)(Thing))
+    thing = dataset.load()
+    one, other = copies_of(dataset)
+    assert_copied(thing, one.load(), other.load())
+
+
+def test_weak_references() -> None:
+    dataset = Holder(thing=Thing())
+    dataset.me = weakref.ref(dataset)
+    dataset.thing.owner = weakref.ref(dataset)
+    dataset.early = weakref.ref(dataset.thing)
+    dataset.outside = weakref.ref(Thing)
+    gone = weakref.ref(Thing())
+    dataset.gone = gone
+    for got in copies_of(dataset):
+        assert got.me() is got
+        assert got.thing.owner() is got
+        assert got.early() is got.thing
+        assert got.outside() is Thing
+        assert got.gone() is None
+
+
+def test_weak_proxies() -> None:
+    dataset = Holder(thing=Thing())
+    dataset.proxy = weakref.proxy(dataset)
+    for got in copies_of(dataset):
+        assert got.proxy.thing is got.thing
+
+
+def test_weak_methods() -> None:
+    dataset = Holder(thing=Thing())
+    dataset.method = weakref.WeakMethod(dataset.thing.name)
+    for got in copies_of(dataset):
+        assert got.method().__self__ is got.thing
+
+
+WEAK: dict[str, Callable[[Thing], Any]] = {
+    "WeakValueDictionary": lambda thing: weakref.WeakValueDictionary({"thing": thing}),
+    "WeakKeyDictionary": lambda thing: weakref.WeakKeyDictionary({thing: [1]}),
+    "WeakSet": lambda thing: weakref.WeakSet([thing]),
+}
+
+
+@pytest.mark.parametrize("kind", WEAK)
+def test_weak_containers(kind: str) -> None:
+    thing = Thing()
+    for dataset in copies(weak=WEAK[kind](thing), thing=thing)[1:]:
+        (held,) = dataset.weak.values() if kind == "WeakValueDictionary" else dataset.weak
+        assert held is dataset.thing
+        assert held is not thing
+
+
+# ---- instances ----
+
+
+class Slots:
+    __slots__ = ("__hidden", "__weakref__", "unset", "x")
+
+    def __init__(self, x: Any) -> None:
+        self.x, self.__hidden = x, x
+
+    def hidden(self) -> Any:
+        return self.__hidden
+
+
+class MoreSlots(Slots):
+    __slots__ = ("__hidden", "y")  # the same name, and another slot
+
+    def __init__(self, x: Any, y: Any) -> None:
+        super().__init__(x)
+        self.y = self.__hidden = y
+
+    def also_hidden(self) -> Any:
+        return self.__hidden
+
+
+class SlotsAndDict(MoreSlots):
+    pass
+
+
+def test_slots() -> None:
+    x, y = Thing(), Thing()
+    slotted = SlotsAndDict(x, y)
+    slotted.z = y
+    for dataset in copies(x=x, slotted=slotted, y=y)[1:]:
+        got = dataset.slotted
+        assert got.x is got.hidden() is dataset.x
+        assert got.y is got.also_hidden() is got.z is dataset.y
+        assert not hasattr(got, "unset")
+        assert got is not slotted
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    rows: list[int]
+    thing: Thing
+
+
+def test_frozen_dataclasses_and_named_tuples() -> None:
+    thing = Thing()
+    for dataset in copies(frozen=Frozen([1], thing), pair=Pair(thing, [2]), thing=thing)[1:]:
+        assert dataset.frozen.thing is dataset.pair.first is dataset.thing
+        assert (dataset.frozen.rows, dataset.pair.second) == ([1], [2])
+        assert type(dataset.pair) is Pair
+        assert dataset.thing is not thing
+
+
+class Wrapper:
+    """Delegates all that it does not have, and so recurses without end before it has `inner`."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class WrappedDataset(Wrapper):
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        self.inner[index]
+        return self
+
+
+def test_wrappers_that_delegate() -> None:
+    dataset = WrappedDataset(Wrapper(Holder(rows=[1], thing=Thing())).inner)
+    one, other = copies_of(dataset)
+    for got in (one, other):
+        assert type(got) is WrappedDataset
+        assert type(got.inner) is Holder
+    assert_copied(dataset, one, other)
+    assert_copied(dataset.inner, one.inner, other.inner)
+    assert_copied(dataset.thing, one.thing, other.thing)
+
+
+class Config(dict):  # type: ignore[type-arg]
+    """A dict whose keys are attributes, too."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class Keys(dict):  # type: ignore[type-arg]
+    """The other way: attributes are keys, and a missing one is a KeyError."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+
+
+class Rows(list):  # type: ignore[type-arg]
+    """A list with an attribute that adds no element by itself."""
+
+    def append(self, row: Any) -> None:
+        raise AssertionError("user code ran")
+
+    extend = append  # type: ignore[assignment]
+    __iadd__ = append  # type: ignore[assignment]
+
+
+class Table(dict):  # type: ignore[type-arg]
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise AssertionError("user code ran")
+
+    update = __setitem__  # type: ignore[assignment]
+
+
+def test_subclasses_of_containers() -> None:
+    thing = Thing()
+    rows, table = Rows([thing]), Table(thing=thing)
+    rows.owner, table.owner = table, rows  # type: ignore[attr-defined]
+    keys = Keys(a=thing)
+    for dataset in copies(thing=thing, rows=rows, table=table, keys=keys)[1:]:
+        assert [type(x) for x in (dataset.rows, dataset.table)] == [Rows, Table]
+        assert dataset.rows[0] is dataset.table["thing"] is dataset.thing
+        assert dataset.rows.owner is dataset.table
+        assert dataset.table.owner is dataset.rows
+        assert dataset.keys.a is dataset.thing
+    assert rows[0] is thing
+
+
+def test_a_dict_that_is_its_own_attributes() -> None:
+    thing, config = Thing(), Config()
+    config.a, config["me"] = thing, config
+    for dataset in copies(thing=thing, config=config)[1:]:
+        assert dataset.config.a is dataset.config["a"] is dataset.thing
+        assert dataset.config.me is dataset.config
+        dataset.config.b = 3
+        assert dataset.config["b"] == 3
+    assert "b" not in config
+
+
+class RecordsDataset(list[Any]):
+    """A list that is a dataset, and has state."""
+
+    def __getitem__(self, index: Any) -> Any:
+        self.meeting.wait(DEADLINE_SECONDS)
+        self.current = index
+        return self
+
+    meeting: threading.Barrier
+
+
+def test_a_long_list_that_is_a_dataset_is_no_data() -> None:
+    dataset = RecordsDataset(range(5_000))
+    dataset.meeting = threading.Barrier(WORKERS)
+    one, other = copies_of(dataset, sampler=range(WORKERS))
+    assert_copied(dataset, one, other)
+    assert {one.current, other.current} == {0, 1}
+
+
+def test_a_read_only_proxy_of_a_dict() -> None:
+    table = {"a": 1}
+    proxy = types.MappingProxyType(table)
+    for dataset in copies(table=table, proxy=proxy)[1:]:
+        dataset.table["b"] = 2
+        assert dict(dataset.proxy) == {"a": 1, "b": 2}
+    assert dict(proxy) == {"a": 1}
+
+
+def test_exceptions_and_iterators_are_copied() -> None:
+    error = ValueError("a", [1])
+    for dataset in copies(error=error, numbers=iter([1, 2, 3]))[1:]:
+        assert dataset.error.args == ("a", [1])
+        assert dataset.error.args[1] is not error.args[1]
+        assert list(dataset.numbers) == [1, 2, 3]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="itertools have no copies any more")
+def test_counters_of_itertools() -> None:
+    dataset = Holder(count=itertools.count(3))
+    for got in copies_of(dataset):
+        assert next(got.count) == 3
+    assert next(dataset.count) == 3
+
+
+ARMED = threading.Event()
+
+
+def trap(self: Any, *arguments: Any, **options: Any) -> Any:
+    raise AssertionError("user code ran")
+
+
+def trapped(name: str) -> Any:
+    """A method that raises while the trap is armed, and else does what that of `object` does."""
+
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        assert not ARMED.is_set(), f"{name} ran"
+        if name == "__new__":
+            return object.__new__(self)
+        if name == "__init__":
+            return None
+        if name == "__getattr__":
+            raise AttributeError(arguments[0])
+        return getattr(object, name)(self, *arguments)
+
+    return staticmethod(method) if name == "__new__" else method
+
+
+SPECIAL = (
+    "__new__ __init__ __setattr__ __getattr__ __getattribute__ __delattr__ __repr__ __str__ __format__ __hash__ __eq__ "
+    "__ne__ __dir__ __sizeof__"
+).split()
+OTHER = (
+    "__bool__ __len__ __iter__ __contains__ __index__ __array__ __fspath__ __enter__ __lt__".split()
+)
+
+
+def trap_class(base: type) -> type:
+    members = {name: trapped(name) for name in SPECIAL} | dict.fromkeys(OTHER, trap)
+    members["value"] = property(trap)
+    members["__class_getitem__"] = classmethod(trap)
+    return type("Trap", (base,), members)
+
+
+def test_no_user_code_runs() -> None:
+    class Empty:
+        pass
+
+    class Metaclass(type):
+        def __call__(cls, *arguments: Any) -> Any:
+            assert not ARMED.is_set(), "the class was called"
+            return super().__call__(*arguments)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            assert not ARMED.is_set(), "isinstance was asked"
+            return super().__instancecheck__(instance)
+
+    Trap, Called = trap_class(Empty), Metaclass("Called", (), {})
+    trapped_one = Trap()
+    object.__setattr__(trapped_one, "rows", [1])
+    dataset = Holder(trap=trapped_one, called=Called(), nested=[Called(), (Trap(),), {"x": Trap()}])
+    with loader_of(dataset) as loader:
+        ARMED.set()
+        try:
+            iterator = iter(loader)
+            got = [next(iterator) for _ in range(WORKERS)]
+        finally:
+            ARMED.clear()
+        for one in got:
+            assert type(one.trap) is Trap
+            assert one.trap is not trapped_one
+            assert one.trap.rows == [1]
+            assert one.trap.rows is not trapped_one.rows
+        del iterator
+
+
+# ---- classes with a protocol ----
+
+
+class Deep:
+    def __init__(self) -> None:
+        self.child, self.by = Thing(), "me"
+
+    def __deepcopy__(self, memo: Any) -> Deep:
+        new = object.__new__(Deep)
+        new.child, new.by = copy.deepcopy(self.child, memo), "__deepcopy__"
+        return new
+
+
+class Reduced:
+    def __init__(self, child: Any, by: str = "me") -> None:
+        self.child, self.by = child, by
+
+    def __reduce__(self) -> Any:
+        return Reduced, (self.child, "__reduce__")
+
+
+class ReducedEx(Reduced):
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return ReducedEx, (self.child, "__reduce_ex__")
+
+
+class GetState:
+    def __init__(self) -> None:
+        self.child, self.by, self.handle = Thing(), "me", 3
+
+    def __getstate__(self) -> Any:
+        return {"child": self.child, "by": "__getstate__"}
+
+
+class SetState(GetState):
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state, by="__setstate__")
+
+
+class SlotsState:
+    __slots__ = ("by", "child")
+
+    def __init__(self) -> None:
+        self.child, self.by = Thing(), "me"
+
+    def __getstate__(self) -> Any:
+        return self.child
+
+    def __setstate__(self, state: Any) -> None:
+        self.child, self.by = state, "__setstate__"
+
+
+PROTOCOLS: dict[str, Callable[[], Any]] = {
+    "__deepcopy__": Deep,
+    "__reduce__": lambda: Reduced(Thing()),
+    "__reduce_ex__": lambda: ReducedEx(Thing()),
+    "__getstate__": GetState,
+    "__setstate__": SetState,
+}
+
+
+@pytest.mark.parametrize("order", ["child first", "child last"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_class_with_a_protocol_is_asked(protocol: str, order: str) -> None:
+    asked = PROTOCOLS[protocol]()
+    attributes = {"child": asked.child, "asked": asked}
+    if order == "child last":
+        attributes = dict(reversed(attributes.items()))
+    datasets = copies(**attributes)
+    for dataset in datasets[1:]:
+        assert dataset.asked.by == protocol
+        assert dataset.asked.child is dataset.child, "the copy is not in the same graph"
+        assert not hasattr(dataset.asked, "handle")
+    assert_copied(*(dataset.asked for dataset in datasets))
+    assert_copied(*(dataset.child for dataset in datasets))
+    assert asked.by == "me"
+
+
+def test_a_protocol_with_slots() -> None:
+    asked = SlotsState()
+    for dataset in copies(child=asked.child, asked=asked)[1:]:
+        assert dataset.asked.by == "__setstate__"
+        assert dataset.asked.child is dataset.child
+
+
+def test_a_protocol_that_deep_copies_what_only_can_be_shared() -> None:
+    class Deeper:
+        def __init__(self, **attributes: Any) -> None:
+            self.__dict__.update(attributes)
+
+        def __deepcopy__(self, memo: Any) -> Deeper:
+            return Deeper(**{n: copy.deepcopy(x, memo) for n, x in vars(self).items()})
+
+    lock, data = threading.Lock(), list(range(5_000))
+    thing = Thing(lock=lock, data=data)
+    for dataset in copies(deeper=Deeper(lock=lock, data=data, thing=thing), thing=thing)[1:]:
+        assert dataset.deeper.lock is lock
+        assert dataset.deeper.data is data
+        assert dataset.deeper.thing is dataset.thing
+        assert dataset.thing is not thing
+
+
+def test_a_protocol_of_the_instance_is_not_one_of_the_class() -> None:
+    thing = Thing(__deepcopy__=trap, __reduce_ex__=trap, __getstate__=trap)
+    datasets = copies(thing=thing)
+    assert_copied(*(dataset.thing for dataset in datasets))
+
+
+def test_the_dataset_itself_may_have_a_protocol() -> None:
+    class Handle(Holder):
+        def __getstate__(self) -> Any:
+            return {**vars(self), "handle": None}
+
+    dataset = Handle(handle=object(), rows=[1])
+    one, other = copies_of(dataset)
+    assert one.handle is None
+    assert other.handle is None
+    assert_copied(dataset.rows, one.rows, other.rows)
+
+
+# ---- class attributes ----
+
+
+class WithClassAttributes:
+    R = np.random.RandomState(1)
+    rng = np.random.default_rng(1)
+    python = random.Random(1)
+    torch = torch.Generator().manual_seed(1)
+    transform = Transform()
+    sizes = (1, 2)
+
+    def method(self) -> None: ...
+
+    @staticmethod
+    def static() -> None: ...
+
+
+class Inheriting(WithClassAttributes):
+    own = Transform()
+
+
+STORE: dict[str, Callable[[Any, int], Any]] = {
+    "R": lambda rng, number: rng.seed(number),
+    "rng": lambda rng, number: setattr(
+        rng.bit_generator, "state", np.random.default_rng(number).bit_generator.state
+    ),
+    "python": lambda rng, number: rng.seed(number),
+    "torch": lambda rng, number: rng.manual_seed(number),
+    "transform": lambda transform, number: setattr(transform, "number", number),
+    "own": lambda transform, number: setattr(transform, "number", number),
+}
+READ: dict[str, Callable[[Any], Any]] = {
+    "R": lambda rng: rng.randint(1 << 30),
+    "rng": lambda rng: int(rng.integers(1 << 30)),
+    "python": lambda rng: rng.random(),
+    "torch": lambda rng: rng.initial_seed(),
+    "transform": lambda transform: getattr(transform, "number", None),
+    "own": lambda transform: getattr(transform, "number", None),
+}
+
+
+class StoringInClassAttributes(Holder):
+    """Stores the index by one instance and reads it by the other one, when both workers have stored."""
+
+    def __getitem__(self, index: int) -> Any:
+        for name in self.names:
+            STORE[name](getattr(self.first, name), 100 + index)
+        super().__getitem__(index)
+        return {name: READ[name](getattr(self.second, name)) for name in self.names}
+
+
+@pytest.mark.parametrize("kind", [WithClassAttributes, Inheriting])
+def test_generators_and_called_instances_of_a_class(kind: type) -> None:
+    names = [name for name in STORE if hasattr(kind, name)]
+    first, second = kind(), kind()
+    got = copies_of(StoringInClassAttributes(first=first, second=second, names=names))
+    for name in names:
+        own = copy.deepcopy(getattr(kind, name))  # one that no worker has
+        wanted = []
+        for index in range(WORKERS):
+            STORE[name](own, 100 + index)
+            wanted.append(READ[name](own))
+        assert [values[name] for values in got] == wanted, name
+        assert READ[name](copy.deepcopy(getattr(kind, name))) not in wanted, "the original changed"
+    assert vars(first) == vars(second) == {}
+
+
+def test_methods_of_a_class_with_class_attributes() -> None:
+    for dataset in copies(part=WithClassAttributes())[1:]:
+        assert dataset.part.static is WithClassAttributes.static
+        assert dataset.part.method.__self__ is dataset.part
+
+
+def test_class_attributes_of_the_dataset_and_of_collate_fn() -> None:
+    class Drawing(Holder):
+        R = np.random.RandomState(1)
+
+    class Collate:
+        R = Drawing.R
+
+        def __call__(self, sample: Any) -> Any:
+            return sample, self
+
+    dataset = Drawing()
+    got = copies_of(dataset, collate_fn=Collate())
+    assert_copied(Drawing.R, *(one.R for one, _ in got))
+    for one, collate in got:
+        assert one.R is collate.R
+
+
+def test_an_instance_attribute_hides_that_of_the_class() -> None:
+    class Own(WithClassAttributes):
+        def __init__(self) -> None:
+            self.R = np.random.RandomState(2)
+
+    own = Own()
+    for dataset in copies(own=own)[1:]:
+        assert dataset.own.R.randint(1 << 30) == np.random.RandomState(2).randint(1 << 30)
+
+
+# ---- what is shared whole ----
+
+POOL = concurrent.futures.ThreadPoolExecutor
+
+
+class OwnThread(threading.Thread):
+    """A thread of the user's, with attributes."""
+
+
+class OwnLocal(threading.local):
+    """Thread-local storage of the user's."""
+
+
+class OwnQueue(queue.Queue[int]):
+    """A queue of the user's."""
+
+
+WHOLE: dict[str, Callable[[], Any]] = {
+    "Lock": threading.Lock,
+    "RLock": threading.RLock,
+    "Condition": threading.Condition,
+    "Event": threading.Event,
+    "Semaphore": threading.Semaphore,
+    "BoundedSemaphore": threading.BoundedSemaphore,
+    "Barrier": lambda: threading.Barrier(2),
+    "local": threading.local,
+    "own local": OwnLocal,
+    "Thread": threading.Thread,
+    "own Thread": OwnThread,
+    "current thread": threading.current_thread,
+    "Timer": lambda: threading.Timer(1, print),
+    "Queue": queue.Queue,
+    "own Queue": OwnQueue,
+    "SimpleQueue": queue.SimpleQueue,
+    "PriorityQueue": queue.PriorityQueue,
+    "Future": concurrent.futures.Future,
+    "Logger": lambda: logging.getLogger("tests.isolation"),
+    "root logger": logging.getLogger,
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_shared_whole(kind: str) -> None:
+    datasets = copies(whole=WHOLE[kind](), thing=Thing(whole=[WHOLE[kind]()]))
+    assert_shared(*(dataset.whole for dataset in datasets))
+    assert_shared(*(dataset.thing.whole[0] for dataset in datasets))
+    assert_copied(*(dataset.thing for dataset in datasets))
+
+
+def test_executors_are_shared_whole() -> None:
+    with POOL(1) as pool:
+        future = pool.submit(lambda: [1])
+        datasets = copies(pool=pool, future=future, bound=pool.submit)
+        assert_shared(*(dataset.pool for dataset in datasets))
+        assert_shared(*(dataset.future for dataset in datasets))
+        assert_shared(*(dataset.bound.__self__ for dataset in datasets))
+        assert datasets[1].future.result() is future.result()
+
+
+def test_a_queue_is_shared_with_what_is_in_it() -> None:
+    thing, box = Thing(), queue.SimpleQueue[Any]()
+    box.put(thing)
+    _, one, other = copies(box=box, thing=thing)
+    assert one.box.get_nowait() is thing
+    assert other.box.empty()
+
+
+def test_global_generators_are_never_copied() -> None:
+    own = {
+        "numpy": np.random.mtrand._rand,  # type: ignore[attr-defined]
+        "python": random._inst,  # type: ignore[attr-defined]
+        "torch": torch.default_generator,
+    }
+    for dataset in copies(**own)[1:]:
+        assert all(getattr(dataset, name) is own[name] for name in own)
+
+
+# ---- finalizers ----
+
+
+class Closing:
+    """Counts, in a queue that its copies share, how often it was closed."""
+
+    def __init__(self) -> None:
+        self.closed: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.rows = [1]
+
+    def __del__(self) -> None:
+        self.closed.put("closed")
+
+
+class ClosingDataset(Closing, Holder):
+    def __init__(self, **attributes: Any) -> None:
+        Holder.__init__(self, **attributes)
+        Closing.__init__(self)
+
+
+class SlotsClosing:
+    __slots__ = ("closed",)
+
+    def __init__(self) -> None:
+        self.closed: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def __del__(self) -> None:
+        self.closed.put("closed")
+
+
+@pytest.mark.parametrize("kind", [Closing, SlotsClosing])
+def test_the_finalizer_of_a_copy_is_silent(kind: type) -> None:
+    dataset = Holder(closing=kind())
+    closed = dataset.closing.closed
+    got = copies_of(dataset)
+    assert_copied(dataset.closing, *(one.closing for one in got))
+    for one in got:
+        assert isinstance(one.closing, kind)
+        assert one.closing.__class__.__name__ == kind.__name__
+    del one, got
+    gc.collect()
+    assert closed.empty(), "a copy closed what it does not own"
+    del dataset
+    gc.collect()
+    assert closed.qsize() == 1
+
+
+def test_the_finalizer_of_a_copied_dataset_is_silent() -> None:
+    dataset = ClosingDataset()
+    closed = dataset.closed
+    got = copies_of(dataset)
+    assert_copied(dataset, *got)
+    assert all(isinstance(one, ClosingDataset) and len(one) == WORKERS for one in got)
+    del got
+    gc.collect()
+    assert closed.empty()
+    del dataset
+    gc.collect()
+    assert closed.qsize() == 1
+
+
+def test_what_a_worker_makes_itself_is_finalized() -> None:
+    class Lazy(Holder):
+        closing: Closing | None = None
+
+        def __getitem__(self, index: int) -> Any:
+            self.closing = Closing()
+            return super().__getitem__(index)
+
+    got = copies_of(Lazy())
+    closed = [one.closing.closed for one in got]
+    del got
+    gc.collect()
+    assert [one.qsize() for one in closed] == [1, 1]
+
+
+def test_finalizers_of_weakref_and_temporary_folders() -> None:
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with tempfile.TemporaryDirectory() as name:
+        folder = tempfile.TemporaryDirectory(dir=name)
+        dataset = Holder(folder=folder)
+        dataset.finalizer = weakref.finalize(dataset, ended.put, 1)
+        got = copies_of(dataset)
+        assert [one.folder.name for one in got] == [folder.name] * WORKERS
+        assert not any(one.finalizer.alive for one in got if one.finalizer is not dataset.finalizer)
+        del got
+        gc.collect()
+        assert Path(folder.name).is_dir()
+        assert ended.empty()
+        del dataset
+        gc.collect()
+        assert ended.qsize() == 1
+        folder.cleanup()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.filterwarnings("ignore::fastload.errors.SharedStateWarning")
+def test_a_named_temporary_file_outlives_the_copies() -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        copies(file=file)
+        gc.collect()
+        assert Path(file.name).is_file()
+
+
+# ---- when copies are made ----
+
+# They shuffle, because the order of the next epoch is unknown then, and no worker reads ahead into it.
+
+
+class Asked:
+    """Counts, in a queue that its copies share, how often it was copied."""
+
+    def __init__(self) -> None:
+        self.asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def __deepcopy__(self, memo: Any) -> Asked:
+        self.asked.put(1)
+        new = object.__new__(type(self))
+        new.asked = self.asked
+        return new
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_copies_are_made_at_iter(persistent: bool) -> None:
+    dataset = Holder(copied=Asked(), scale=1)
+    asked = dataset.copied.asked
+    with loader_of(dataset, shuffle=True, persistent_workers=persistent) as loader:
+        assert asked.qsize() == 0
+        counts, scales, distinct = [], [], []
+        for epoch in range(3):
+            dataset.scale = epoch
+            iterator = iter(loader)
+            counts.append(asked.qsize())
+            got = list(iterator)
+            scales.append([one.scale for one in got])
+            distinct += got
+    if persistent:
+        assert counts == [WORKERS] * 3
+        assert scales == [[0, 0]] * 3
+        assert len(set(map(id, distinct))) == WORKERS
+    else:
+        assert counts == [WORKERS, 2 * WORKERS, 3 * WORKERS]
+        assert scales == [[0, 0], [1, 1], [2, 2]]
+        assert len(set(map(id, distinct))) == 3 * WORKERS
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_a_worker_stores_lives_as_long_as_the_worker(persistent: bool) -> None:
+    class Counting(Holder):
+        count = 0
+
+        def __getitem__(self, index: int) -> Any:
+            super().__getitem__(index)
+            self.count += 1
+            return self.count
+
+    dataset = Counting()
+    with loader_of(dataset, shuffle=True, persistent_workers=persistent) as loader:
+        got = [list(loader) for _ in range(3)]
+    assert got == ([[1, 1], [2, 2], [3, 3]] if persistent else [[1, 1]] * 3)
+    assert dataset.count == 0
+
+
+def test_close_ends_persistent_copies() -> None:
+    dataset = Holder(scale=0)
+    loader = loader_of(dataset, shuffle=True, persistent_workers=True)
+    first = list(loader)
+    loader.close()  # type: ignore[attr-defined]
+    dataset.scale = 1
+    with loader:  # type: ignore[attr-defined]
+        second = list(loader)
+    assert [one.scale for one in first + second] == [0, 0, 1, 1]
+
+
+def test_copies_are_collected() -> None:
+    with loader_of(Holder(thing=Thing())) as loader:
+        watched = [weakref.ref(one.thing) for one in loader]
+    gc.collect()
+    assert [watch() for watch in watched] == [None, None]
+
+
+def test_the_main_process_keeps_its_objects() -> None:
+    """Workers change all that they reach; the original is what it was."""
+    cell = 0
+
+    def closure() -> int:
+        nonlocal cell
+        cell += 1
+        closure.calls = cell  # type: ignore[attr-defined]
+        return cell
+
+    closure.calls = 0  # type: ignore[attr-defined]
+
+    class Changing(Holder):
+        R = np.random.RandomState(5)
+
+        def __getitem__(self, index: int) -> Any:
+            self.new, self.number = 1, index + 1
+            self.rows.append(self.rows)
+            self.table["new"] = self.table.pop("old")
+            self.names.add("new")
+            self.array += 1
+            self.tensor.add_(1)
+            self.raw[:] = b"new"
+            self.thing.rows.clear()
+            del self.thing.rows
+            self.R.seed(index)
+            self.rng.random()
+            self.python.random()
+            self.torch.manual_seed(index)
+            self.queue.append(1)
+            next(self.numbers)
+            return super().__getitem__(index) and self.closure()
+
+    dataset = Changing(
+        number=0,
+        rows=[1],
+        table={"old": 1},
+        names={"old"},
+        array=np.zeros(3),
+        tensor=torch.zeros(3),
+        raw=bytearray(b"old"),
+        thing=Thing(rows=[1]),
+        rng=np.random.default_rng(1),
+        python=random.Random(1),
+        torch=torch.Generator().manual_seed(1),
+        queue=collections.deque(),
+        numbers=iter([1, 2]),
+        closure=closure,
+    )
+    names = set(vars(dataset))
+    drawn = Changing.R.get_state(legacy=False)["state"]["key"].tolist()  # type: ignore[call-overload, index]
+    assert copies_of(dataset) == [1, 1]
+    assert set(vars(dataset)) == names
+    assert (dataset.number, dataset.rows, dataset.table, dataset.names) == (
+        0,
+        [1],
+        {"old": 1},
+        {"old"},
+    )
+    assert (dataset.array.tolist(), dataset.tensor.tolist(), dataset.raw) == (
+        [0] * 3,
+        [0] * 3,
+        b"old",
+    )
+    assert (dataset.thing.rows, list(dataset.queue), list(dataset.numbers)) == ([1], [], [1, 2])
+    assert dataset.rng.random() == np.random.default_rng(1).random()
+    assert dataset.python.random() == random.Random(1).random()
+    assert dataset.torch.initial_seed() == 1
+    assert (cell, closure.calls) == (0, 0)  # type: ignore[attr-defined]
+    assert Changing.R.get_state(legacy=False)["state"]["key"].tolist() == drawn  # type: ignore[call-overload, index]
+
+
+# ---- what belongs to the graph ----
+
+
+def test_get_worker_info_names_the_copy() -> None:
+    class Asking(Holder):
+        def __getitem__(self, index: int) -> Any:
+            super().__getitem__(index)
+            worker = get_worker_info()
+            assert worker is not None
+            return self, worker.dataset
+
+    dataset = Asking()
+    with loader_of(dataset) as loader:
+        got = list(loader)
+        assert loader.dataset is dataset
+    assert all(one is copied and one is not dataset for one, copied in got)
+    got = copies_of(Subset(Asking(), [0, 1]))
+    assert all(one is subset.dataset for one, subset in got)
+    assert len({id(subset) for _, subset in got}) == WORKERS
+
+
+def test_worker_init_fn_acts_on_the_copy() -> None:
+    def init(worker_id: int) -> None:
+        worker = get_worker_info()
+        assert worker is not None
+        worker.dataset.offset = 10 + worker_id
+        dataset.seen.append(worker_id)  # of the closure: the same copy
+        assert worker.dataset is dataset
+
+    dataset = Holder(offset=0, seen=[])
+    got = copies_of(dataset, worker_init_fn=init)
+    assert sorted((one.offset, one.seen) for one in got) == [(10, [0]), (11, [1])]
+    assert (dataset.offset, dataset.seen) == (0, [])
+
+
+def test_worker_init_fn_may_be_a_method_of_the_dataset() -> None:
+    class Initialised(Holder):
+        worker_id = -1
+
+        def init(self, worker_id: int) -> None:
+            self.worker_id = worker_id
+
+    dataset = Initialised()
+    got = copies_of(dataset, worker_init_fn=dataset.init)
+    assert sorted(one.worker_id for one in got) == [0, 1]
+    assert dataset.worker_id == -1
+
+
+def test_on_error_and_on_stats_are_shared() -> None:
+    class Recorder:
+        def __init__(self) -> None:
+            self.errors: list[int] = []
+            self.stats: list[Any] = []
+
+        def on_error(self, index: int, error: BaseException) -> Any:
+            self.errors.append(index)
+            return "replaced"
+
+        def on_stats(self, stats: Any) -> None:
+            self.stats.append(stats)
+
+    class Failing(Holder):
+        def __getitem__(self, index: int) -> Any:
+            super().__getitem__(index)
+            self.recorder.errors.append(-1)  # the copy's
+            raise ValueError
+
+    recorder = Recorder()
+    dataset = Failing(recorder=recorder)
+    got = copies_of(dataset, on_error=recorder.on_error, on_stats=recorder.on_stats)
+    assert got == ["replaced", "replaced"]
+    assert sorted(recorder.errors) == [0, 1]
+    assert len(recorder.stats) == 1
+
+
+def test_collate_fn_may_be_a_method_of_the_dataset() -> None:
+    class Collating(Holder):
+        def collate(self, samples: list[Any]) -> Any:
+            return samples, self
+
+    dataset = Collating()
+    got = copies_of(dataset, batch_size=1, collate_fn=dataset.collate)
+    for samples, collating in got:
+        assert samples[0] is collating
+        assert collating is not dataset
+    assert len({id(collating) for _, collating in got}) == WORKERS
+
+
+def test_collate_fn_and_dataset_may_share_a_buffer() -> None:
+    class Collate:
+        def __init__(self, rows: np.ndarray) -> None:
+            self.rows = rows
+
+        def __call__(self, samples: list[Any]) -> Any:
+            return samples[0], self
+
+    rows = np.zeros(6)
+    dataset = Holder(rows=rows[:3])
+    collate = Collate(rows)
+    got = copies_of(dataset, batch_size=1, collate_fn=collate)
+    for one, other in got:
+        one.rows[:] = 7
+        assert other.rows.tolist() == [7, 7, 7, 0, 0, 0]
+    assert_copied(collate, *(other for _, other in got))
+    assert not rows.any()
+
+
+def test_samplers_are_not_copied() -> None:
+    """They run once, for all workers."""
+
+    class Order:
+        last: list[int]
+
+        def __len__(self) -> int:
+            return WORKERS
+
+        def __iter__(self) -> Iterator[int]:
+            self.last = list(range(WORKERS))
+            return iter(self.last)
+
+    order = Order()
+    got = copies_of(Holder(order=order), sampler=order)
+    assert order.last == [0, 1]
+    assert all(one.order is not order for one in got)
+
+
+# ---- classes that are safe in threads ----
+
+
+class Safe(Holder):
+    fastload_per_worker = ()
+
+
+class SafeButTransform(Holder):
+    fastload_per_worker = ("transform",)
+
+
+class Subclass(SafeButTransform):
+    pass
+
+
+class SafeAgain(Subclass):
+    fastload_per_worker = ("rows",)
+
+
+class SafePart:
+    fastload_per_worker = ()
+
+    def __init__(self) -> None:
+        self.rows = [1]
+
+
+def attributes() -> dict[str, Any]:
+    return {"transform": Thing(), "rows": [1], "table": {}}
+
+
+def test_an_instance_may_be_shared_whole() -> None:
+    dataset = Safe(**attributes())
+    assert_shared(dataset, *copies_of(dataset))
+
+
+def test_one_attribute_may_be_the_worker_s_own() -> None:
+    dataset = SafeButTransform(**attributes())
+    got = copies_of(dataset)
+    assert_copied(dataset, *got)
+    assert_copied(dataset.transform, *(one.transform for one in got))
+    assert_shared(dataset.rows, *(one.rows for one in got))
+    assert_shared(dataset.table, *(one.table for one in got))
+    assert {type(one) for one in got} == {SafeButTransform}
+
+
+@pytest.mark.parametrize("kind", [Subclass, SafeAgain])
+def test_a_subclass_inherits_nothing(kind: type) -> None:
+    dataset = kind(**attributes())
+    got = copies_of(dataset)
+    assert_copied(dataset, *got)
+    assert_copied(dataset.rows, *(one.rows for one in got))
+    assert (got[0].transform is dataset.transform) == (kind is SafeAgain)
+
+
+def test_the_attribute_of_an_instance_does_not_count() -> None:
+    dataset = Holder(fastload_per_worker=(), rows=[1])
+    assert_copied(dataset.rows, *(one.rows for one in copies_of(dataset)))
+
+
+def test_safe_parts_of_a_dataset() -> None:
+    datasets = copies(part=SafePart(), parts=[SafePart()], rows=[1])
+    assert_shared(*(dataset.part for dataset in datasets))
+    assert_shared(*(dataset.parts[0] for dataset in datasets))
+    assert_copied(*(dataset.rows for dataset in datasets))
+
+
+class SafeInSlots:
+    __slots__ = ("rows", "transform")
+    fastload_per_worker = ("transform",)
+
+
+def test_safe_with_slots() -> None:
+    part = SafeInSlots()
+    part.rows, part.transform = [1], Thing()
+    datasets = copies(part=part)
+    assert_copied(*(dataset.part for dataset in datasets))
+    assert_shared(*(dataset.part.rows for dataset in datasets))
+    assert_copied(*(dataset.part.transform for dataset in datasets))
+
+
+def test_a_transform_of_one_s_own_may_refer_to_the_dataset() -> None:
+    dataset = SafeButTransform(rows=[1])
+    dataset.transform = Thing(owner=dataset)
+    for got in copies_of(dataset):
+        assert got.transform.owner is got
+        assert got.rows is dataset.rows
+
+
+def test_tensor_datasets_are_shared() -> None:
+    inner = TensorDataset(torch.arange(4))
+    datasets = copies(inner=inner)
+    assert_shared(*(dataset.inner for dataset in datasets))
+    assert_shared(*(dataset.inner.tensors[0] for dataset in datasets))
+
+
+def test_a_subclass_of_tensor_dataset_is_copied() -> None:
+    class Own(TensorDataset):
+        pass
+
+    datasets = copies(inner=Own(torch.arange(4)))
+    assert_copied(*(dataset.inner for dataset in datasets))
+    assert_copied(*(dataset.inner.tensors[0] for dataset in datasets))
+
+
+# ---- iterable datasets ----
+
+
+class Stream(IterableDataset[Any]):
+    """One element for each worker: its copy."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self
+
+
+def test_iterable_datasets_are_copied_by_the_same_rule() -> None:
+    dataset = Stream(data=list(range(1_001)), thing=Thing(), big=np.zeros(16 * MIB + 1, np.uint8))
+    dataset.call = lambda: dataset
+    got = copies_of(dataset)
+    assert_copied(dataset, *got)
+    assert_copied(dataset.thing, *(one.thing for one in got))
+    assert_shared(dataset.data, *(one.data for one in got))
+    assert_shared(dataset.big, *(one.big for one in got))
+    assert all(one.call() is one for one in got)
+
+
+def test_iterable_datasets_whose_workers_draw_alike() -> None:
+    """They partition the data by an order that all of them draw: no copy may draw another."""
+
+    class Shuffled(IterableDataset[int]):
+        def __init__(self) -> None:
+            self.rng = np.random.default_rng(3)
+            self.python = random.Random(3)
+
+        def __iter__(self) -> Iterator[int]:
+            worker = get_worker_info()
+            assert worker is not None
+            order = self.rng.permutation(20).tolist()
+            self.python.shuffle(order)
+            yield from order[worker.id :: worker.num_workers]
+
+    assert sorted(copies_of(Shuffled())) == list(range(20))
+
+
+# ---- copy_dataset ----
+
+
+def test_without_workers_nothing_is_copied() -> None:
+    class Alone(Dataset[Any]):
+        asked = Asked()
+
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> Any:
+            return self
+
+        def collate(self, sample: Any) -> Any:
+            return sample, self
+
+    dataset = Alone()
+    for options in ({}, {"copy_dataset": True}):
+        loader = loader_of(dataset, num_workers=0, collate_fn=dataset.collate, **options)
+        assert list(loader) == [(dataset, dataset)]
+    assert Alone.asked.asked.empty()
+
+
+def test_copying_data_too() -> None:
+    dataset = Holder(
+        big=np.zeros(16 * MIB + 1, np.uint8),
+        rows=list(range(1_001)),
+        many=parts(20, MIB // 4),
+        lock=threading.Lock(),
+    )
+    dataset.call = lambda: dataset.rows
+    got = copies_of(dataset, copy_dataset=True)
+    for name in ("big", "rows", "many"):
+        assert_copied(getattr(dataset, name), *(getattr(one, name) for one in got))
+    assert_copied(dataset.many[0], *(one.many[0] for one in got))
+    assert all(one.call() is one.rows for one in got)
+    assert all(one.lock is dataset.lock for one in got)
+
+
+def test_copying_a_tensor_dataset_too() -> None:
+    got = copies_of(Holder(inner=TensorDataset(torch.arange(4))), copy_dataset=True)
+    assert all(torch.equal(one.inner.tensors[0], torch.arange(4)) for one in got)
+
+
+def test_sharing_all() -> None:
+    class Collating(Holder):
+        def collate(self, sample: Any) -> Any:
+            return sample, self
+
+    dataset = Collating(generator=(x for x in []), pipe=None)
+    got = copies_of(dataset, collate_fn=dataset.collate, copy_dataset=False)
+    assert got == [(dataset, dataset)] * WORKERS
+
+
+def test_state_may_be_said() -> None:
+    dataset = Holder(rows=[1], data=list(range(1_001)))
+    got = copies_of(dataset, copy_dataset="state")
+    assert_copied(dataset.rows, *(one.rows for one in got))
+    assert_shared(dataset.data, *(one.data for one in got))
+
+
+@pytest.mark.parametrize("value", ["all", "State", "", None, 2, [], (), object(), b"state"])
+def test_other_values_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="copy_dataset"):
+        loader_of([1, 2], copy_dataset=value)
+
+
+# ---- what has no copy ----
+
+
+def test_what_has_no_copy_is_shared_and_named_once(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with (
+        os.fdopen(reading, "rb") as pipe,
+        os.fdopen(writing, "wb"),
+        open(tmp_path / "log.txt", "w") as log,
+    ):
+        numbers = (x for x in [1, 2])
+        dataset = Holder(transform=Thing(log=log, rows=[1]), steps=[pipe], numbers=numbers)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            got = copies_of(dataset)
+        for one in got:
+            assert one.transform.log is log
+            assert one.steps[0] is pipe
+            assert one.numbers is numbers
+        assert_copied(dataset.transform, *(one.transform for one in got))
+        assert_copied(dataset.steps, *(one.steps for one in got))
+    assert [warning.category for warning in said] == [SharedStateWarning]
+    for place in ("dataset.transform.log", "dataset.steps[0]", "dataset.numbers"):
+        assert place in str(said[0].message)
+
+
+def test_what_has_no_copy_in_collate_fn_and_worker_init_fn() -> None:
+    numbers, more = (x for x in [1, 2]), (x for x in [1, 2])
+
+    class Collate:
+        def __init__(self) -> None:
+            self.numbers = numbers
+
+        def __call__(self, sample: Any) -> Any:
+            return sample
+
+    with pytest.warns(SharedStateWarning, match=r"collate_fn\.numbers") as said:
+        copies_of(Holder(), collate_fn=Collate(), worker_init_fn=lambda worker_id: more and None)
+    assert len(said) == 1
+    assert "worker_init_fn" in str(said[0].message)
+
+
+def test_what_has_no_copy_is_not_named_if_all_is_shared() -> None:
+    copies_of(Holder(numbers=(x for x in [1])), copy_dataset=False)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
+def test_an_open_database_is_refused() -> None:
+    database = sqlite3.connect(":memory:")
+    try:
+        loader = loader_of(Holder(transform=Thing(database=database)))
+        with (
+            loader,
+            pytest.raises(DatasetCopyError, match=r"dataset\.transform\.database") as error,
+        ):  # type: ignore[attr-defined]
+            iter(loader)
+        assert "open" in str(error.value)
+        cursor = database.cursor()
+        with (
+            loader_of(Holder(cursors=[cursor])) as loader,
+            pytest.raises(DatasetCopyError, match=r"dataset\.cursors\[0\]"),
+        ):
+            iter(loader)
+    finally:
+        database.close()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("order", ["file first", "file last"])
+def test_what_has_no_copy_in_an_object_with_a_finalizer(order: str, tmp_path: Path) -> None:
+    """The object is shared with what it holds, wherever else that is held."""
+    with open(tmp_path / "log.txt", "w") as log:
+        closing = Closing()
+        closing.log = log  # type: ignore[attr-defined]
+        both = {"log": log, "closing": closing}
+        dataset = Holder(**dict(sorted(both.items(), reverse=order == "file first")))
+        with pytest.warns(SharedStateWarning) as said:
+            got = copies_of(dataset)
+        assert_shared(closing, *(one.closing for one in got))
+        assert_shared(log, *(one.log for one in got))
+        assert "dataset.closing" in str(said[0].message)
+        assert len(said) == 1
+
+
+def test_a_refusal_leaves_nothing_behind() -> None:
+    """The next `iter()` works, if the cause is gone."""
+    database = sqlite3.connect(":memory:")
+    dataset = Holder(part=database)
+    try:
+        with loader_of(dataset) as loader:
+            with pytest.raises(DatasetCopyError, match=r"dataset\.part"):
+                iter(loader)
+            dataset.part = None
+            assert [one.part for one in loader] == [None, None]
+    finally:
+        database.close()
+
+
+# ---- what a worker inherits ----
+
+language = contextvars.ContextVar("language", default="none")
+
+
+class Inherited(Dataset[Any]):
+    """What the thread of a worker begins with; sample 0 changes it before sample 1 is read."""
+
+    fastload_per_worker = ()
+
+    def __init__(self) -> None:
+        self.changed, self.looked = threading.Event(), threading.Event()
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 1:
+            assert self.changed.wait(DEADLINE_SECONDS)
+        found = language.get(), decimal.getcontext().prec, np.geterr()["over"]
+        if index == 0:
+            language.set("de")
+            decimal.getcontext().prec = 3
+            np.seterr(over="raise")
+            self.changed.set()
+            assert self.looked.wait(DEADLINE_SECONDS)
+        self.looked.set()
+        return found
+
+
+def test_workers_begin_with_the_caller_s_context() -> None:
+    loader = fastload.DataLoader(Inherited(), num_workers=2, batch_size=None)
+
+    def load() -> list[Any]:
+        language.set("fr")
+        with decimal.localcontext() as context, np.errstate(over="ignore"):
+            context.prec = 7
+            found = list(loader)
+            assert (language.get(), context.prec, np.geterr()["over"]) == ("fr", 7, "ignore")
+        return found
+
+    assert contextvars.copy_context().run(load) == [["fr", 7, "ignore"]] * 2
