@@ -51,7 +51,7 @@ class InOneFile(Dataset[bytes]):
         self.path = path
         self.opened: list[Any] = []
         self.file = None if lazy else self.open()
-        self.both = threading.Barrier(1)  # of 2: the first two samples are read by one worker each
+        self.both = threading.Barrier(1)  # of 2: each worker reads one of every two samples
 
     def open(self) -> Any:
         self.opened.append(self.path.open("rb"))
@@ -67,8 +67,7 @@ class InOneFile(Dataset[bytes]):
     def __getitem__(self, index: int) -> bytes:
         if self.file is None:
             self.file = self.open()
-        if index < 2:
-            self.both.wait()
+        self.both.wait()
         self.file.seek(4 * index)
         return self.file.read(4)
 
