@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 import sys
 import threading
 import time
@@ -278,7 +279,7 @@ def test_no_code_of_the_users_runs() -> None:
         *(torch.float32, threading.Lock(), threading.local(), time, print, [].append.__name__),
         *(np.random.rand, random.random, np.add, functools.partial(print, 3), list[int]),
     ],
-    ids=repr,
+    ids=lambda x: re.sub(r" at 0x\w+", "", repr(x)),
 )
 def test_what_cannot_change_is_stateless(value: Any) -> None:
     assert is_stateless(value)
