@@ -144,10 +144,9 @@ class Batch(Ticket):
 
     def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
         """Return the key of the random stream of the sample at a position, or (None) of the batch."""
-        keys = self.keys if seeded else self.keys.unseeded()
         if at is None:
-            return keys.batch(self.position, next(iter(self.indices), None))
-        return keys.sample(self.position + at, self.indices[at])
+            return self.keys.batch(self.position, next(iter(self.indices), None), seeded=seeded)
+        return self.keys.sample(self.position + at, self.indices[at], seeded=seeded)
 
 
 class Fetcher:

@@ -10,7 +10,6 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +20,18 @@ from fastload.draws import single_sampler
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, TooManyErrorsError
 from fastload.faults import annotate, shown
 from fastload.fetch import Batch, Fetcher
+from fastload.hashing import mix64
 from fastload.isolation import Isolation, Own
-from fastload.isolation.generators import Keyed
 from fastload.lanes import LaneFetcher, LaneOrder
 from fastload.order import Order, SampledOrder, is_function, partition
-from fastload.randomness import Stream, chosen_modules, entered, routable
-from fastload.sampler import RankSampler, integer, mix64
+from fastload.randomness import Streams, chosen_modules, entered, routable
+from fastload.sampler import RankSampler, integer
 from fastload.slots import SlotPool
 from fastload.state import describe
 from fastload.tally import Tally
 from fastload.telemetry import Recorder, span, waiting_span
 from fastload.window import Window
-from fastload.workers import LOOP, Site, neutral_modes, pin_batch, serve
+from fastload.workers import LOOP, Site, can_pin, neutral_modes, pin_batch, serve
 
 if TYPE_CHECKING:
     from fastload.loader import DataLoader
@@ -56,7 +55,7 @@ class ThreadIterator(Iterator[Any]):
             raise ValueError("prefetch_factor must be 1 or more to load anything, got 0")
         self._pid = os.getpid()
         self._loader = weakref.ref(loader)
-        self._pins = loader.pin_memory and _can_pin(loader)
+        self._pins = loader.pin_memory and can_pin(loader.pin_memory_device, stacklevel=4)
         self._timeout = min(loader.timeout, threading.TIMEOUT_MAX) or None
         self._sampler = loader._index_sampler
         pool = SlotPool(channels_last=loader.memory_format is torch.channels_last)
@@ -71,11 +70,8 @@ class ThreadIterator(Iterator[Any]):
         # Without workers and seed all but torch's functions draws as if there were no loader.
         keys = not self._fetcher.gathers and (loader.seed is not None or not self._inline)
         modules = routable(chosen_modules(loader.random_modules)) if keys else frozenset()
-        make_stream = partial(
-            _stream,
-            modules=modules,
-            seeded=loader.seed is not None,
-            keyed=keys and not loader.iterable,
+        streams = Streams(
+            modules, keyed=keys and not loader.iterable, seeded=loader.seed is not None
         )
         # Before the sampler draws: what is refused changes nothing.
         isolation = _isolation(loader) if keys or not self._inline else None
@@ -86,7 +82,7 @@ class ThreadIterator(Iterator[Any]):
         if self._inline:
             own = Own(loader.dataset, loader.collate_fn, None)
             own = own if isolation is None else isolation.originals()
-            self._site = Site(0, own, None, make_stream(own))
+            self._site = Site(0, own, None, streams.make(own))
         self._window: Window[Batch] = Window(
             _depth(loader, self._fetcher, num_workers),
             in_order=loader.in_order,
@@ -109,7 +105,7 @@ class ThreadIterator(Iterator[Any]):
                 self._window,
                 self._fetcher,
                 isolation,
-                make_stream,
+                streams,
                 num_workers=num_workers,
                 base_seed=base_seed,
             )
@@ -507,41 +503,8 @@ def _isolation(loader: DataLoader[Any]) -> Isolation:
     )
 
 
-def _stream(own: Own, *, modules: frozenset[str], seeded: bool, keyed: bool) -> Stream:
-    """Make the random stream of a worker, or of the loop if there are no workers."""
-    # `init_fn` seeds by the worker's id. What a sample draws must not depend on which worker reads it.
-    seeded |= own.init_fn is not None
-    held = Keyed(own.generators, own_state=not seeded) if keyed and own.generators else None
-    return Stream(modules=modules, held=held, keyed=keyed, seeded=seeded)
-
-
 def _base_seed(loader: DataLoader[Any]) -> int:
     """What `get_worker_info().seed` counts from: torch's draw, in torch's place, or a function of (seed, epoch)."""
     if loader.seed is not None:
         return mix64(mix64(loader.seed) ^ loader._epoch) >> 1
     return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-
-
-def _can_pin(loader: DataLoader[Any]) -> bool:
-    """Whether there is anything to pin for; warns in torch's words where there is not."""
-    if loader.pin_memory_device:
-        warnings.warn(
-            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
-            f"ignore pin_memory_device='{loader.pin_memory_device}'.",
-            stacklevel=4,
-        )
-    accelerator = (
-        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    )
-    if accelerator is None:
-        warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, "
-            "then device pinned memory won't be used.",
-            stacklevel=4,
-        )
-    elif accelerator.type == "mps":
-        warnings.warn(
-            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
-            stacklevel=4,
-        )
-    return accelerator is not None and accelerator.type != "mps"

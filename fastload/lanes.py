@@ -15,9 +15,9 @@ from fastload.collate import SampleBox
 from fastload.errors import StateError
 from fastload.faults import annotate, contained, pass_signals, shown
 from fastload.fetch import Batch, Fetcher
+from fastload.hashing import mix64
 from fastload.order import Order
 from fastload.randomness import Stream, StreamKeys
-from fastload.sampler import mix64
 from fastload.telemetry import Recorder
 
 BEGINNING: dict[str, Any] = {"samples": 0, "state": None, "ended": False}

@@ -23,26 +23,24 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from hashlib import blake2b
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fastload.isolation import numpy_random, python_random
+from fastload.hashing import hash64, mix64
+from fastload.isolation import Own, numpy_random, python_random
 from fastload.isolation.generators import Keyed
-from fastload.sampler import integer, mix64
+from fastload.sampler import integer
+from fastload.torch_draws import DRAWS
 from fastload.torch_private import no_torch_function, seed_in_threads
 
 _BATCH = 0x6261_7463_6800_0000  # sets the stream of a batch apart from that of its first sample
-_PYTHON, _NUMPY = (
-    0x7079_7468_6F6E_0000,
-    0x6E75_6D70_7900_0000,
-)  # and these what the modules draw in it
+# And these what Python's and NumPy's global functions draw in it.
+_PYTHON, _NUMPY = 0x7079_7468_6F6E_0000, 0x6E75_6D70_7900_0000
 _local = threading.local()
 
 MODULES: dict[str, Any] = {"python": python_random, "numpy": numpy_random}
@@ -89,33 +87,30 @@ class StreamKeys:
             `RankSampler`, so that a sample draws the same in a world of another size.
     """
 
-    __slots__ = ("_epoch", "_epoch_key", "_rank", "_world_size")
+    __slots__ = ("_rank", "_seeded", "_unseeded", "_world_size")
 
     def __init__(self, seed: int, epoch: int, *, rank: int = 0, world_size: int = 1) -> None:
-        self._epoch = epoch
-        self._epoch_key = mix64(mix64(seed) ^ epoch)
+        self._seeded = mix64(mix64(seed) ^ epoch)
+        self._unseeded = mix64(mix64(0) ^ epoch)
         self._rank = rank
         self._world_size = world_size
 
-    def unseeded(self) -> StreamKeys:
-        """Return keys of the same epoch that do not depend on the seed."""
-        return StreamKeys(0, self._epoch, rank=self._rank, world_size=self._world_size)
-
-    def sample(self, position: int, index: Any) -> int:
-        """Return 64 bits for the sample `index` at a local position of the epoch."""
+    def sample(self, position: int, index: Any, *, seeded: bool = True) -> int:
+        """Return 64 bits for the sample `index` at a local position; if not `seeded`, equal ones for all seeds."""
         place = position * self._world_size + self._rank
-        return mix64(mix64(self._epoch_key ^ place) ^ _index_bits(index))
+        key = self._seeded if seeded else self._unseeded
+        return mix64(mix64(key ^ place) ^ _index_bits(index))
 
-    def batch(self, position: int, first: Any) -> int:
+    def batch(self, position: int, first: Any, *, seeded: bool = True) -> int:
         """Return 64 bits for the batch that begins at a local position with the sample `first`."""
-        return mix64(self.sample(position, first) ^ _BATCH)
+        return mix64(self.sample(position, first, seeded=seeded) ^ _BATCH)
 
 
 def _index_bits(index: Any) -> int:
     try:
         return operator.index(index)
     except TypeError:  # a key of another kind, of which its text is the same in every process
-        return int.from_bytes(blake2b(repr(index).encode(), digest_size=8).digest(), "little")
+        return hash64(repr(index))
 
 
 # ---- noticing what cannot be keyed ----
@@ -229,7 +224,7 @@ class Stream(TorchFunctionMode):
         self.keyed = keyed
         self.seeded = seeded
         self.noticed: set[str] = set()  # what is to be warned of: "the dataset seems to ..."
-        self.unkeyed_draws = 0  # calls in a row that seem to have drawn without a generator
+        self._unkeyed_draws = 0  # calls in a row that seem to have drawn without a generator
         self._key: int | None = None
         self._pass_key: int | None = None
         self._torch = torch.Generator()
@@ -328,110 +323,40 @@ class Stream(TorchFunctionMode):
                 self._python_fresh = self._numpy_fresh = False
             self.stale = False
 
+    def called_unkeyed(self, func: Any, *, drew: bool) -> None:
+        """Notice a function that draws without a generator: after four draws in a row, as the loop may draw too."""
+        self._unkeyed_draws = self._unkeyed_draws + 1 if drew else 0
+        if self._unkeyed_draws == 4:
+            self.noticed.add(keyless(f"torch's global random state ({func.__name__})"))
+
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Called by torch for each of its functions that this thread calls."""
-        draw = _DRAWS.get(func)
+        draw = DRAWS.get(func)
         if draw is None or self.source is None:
             return func(*args, **kwargs) if kwargs else func(*args)
         return draw(self, func, args, kwargs or {})
 
 
-# ---- torch's random functions ----
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Makes the random streams of a loader's workers, or of the loop if there are none.
 
+    `modules`, `keyed`, `seeded`: of `Stream`.
+    """
 
-def _keyed(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A function with a `generator` argument; on another device than the CPU, or given one, as it is."""
-    for a in args:
-        if type(a) is torch.Generator or (isinstance(a, torch.Tensor) and not a.is_cpu):
-            return func(*args, **kwargs)
-    if kwargs and not (_takes_ours(kwargs) and _on_cpu((), kwargs)):
-        return func(*args, **kwargs)
-    return func(*args, **{**kwargs, "generator": stream.generator()})
+    modules: frozenset[str]
+    keyed: bool
+    seeded: bool
 
-
-def _takes_ours(kwargs: dict[str, Any]) -> bool:
-    """Whether a call is given no generator, or torch's default one, in whose place the stream's stands."""
-    given = kwargs.get("generator")
-    return given is None or given is torch.default_generator
-
-
-def _like(fill: str) -> Callable[..., Any]:
-    """`rand_like` and its kin, which take a generator only in the latest torch: the same in all."""
-
-    def draw(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if not _takes_ours(kwargs) or not _on_cpu(args, kwargs):
-            return func(*args, **kwargs)
-        bounds = [kwargs[name] for name in ("low", "high") if name in kwargs]
-        options = {
-            k: v for k, v in kwargs.items() if k not in ("generator", "input", "low", "high")
-        }
-        given: list[Any] = [*args, kwargs["input"]] if "input" in kwargs else [*args]
-        like, *rest = given
-        out = torch.empty_like(like, **options).detach()
-        limits = [*rest, *bounds]
-        if fill == "random_" and len(limits) == 1:
-            limits.insert(0, 0)
-        getattr(out, fill)(*limits, generator=stream.generator())
-        return out.requires_grad_(bool(kwargs.get("requires_grad")))
-
-    return draw
-
-
-def _unkeyed(stream: Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A function that takes no generator: notice if it draws. The loop may draw meanwhile, so four in a row count."""
-    before = torch.default_generator.get_state()
-    out = func(*args, **kwargs)
-    if torch.equal(before, torch.default_generator.get_state()):
-        stream.unkeyed_draws = 0
-    else:
-        stream.unkeyed_draws += 1
-        if stream.unkeyed_draws == 4:
-            stream.noticed.add(keyless(f"torch's global random state ({func.__name__})"))
-    return out
-
-
-def _on_cpu(args: Any, kwargs: dict[str, Any]) -> bool:
-    device = kwargs.get("device")
-    if device is not None:
-        return torch.device(device).type == "cpu"
-    return all(a.is_cpu for a in args if isinstance(a, torch.Tensor))
-
-
-def _named(owner: Any, names: str) -> list[Any]:
-    return [getattr(owner, name) for name in names.split()]
-
-
-KEYED = [
-    *_named(torch, "bernoulli binomial multinomial normal poisson rand randint randn randperm"),
-    *_named(torch, "rrelu rrelu_ _sample_dirichlet _standard_gamma"),
-    *_named(torch.Tensor, "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_"),
-    *_named(torch.Tensor, "multinomial normal_ random_ uniform_"),
-    *_named(nn.init, "kaiming_normal_ kaiming_uniform_ normal_ orthogonal_ sparse_ trunc_normal_"),
-    *_named(nn.init, "uniform_ xavier_normal_ xavier_uniform_"),
-]
-"""Functions of torch that draw and take a generator."""
-
-LIKE = {torch.rand_like: "uniform_", torch.randn_like: "normal_", torch.randint_like: "random_"}
-"""Functions that draw as the method named here does, on a tensor like their argument."""
-
-UNKEYED = [
-    *_named(torch, "alpha_dropout alpha_dropout_ dropout dropout_ feature_alpha_dropout"),
-    *_named(torch, "feature_alpha_dropout_ feature_dropout feature_dropout_ native_dropout"),
-    *_named(functional, "alpha_dropout dropout dropout1d dropout2d dropout3d"),
-    *_named(functional, "feature_alpha_dropout fractional_max_pool2d fractional_max_pool3d"),
-    *_named(functional, "fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices"),
-    *_named(functional, "gumbel_softmax multi_head_attention_forward rrelu"),
-    *_named(functional, "scaled_dot_product_attention"),
-]
-"""Functions of torch that may draw and take no generator: noticed when they do."""
-
-_DRAWS: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys(KEYED, _keyed),
-    **{func: _like(fill) for func, fill in LIKE.items()},
-    **dict.fromkeys(UNKEYED, _unkeyed),
-}
+    def make(self, own: Own) -> Stream:
+        """Return the stream of the worker that reads through `own`."""
+        # `init_fn` seeds by the worker's id. What a sample draws must not depend on which worker reads it.
+        seeded = self.seeded or own.init_fn is not None
+        keyed = self.keyed and own.generators
+        held = Keyed(own.generators, own_state=not seeded) if keyed else None
+        return Stream(modules=self.modules, held=held, keyed=self.keyed, seeded=seeded)
 
 
 # ---- what users call ----

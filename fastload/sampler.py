@@ -19,9 +19,10 @@ import numpy.typing as npt
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
+from fastload.hashing import MASK, mix64
+
 _CHUNK = 8192  # positions computed at a time: large enough to hide NumPy's call overhead, small enough for the cache
 _Words = npt.NDArray[np.uint64]
-_MASK = 0xFFFF_FFFF_FFFF_FFFF
 # Set apart what one key selects: the order of runs, the place of a short one, the order in window w (by w itself).
 _RUNS, _LAST_RUN = 0x7275_6E73_0000_0000, 0x6C61_7374_0000_0000
 
@@ -40,17 +41,6 @@ def epoch_number(value: object) -> int:
     if epoch < 0:
         raise ValueError(f"epoch must be 0 or more, got {epoch}")
     return epoch
-
-
-def mix64(x: int) -> int:
-    """Hash 64 bits to 64 bits, bijectively: the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
-
-    Any integer will do: of it count the low 64 bits.
-    """
-    x = (x + 0x9E37_79B9_7F4A_7C15) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
-    return x ^ (x >> 31)
 
 
 def _hashed(x: _Words) -> _Words:
@@ -81,7 +71,7 @@ def permuted(positions: npt.NDArray[np.int64], n: int, key: int | _Words) -> npt
     # samples four times as likely as others, 24 do not (chi-square in the tests); from thousands of
     # samples on, 8 are plenty.
     rounds = 24 if n <= 4096 else 8
-    keys = np.array([key & _MASK], np.uint64) if isinstance(key, int) else key
+    keys = np.array([key & MASK], np.uint64) if isinstance(key, int) else key
     out: _Words = positions.astype(np.uint64)
     todo = np.arange(len(out))
     while len(todo):
@@ -113,7 +103,7 @@ def permuted_by_window(
     places = number * window
     tail = n // window  # the number of the last window where it is shorter
     for length, here in ((window, number < tail), (n % window, number == tail)):
-        keys = _hashed(np.uint64(key & _MASK) ^ _hashed(number[here].astype(np.uint64)))
+        keys = _hashed(np.uint64(key & MASK) ^ _hashed(number[here].astype(np.uint64)))
         places[here] += permuted(positions[here] % window, length, keys)
     # The last run may be shorter. It takes any place among the others with equal chance.
     full, rest = n // run, n % run

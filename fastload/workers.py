@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from queue import SimpleQueue
+from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -31,7 +32,8 @@ from fastload.errors import ModuleStateWarning, SharedStateWarning
 from fastload.faults import annotate, contained, file_of
 from fastload.fetch import Batch, Fetcher
 from fastload.isolation import Isolation, Own, Watch
-from fastload.randomness import GlobalDraws, Stream, entered
+from fastload.isolation.generators import NewGenerators
+from fastload.randomness import GlobalDraws, Stream, Streams, entered
 from fastload.telemetry import Place, Recorder, recording, span
 from fastload.torch_private import (
     current_worker_info,
@@ -58,7 +60,7 @@ def start(
     window: Window[Batch],
     fetcher: Fetcher,
     isolation: Isolation,
-    make_stream: Callable[[Own], Stream],
+    streams: Streams,
     *,
     num_workers: int,
     base_seed: int,
@@ -71,7 +73,7 @@ def start(
         isolation: gives each worker what it reads through. A worker starts as soon as that is made. Its
             `init_fn` is called with the worker's id in its thread, one worker after another, while the
             caller waits; Python's, NumPy's and torch's global random states are restored afterwards.
-        make_stream: makes a worker's random stream, in its thread.
+        streams: make each worker's random stream, in its thread.
         num_workers: threads; 0 starts none.
         base_seed: `get_worker_info().seed` of worker i is `base_seed + i`.
 
@@ -108,7 +110,7 @@ def start(
                 if i == 0:
                     isolation.warn_of_shared(stacklevel=6)
                 info = make_worker_info(i, num_workers, base_seed + i, own.dataset)
-                setting = (make_stream, device, torch_threads)
+                setting = (streams, device, torch_threads)
                 launch(f"fastload-worker-{i}", _work, window, fetcher, own, info, *setting)
                 if isolation.initialises:
                     wait_for(1)
@@ -192,14 +194,16 @@ class Site:
             SharedStateWarning: set(),
             ModuleStateWarning: set(),
         }
-        self._looks: dict[str, list[GlobalDraws | Watch | _NewGenerators]] = {}
+        self._looks: dict[str, list[GlobalDraws | Watch | NewGenerators]] = {}
         self._blocks = {"sample": 0, "collate": 0}
         if worker == 0:  # one looks for all: a look costs some 100 us, of each of them as it starts
             for stage in self._blocks:
                 looked = GlobalDraws(stream.noticed, numpy="numpy" not in stream.modules)
                 self._looks[stage] = [looked]
                 if stream.keyed:
-                    self._looks[stage].append(_NewGenerators(own, stream.noticed))
+                    self._looks[stage].append(
+                        NewGenerators(own.generators, own.searched, stream.noticed)
+                    )
             for category, watched in (
                 (SharedStateWarning, own.watched),
                 (ModuleStateWarning, own.watched_modules),
@@ -224,48 +228,12 @@ class Site:
                 look.end()
 
 
-class _NewGenerators:
-    """Notices a generator of random numbers that a sample, or `collate_fn`, made and kept: nothing keys it."""
-
-    def __init__(self, own: Own, noticed: set[str]) -> None:
-        self._own, self._noticed = own, noticed
-        self._known = {id(x) for _, x in own.generators}
-        self._runs = 0
-        self._kept: dict[int, tuple[str, Any]] | None = None
-
-    def begin(self) -> None:
-        """Begin a run of user code."""
-
-    def end(self) -> None:
-        """Look after the fourth and the fifth run at what is new: what is there twice was kept.
-
-        Not after the first, because a walk over the graph would hold up the workers that are just starting.
-        """
-        self._runs += 1
-        if self._runs not in (4, 5):
-            return
-        try:
-            found = self._own.searched().generators
-        except Exception:  # of a class of the user's: looking must not cost a batch
-            found = []
-        found = [(place, x) for place, x in found if not isinstance(x, np.random.BitGenerator)]
-        new = {id(x): (place, x) for place, x in found if id(x) not in self._known}
-        if self._kept is None:
-            self._kept = new
-            return
-        for i in new.keys() & self._kept.keys():
-            self._noticed.add(
-                f"make the generator `{new[i][0]}` while a sample is read: what it draws depends on which worker reads "
-                "which samples. Make it before the loop, in __init__ for example; then each sample has its own draws."
-            )
-
-
 def _work(
     window: Window[Batch],
     fetcher: Fetcher,
     own: Own,
     info: Any,
-    make_stream: Callable[[Own], Stream],
+    streams: Streams,
     device: int | None,
     torch_threads: int,
     set_up: SimpleQueue[Exception | None],
@@ -280,9 +248,9 @@ def _work(
                 with own.entered():
                     own.init_fn(info.id)
                 set_worker_info(None)
-                own = own.searched()
+                own = replace(own, generators=own.searched())
         lane = info.id if window.lanes > 1 else 0
-        site = Site(info.id, own, info, make_stream(own), lane=lane)
+        site = Site(info.id, own, info, streams.make(own), lane=lane)
         with own.entered(), entered(site.stream):
             while serve(window, fetcher, site):
                 pass
@@ -430,6 +398,31 @@ def _current_device() -> int | None:
     if torch.cuda.is_available() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     return torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
+def can_pin(device: str, *, stacklevel: int) -> bool:
+    """Return whether there is anything to pin for; warn in torch's words if there is not."""
+    if device:
+        warnings.warn(
+            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
+            f"ignore pin_memory_device='{device}'.",
+            stacklevel=stacklevel + 1,
+        )
+    accelerator = (
+        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    )
+    if accelerator is None:
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, "
+            "then device pinned memory won't be used.",
+            stacklevel=stacklevel + 1,
+        )
+    elif accelerator.type == "mps":
+        warnings.warn(
+            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
+            stacklevel=stacklevel + 1,
+        )
+    return accelerator is not None and accelerator.type != "mps"
+
+
 
 
 @contextmanager

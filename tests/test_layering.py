@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "fastload"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 GROUND = {"isolation"}
 """Folders that every file may import, and that import nothing of fastload above them."""
+GROUND_FILES = ("fastload.errors.", "fastload.hashing.")
 FOLDERS = {path.parent.name for path in MODULES if path.parent.parent == PACKAGE} - {"cli"} - GROUND
 COMMAND_LINE = [*sorted((PACKAGE / "cli").glob("*.py")), PACKAGE / "__main__.py"]
 CORE = [path for path in MODULES if path.parent == PACKAGE and path not in COMMAND_LINE]
@@ -147,7 +148,7 @@ def test_the_ground_imports_nothing_above_it(path: Path) -> None:
         name
         for name in names
         if name.partition(".")[0] not in allowed
-        and not f"{name}.".startswith((f"{package_of(path)}.", "fastload.errors."))
+        and not f"{name}.".startswith((f"{package_of(path)}.", *GROUND_FILES))
     }
     assert above <= {"lmdb"}, f"{path.name} is ground and imports {above}"
 

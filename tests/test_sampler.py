@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastload
-from fastload.sampler import RankSampler, mix64, permuted
+from fastload.hashing import mix64
+from fastload.sampler import RankSampler, permuted
 
 
 @given(n=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import fastload
 from fastload.errors import StateError
-from fastload.sampler import RankSampler, mix64, permuted, permuted_by_window
+from fastload.hashing import mix64
+from fastload.sampler import RankSampler, permuted, permuted_by_window
 
 SIZES = st.tuples(st.integers(1, 600), st.integers(1, 80), st.integers(1, 700)).map(
     lambda s: (s[0], min(s[1], s[2]), max(s[1], s[2]))

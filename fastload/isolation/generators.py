@@ -10,24 +10,23 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.random import MT19937, PCG64, PCG64DXSM, SFC64, Philox, RandomState
 
-_64 = 0xFFFF_FFFF_FFFF_FFFF
+from fastload.hashing import hash64, mix64
 
 
 class Keyed:
     """The generators of one worker's copy, keyed anew for each sample. Belongs to one thread.
 
     Args:
-        generators: the place in the graph (`dataset.transform.R`) and the object. What draws from one bit generator
-            has one key, by the first place. Torch's generators for other devices than the CPU are left alone.
-            Generators of one kind with equal states draw alike, as they would in a worker process: they have the place
-            of the first.
+        generators: the place in the graph (`dataset.transform.R`) and the object. Generators that share a bit
+            generator share one key, named after the first place. So do generators of one kind with equal states: they
+            draw alike, as they would in a worker process. Torch's generators for other devices than the CPU are left
+            alone.
         own_state: a sample's draws depend on the key, the place and the state that the generator has now;
             if False, on key and place alone.
     """
@@ -39,7 +38,7 @@ class Keyed:
         for place, source, users in _by_source(generators):
             state = repr(_plain(_state(source)))
             first = places.setdefault((type(source).__name__, state), place)
-            salt = _hash64(f"{first}\0{state if own_state else ''}")
+            salt = hash64(f"{first}\0{state if own_state else ''}")
             self._streams.append((salt, _stream(source, users, salt)))
 
     def begin(self, key: int) -> None:
@@ -47,7 +46,7 @@ class Keyed:
         if not self._saved:
             self._saved = [stream.save() for _, stream in self._streams]
         for salt, stream in self._streams:
-            stream.seed(_mix64(key ^ salt))
+            stream.seed(mix64(key ^ salt))
 
     def restore(self) -> None:
         """Put every generator back into the state in which `begin()` found it, after the last `restore()` if any."""
@@ -113,10 +112,10 @@ def _setter(source: Any, salt: int) -> Callable[[int], object]:
     state: Any = {**kind(_NoSeeds()).state, "bit_generator": type(source).__name__}
     words = state["state"]
     if "inc" in words:
-        words["inc"] = salt << 64 | _mix64(salt) | 1
+        words["inc"] = salt << 64 | mix64(salt) | 1
 
     def set_state(key: int) -> None:
-        more = _mix64(key)
+        more = mix64(key)
         if "inc" in words:
             words["state"] = key << 64 | more
         else:
@@ -127,7 +126,55 @@ def _setter(source: Any, salt: int) -> Callable[[int], object]:
     return set_state
 
 
-# ---- states and hashes ----
+class NewGenerators:
+    """Notices a generator of random numbers that a sample, or `collate_fn`, made and kept: nothing keys it.
+
+    Args:
+        known: the generators that are keyed, and their places.
+        search: finds all generators that the worker holds now, and their places.
+        noticed: where the sentences go; each continues "the dataset seems to ".
+    """
+
+    def __init__(
+        self,
+        known: Sequence[tuple[str, Any]],
+        search: Callable[[], Sequence[tuple[str, Any]]],
+        noticed: set[str],
+    ) -> None:
+        self._known = {id(x) for _, x in known}
+        self._search, self._noticed = search, noticed
+        self._runs = 0
+        self._new: dict[int, tuple[str, Any]] = {}  # they stay alive, so the ids stay theirs
+
+    def begin(self) -> None:
+        """Begin a run of user code."""
+
+    def end(self) -> None:
+        """Look after the fourth and the fifth run at what is new: what is there twice was kept.
+
+        Not after the first, because a walk over the graph would hold up the workers that are just starting.
+        """
+        self._runs += 1
+        if self._runs not in (4, 5):
+            return
+        try:
+            found = self._search()
+        except Exception:  # of a class of the user's: looking must not cost a batch
+            found = []
+        new = {
+            id(x): (place, x)
+            for place, x in found
+            if id(x) not in self._known and not isinstance(x, np.random.BitGenerator)
+        }
+        for i in new.keys() & self._new.keys():
+            self._noticed.add(
+                f"make the generator `{new[i][0]}` while a sample is read: what it draws depends on which worker reads "
+                "which samples. Make it before the loop, in __init__ for example; then each sample has its own draws."
+            )
+        self._new = new
+
+
+# ---- states ----
 
 
 def _by_source(generators: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any, list[Any]]]:
@@ -160,16 +207,3 @@ def _plain(state: Any) -> Any:
     if isinstance(state, dict):
         return sorted((name, _plain(value)) for name, value in state.items())
     return state.tolist() if isinstance(state, np.ndarray) else state
-
-
-def _hash64(text: str) -> int:
-    """Hash a text to 64 bits, equally on all machines."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def _mix64(x: int) -> int:
-    """Hash 64 bits to 64 bits, bijectively: the finalizer of SplitMix64, as in `fastload.sampler`."""
-    x = (x + 0x9E37_79B9_7F4A_7C15) & _64
-    x = ((x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9) & _64
-    x = ((x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB) & _64
-    return x ^ (x >> 31)

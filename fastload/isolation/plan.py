@@ -95,20 +95,18 @@ class Plan:
         self._kinds: dict[type, Kind] = {}
         self._tallies: dict[int, _Tally] = {}
         self._memory: list[Any] = []  # arrays, tensors and buffers that may be copied
-        self.nodes: dict[
-            int, Node
-        ] = {}  # by id; they keep the objects alive, so the ids stay theirs
+        # By id. They keep the objects alive, so the ids stay theirs.
+        self.nodes: dict[int, Node] = {}
         self.shared: dict[int, str] = {}  # why, by id
         self.shallow: set[int] = set()  # containers with attributes, whose elements are data
-        self.blocks: dict[
-            int, Block
-        ] = {}  # the memory that each worker has its own of, by the id of what lies in it
-        self._generators: list[Any] = []  # and what copies itself, which may hold some
+        # The memory that each worker has its own of, by the id of what lies in it.
+        self.blocks: dict[int, Block] = {}
+        # With those that copy themselves, which may hold some.
+        self._generators: list[Any] = []
         self.refused: list[Named] = []
         self.uncopyable: list[Named] = []
-        self._made: set[int] = (
-            set()
-        )  # objects that protocols of classes make, which nobody else holds
+        # Objects that protocols of classes make, which only the plan holds.
+        self._made: set[int] = set()
         for label, root in self._roots.items():
             self.walk(root, None, label)
 
@@ -160,7 +158,7 @@ class Plan:
             return kind
 
     def _is_long(self, x: Any) -> bool:
-        """Return whether a container has so many elements that it is data."""
+        """Return whether a container has more elements than the limit, so that workers share it."""
         if len(x) <= rules.ELEMENTS or self._copy_data:
             return False
         return len(x) > rules.ELEMENTS * rules.allowance(x)

@@ -113,9 +113,8 @@ _STAND_INS: dict[str, tuple[list[Any], list[Any]]] = {
 _lock = threading.RLock()
 _installed = 0
 _holders: list[tuple[dict[str, Any], str]] = [(vars(random), name) for name in _STAND_INS]
-_left: dict[
-    int, tuple[int, int]
-] = {}  # references that are no module's, and modules, by the id of the list
+# By the id of the list: references that are no module's, and modules.
+_left: dict[int, tuple[int, int]] = {}
 
 
 def install() -> None:
@@ -193,7 +192,7 @@ def _replace(old: list[Any], new: list[Any]) -> None:
 
 @functools.cache
 def _failure() -> str | None:
-    """Try the class on a generator that nobody else has. Return what is wrong, None if nothing is."""
+    """Test the routing on a private generator. Return what failed, or None."""
     for name, (real, _) in _STAND_INS.items():
         if not isinstance(real[0], BuiltinMethodType) or real[0].__self__ is not random._inst:
             return f"other code had replaced `random.{name}`"

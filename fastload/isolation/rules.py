@@ -32,7 +32,7 @@ MEMORY_BYTES = 16 * 2**20
 """An array or tensor of more bytes is data. At 1 MiB, a float buffer for one 1024 x 1024 picture would be shared."""
 
 ELEMENTS = 1_000
-"""A container of more elements is data. `limit` looks at about this many of them."""
+"""A container of more elements is data. `allowance` looks at about this many of them."""
 
 FEW = 16
 """A container with fewer elements is not data, whatever is below it: a pair of 3 MiB buffers is not."""
@@ -80,7 +80,11 @@ _SHARED_CLASSES = {
     "datasets.table.Table",
     "fastload.iterator.ThreadIterator",
     "h5py._hl.base.HLObject",
-    "h5py.h5.ObjectID",
+    "h5py.h5a.AttrID",
+    "h5py.h5d.DatasetID",
+    "h5py.h5f.FileID",
+    "h5py.h5g.GroupID",
+    "h5py.h5r.Reference",
     "builtins.Environment",  # lmdb's, in C
     "builtins._Database",
     "lmdb.cffi.Environment",
@@ -169,7 +173,7 @@ def per_worker(kind: type) -> tuple[str, ...] | None:
 
 
 def is_global_generator(x: Any) -> bool:
-    """Return whether `x` is a generator behind Python's, NumPy's or torch's global functions, or draws from one."""
+    """Return whether Python's, NumPy's or torch's global functions draw from `x`, or from what `x` draws from."""
     if isinstance(x, np.random.Generator):
         x = x.bit_generator
     numpys: Any = np.random

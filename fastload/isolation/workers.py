@@ -48,17 +48,18 @@ class Own:
     generators: Sequence[tuple[str, Any]] = ()
     """The generators of random numbers that it holds, and the way to each."""
 
-    def searched(self) -> Own:
-        """Return it with the generators that it holds now: `init_fn` or a sample may have put others in place."""
+    def searched(self) -> Sequence[tuple[str, Any]]:
+        """Return the generators that it holds now: `init_fn` or a sample may have put others in place."""
         roots = {
             "dataset": self.dataset,
             "collate_fn": self.collate_fn,
             "worker_init_fn": self.init_fn,
         }
-        for x, path in zip(self.modules.roots, self.modules.paths, strict=True):
+        paths = zip(self.modules.paths, self.modules.roots, strict=True)
+        for path, x in (*paths, *self.modules.cached.items()):
             roots[path] = self.module_copies.get(id(x), x)
-        plan = Plan(roots, left_out={id(x) for x in self.modules.roots})
-        return replace(self, generators=plan.generators())
+        left_out = {id(x) for x in (*self.modules.roots, *self.modules.cached.values())}
+        return Plan(roots, left_out=left_out).generators()
 
     @contextmanager
     def entered(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ import lzma
 import mmap
 import tarfile
 import zipfile
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,9 @@ class Records(Pairs):
             self.file = self.opened()
         return self.read(index % RECORDS), self.right(index % RECORDS)
 
+    @abstractmethod
     def read(self, index: int) -> Any:
-        raise NotImplementedError
+        """Return the record, read through `self.file`."""
 
     def right(self, index: int) -> Any:
         return filled(index)

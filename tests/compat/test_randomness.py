@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -288,7 +289,7 @@ def test_equal_for_two_world_sizes(case: str) -> None:
 
 
 class Twice(Pairs):
-    """Image and mask go through one transform, which is told before the mask to draw the same."""
+    """Apply one transform to image and mask, with its random state reset in between."""
 
     def __init__(self, transform: Transform) -> None:
         self.transform = transform
@@ -297,8 +298,9 @@ class Twice(Pairs):
         image = torch.from_numpy(picture(index, 16, 16))
         return self.pair(image, image.clone())
 
+    @abstractmethod
     def pair(self, image: Any, mask: Any) -> tuple[Any, Any]:
-        raise NotImplementedError
+        """Return image and mask, transformed alike."""
 
 
 class SeedsPython(Twice):

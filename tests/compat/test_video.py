@@ -6,6 +6,7 @@ is open at `iter()` is refused, with its place.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ class Frames(Pairs):
         wanted = index * 7 % FRAMES
         return index_of(self.read(wanted)), torch.tensor([wanted, wanted])
 
+    @abstractmethod
     def read(self, wanted: int) -> Any:
-        raise NotImplementedError
+        """Return the pixels of the frame `wanted`."""
 
 
 class AvFrames(Frames):

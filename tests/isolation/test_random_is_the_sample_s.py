@@ -1176,7 +1176,7 @@ def said_of(dataset: Any, **options: Any) -> list[str]:
     """Return the warnings of one epoch."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        with fastload.DataLoader(dataset, 4, num_workers=2, **options) as loader:
+        with fastload.DataLoader(dataset, 4, num_workers=1, **options) as loader:
             list(loader)
     return [str(warning.message) for warning in said]
 

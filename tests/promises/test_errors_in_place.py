@@ -790,7 +790,7 @@ def test_a_fault_in_a_loader_thread_reaches_the_loop(
     """After some of the batches before it; and from then on it is all that comes."""
     collected = place in ("collect", "pin")
     if collected:  # the collector's work is simulated: here may be nothing to pin for
-        monkeypatch.setattr(fastload.iterator, "_can_pin", lambda loader: True)
+        monkeypatch.setattr(fastload.iterator, "can_pin", lambda device, stacklevel: True)
         monkeypatch.setattr(workers_module, "pin_batch", lambda batch: None)
     loader = fastload.DataLoader(
         range(100),  # type: ignore[arg-type]
@@ -841,7 +841,7 @@ def test_a_thread_that_cannot_be_set_up(
             raise kind("cannot be set up")
         set_num_threads(count)
 
-    monkeypatch.setattr(fastload.iterator, "_can_pin", lambda loader: True)
+    monkeypatch.setattr(fastload.iterator, "can_pin", lambda device, stacklevel: True)
     monkeypatch.setattr(workers_module, "pin_batch", lambda batch: None)
     loader = fastload.DataLoader(
         range(100),  # type: ignore[arg-type]
@@ -871,7 +871,7 @@ def test_a_thread_that_cannot_be_started(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(fastload.iterator, "_can_pin", lambda loader: True)
+    monkeypatch.setattr(fastload.iterator, "can_pin", lambda device, stacklevel: True)
     monkeypatch.setattr(workers_module, "pin_batch", lambda batch: None)
     loader = fastload.DataLoader(
         range(100),  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import ast
 import copy
 import errno
 import inspect
+import itertools
 import os
 import random
 import re
@@ -30,10 +31,16 @@ import torch.distributed
 import torch.utils.data
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    default_collate,
+    get_worker_info,
+)
 
 import fastload
-from fastload.randomness import KEYED, LIKE, UNKEYED
+from fastload.torch_draws import KEYED, LIKE, UNKEYED
 
 WORKERS = [0, 1, 2, 8]
 SEED = 7
@@ -736,11 +743,28 @@ SOURCES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+def after_the_first(draw: Callable[[], Any]) -> Callable[[], Any]:
+    """Let the second worker draw after the first has read half of the samples: only the first looks."""
+    drawn, half = itertools.count(1), threading.Event()
+
+    def draw_in_turn() -> Any:
+        info = get_worker_info()
+        if info is not None and info.id:
+            assert half.wait(30)
+        elif next(drawn) == 32:
+            half.set()
+        return draw()
+
+    return draw_in_turn
+
+
 @pytest.mark.parametrize(("workers", "seed"), [(2, None), (2, SEED), (1, SEED), (0, SEED)])
 @pytest.mark.parametrize("source", SOURCES)
 def test_global_draws_are_noticed_once(source: str, workers: int, seed: int | None) -> None:
     draw, name = SOURCES[source]
-    said = warned(Calls(64, draw), num_workers=workers, seed=seed, random_modules=())
+    dataset = Calls(64, after_the_first(draw))
+    options = {"prefetch_batches": 16} if workers else {}
+    said = warned(dataset, num_workers=workers, seed=seed, random_modules=(), **options)
     assert len(said) == 1, said
     assert re.search(name, said[0]), said
     assert "sample_rng" in said[0] or "sample_generator" in said[0], "the remedy is named"
