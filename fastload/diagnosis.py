@@ -14,6 +14,7 @@ from fastload.stats import (
     others_share,
     percent,
     seconds_in,
+    waited_s,
     waited_share,
 )
 
@@ -78,9 +79,9 @@ class Finding:
     """What bounds a run."""
 
     cause: str
-    """"nothing" (there is too little to tell by), "step" (the training step), "inline" (there are no workers),
-    "sampler", "straggler" (one slow sample), "gil", "collate", "pin", "prefetch" (too few batches in
-    flight), "storage", "decode" or another stage that the data set named, "cores" (all are busy) or
+    """"nothing" (there is too little to tell by, or most of the wait was the start), "step" (the training step),
+    "inline" (there are no workers), "sampler", "straggler" (one slow sample), "gil", "collate", "pin", "prefetch" (too
+    few batches in flight), "storage", "decode" or another stage that the data set named, "cores" (all are busy) or
     "workers" (too few), or "others" (other processes take the cores)."""
     advice: str
     """What to change."""
@@ -174,13 +175,22 @@ def _straggler(stats: Stats) -> Finding | None:
     if (
         sample is None
         or stats.slowest_s < STRAGGLER * sample.p50_s
-        or stats.slowest_s < MOSTLY * stats.consumer_wait_s
+        or stats.slowest_s < MOSTLY * waited_s(stats)
     ):
         return None
+    figures = (
+        f"{duration(stats.slowest_s)} (the median is {duration(sample.p50_s)}), the loop waited "
+        f"{duration(waited_s(stats))} in all"
+    )
+    if stats.slowest_is_first:
+        return _finding(
+            "nothing",
+            f"The start bounds the run so far: the first sample of a thread took {figures}",
+            "look again after more batches, or import modules and open files before the loop",
+        )
     return _finding(
         "straggler",
-        f"One slow sample bounds the run: {stats.slowest or 'unknown which'}, it took {duration(stats.slowest_s)} "
-        f"(the median is {duration(sample.p50_s)}), the loop waited {duration(stats.consumer_wait_s)} in all",
+        f"One slow sample bounds the run: {stats.slowest or 'unknown which'}, it took {figures}",
         "look at that file, or raise prefetch_batches so that the others go on meanwhile",
     )
 

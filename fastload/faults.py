@@ -14,6 +14,8 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from types import CodeType
 from typing import Any
 
 from torch.utils.data import Subset
@@ -42,15 +44,20 @@ def pass_signals(exc: BaseException) -> None:
     Python runs the handlers of signals in the main thread alone: a loop's, with its sampler, and with its samples
     where there are no workers.
     """
-    if (
-        issubclass(type(exc), Exception)
-        or threading.current_thread() is not threading.main_thread()
-    ):
+    if threading.current_thread() is not threading.main_thread():
         return
-    handlers = {getattr(signal.getsignal(s), "__code__", None) for s in signal.valid_signals()}
+    handlers = {_code(signal.getsignal(s)) for s in signal.valid_signals()} - {None}
     frames = (frame.f_code for frame, _ in traceback.walk_tb(exc.__traceback__))
     if issubclass(type(exc), KeyboardInterrupt) or any(code in handlers for code in frames):
         raise exc
+
+
+def _code(handler: Any) -> CodeType | None:
+    """Return the code of a function, a method, a partial, or an instance that can be called; None of others."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def contained(exc: BaseException) -> Exception:
@@ -77,13 +84,36 @@ def transient_errno(exc: BaseException) -> int | None:
     return number if type(number) is int and number in _TRANSIENT else None
 
 
-def annotate(error: BaseException, where: str) -> None:
-    """Add a note that says where `error` happened, in place of the one before: some code raises one object again."""
+def annotate(error: BaseException, *said: str) -> None:
+    """Add notes that say where and why `error` happened, in place of those before: some code raises one object again.
+
+    What is empty is no note.
+    """
     with suppress(Exception):  # the error counts more than our note
         notes = getattr(error, "__notes__", None) or []
         others = [n for n in notes if not str(n).startswith("fastload: ")]
         # Past a __setattr__ that refuses: an exception may be a frozen dataclass.
-        BaseException.__setattr__(error, "__notes__", [*others, f"fastload: {where}"])
+        ours = [f"fastload: {text}" for text in said if text]
+        BaseException.__setattr__(error, "__notes__", [*others, *ours])
+
+
+def sharing_note(shared: Sequence[str] | None, exc: BaseException) -> str:
+    """Return the note on an error that may come of sharing, or an empty text.
+
+    It may if the workers share what may keep a state, of which `shared` has a clause each, or if the error itself
+    speaks of threads. None: there are no workers.
+    """
+    if shared is None:
+        return ""
+    clause = shared[0] if shared else ""
+    if not clause and "thread" in shown(exc, str).lower():
+        clause = "it speaks of threads"
+    if not clause:
+        return ""
+    return (
+        f"this error may come of sharing: {clause}. If num_workers=0 does not raise it, sharing is the cause. Then "
+        "copy_dataset=True copies more for each worker, and `fastload check` shows what is shared"
+    )
 
 
 def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
@@ -104,10 +134,14 @@ def shown_indices(indices: Any) -> str:
 
 
 def file_note(dataset: Any, index: Any, exc: BaseException) -> str:
-    """`; file: ...` where it is known: from the error, or from the data set."""
+    """`; file: ...` where it is known: from the error, or from the data set.
+
+    The name in an error may be that of a program or a host: it has to be there, as a file.
+    """
     try:
-        name = exc.path if isinstance(exc, DecodeError) else getattr(exc, "filename", None)
-        named = os.fspath(name) if isinstance(name, str | os.PathLike) else ""
+        named = exc.path if isinstance(exc, DecodeError) else ""
+        if issubclass(type(exc), OSError):
+            named = _existing(getattr(exc, "filename", None))
     except BaseException as raised:
         pass_signals(raised)
         named = ""
@@ -125,8 +159,15 @@ def file_of(dataset: Any, index: Any) -> str:
             name = locate(index)
         else:
             entry = dataset.samples[index]
-            name = entry[0] if isinstance(entry, tuple | list) else None  # a defaultdict would grow
+            # A defaultdict would grow. Of other data sets, the samples begin with a word or a sentence.
+            name = _existing(entry[0]) if isinstance(entry, tuple | list) else None
         return os.fspath(name) if isinstance(name, str | os.PathLike) else ""
     except BaseException as raised:
         pass_signals(raised)
         return ""  # a data set without files, an index that it does not have, or code that fails
+
+
+def _existing(name: Any) -> str:
+    """Return the name of a file that is there; an empty text for anything else."""
+    path = os.fspath(name) if isinstance(name, str | os.PathLike) else ""
+    return path if isinstance(path, str) and os.path.isfile(path) else ""

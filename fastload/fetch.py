@@ -28,6 +28,7 @@ from fastload.faults import (
     contained,
     file_note,
     pass_signals,
+    sharing_note,
     shown,
     shown_indices,
     transient_errno,
@@ -80,6 +81,7 @@ class Batch(Ticket):
         "first_failed",
         "given",
         "handled",
+        "hint",
         "indices",
         "keys",
         "left_out",
@@ -128,6 +130,7 @@ class Batch(Ticket):
         self.data: Any = None
         self.error: Exception | None = None
         self.where = str(self)
+        self.hint = ""  # why the error may have come
         self.left_out = False
 
     def __str__(self) -> str:
@@ -153,7 +156,7 @@ class Fetcher:
     """Reads and finishes batches of one data set. Shared by all workers.
 
     `noticed` collects what the workers noticed of samples that depend on other threads, `lost` what they cannot
-    read any more.
+    read any more, `shared` a clause about each object that may keep a state and that they share; None without workers.
 
     Args:
         batched: indices come as one sequence a batch (torch's automatic batching); else one index is
@@ -180,9 +183,10 @@ class Fetcher:
         self._on_error = on_error
         self._retries = retries
         self._pool = pool
-        self.pause: Callable[[float], None] = _no_pause
+        self.pause: Callable[[Batch, float], None] = _no_pause
         self.noticed: deque[tuple[type[Warning], str]] = deque()
         self.lost: deque[str] = deque()
+        self.shared: deque[str] | None = None
         self._slots = batched and collate_fn is default_collate
         self.gathers = (self._slots or collate_fn is default_convert) and _can_gather(dataset)
         self._getitems = batched and _reads_batches(dataset)
@@ -284,13 +288,13 @@ class Fetcher:
                     attempt += 1
 
     def _is_retried(self, batch: Batch, exc: BaseException, attempt: int) -> bool:
-        """Whether to read again after `exc`; then it has been waited, and counted."""
+        """Return whether to read again after `exc`, if the batch is still wanted; count it and wait before."""
         number = transient_errno(exc) if attempt < self._retries else None
         if number is None:
             return False
         batch.retries.append(number)
-        self.pause(RETRY_SECONDS * 2**attempt)
-        return not batch.dropped
+        self.pause(batch, RETRY_SECONDS * 2**attempt)
+        return True
 
     def _sample_failed(self, batch: Batch, k: int, dataset: Any, exc: BaseException) -> None:
         index = batch.indices[k]
@@ -302,7 +306,7 @@ class Fetcher:
         sample: Any = SKIP
         try:
             if self._on_error != "skip":
-                annotate(error, where + stage)
+                annotate(error, where + stage, sharing_note(self.shared, error))
                 sample = self._on_error(index, error)
         except BaseException as raised:
             pass_signals(raised)
@@ -325,6 +329,8 @@ class Fetcher:
 
     def _read_whole(self, batch: Batch, dataset: Any, stream: Stream) -> None:
         for attempt in count():
+            if batch.dropped:
+                return
             stream.move(batch, None if self._batched else 0)
             try:
                 self._read_at_once(batch, dataset, stream)
@@ -379,6 +385,7 @@ class Fetcher:
         try:
             if batch.failed:
                 batch.error, batch.where = batch.failed[min(batch.failed)]
+                batch.hint = sharing_note(self.shared, batch.error)
                 batch.failed.clear()  # the errors refer to the batch by their tracebacks
             elif box is not None:
                 skipped = batch.skipped
@@ -406,9 +413,10 @@ class Fetcher:
             if replaced := [batch.indices[k] for k in sorted(batch.handled.keys() - batch.skipped)]:
                 where += f", of which {shown_indices(replaced)} are what on_error returned"
             batch.error, batch.where = contained(exc), where
+            batch.hint = sharing_note(self.shared, exc)
 
 
-def _no_pause(seconds: float) -> None:
+def _no_pause(batch: Batch, seconds: float) -> None:
     return
 
 

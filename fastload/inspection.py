@@ -5,8 +5,9 @@ fastload check my_package.data:train_set
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 from typing import Any, Literal
@@ -16,10 +17,20 @@ from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from fastload.equality import differing, same
 from fastload.errors import DatasetCopyError, SharedStateWarning
+from fastload.faults import shown
 from fastload.isolation import Isolation
-from fastload.isolation.summary import Summary
+from fastload.isolation.summary import Piece, Summary
 from fastload.randomness import global_states
-from fastload.readings import Raised, Reading, read, share_under_gil, switching_often
+from fastload.readings import (
+    SERIALLY,
+    Raised,
+    Reading,
+    noticing_seeds,
+    put_back,
+    read,
+    share_under_gil,
+    switching_often,
+)
 from fastload.telemetry import cores_busy_s
 from fastload.workers import usable_cores
 
@@ -66,6 +77,8 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     isolation: Summary = field(default_factory=Summary)
     """What each worker has its own copy of, and what all workers share."""
+    compared: bool = True
+    """Whether samples of threads can be compared with serial ones; not if they depend on global random draws."""
 
     @property
     def ok(self) -> bool:
@@ -84,6 +97,8 @@ class Report:
         )
         verdict = (
             "Threads gave the samples of a serial loop, bit for bit."
+            if self.ok and self.compared
+            else "Threads read it as a serial loop does; samples with global draws cannot be compared."
             if self.ok
             else "Nothing could be compared."
             if self.failed == self.samples
@@ -92,7 +107,25 @@ class Report:
         return "\n".join([head, str(self.isolation), *map(str, self.findings), verdict])
 
 
-def check(dataset: Any, *, samples: int = 64, workers: int = 4, seed: int = 0) -> Report:
+@dataclass(slots=True)
+class _Seen:
+    """What readings of a data set brought."""
+
+    expected: list[Any]
+    serial: Reading
+    threads: Reading | None
+    findings: list[Finding]
+    compared: bool = True
+
+
+def check(
+    dataset: Any,
+    *,
+    samples: int = 64,
+    workers: int = 4,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda how: None,
+) -> Report:
     """Read some samples of a data set serially and in threads, compare them, and say what to do.
 
     Args:
@@ -101,11 +134,14 @@ def check(dataset: Any, *, samples: int = 64, workers: int = 4, seed: int = 0) -
         samples: how many are compared; of a map-style one, spread over its length.
         workers: threads that read at once.
         seed: of the random streams, the same for all readings.
+        say: called with "serially" before the serial readings, and with "in 4 threads" before those in threads.
 
     What it can find: what cannot be copied for each worker; samples that raise; samples that differ between a
-    serial loop and threads, or between two serial loops (draws from global random state, the time); a buffer that
-    is used again; an iterable dataset that is its own iterator, or that every worker would read whole; time under
-    the GIL. A race that did not show in these readings it cannot find.
+    serial loop and threads, or between two serial loops (the time); draws from global random state, and whether a
+    sample seeds that state as well; a buffer that is used again; an iterable dataset that is its own iterator, or
+    that every worker would read whole; time under the GIL. A race that did not show in these readings it cannot find.
+
+    The command of this name reads in a child process, and reports a dataset that ends it.
 
     Raises TypeError for what is no data set.
     """
@@ -121,7 +157,14 @@ def check(dataset: Any, *, samples: int = 64, workers: int = 4, seed: int = 0) -
         except DatasetCopyError as error:
             return _refused(dataset, workers, error)
         look = _check_iterable if iterable else _check_map
-        findings, expected, serial, threads = look(dataset, serially, samples, workers, seed)
+        say(SERIALLY)
+        seen = look(dataset, serially, samples, workers, seed, say)
+        expected, serial, threads, findings = (
+            seen.expected,
+            seen.serial,
+            seen.threads,
+            seen.findings,
+        )
         failed = _find_failures(
             [*range(len(expected))] if iterable else _spread(dataset, samples), expected, findings
         )
@@ -130,7 +173,8 @@ def check(dataset: Any, *, samples: int = 64, workers: int = 4, seed: int = 0) -
             gil_share = share_under_gil(
                 dataset, None if iterable else _spread(dataset, samples), len(expected), seed
             )
-    findings += _shared_state(caught)
+    said = _shared_state(caught)
+    findings += said
     if gil_share > 0.5 and serial.cpu_share > 0.5:
         findings.append(
             Finding(
@@ -160,7 +204,8 @@ def check(dataset: Any, *, samples: int = 64, workers: int = 4, seed: int = 0) -
         threads_ratio=None if threads is None or crowded else serial.ms / threads.ms,
         failed=failed,
         findings=findings,
-        isolation=isolation.summary,
+        isolation=_with_classes(isolation.summary, said),
+        compared=seen.compared,
     )
 
 
@@ -183,6 +228,16 @@ def _shared_state(caught: Iterable[warnings.WarningMessage]) -> list[Finding]:
     return [Finding("note", *_in_two(text.removeprefix("fastload: "))) for text in said]
 
 
+def _with_classes(summary: Summary, said: Iterable[Finding]) -> Summary:
+    """Return `summary` with the classes to whose attributes samples assign, which all workers share."""
+    names = [name for finding in said for name in _CLASS_ATTRIBUTE.findall(finding.what)]
+    shared = [Piece(name, "class attribute", 1, why="data") for name in dict.fromkeys(names)]
+    return Summary(summary.copied, [*summary.shared, *shared])
+
+
+_CLASS_ATTRIBUTE = re.compile("class attribute `([^`]+)`")
+
+
 def _in_two(text: str) -> tuple[str, str]:
     """Return the first sentence and the rest."""
     what, _, advice = text.partition(". ")
@@ -200,23 +255,37 @@ def require_data_set(dataset: Any) -> None:
     if isinstance(dataset, type):
         raise TypeError(f"expected a data set, got the class {dataset.__name__}: give an instance")
     if isinstance(dataset, IterableDataset):
-        return
+        return  # whose length no reading needs
     if isinstance(dataset, str | bytes) or not all(
         hasattr(dataset, name) for name in ("__getitem__", "__len__")
     ):
         raise TypeError(
             f"expected a data set (with __getitem__ and __len__, or an IterableDataset), got {type(dataset).__name__}"
         )
+    try:
+        len(dataset)
+    except Exception as error:  # code of the user's
+        raise TypeError(
+            f"the length of {type(dataset).__name__} cannot be told: len() raises {type(error).__name__}: "
+            f"{shown(error, str)}. Return the number of samples, 0 or more"
+        ) from error
 
 
 def _check_map(
-    dataset: Any, serially: Any, samples: int, workers: int, seed: int
-) -> tuple[list[Finding], list[Any], Reading, Reading | None]:
+    dataset: Any,
+    serially: Any,
+    samples: int,
+    workers: int,
+    seed: int,
+    say: Callable[[str], None],
+) -> _Seen:
     findings: list[Finding] = []
     indices = _spread(dataset, samples)
     before = global_states()
     buffers: list[int] = []
-    expected, _ = read(serially, indices, 0, seed, buffers=buffers)
+    with noticing_seeds() as seeded:
+        expected, _ = read(serially, indices, 0, seed, buffers=buffers)
+    drawn = _drawn(before, global_states())
     if buffers:
         findings.append(
             Finding(
@@ -225,8 +294,13 @@ def _check_map(
                 "Return a copy of the buffer that is used again.",
             )
         )
-    _find_global_draws(before, global_states(), findings)
+    compared = True
+    if drawn:  # samples that depend on it are others after what was drawn
+        compared = not differing(indices, expected, read(serially, indices, 0, seed)[0])
+        put_back(before)
+    findings += [_of_draws(w, seeded=w in seeded, matters=not compared) for w in drawn]
     again, serial = read(serially, indices, 0, seed)  # as warm as the threads will be
+    say(in_threads(workers))
     _, threads = read(dataset, indices, workers, seed)
     if wrong := differing(indices, expected, again):
         findings.append(
@@ -238,8 +312,13 @@ def _check_map(
             )
         )
     else:
-        _find_races(dataset, indices, expected, workers, seed, findings)
-    return findings, expected, serial, threads
+        _find_races(dataset, indices, expected, workers, seed, findings, compared=compared)
+    return _Seen(expected, serial, threads, findings, compared)
+
+
+def in_threads(workers: int) -> str:
+    """Return how a reading in threads is called."""
+    return f"in {workers} threads"
 
 
 def _spread(dataset: Any, samples: int) -> list[int]:
@@ -280,11 +359,20 @@ def _find_races(
     workers: int,
     seed: int,
     findings: list[Finding],
+    *,
+    compared: bool,
 ) -> None:
-    """Read in threads, three times: what differs from the serial reading depends on what workers share."""
+    """Read in threads, three times: what differs from the serial reading depends on what workers share.
+
+    Of samples that cannot be compared, only what raises.
+    """
+    if not compared:
+        expected = [_raised(sample) for sample in expected]
     for _ in range(3):
         with switching_often():
             threaded, _ = read(dataset, indices, workers, seed)
+        if not compared:
+            threaded = [_raised(sample) for sample in threaded]
         if wrong := differing(indices, expected, threaded):
             findings.append(
                 Finding(
@@ -298,21 +386,38 @@ def _find_races(
             return
 
 
-def _find_global_draws(before: Any, after: Any, findings: list[Finding]) -> None:
-    for whose, old, new in zip(("Python's", "NumPy's", "torch's"), before, after, strict=True):
-        if old != new:
-            findings.append(
-                Finding(
-                    "fault",
-                    f"it draws from {whose} global random state, which threads share",
-                    "Draw from fastload.sample_generator() (torch) or fastload.sample_rng() (NumPy, Python's random).",
-                )
-            )
+def _raised(sample: Any) -> Raised | None:
+    return sample if type(sample) is Raised else None
+
+
+def _drawn(before: Sequence[Any], after: Sequence[Any]) -> list[str]:
+    """Return whose global random states have moved."""
+    states = zip(("Python's", "NumPy's", "torch's"), before, after, strict=True)
+    return [whose for whose, old, new in states if old != new]
+
+
+def _of_draws(whose: str, *, seeded: bool, matters: bool) -> Finding:
+    """Return what it means that samples draw from a global random state, if it `matters` to them."""
+    what = f"it draws from {whose} global random state, which threads share"
+    remedy = "raw from fastload.sample_generator() (torch) or fastload.sample_rng() (NumPy, Python's random)."
+    if not matters:
+        return Finding("note", what, "No sample depends on it: there is nothing to do.")
+    if seeded:
+        what += ", and seeds it: draws that shall be alike, for an image and its mask, can differ"
+        return Finding("fault", what, f"D{remedy}")
+    return Finding(
+        "note", what, f"Samples are right but not reproducible. To reproduce them, d{remedy}"
+    )
 
 
 def _check_iterable(
-    dataset: Any, serially: Any, samples: int, workers: int, seed: int
-) -> tuple[list[Finding], list[Any], Reading, Reading | None]:
+    dataset: Any,
+    serially: Any,
+    samples: int,
+    workers: int,
+    seed: int,
+    say: Callable[[str], None],
+) -> _Seen:
     findings: list[Finding] = []
     if _is_own_iterator(dataset):
         findings.append(
@@ -323,8 +428,11 @@ def _check_iterable(
             )
         )
     before = global_states()
-    expected, serial = read(serially, None, 0, seed, limit=samples)
-    _find_global_draws(before, global_states(), findings)
+    with noticing_seeds() as seeded:
+        expected, serial = read(serially, None, 0, seed, limit=samples)
+    drawn = _drawn(before, global_states())
+    findings += [_of_draws(w, seeded=w in seeded, matters=True) for w in drawn]
+    say(in_threads(workers))
     threaded, threads = read(dataset, None, workers, seed, limit=samples)
     raised = [sample for sample in threaded if type(sample) is Raised]
     if raised and not any(type(sample) is Raised for sample in expected):
@@ -344,7 +452,7 @@ def _check_iterable(
                 "Yield a part of them, by torch.utils.data.get_worker_info().id and .num_workers.",
             )
         )
-    return findings, expected, serial, threads
+    return _Seen(expected, serial, threads, findings, compared=not drawn)
 
 
 def _is_own_iterator(dataset: Any) -> bool:

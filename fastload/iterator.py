@@ -22,7 +22,7 @@ from fastload.faults import annotate, shown
 from fastload.fetch import Batch, Fetcher
 from fastload.hashing import mix64
 from fastload.isolation import Isolation, Own
-from fastload.lanes import LaneFetcher, LaneOrder
+from fastload.lanes import LaneFetcher, LaneOrder, Part
 from fastload.order import Order, SampledOrder, is_function, partition
 from fastload.randomness import Streams, chosen_modules, entered, routable
 from fastload.sampler import RankSampler, integer
@@ -181,7 +181,7 @@ class ThreadIterator(Iterator[Any]):
         return SampledOrder(self._sampler, self._fetcher, rank=rank, **how)
 
     def _stream_seed(self, loader: DataLoader[Any], base_seed: int) -> int:
-        resume, loader._resume = loader._resume, None
+        resume = loader._resume
         if loader.seed is not None:
             return loader.seed
         if resume and resume["stream_seed"] is not None:
@@ -193,6 +193,7 @@ class ThreadIterator(Iterator[Any]):
         if seed is not None:
             order.begin(seed, self._new_recorders())
         self._order = loader._order = order
+        loader._resume = None  # not before: state_dict() of another thread has one of the two
         self._ahead: SampledOrder | None = None  # the next epoch's, once it is under way
         self._runs_ahead = (
             loader.persistent_workers
@@ -207,6 +208,7 @@ class ThreadIterator(Iterator[Any]):
         self._held: list[Batch] = []  # the one that was taken and is not handed out yet
         self._begun = False  # the loop has asked for a batch
         self._ended = False  # the loop has had all its batches
+        self._warned_length = 0  # batches, when their number was last warned of
         self._warned = loader._warned
         self._keyed = loader.seed is not None or loader.num_workers > 0  # else torch's own draws
         self._on_stats = loader.on_stats
@@ -238,11 +240,14 @@ class ThreadIterator(Iterator[Any]):
     def __next__(self) -> Any:
         if self._fetcher.noticed or self._fetcher.lost:
             self._warn()
-        if isinstance(self._order, LaneOrder):
-            self._warn_of_length()
         if not self._begun:
             self._follow_set_epoch()
         while not self._ended:
+            if self._window.is_taking():
+                raise RuntimeError(
+                    "fastload: next() was called on an iterator by its own sampler, dataset or callback. It would wait "
+                    "for itself. Read from another iterator there, or return first."
+                )
             with self._window.taking:
                 if perf_counter() - self._told > TELL_SECONDS:
                     self._tell()
@@ -250,6 +255,8 @@ class ThreadIterator(Iterator[Any]):
                 if batch is None:
                     self._end()
                     break
+                if isinstance(batch, Part):
+                    self._warn_of_length(batch)
                 self._count(batch)
                 # Only now, as all of the above may raise, by Ctrl-C or in user code: then `next()` gives it again.
                 self._order.delivered(batch)
@@ -259,7 +266,7 @@ class ThreadIterator(Iterator[Any]):
                 # the error in neither, it is in no reference cycle; and whoever keeps a worker's
                 # error does not keep this iterator and its threads with it.
                 error, batch.error = batch.error, None
-                annotate(error, batch.where)
+                annotate(error, batch.where, batch.hint)
                 try:
                     raise error
                 finally:
@@ -434,14 +441,17 @@ class ThreadIterator(Iterator[Any]):
                 stacklevel=3,
             )
 
-    def _warn_of_length(self) -> None:
-        """As torch does, where an iterable data set gives more than its `len()` said."""
+    def _warn_of_length(self, batch: Batch) -> None:
+        """Warn as torch does if an iterable dataset gives more than its `len()` said."""
         loader = self._loader()
         declared: Any = None if loader is None else loader._IterableDataset_len_called
-        if declared is not None and self._tally.batches > declared and not self._ended:
+        batches = self._tally.batches + (not batch.left_out)
+        # Once for each: if warnings are errors, `next()` gives the batch again.
+        if declared is not None and batches > max(declared, self._warned_length):
+            self._warned_length = batches
             warnings.warn(
                 f"Length of IterableDataset {self._dataset} was reported to be {declared} (when accessing "
-                f"len(dataloader)), but {self._tally.batches} samples have been fetched.",
+                f"len(dataloader)), but {batches} samples have been fetched.",
                 stacklevel=3,
             )
 

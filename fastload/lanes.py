@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from inspect import GEN_CLOSED, getgeneratorstate, isgenerator
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastload.collate import SampleBox
 from fastload.errors import StateError
@@ -75,6 +75,12 @@ class LaneFetcher(Fetcher):
                 pass_signals(exc)
                 lane.ended = True
                 self._fail(batch, 0, contained(exc), f"{batch}; stage: iter")
+            if batch.saved["state"] is not None and not lane.ended and _shuffles(dataset):
+                self.lost.append(
+                    f"{type(dataset).__name__} resumes without its shuffle buffer: the examples that were in it are "
+                    "missing in the rest of this epoch. Save at the end of an epoch, or shuffle without a buffer, as "
+                    "shuffle(buffer_size=1) does"
+                )
             self._lanes[batch.lane] = lane
         self._fill(batch, lane, stream)
         short = batch.size < self.batch_size
@@ -186,6 +192,17 @@ def _keeps_state(source: Any) -> bool:
     return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
+def _shuffles(dataset: Any) -> bool:
+    """Return whether a dataset is one of Hugging Face's with a shuffle buffer, of which its state has nothing."""
+    todo: list[Any] = [getattr(dataset, "_ex_iterable", None)]
+    for source in todo:
+        if type(source).__name__ == "BufferShuffledExamplesIterable" and source.buffer_size > 1:
+            return True
+        if source is not None:
+            todo += [getattr(source, "ex_iterable", None), *getattr(source, "ex_iterables", ())]
+    return False
+
+
 def _load(source: Any, state: Any) -> None:
     """Bring a data set or its iterator to `state`, of which it gets a copy."""
     try:
@@ -198,6 +215,15 @@ def _load(source: Any, state: Any) -> None:
         ) from exc
 
 
+class _Delivered(NamedTuple):
+    """What the loop has had of an epoch of an iterable dataset."""
+
+    turn: int
+    """The lane of the next batch."""
+    lanes: tuple[dict[str, Any] | Exception, ...]
+    ended: bool = False
+
+
 class LaneOrder(Order):
     """The batches of one epoch of an iterable data set, out of its lanes in turn."""
 
@@ -208,15 +234,14 @@ class LaneOrder(Order):
         self._batch_size = batch_size
         self._ordinal = 0
         self._began = tuple(resume["lanes"] if resume else [BEGINNING] * lanes)
-        self._lanes: list[dict[str, Any] | Exception] = list(self._began)  # as delivered
         self._active = [not lane["ended"] for lane in self._began]
         self._turn = resume["turn"] if resume else 0  # of the next batch to be read
-        self._delivered_turn = self._turn  # of the next batch to be delivered
+        self._delivered = _Delivered(self._turn, self._began)
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
         """See `Order`. Each lane has streams of its own."""
         super().begin(seed, recorders)
-        n = len(self._lanes)
+        n = len(self._began)
         mine = mix64(seed) ^ self._rank
         self._keys = [StreamKeys(mine, self.epoch, rank=i, world_size=n) for i in range(n)]
 
@@ -225,9 +250,9 @@ class LaneOrder(Order):
             self.exhausted = True
             raise StopIteration
         while not self._active[self._turn]:
-            self._turn = (self._turn + 1) % len(self._lanes)
+            self._turn = (self._turn + 1) % len(self._began)
         lane = self._turn
-        self._turn = (lane + 1) % len(self._lanes)
+        self._turn = (lane + 1) % len(self._began)
         self._ordinal += 1
         return Part(
             lane,
@@ -246,17 +271,25 @@ class LaneOrder(Order):
     def delivered(self, batch: Batch) -> None:
         """See `Order`. A batch that is left out may tell that its lane had ended."""
         assert isinstance(batch, Part)
-        self._lanes[batch.lane] = batch.state
+        turn, lanes, _ = self._delivered
+        lanes = (*lanes[: batch.lane], batch.state, *lanes[batch.lane + 1 :])
         if batch.ended:
             self._active[batch.lane] = False
         else:
-            self._delivered_turn = (batch.lane + 1) % len(self._lanes)
+            turn = (batch.lane + 1) % len(lanes)
+        self._delivered = _Delivered(turn, lanes)
 
-    def _place(self) -> dict[str, Any]:
-        for k, lane in enumerate(self._lanes):
+    def end(self) -> None:
+        """See `Order`."""
+        self._delivered = self._delivered._replace(ended=True)
+
+    def state(self) -> dict[str, Any]:
+        """See `Order`."""
+        turn, lanes, ended = self._delivered
+        for k, lane in enumerate(lanes):
             if isinstance(lane, Exception):
                 annotate(
                     lane, f"there is no state: state_dict() of the data set raised in worker {k}"
                 )
                 raise lane
-        return {"turn": self._delivered_turn, "lanes": copy.deepcopy(self._lanes)}
+        return {**self._common(ended=ended), "turn": turn, "lanes": copy.deepcopy([*lanes])}

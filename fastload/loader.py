@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -27,7 +27,7 @@ from fastload.draws import restore_generators
 from fastload.fetch import OnError
 from fastload.isolation.workers import CopyDataset
 from fastload.iterator import ThreadIterator
-from fastload.order import Order, SampledOrder, partition
+from fastload.order import Order, SampledOrder, part_of_rank, partition
 from fastload.randomness import chosen_modules
 from fastload.sampler import RankSampler, epoch_number, integer
 from fastload.state import VERSION, check, describe, fresh_state, known_length, whole
@@ -229,7 +229,7 @@ class DataLoader(TorchDataLoader[T]):
         if self.worker_method == "process":
             super().check_worker_number_rationality()
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's names a class of its own
         """Begin the next epoch; with persistent workers, whatever is left of the one before is dropped."""
         self._epoch = self._begin_epoch()
         resume = self._resume
@@ -285,6 +285,17 @@ class DataLoader(TorchDataLoader[T]):
             f"seed={self.seed})"
         )
 
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Warn: Accelerate asks for this before it builds a loader of torch's out of ours, and at no other time."""
+        if self._threaded:
+            warnings.warn(
+                "fastload: Accelerate's prepare() replaces the loader by one of torch's, without its threads, seed and "
+                f"state. It was given {self!r}. Leave the loader out of prepare(), and give it a RankSampler.",
+                stacklevel=2,
+            )
+        return False
+
     # ---- what is ours ----
 
     def set_epoch(self, epoch: int) -> None:
@@ -317,8 +328,8 @@ class DataLoader(TorchDataLoader[T]):
         if not self._threaded:
             self._warn_of_no_state()
             return {"version": VERSION, "kind": "process"}
-        if self._resume is not None:
-            return copy.deepcopy(self._resume)
+        if (resume := self._resume) is not None:  # read once: another thread may call this
+            return copy.deepcopy(resume)
         if self._order is None:
             return fresh_state(self._epoch_to_come(), self._samplers_epoch(), describe(self))
         self._warn_of_late_draws()
@@ -467,13 +478,14 @@ def _named(dataset: Any) -> str:
 
 
 def _refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
-    if not getattr(dataset, "partitioned_by_rank", False):
+    part = part_of_rank(dataset)
+    if part is None:
         return
     for sampler in samplers:
         world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
         if world_size > 1:
             raise ValueError(
-                f"{type(dataset).__name__} holds only the part of its rank, and {type(sampler).__name__} "
+                f"{type(part).__name__} holds only the part of its rank, and {type(sampler).__name__} "
                 f"would take one of {world_size} parts of that: give the whole data set to the sampler, "
                 "or drop the sampler"
             )

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DistributedSampler,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+)
 
 from fastload import draws
 from fastload.draws import Draws, single_sampler
@@ -36,7 +43,7 @@ class Order(ABC):
         sampler_epoch: the sampler's own number of it, where it has one that may be another.
         about: what a state must agree on; see `state.describe`.
 
-    Everything here runs on the loop's thread, as in torch: the sampler is user code, and so races
+    Everything here but `state` runs on the loop's thread, as in torch: the sampler is user code, and so races
     with nothing.
     """
 
@@ -48,7 +55,6 @@ class Order(ABC):
         self.about = about
         self.recorders: list[Recorder] = []  # of this epoch, by worker
         self.exhausted = False  # there are no more batches
-        self._ended = False  # and the loop knows
         self._rank = rank
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
@@ -71,24 +77,39 @@ class Order(ABC):
         May be called again with the same one, where Ctrl-C struck in the first call.
         """
 
+    @abstractmethod
     def end(self) -> None:
         """The loop has been told that there is no more."""
-        self._ended = True
 
+    @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What was delivered; see `DataLoader.state_dict`."""
+        """Return what was delivered, as JSON values; see `DataLoader.state_dict`. Any thread may call it.
+
+        What changes as batches are delivered is one tuple, replaced at once: no lock is needed.
+        """
+
+    def _common(self, *, ended: bool) -> dict[str, Any]:
         return {
             **self.about,
             "stream_seed": self.seed,
             "epoch": self.epoch,
             "sampler_epoch": self._sampler_epoch,
-            "ended": self._ended,
-            **self._place(),
+            "ended": ended,
         }
 
-    @abstractmethod
-    def _place(self) -> dict[str, Any]:
-        """Where in the epoch the loop is, as JSON values."""
+
+class _Delivered(NamedTuple):
+    """What the loop has had of an epoch of a map-style dataset."""
+
+    batches: int
+    position: int
+    """Where in the order the last of them ended."""
+    ahead: dict[int, int | None]
+    """Delivered before batches that were not (in_order=False): where each ended, by ordinal. None if a state named it,
+    and it has not come up again."""
+    ended: bool = False
+    draws: Draws | None = None
+    """What the sampler draws from once the epoch has ended."""
 
 
 class SampledOrder(Order):
@@ -114,13 +135,12 @@ class SampledOrder(Order):
         self._fetcher = fetcher
         self._sampler = sampler
         self._world_size = self.about["world_size"]
-        self._ordinal = self._batches = resume["batches"] if resume else 0
+        self._ordinal = resume["batches"] if resume else 0
         # Rounded up: only the end of an epoch is no multiple, and behind it there is nothing.
         self._position = -(-resume["position"] // self._world_size) if resume else 0
-        self._delivered_to = self._position
-        # Delivered before batches that were not (in_order=False): ordinal -> position behind it.
-        self._ahead: dict[int, int] = {}
-        self._late: set[int] = set(resume["ahead"]) if resume else set()  # those that a state named
+        self._delivered = _Delivered(
+            self._ordinal, self._position, dict.fromkeys(resume["ahead"]) if resume else {}
+        )
         # What the sampler draws from, as it was before; None where it draws nothing.
         self._draws: Draws | None = resume["draws"] if resume else None
         # Looks at what it draws from as it is asked: the first, then some that tell of each index.
@@ -165,9 +185,8 @@ class SampledOrder(Order):
                 raise
             self._ordinal += 1
             self._position += batch.size
-            if batch.ordinal not in self._late:
+            if batch.ordinal not in self._delivered.ahead:
                 return batch
-            self._late.discard(batch.ordinal)
             self.delivered(batch)
 
     def _next(self) -> Batch:
@@ -215,30 +234,36 @@ class SampledOrder(Order):
 
     def delivered(self, batch: Batch) -> None:
         """See `Order`."""
-        if batch.ordinal < self._batches:
+        had = self._delivered
+        if batch.ordinal < had.batches:
             return
-        self._ahead[batch.ordinal] = batch.position + batch.size
-        while self._batches in self._ahead:
-            self._delivered_to = self._ahead.pop(self._batches)
-            self._batches += 1
+        ahead = {**had.ahead, batch.ordinal: batch.position + batch.size}
+        batches, position = had.batches, had.position
+        while (end := ahead.get(batches)) is not None:
+            del ahead[batches]
+            batches, position = batches + 1, end
+        self._delivered = _Delivered(batches, position, ahead)
 
     def end(self) -> None:
         """See `Order`."""
-        super().end()
-        if self._draws is not None:
-            self._draws = {**draws.take(self._sampler), "numpy": None, "python": None}
+        after = self._draws
+        if after is not None:
+            after = {**draws.take(self._sampler), "numpy": None, "python": None}
+        self._delivered = self._delivered._replace(ended=True, draws=after)
 
-    def _place(self) -> dict[str, Any]:
-        position = position_behind(self._sampler, self._world_size, self._batches)
+    def state(self) -> dict[str, Any]:
+        """See `Order`."""
+        had = self._delivered
+        position = position_behind(self._sampler, self._world_size, had.batches)
         if position is None:
-            position = self._delivered_to * self._world_size
-        ahead = sorted({*self._ahead, *self._late})
+            position = had.position * self._world_size
         return {
-            "batches": self._batches,
+            **self._common(ended=had.ended),
+            "batches": had.batches,
             "position": position,
-            "ahead": ahead,
-            "ahead_on_rank": self._rank if ahead else None,
-            "draws": self._draws,
+            "ahead": sorted(had.ahead),
+            "ahead_on_rank": self._rank if had.ahead else None,
+            "draws": had.draws if had.ended else self._draws,
         }
 
 
@@ -262,11 +287,26 @@ def partition(sampler: Any, dataset: Any) -> tuple[int, int]:
         return single.rank, single.world_size
     if isinstance(single, DistributedSampler):
         return int(single.rank), int(single.num_replicas)
-    if getattr(dataset, "partitioned_by_rank", False) and hasattr(dataset, "world_size"):
-        return int(dataset.rank), int(dataset.world_size)
+    part = part_of_rank(dataset)
+    if part is not None and hasattr(part, "world_size"):
+        return int(part.rank), int(part.world_size)
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+def part_of_rank(dataset: Any) -> Any:
+    """Return what holds only the samples of its rank: the dataset, or one in torch's wrappers. None if nothing does."""
+    if getattr(dataset, "partitioned_by_rank", False):
+        return dataset
+    held: Iterable[Any] = ()
+    if isinstance(dataset, Subset):
+        held = (dataset.dataset,)
+    elif isinstance(dataset, ConcatDataset):
+        held = dataset.datasets
+    elif isinstance(dataset, StackDataset):
+        held = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+    return next((part for part in map(part_of_rank, held) if part is not None), None)
 
 
 def is_function(sampler: Any) -> bool:

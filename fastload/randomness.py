@@ -280,7 +280,8 @@ class Stream(TorchFunctionMode):
         self._refresh()
         if not self._torch_fresh:
             assert self._key is not None
-            self._torch.manual_seed(self._key)
+            # Of which torch uses the low 32 bits. `initial_seed()` has 63, as in a worker process.
+            self._torch.manual_seed(self._key & (1 << 63) - 1)
             self._torch_fresh = True
             if self._words:
                 with no_torch_function():

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import copy as copies
+import pickle
+import random
 import select
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from textwrap import shorten
 from time import perf_counter
+from types import FrameType
 from typing import Any
+
+import numpy as np
+import torch
 
 from fastload.equality import same
 from fastload.errors import DatasetCopyError
@@ -24,6 +30,8 @@ LONGEST_S = 5.0
 
 SHORTEST_S, MOST_READINGS = 0.05, 8
 """Less is a few waits of the switch interval (5 ms), of which one makes a share; so quick samples are read again."""
+
+SERIALLY = "serially"
 
 NAP_S, LATE = 200e-6, 3
 """Long enough that whoever waits for the GIL has taken it; where it is free, a nap ends within some 100 us more."""
@@ -149,3 +157,45 @@ def switching_often() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+# ---- global random states ----
+
+
+def put_back(states: Sequence[Any]) -> None:
+    """Set the global random states to what `global_states()` gave."""
+    python, numpy, of_torch = states
+    random.setstate(python)
+    np.random.set_state(pickle.loads(numpy))
+    torch.default_generator.set_state(torch.tensor(bytearray(of_torch), dtype=torch.uint8))
+
+
+@contextmanager
+def noticing_seeds() -> Iterator[set[str]]:
+    """Give a set, and add to it whose global random state this thread seeds or sets in the block.
+
+    NumPy's functions cannot be seen. No debugger or profiler is disturbed: under one, the set stays empty.
+    """
+    seeded: set[str] = set()
+    python = random.random.__self__  # type: ignore[attr-defined]
+
+    def called(frame: FrameType, event: str, argument: Any) -> None:
+        if event != "call":
+            return
+        code = frame.f_code
+        if code in (torch.manual_seed.__code__, torch.set_rng_state.__code__):
+            seeded.add("torch's")
+        elif code in _PYTHONS_SEEDING and frame.f_locals.get("self") is python:
+            seeded.add("Python's")
+
+    if sys.getprofile() is not None:
+        yield seeded
+        return
+    sys.setprofile(called)
+    try:
+        yield seeded
+    finally:
+        sys.setprofile(None)
+
+
+_PYTHONS_SEEDING = (random.Random.seed.__code__, random.Random.setstate.__code__)

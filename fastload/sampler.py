@@ -23,6 +23,7 @@ from fastload.hashing import MASK, mix64
 
 _CHUNK = 8192  # positions computed at a time: large enough to hide NumPy's call overhead, small enough for the cache
 _Words = npt.NDArray[np.uint64]
+_LARGEST = 1 << 62  # of a window: beyond any length, and an int64
 # Set apart what one key selects: the order of runs, the place of a short one, the order in window w (by w itself).
 _RUNS, _LAST_RUN = 0x7275_6E73_0000_0000, 0x6C61_7374_0000_0000
 
@@ -195,6 +196,7 @@ class RankSampler(Sampler[int]):
                 raise ValueError("window and run say how to shuffle, and shuffle is False")
             if not 1 <= run <= window:
                 raise ValueError(f"expected 1 <= run <= window, got {run=}, {window=}")
+            window, run = min(window, _LARGEST), min(run, _LARGEST)
         self.length = length
         self.rank = rank
         self.world_size = world_size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 LOADER_STAGES = ("sampler", "sample", "collate", "pin")
 """The loader's own stages, as a batch meets them; every other name is a part of "sample"."""
@@ -32,7 +33,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A snapshot of one epoch of a loader, the latest that was begun. `print` it for a report.
+    """A snapshot of one epoch of a loader, the latest that was begun. `print` it for a report; a notebook shows it.
 
     Read it as a balance: where `consumer_wait_s` is a large share of `elapsed_s` the loader bounds
     the run; where `worker_wait_s` is a large share of `workers * elapsed_s` the training step does.
@@ -91,6 +92,8 @@ class Stats:
     """Seconds that the slowest sample took."""
     slowest: str = ""
     """Which one that was."""
+    slowest_is_first: bool = False
+    """Whether it was in the first run of samples of its thread: imports and files to be opened are in its time."""
     cores: int = 0
     """Cores that the process may use; 0 is unknown."""
     process_cpu_s: float = 0.0
@@ -109,6 +112,10 @@ class Stats:
     them itself sooner than it would hand them to a thread and back."""
     ended: bool = False
     """Whether the epoch is over: the figures no longer change."""
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the report as the last line of a notebook's cell."""
+        printer.text(str(self))
 
     def __str__(self) -> str:
         """The figures, aligned, and what bounds the run as the last line; before the first epoch that line alone."""

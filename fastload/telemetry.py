@@ -10,8 +10,8 @@ import os
 import sys
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from itertools import accumulate
 from math import ceil, log2, nan
@@ -158,7 +158,7 @@ class Recorder:
         self._sample = Histogram()
         self._stages = {"sample": self._sample}  # never changed but replaced: a reader may iterate
         self._sample_cpu_s = 0.0
-        self._slowest: tuple[float, Any] = (0.0, "")
+        self._slowest: tuple[float, Any, bool] = (0.0, "", False)
         self._probes = 0
         self._probe_wait_s = 0.0
         self._next_probe = 0.0
@@ -189,10 +189,12 @@ class Recorder:
         """Record a run of `units` samples that took `seconds`, and this thread `cpu_seconds` of CPU.
 
         Each counts with their mean. `where()` is asked for and kept of the slowest sample (str() of it is shown,
-        later): of that, what the run took beyond the usual time of its other samples.
+        later): of that, what the run took beyond the usual time of its other samples. The first run of a thread is
+        known as such, as imports and files to be opened are in its time.
         """
         self._running.clear()  # whatever stage a generator was left in: its time is not that of samples
         sample, mean = self._sample, seconds / units
+        first = not sample.count
         slowest = mean
         if units > 1 and sample.count:
             slowest = max(mean, seconds - (units - 1) * sample.seconds / sample.count)
@@ -200,7 +202,7 @@ class Recorder:
         sample.cpu_seconds += cpu_seconds
         self._sample_cpu_s += cpu_seconds
         if slowest > self._slowest[0]:
-            self._slowest = slowest, where()
+            self._slowest = slowest, where(), first
 
     def probe(self) -> None:
         """Let the GIL go for some 300 us and measure what it takes to get it back; at most each `PROBE_EVERY_S`.
@@ -342,10 +344,15 @@ def span(name: str) -> AbstractContextManager[Any]:
 
 
 def waiting_span() -> AbstractContextManager[Any]:
-    """As `span`, of the loop's wait for a batch, under the name that TensorBoard's profiler counts as DataLoader."""
-    if not profiler_is_on():
-        return _NO_SPAN
-    return record_function("enumerate(DataLoader)#fastload.DataLoader.__next__")
+    """As `span`, of the loop's wait for a batch: `fastload::wait`, in what TensorBoard's profiler calls DataLoader."""
+    return _waiting() if profiler_is_on() else _NO_SPAN
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    tensorboards = record_function("enumerate(DataLoader)#fastload.DataLoader.__next__")
+    with tensorboards, record_function("fastload::wait"):
+        yield
 
 
 _NO_SPAN = nullcontext()
@@ -370,6 +377,7 @@ class Merged(NamedTuple):
     gil_probes: int
     slowest_s: float
     slowest: str
+    slowest_is_first: bool
 
 
 def merge(recorders: Iterable[Recorder]) -> Merged:
@@ -386,7 +394,9 @@ def merge(recorders: Iterable[Recorder]) -> Merged:
                 histograms.setdefault(name, Histogram()).include(histogram)
     probes = sum(recorder._probes for recorder in recorders)
     wait_s = sum(recorder._probe_wait_s for recorder in recorders) / max(1, probes)
-    slowest_s, where = max((r._slowest for r in recorders), key=lambda s: s[0], default=(0.0, ""))
+    slowest_s, where, first = max(
+        (r._slowest for r in recorders), key=lambda s: s[0], default=(0.0, "", False)
+    )
 
     def place(name: str) -> tuple[float, float]:
         known = name in LOADER_STAGES
@@ -401,6 +411,7 @@ def merge(recorders: Iterable[Recorder]) -> Merged:
         gil_probes=probes,
         slowest_s=slowest_s,
         slowest=shown(where, str),  # it shows an index of the user's
+        slowest_is_first=first,
     )
 
 

@@ -139,7 +139,7 @@ class Window(Generic[T]):
         self._workers: list[deque[threading.Lock]] = [deque() for _ in range(self.lanes)]
         self._collector: deque[threading.Lock] = deque()  # a ticket is complete
         self._loop: deque[threading.Lock] = deque()  # a ticket can be taken
-        self._pauses: deque[threading.Lock] = deque()  # the window is closed
+        self._pauses: deque[threading.Lock] = deque()  # tickets are dropped
 
     def __repr__(self) -> str:
         with self._lock:
@@ -173,8 +173,13 @@ class Window(Generic[T]):
             self._complete_bytes = self._complete_count = 0
             for line in self._open:
                 line.clear()
+            self._wake(self._pauses)
         for ticket in dropped:
             ticket.release()
+
+    def is_taking(self) -> bool:
+        """Return whether this thread holds `taking`."""
+        return self.taking._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     def has_room(self) -> bool:
         """Whether one more ticket may be issued."""
@@ -421,9 +426,11 @@ class Window(Generic[T]):
             self._fault = fault
         self.close()
 
-    def pause(self, seconds: float) -> None:
-        """Wait so long, or until the window is closed."""
+    def pause(self, ticket: T, seconds: float) -> None:
+        """Wait for `seconds`, or until `ticket` is dropped."""
         with self._lock:
+            if ticket.dropped:
+                return
             turn = self._line_up(self._pauses)
         turn.acquire(timeout=seconds)
         with self._lock:

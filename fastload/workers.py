@@ -17,10 +17,11 @@ import sys
 import threading
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from queue import SimpleQueue
 from dataclasses import replace
+from queue import SimpleQueue
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -109,6 +110,7 @@ def start(
                     own = isolation.own(watching=i == 0 and num_workers > 1)
                 if i == 0:
                     isolation.warn_of_shared(stacklevel=6)
+                    fetcher.shared = deque(isolation.shared_state() if num_workers > 1 else ())
                 info = make_worker_info(i, num_workers, base_seed + i, own.dataset)
                 setting = (streams, device, torch_threads)
                 launch(f"fastload-worker-{i}", _work, window, fetcher, own, info, *setting)
@@ -308,7 +310,10 @@ def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:
 def _tell(site: Site, fetcher: Fetcher) -> None:
     for category, sentences in site.noticed.items():
         while sentences:
-            fetcher.noticed.append((category, sentences.pop()))
+            sentence = sentences.pop()
+            fetcher.noticed.append((category, sentence))
+            if category is not UserWarning and fetcher.shared is not None:
+                fetcher.shared.append(f"samples seem to {sentence.partition(': ')[0]}")
 
 
 def _read(
@@ -393,11 +398,6 @@ def pin_batch(batch: Batch) -> None:
         batch.data, batch.error, batch.where = None, exc, f"{batch}; stage: pin"
 
 
-def _current_device() -> int | None:
-    """The consumer's accelerator, if it uses one: asking must not initialise CUDA."""
-    if torch.cuda.is_available() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    return torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
 def can_pin(device: str, *, stacklevel: int) -> bool:
     """Return whether there is anything to pin for; warn in torch's words if there is not."""
     if device:
@@ -423,6 +423,11 @@ def can_pin(device: str, *, stacklevel: int) -> bool:
     return accelerator is not None and accelerator.type != "mps"
 
 
+def _current_device() -> int | None:
+    """The consumer's accelerator, if it uses one: asking must not initialise CUDA."""
+    if torch.cuda.is_available() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    return torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import multiprocessing.resource_sharer
 import multiprocessing.resource_tracker
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -43,6 +44,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("fastload")
 
 FAILED = pytest.StashKey[bool]()
+
+# A shell ignores SIGINT in what it starts with `&`, and so would every child of the tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import os
 import random
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -198,6 +201,100 @@ def test_draws_from_global_random_state_are_found_and_named() -> None:
     assert "sample_generator" in said
 
 
+def test_draws_that_only_make_samples_random_are_no_fault() -> None:
+    report = check(Draws("torch"), samples=32, workers=2)
+    assert report.ok, str(report)
+    assert "right but not reproducible" in words(report, "note")
+    assert "cannot be compared" in str(report)
+    assert "bit for bit" not in str(report)
+
+
+def test_draws_that_no_sample_depends_on_are_no_fault() -> None:
+    class DrawsForNothing(Draws):
+        def __getitem__(self, index: int) -> float:
+            super().__getitem__(index)
+            return index
+
+    report = check(DrawsForNothing("torch"), samples=32, workers=2)
+    assert "No sample depends on it" in words(report, "note")
+    assert "bit for bit" in str(report)
+
+
+def test_draws_that_shall_be_alike_and_are_not_are_a_fault() -> None:
+    class ImageAndMask(Draws):
+        def __getitem__(self, index: int) -> Any:
+            torch.manual_seed(index)
+            image = super().__getitem__(index)
+            torch.manual_seed(index)
+            return image, super().__getitem__(index)
+
+    report = check(ImageAndMask("torch"), samples=32, workers=2)
+    assert not report.ok
+    assert "an image and its mask" in words(report, "fault")
+
+
+def test_what_raises_in_threads_alone_is_found_though_samples_are_random() -> None:
+    class NeedsTheMainThread(Draws):
+        def __getitem__(self, index: int) -> float:
+            if threading.current_thread() is not threading.main_thread():
+                raise RuntimeError("only in the main thread")
+            return super().__getitem__(index)
+
+    report = check(NeedsTheMainThread("torch"), samples=8, workers=2)
+    assert "in 2 threads, other samples than serially" in words(report, "fault")
+
+
+def test_h5py_s_handles_may_be_shared(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+
+    class Rows(Honest):
+        def __init__(self) -> None:
+            super().__init__()
+            self.file = h5py.File(tmp_path / "rows.h5", "w")
+            self.rows = self.file.create_dataset("rows", data=np.arange(64))
+            self.handles = [self.file.id, self.rows.id, self.rows.attrs, self.rows.ref]
+
+        def __getitem__(self, index: int) -> int:
+            return int(self.rows[index])
+
+    dataset = Rows()
+    with dataset.file:
+        report = check(dataset, samples=8, workers=2)
+    assert report.ok
+    assert "cannot be copied" not in words(report)
+
+
+@functools.lru_cache
+def squared(number: int) -> int:
+    return number * number
+
+
+COUNTS = [0] * 8
+
+
+def test_a_cached_function_is_listed_once() -> None:
+    class Squares(Honest):
+        def __getitem__(self, index: int) -> int:
+            return squared(index)
+
+    assert str(check(Squares(), samples=8, workers=2)).count("test_check.squared") == 1
+
+
+def test_module_level_objects_and_class_attributes_that_are_shared_are_listed() -> None:
+    class Counts(Honest):
+        total = 0
+
+        def __getitem__(self, index: int) -> int:
+            COUNTS[0] += 1
+            Counts.total += 1
+            return index
+
+    report = check(Counts(), samples=16, workers=2)
+    shared = str(report.isolation).partition("shared by all workers: ")[2]
+    assert "tests.test_check.COUNTS (list, module-level)" in shared
+    assert "Counts.total (class attribute)" in shared
+
+
 def test_an_iterable_that_every_worker_reads_whole_is_found() -> None:
     report = check(Unsharded(), samples=32, workers=3)
     assert "get_worker_info" in words(report)
@@ -329,6 +426,7 @@ def test_an_iterable_dataset_that_holds_what_has_no_copy_is_told_of() -> None:
         (FastDataLoader([1, 2]), "give its data set"),
         (Honest, "give an instance"),
         (iter([1]), "got list_iterator"),
+        (Honest(-1), "cannot be told: len.. raises ValueError"),
         ({1, 2}, "got set"),
     ],
     ids=lambda value: str(value)[:12],
@@ -502,7 +600,7 @@ def test_beside_busy_processes_there_is_no_ratio_and_the_shares_are_those_of_the
 # ---- the command ----
 
 MODULE = """
-    import random, torch
+    import os, random, threading, torch
     from torch.utils.data import IterableDataset
 
     class Good(torch.utils.data.Dataset):
@@ -520,6 +618,23 @@ MODULE = """
 
     class Missing(Good):
         def __getitem__(self, index): raise FileNotFoundError("gone.jpg")
+
+    class Negative(Good):
+        def __len__(self): return -3
+
+    class Exits(Good):
+        def __getitem__(self, index): os._exit(3)
+
+    class DiesInThreads(Good):
+        def __getitem__(self, index):
+            if threading.current_thread() is not threading.main_thread():
+                os.kill(os.getpid(), 9)
+            return index
+
+    class Waits(Good):
+        def __getitem__(self, index):
+            with open("fifo", "w"):
+                threading.Event().wait()
 
     class Empty(Good):
         def __len__(self): return 0
@@ -571,6 +686,7 @@ def test_the_command_ends_with_1_where_they_do_not(module: str, name: str) -> No
         ("sets_to_check:loader", "give its data set"),
         ("sets_to_check:text", "got str"),
         ("sets_to_check:Needs", "Needs|root"),
+        ("sets_to_check:Negative", "0 or more"),
     ],
 )
 def test_the_command_ends_with_2_and_one_line_where_it_was_called_wrongly(
@@ -588,6 +704,45 @@ def test_the_command_ends_with_2_and_one_line_where_it_was_called_wrongly(
 )
 def test_wrong_options_end_with_2(module: str, options: tuple[str, ...]) -> None:
     assert call(*((f"{module}:good", *options) if options else ())).exit_code == 2
+
+
+def started(folder: Path, path: str) -> subprocess.Popen[str]:
+    """The command, in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "fastload", "check", path, "--samples", "4"],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Exits", "it ended the process as it was read serially: exit code 3"),
+        ("DiesInThreads", "it ended the process as it was read in 4 threads: SIGKILL"),
+    ],
+)
+def test_a_data_set_that_ends_the_process_is_a_fault(
+    module: str, tmp_path: Path, name: str, said: str
+) -> None:
+    command = started(tmp_path, f"{module}:{name}")
+    output, errors = command.communicate(timeout=60)
+    assert command.returncode == 1, output + errors
+    assert said in output
+    assert "Traceback" not in errors
+
+
+def test_sigterm_ends_the_command_and_what_reads_for_it(module: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    command = started(tmp_path, f"{module}:Waits")
+    with open(tmp_path / "fifo") as of_the_reader:  # it has begun to read a sample
+        command.send_signal(signal.SIGTERM)
+        _, errors = command.communicate(timeout=60)
+        assert (command.returncode, errors) == (143, "Terminated.\n")
+        assert of_the_reader.read() == "", "the reader has ended, and its end of the pipe with it"
 
 
 def test_python_m_fastload_check(module: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import pickle
 import re
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -271,6 +272,27 @@ def test_a_straggler_is_far_from_the_median_not_only_long() -> None:
 
     assert cause(just_under(4.0 / STRAGGLER)) == "straggler"
     assert cause(just_over(4.0 / STRAGGLER)) == "workers"
+
+
+def test_the_first_sample_of_a_thread_is_no_straggler() -> None:
+    """Imports and files to be opened are in its time."""
+    finding = bound(run(slowest_s=4.0, slowest_is_first=True))
+    assert finding.cause == "nothing"
+    assert "The start bounds the run so far" in finding.sentence
+
+
+def test_a_straggler_s_wait_is_the_one_of_the_report() -> None:
+    """With what the loop spends in the sampler."""
+    stats = run(slowest_s=4.0, stages=stages(sampler=0.5, sample=38.0, collate=1.0))
+    assert "loop waited         5.50 s" in str(stats)
+    assert "the loop waited 5.50 s in all" in bound(stats).sentence
+
+
+def test_a_notebook_shows_the_report() -> None:
+    """IPython asks for this, with a printer that has `text`."""
+    said: list[str] = []
+    run()._repr_pretty_(SimpleNamespace(text=said.append), cycle=False)
+    assert said == [str(run())]
 
 
 def test_fewer_workers_are_advised_only_where_most_of_them_idle() -> None:

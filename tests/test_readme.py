@@ -85,6 +85,10 @@ def _missing(code: str, folder: Path) -> dict[str, Any]:
             "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
             "dataset": TensorDataset(torch.zeros(100, 3), torch.zeros(100)),
         }
+    if "transformers." in code:
+        import transformers
+
+        return {"transformers": transformers}
     if "datasets." in code:
         import datasets
 

@@ -186,3 +186,10 @@ def test_a_world_that_only_the_environment_knows_is_warned_of(
     with pytest.warns(UserWarning, match="WORLD_SIZE is 4 .* every rank all samples"):
         assert len(RankSampler(8)) == 8
     assert len(RankSampler(8, rank=1, world_size=4)) == 2  # warnings are errors here
+
+
+def test_a_window_beyond_every_length_is_the_whole_order() -> None:
+    order = list(RankSampler(100, seed=1, window=10**30, run=1))
+    assert order == list(RankSampler(100, seed=1, window=1 << 62, run=1))
+    assert sorted(order) == list(range(100))
+    assert list(RankSampler(100, seed=1, window=10**30, run=10**30)) != list(range(100))

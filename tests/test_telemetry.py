@@ -140,6 +140,15 @@ def test_the_slowest_sample_is_kept_with_its_place() -> None:
     assert merged.slowest == "at or after sample index 20 in batch 2 of epoch 0"
 
 
+def test_the_slowest_is_known_as_the_first_of_its_thread() -> None:
+    recorder = Recorder()
+    recorder.run(1, 2.0, 0.0, lambda: "first")
+    recorder.run(1, 0.1, 0.0, lambda: "quick")
+    assert merge([recorder]).slowest_is_first
+    recorder.run(1, 3.0, 0.0, lambda: "slow")
+    assert not merge([recorder]).slowest_is_first
+
+
 def test_a_place_without_an_index_is_that_of_the_batch() -> None:
     assert str(Place(4, 2, None)) == "in batch 2 of epoch 4"
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
+import multiprocessing
 import pkgutil
+import signal
 import sys
+import traceback
 from inspect import isclass, isroutine
 from typing import Any
 
 import click
 
 import fastload
-from fastload.inspection import require_data_set
+from fastload.cli._common import sigterm_raises
+from fastload.errors import FastloadError, in_one_line
+from fastload.inspection import Finding, require_data_set
 
 
 @click.command()
@@ -36,17 +42,90 @@ def check(dataset: str, samples: int, workers: int) -> None:
     without arguments. Modules are looked for in the current folder too.
 
     Says whether threads give what a serial loop gives, how much of the time is under the GIL, and what to do: a shared
-    file position, draws from global random state, an iterable data set that is not sharded. The exit code is 1 if
-    threads would give other samples, or samples raise, or there are none.
+    file position, draws from global random state, an iterable data set that is not sharded. It reads in a child
+    process, and reports a data set that ends it. The exit code is 1 if threads would give other samples, or samples
+    raise, or there are none.
 
     \b
     Example:
         fastload check my_project.data:make_train_set
     """
-    report = fastload.check(_import(dataset), samples=samples, workers=workers)
-    click.echo(str(report))
-    if not report.ok:
+    said, ok = _read_in_child(dataset, samples, workers)
+    click.echo(said)
+    if not ok:
         raise SystemExit(1)
+
+
+def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
+    """Check the data set at `path` in a process of its own: its code may end that. Return the report, and if it is ok.
+
+    Raises UsageError if the child finds nothing to check, SystemExit if importing raised, which the child prints.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_check_here, args=(path, samples, workers, sender))
+    how = "as it was imported"
+    try:
+        with sigterm_raises():
+            child.start()
+            sender.close()  # so that the end of the child is the end of the pipe
+            while True:
+                what, value, *ok = receiver.recv()
+                if what == "reads":
+                    how = f"as it was read {value}"
+                elif what == "usage":
+                    raise click.UsageError(value)
+                elif what == "error":
+                    raise click.ClickException(value)
+                else:
+                    child.join(_EXIT_S)  # it may have something to tidy up
+                    return value, *ok
+    except EOFError:
+        child.join()
+        return _of_death(child.exitcode or 0, how), False
+    finally:
+        receiver.close()
+        if child.pid is not None:
+            child.kill()
+            child.join()
+
+
+_EXIT_S = 5.0
+"""How long a child that has reported may take to exit; then it is killed."""
+
+
+def _of_death(code: int, how: str) -> str:
+    """Return the report on a data set that ended the process that read it, with an exit code or (negative) a signal."""
+    by = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    advice = (
+        'A library that it calls is not safe in threads: use worker_method="process", or call it under a lock.'
+        if "threads" in how
+        else "It would end a training loop as well: look for the call in the stacks above, if there are any."
+    )
+    fault = Finding("fault", f"it ended the process {how}: {by}", advice)
+    return f"{fault}\nDo not read this data set with threads as it is."
+
+
+def _check_here(path: str, samples: int, workers: int, parent: Any) -> None:
+    """Check the data set at `path`, and send what is to be said."""
+    faulthandler.enable()  # the stacks say which call ended the process
+    try:
+        report = fastload.check(
+            _import(path),
+            samples=samples,
+            workers=workers,
+            say=lambda how: parent.send(("reads", how)),
+        )
+    except KeyboardInterrupt:
+        raise SystemExit from None  # the parent has it too, and says so
+    except click.UsageError as error:
+        parent.send(("usage", error.message))
+    except (FastloadError, OSError) as error:
+        parent.send(("error", in_one_line(error)))
+    except Exception:
+        parent.send(("error", traceback.format_exc()))
+    else:
+        parent.send(("report", str(report), report.ok))
 
 
 def _import(path: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import torch
 
 from fastload.isolation import rules
+from fastload.isolation.cached import CACHED
+from fastload.isolation.code import ModuleObject
 from fastload.isolation.plan import Plan
 
 
@@ -54,15 +57,21 @@ class Summary:
         )
 
 
-def summary(plan: Plan) -> Summary:
-    """Return what `plan` copies, by the attributes of its roots, and what it shares."""
+def summary(plan: Plan, unreached: Iterable[ModuleObject] = ()) -> Summary:
+    """Return what `plan` copies, by the attributes of its roots, and what it shares.
+
+    `unreached` are the module-level objects that samples use and no copy reaches: they are shared too.
+    """
     top: dict[int, int] = {}
     copied: dict[int, Piece] = {}
     shared: list[Piece] = []
     for i, node in plan.nodes.items():
         above = node.parent
-        # An attribute of a root stands for all below it.
-        top[i] = i if above is None or plan.nodes[above].parent is None else top[above]
+        # An attribute of a root stands for all below it; a cached function, for the function in it too.
+        alone = above is None or (
+            plan.nodes[above].parent is None and type(plan.nodes[above].x) is not CACHED
+        )
+        top[i] = i if alone or above is None else top[above]
         if i in plan.shared:
             shared.append(
                 Piece(plan.path(node.x), type(node.x).__name__, 1, _size(node.x), plan.shared[i])
@@ -72,6 +81,9 @@ def summary(plan: Plan) -> Summary:
         piece = copied.setdefault(top[i], Piece(plan.path(head), type(head).__name__))
         piece.objects += 1
         piece.nbytes += _size(node.x)
+    for found in unreached:
+        kind = type(found.value).__name__
+        shared.append(Piece(f"{found.module}.{found.name}", kind, why="module-level"))
     return Summary(list(copied.values()), shared)
 
 

@@ -150,7 +150,7 @@ class Isolation:
     @property
     def summary(self) -> Summary:
         """What is copied for each worker, and what all of them share."""
-        return summary(self.plan)
+        return summary(self.plan, self._modules.unreached)
 
     @property
     def initialises(self) -> bool:
@@ -204,6 +204,14 @@ class Isolation:
                     if type(value) is int and is_descriptor(name, value)
                 ]
         return found
+
+    def shared_state(self) -> list[str]:
+        """Return a clause about each object that may keep a state and that all workers share."""
+        if not self._copies:
+            return ["copy_dataset=False lets all workers share one dataset"]
+        paths = [named.path for named in self.plan.uncopyable]
+        paths += [f"{found.module}.{found.name}" for found in self._unwatchable]
+        return [f"all workers share {path}, of which they have no copies" for path in paths]
 
     def warn_of_shared(self, stacklevel: int) -> None:
         """Warn of what turned out to have no copy. To be called after the first `own()`."""

@@ -28,7 +28,8 @@ import pyarrow.dataset
 import fastload
 from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.packed import format as packed_format
-from fastload.errors import DecodeError, PackedDataError
+from fastload.datasets.packed.packing import pack
+from fastload.errors import DecodeError, FileListError, PackedDataError
 from fastload.image import RandomResizedCrop, ResizeCenterCrop
 
 SIZES = [(4, 6), (7, 3), (1, 1), (9, 9), (2, 5)]
@@ -587,3 +588,19 @@ def test_nothing_is_added_to_a_set_that_is_complete(tmp_path: Path) -> None:
         writer.finish()
         with pytest.raises(ValueError, match="closed"):
             writer.add(b"b", label=0)
+
+
+def test_a_set_in_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    """Arrow opens no such name."""
+    path = write(tmp_path / os.fsdecode(b"caf\xe9"), "encoded")
+    dataset = PackedDataset(path)
+    assert len(dataset) == 20
+    assert np.array_equal(np.asarray(dataset[3][0]), pixels_of(3))
+    dataset.close()
+
+
+def test_a_parquet_file_whose_name_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.parquet")
+    path.touch()
+    with pytest.raises(FileListError, match=r"not UTF-8.*caf\\udce9.parquet"):
+        pack(path, tmp_path / "out")

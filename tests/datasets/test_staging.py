@@ -269,10 +269,11 @@ def test_of_the_ranks_of_a_node_one_copies_and_the_others_wait(
     ("arguments", "status", "said"),
     [
         (lambda set_, tmp: [set_, set_], 2, "the set lies there"),
+        (lambda set_, tmp: [set_, set_ / "copy"], 2, "the set lies there, or around it"),
         (lambda set_, tmp: [tmp, tmp / "copy"], 1, "no packed set"),
         (lambda set_, tmp: [set_, __file__], 2, "is a file"),
     ],
-    ids=["itself", "no set", "a file"],
+    ids=["itself", "within itself", "no set", "a file"],
 )
 def test_a_users_error_is_one_sentence(
     source: Path, tmp_path: Path, arguments: Callable[..., Any], status: int, said: str
@@ -280,3 +281,4 @@ def test_a_users_error_is_one_sentence(
     result = CliRunner().invoke(main, ["stage", *map(str, arguments(source, tmp_path))])
     assert result.exit_code == status
     assert said in result.output
+    assert not (source / "copy").exists()

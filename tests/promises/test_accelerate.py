@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,94 @@ def test_a_checkpoint_of_accelerate_in_the_middle_of_an_epoch_resumes_the_loader
         assert as_lists(resumed) == rest
 
 
-def test_prepare_drops_the_threads_which_is_why_the_loader_is_left_out() -> None:
-    """Should this fail, the README's section can be shorter."""
+def test_prepare_drops_the_threads_and_a_warning_says_so() -> None:
+    """Should it keep them, the README's section can be shorter."""
     accelerator = accelerate.Accelerator(cpu=True)
-    prepared = accelerator.prepare(loader_of(accelerator, workers=2))
+    with pytest.warns(UserWarning, match="without its threads, seed and state.*RankSampler"):
+        prepared = accelerator.prepare(loader_of(accelerator, workers=2))
     assert not isinstance(prepared, fastload.DataLoader)
+
+
+def test_prepare_drops_nothing_of_torch_s_own_iterator() -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator.prepare(fastload.DataLoader(Augmented(), worker_method="process"))
+
+
+# ---- Hugging Face's Trainer ----
+
+
+class Names(Dataset[Any]):
+    """Samples for a model, and the threads that read them."""
+
+    fastload_per_worker = ()  # one for all workers, to be looked at
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        self.threads.add(threading.current_thread().name)
+        return {"x": torch.tensor([float(index)])}
+
+
+class Model(torch.nn.Module):
+    """Keeps the batches that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.zeros(()))
+        self.batches: list[list[float]] = []
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.batches.append(x.flatten().tolist())
+        return {"loss": (x * self.scale).sum()}
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Any:
+    """The Trainer of the README, with 10 steps an epoch and a checkpoint behind the fifth."""
+    transformers = pytest.importorskip("transformers")
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            args = self.args
+            sampler = RankSampler(
+                self.train_dataset, rank=args.process_index, world_size=args.world_size, seed=0
+            )
+            return fastload.DataLoader(
+                self.train_dataset,
+                batch_size=args.train_batch_size,
+                sampler=sampler,
+                num_workers=2,
+                seed=0,
+                collate_fn=self.data_collator,
+            )
+
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        per_device_train_batch_size=4,
+        num_train_epochs=2,
+        save_steps=5,
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to=[],
+    )
+
+    def make() -> Any:
+        return Trainer(Model(), arguments, train_dataset=Names())
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_trainer_whose_loader_is_ours_keeps_the_threads(trainer: Any, tmp_path: Path) -> None:
+    """A resumed one too, and it goes on with the same batches; but for the epoch that it resumes in."""
+    whole = trainer()
+    whole.train()
+    assert whole.train_dataset.threads == {"fastload-worker-0", "fastload-worker-1"}
+    resumed = trainer()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert resumed.model.batches == whole.model.batches[5:]
+    assert resumed.train_dataset.threads >= {"fastload-worker-0", "fastload-worker-1"}

@@ -7,11 +7,14 @@ a silently short epoch.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,6 +136,93 @@ def test_the_note_names_the_file_where_it_is_known(workers: int) -> None:
     assert "shelf/00013.jpg" in note(got[2])
     got = drain(fastload.DataLoader(Bad(20, unreadable(13)), 5, num_workers=workers))
     assert "file" not in note(got[2])
+
+
+class Sentences(Bad):
+    """What a text dataset calls `samples`."""
+
+    @property
+    def samples(self) -> list[tuple[str, int]]:
+        return [("a sentence", 0)] * self.length
+
+
+def test_what_is_no_file_is_not_named_as_one(tmp_path: Path) -> None:
+    """Neither a sentence nor the program or the address that an error of the operating system is about."""
+    (tmp_path / "7.txt").touch()
+    errors: dict[int, Callable[[int], BaseException]] = {
+        2: lambda index: FileNotFoundError(errno.ENOENT, "No such file", "ffmpeg"),
+        4: lambda index: OSError(errno.EIO, "Not Found", "http://127.0.0.1/4.jpg"),
+        7: lambda index: OSError(errno.EIO, "Input/output error", str(tmp_path / "7.txt")),
+        9: lambda index: Unreadable(index, "torn"),
+    }
+    got = drain(fastload.DataLoader(Sentences(10, errors), num_workers=2))
+    notes = {index: note(got[index]) for index in errors}
+    assert f"; file: {tmp_path / '7.txt'}" in notes.pop(7)
+    assert not [text for text in notes.values() if "file:" in text]
+
+
+# ---- what may come of sharing ----
+
+
+def notes_of(dataset: Dataset[Any], **options: Any) -> list[str]:
+    """The notes on the first error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fastload.errors.SharedStateWarning)
+        got = drain(fastload.DataLoader(dataset, 5, **options))
+    return next(batch for batch in got if isinstance(batch, Exception)).__notes__
+
+
+class Feeds(Dataset[int]):
+    """Takes its samples from a generator, of which there is no copy."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.feed = (k for k in range(1_000))
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index == 13:
+            raise self.error
+        return index
+
+
+SHARED = Feeds(ValueError("generator already executing"))
+OF_A_THREAD = FailingDataset(
+    range(20), failures={13: RuntimeError("can only be used in the thread that made it")}
+)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "clause"),
+    [
+        (SHARED, {"num_workers": 2}, "all workers share dataset.feed"),
+        (OF_A_THREAD, {"num_workers": 1}, "it speaks of threads"),
+        (Bad(20, unreadable(13)), {"num_workers": 2, "copy_dataset": False}, "copy_dataset=False"),
+    ],
+    ids=["no copy", "of a thread", "copy_dataset=False"],
+)
+def test_an_error_that_may_come_of_sharing_says_so(
+    dataset: Dataset[Any], options: dict[str, Any], clause: str
+) -> None:
+    """In one note more, though the same object is raised again."""
+    for _ in range(2):
+        place, hint = notes_of(dataset, **options)
+        assert "sample index 13" in place
+        assert f"may come of sharing: {clause}" in hint
+        for remedy in ("num_workers=0", "copy_dataset", "fastload check"):
+            assert remedy in hint
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers"),
+    [(SHARED, 0), (SHARED, 1), (OF_A_THREAD, 0), (Bad(20, unreadable(13)), 4)],
+    ids=["no workers", "one worker", "of a thread, no workers", "nothing shared"],
+)
+def test_any_other_error_does_not(dataset: Dataset[Any], workers: int) -> None:
+    (place,) = notes_of(dataset, num_workers=workers)
+    assert "sample index 13" in place
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -6,10 +6,12 @@ Exceptions, indices and data sets here raise where fastload looks at them to say
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import threading
 from collections import Counter, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -365,3 +367,57 @@ def test_bytes_are_counted_in_containers_that_are_known() -> None:
         [{"x": (b"." * 50, leaf[:0])}, bytearray(50)],
     ):
         assert data_bytes(batch) == 100, type(batch)
+
+
+class Late(Exception):
+    """What a watchdog of the user's raises."""
+
+
+def _late(*_: Any) -> None:
+    raise Late
+
+
+class _Watchdog:
+    def __call__(self, *_: Any) -> None:
+        raise Late
+
+    def bark(self, *_: Any) -> None:
+        raise Late
+
+
+HANDLERS: dict[str, Any] = {
+    "function": _late,
+    "partial": partial(_late, 1),
+    "instance": _Watchdog(),
+    "method": _Watchdog().bark,
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+@pytest.mark.parametrize("on_error", ["skip", lambda index, error: index])
+def test_what_a_signal_handler_raises_without_workers_is_no_fault_of_the_sample(
+    handler: str, on_error: Any
+) -> None:
+    class Struck(Dataset[int]):
+        struck = False
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            if index == 2 and not self.struck:
+                self.struck = True
+                signal.raise_signal(signal.SIGUSR1)
+            return index
+
+    before = signal.signal(signal.SIGUSR1, HANDLERS[handler])
+    try:
+        loader = fastload.DataLoader(Struck(), None, on_error=on_error)
+        iterator = iter(loader)
+        got = [int(next(iterator)), int(next(iterator))]
+        with pytest.raises(Late):
+            next(iterator)
+        assert [*got, *map(int, iterator)] == [0, 1, 2, 3], "the sample is read again"
+        assert loader.stats().errors == 0
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -232,8 +232,34 @@ def test_more_samples_than_the_length_says_is_warned_about_as_in_torch(workers: 
     for make in (torch_loader, fastload.DataLoader):
         loader: Any = make(Sized(12), batch_size=1, num_workers=workers)
         assert len(loader) == 7
+        iterator = iter(loader)
+        for _ in range(7):
+            next(iterator)  # warnings are errors here
         with pytest.warns(UserWarning, match="Length of IterableDataset"):
-            list(loader)
+            next(iterator)
+        with pytest.warns(UserWarning, match="Length of IterableDataset"):
+            list(iterator)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_warning_of_the_length_that_is_raised_costs_no_sample(workers: int) -> None:
+    class Sized(Whole):
+        def __len__(self) -> int:
+            return 2
+
+    loader = fastload.DataLoader(Sized(4), batch_size=None, num_workers=workers)
+    assert len(loader) == 2
+    iterator = iter(loader)
+    got, warned = [], 0
+    while True:
+        try:
+            got.append(next(iterator))
+        except UserWarning:
+            warned += 1
+        except StopIteration:
+            break
+    wanted = list(range(4)) * max(1, workers)
+    assert (sorted(got), warned) == (sorted(wanted), len(wanted) - 2)
 
 
 # ---- the worker ----
@@ -1194,6 +1220,27 @@ def test_hugging_face_s_iterable_data_set_resumes_at_any_step(
         resumed = make()
         resumed.load_state_dict(state)
         assert [rows(batch) for batch in resumed] == batches[step:]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_hugging_face_s_shuffle_buffer_is_not_lost_without_a_word(
+    shards: Callable[[], Any], workers: int
+) -> None:
+    """Its state has nothing of the buffer."""
+
+    def make() -> fastload.DataLoader[Any]:
+        dataset = shards().with_format("torch").shuffle(seed=3, buffer_size=7)
+        return fastload.DataLoader(dataset, 4, num_workers=workers, seed=1)
+
+    loader = make()
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = through_json(loader.state_dict())
+    loader.close()
+    resumed = make()
+    resumed.load_state_dict(state)
+    with pytest.warns(RuntimeWarning, match="resumes without its shuffle buffer"):
+        assert sum(len(batch["x"]) for batch in resumed) < 42
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1255,3 +1255,36 @@ def test_dropout_that_draws_nothing_is_not_blamed_for_the_loop_s_draws() -> None
     with fastload.DataLoader(Evaluated(), num_workers=2) as loader:
         for _ in loader:
             torch.rand(100)  # warnings are errors here
+
+
+# What a worker of torch answers.
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("seed", [None, 0, 2**64 - 1])
+def test_what_torch_says_of_seeds_in_a_sample_has_torchs_types_and_ranges(
+    workers: int, seed: int | None
+) -> None:
+    def answers() -> tuple[Any, ...]:
+        info = get_worker_info()
+        return torch.initial_seed(), torch.get_rng_state(), info and info.seed
+
+    def check(found: tuple[Any, ...], has_info: bool) -> None:
+        initial, state, of_worker = found
+        assert type(initial) is int
+        assert int(torch.tensor(initial)) == initial >= 0
+        assert (state.dtype, state.shape) == (torch.uint8, torch.Size([5056]))
+        torch.set_rng_state(state)
+        if has_info:
+            assert type(of_worker) is int
+            assert int(torch.tensor(of_worker)) == of_worker >= 0
+
+    options = {"batch_size": None, "collate_fn": lambda sample: sample}
+    loader = fastload.DataLoader(Calls(64, answers), num_workers=workers, seed=seed, **options)
+    samples = [found for _, found in loader]
+    for found in samples:
+        check(found, bool(workers))
+    if workers or seed is not None:
+        assert len({initial for initial, _, _ in samples}) == 64
+    (theirs,) = DataLoader(Calls(1, answers), num_workers=1, **options)
+    check(theirs[1], True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, zip_longest
 from typing import Any, Literal
 
@@ -18,7 +18,15 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed
-from torch.utils.data import BatchSampler, Dataset, DistributedSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    Dataset,
+    DistributedSampler,
+    StackDataset,
+    Subset,
+    random_split,
+)
 
 import fastload
 from tests.fakes import Numbers
@@ -444,6 +452,40 @@ def test_a_rank_part_is_not_partitioned_again(kind: str, workers: int) -> None:
             batch_sampler=BatchSampler(sampler, 2, drop_last=False),
             num_workers=workers,
         )
+
+
+WRAPPERS: dict[str, Callable[[Any], Dataset[Any]]] = {
+    "Subset": lambda part: Subset(part, range(8)),
+    "random_split": lambda part: random_split(part, [8, 2])[0],
+    "ConcatDataset": lambda part: ConcatDataset([Numbers(10), part]),
+    "StackDataset": lambda part: StackDataset(part, part),
+    "StackDataset of names": lambda part: StackDataset(image=part, label=part),
+    "Subset of a ConcatDataset": lambda part: Subset(ConcatDataset([part, part]), range(8)),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("kind", RANK_SAMPLERS)
+def test_a_rank_part_in_a_wrapper_is_not_partitioned_again(kind: str, wrapper: str) -> None:
+    dataset = WRAPPERS[wrapper](Partitioned(10))
+    with pytest.raises(ValueError, match="Partitioned holds only the part of its rank"):
+        fastload.DataLoader(dataset, 2, sampler=RANK_SAMPLERS[kind](8))
+
+
+def test_a_rank_part_in_a_wrapper_says_which_rank_draws() -> None:
+    def draws(rank: int, wrapped: bool) -> list[float]:
+        class Part(Partitioned):
+            world_size = 2
+
+            def __getitem__(self, index: int) -> Any:
+                return torch.rand(())
+
+        part = Part(4)
+        part.rank = rank  # type: ignore[attr-defined]
+        dataset = Subset(part, range(4)) if wrapped else part
+        return torch.cat(list(fastload.DataLoader(dataset, 2, seed=7))).tolist()
+
+    assert draws(1, True) == draws(1, False) != draws(0, True) == draws(0, False)
 
 
 @pytest.mark.parametrize("kind", RANK_SAMPLERS)

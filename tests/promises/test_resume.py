@@ -14,12 +14,15 @@ import json
 import pickle
 import random
 import re
+import sys
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -1496,3 +1499,82 @@ def test_a_generator_on_one_side_only_is_named(saver: bool) -> None:
 def test_a_difference_of_shuffle_is_said_in_these_words() -> None:
     with pytest.raises(StateError, match=r"shuffle=True with a seed.*shuffle=False.*same shuffle"):
         alone(0, shuffle=False).load_state_dict(alone(0).state_dict())
+
+
+# States that another thread asks for. Forced: one is taken before every line that the loop runs.
+
+
+class Streamed(IterableDataset[int]):
+    """Numbers, with a place of its own in them."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.at = length, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.length:
+            self.at += 1
+            yield self.at
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@contextmanager
+def states_between_lines(loader: fastload.DataLoader[Any]) -> Iterator[list[dict[str, Any]]]:
+    """Give the states of `loader` before every line of the package that this thread runs in the block."""
+    states: list[dict[str, Any]] = []
+    files = {
+        sys.modules[f"fastload.{name}"].__file__
+        for name in ("order", "lanes", "iterator", "loader")
+    }
+
+    def before_a_line(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in files:
+            return None
+        if event == "line":
+            sys.settrace(None)
+            states.append(loader.state_dict())
+            sys.settrace(before_a_line)
+        return before_a_line
+
+    sys.settrace(before_a_line)
+    try:
+        yield states
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.parametrize("options", [{}, {"in_order": False}, {"num_workers": 2}], ids=str)
+@pytest.mark.parametrize("kind", [Augmented, Streamed])
+def test_a_state_that_another_thread_asks_for_is_that_before_or_after_a_batch(
+    kind: Any, options: dict[str, Any]
+) -> None:
+    loader = fastload.DataLoader(kind(8), 2, seed=SEED, **options)
+    with loader:
+        iterator = iter(loader)
+        while True:
+            before = loader.state_dict()
+            with states_between_lines(loader) as states:
+                ended = next(iterator, None) is None
+            assert states
+            if ended and kind is Streamed:
+                break  # the end of each lane is a place of its own
+            assert all(state in (before, loader.state_dict()) for state in states)
+            if ended:
+                break
+
+
+def test_a_state_that_another_thread_asks_for_as_a_resumed_epoch_begins() -> None:
+    first = fastload.DataLoader(Augmented(8), 2, seed=SEED)
+    next(iter(first))
+    saved = first.state_dict()
+    loader = fastload.DataLoader(Augmented(8), 2, seed=SEED)
+    loader.load_state_dict(saved)
+    with states_between_lines(loader) as states:
+        iter(loader)
+    assert states
+    assert all(state == saved for state in states)

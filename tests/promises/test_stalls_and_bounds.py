@@ -7,6 +7,7 @@ flight: `prefetch_batches`, or `prefetch_factor * num_workers`, or by default
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 import weakref
@@ -15,12 +16,14 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from math import ceil
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch.utils.data import Dataset, Sampler, TensorDataset
 
 import fastload
+from tests.fakes import Numbers
 
 DEADLINE_S = 30.0  # only a deadlock waits that long
 GRACE_S = 0.03  # what a loader that reads too much is given to do so
@@ -410,3 +413,64 @@ def test_no_more_reads_at_once_than_workers(workers: int) -> None:
 
     list(fastload.DataLoader(Active(), workers, num_workers=workers))
     assert most == workers
+
+
+# What would wait for itself, or for nothing.
+
+
+def test_a_retry_that_waits_is_given_up_with_its_epoch() -> None:
+    """Forced: the epoch is broken off while its sample waits to be read again; the next one needs the same worker."""
+
+    class Unsteady(Numbers):
+        def __init__(self) -> None:
+            super().__init__(4)
+            self.raised = threading.Event()
+
+        def __getitem__(self, index: int) -> Any:
+            if not self.raised.is_set():
+                self.raised.set()
+                raise OSError(errno.EIO, "a file system that is away for a moment")
+            return super().__getitem__(index)
+
+    dataset = Unsteady()
+    options = {"num_workers": 1, "retries": 9, "persistent_workers": True}
+    with (
+        mock.patch("fastload.fetch.RETRY_SECONDS", 300.0),
+        fastload.DataLoader(dataset, 2, **options) as loader,
+    ):
+        iter(loader)
+        assert dataset.raised.wait(30)
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_asks_its_own_iterator_gets_an_error(workers: int) -> None:
+    iterator: Any = None
+
+    def indices() -> Iterator[int]:
+        yield 0
+        yield 1
+        next(iterator)
+
+    class Asking(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return indices()
+
+    options = {"num_workers": workers, "prefetch_batches": 1 if workers else None}
+    with fastload.DataLoader(Numbers(9), None, sampler=Asking(), **options) as loader:
+        iterator = iter(loader)
+        assert [int(next(iterator)), int(next(iterator))] == [0, 1]
+        with pytest.raises(RuntimeError, match="by its own sampler"):
+            next(iterator)
+
+
+def test_a_sample_that_asks_its_own_iterator_gets_an_error() -> None:
+    iterator: Any = None
+
+    class Asking(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            return next(iterator)
+
+    iterator = iter(fastload.DataLoader(Asking(2), 1))
+    with pytest.raises(RuntimeError, match="by its own sampler, dataset or callback"):
+        next(iterator)

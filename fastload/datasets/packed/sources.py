@@ -102,6 +102,10 @@ class Parquet:
         for path in self._paths:
             try:
                 found = pq.read_metadata(path)
+            except UnicodeEncodeError as error:
+                raise FileListError(
+                    f"Arrow cannot open a Parquet file whose name is not UTF-8. Found {path!r}. Rename it or its folder"
+                ) from error
             except pa.ArrowException as error:
                 raise FileListError(f"{path}: no Parquet file: {error}") from error
             self._rows.append(found.num_rows)

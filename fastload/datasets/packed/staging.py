@@ -81,14 +81,17 @@ def stage(
     Memory: for each worker a record batch, which is 16 MiB or one record, and 29 bytes for each record of a shard.
 
     Raises FileNotFoundError where `source` is no set, `PackedDataError` where it is damaged, FileExistsError where
-    `target` holds something else, OSError where it has no room or cannot be written, ValueError if both are one
-    directory. In no case is there a set then that is not whole.
+    `target` holds something else, OSError where it has no room or cannot be written, ValueError if `target` is
+    `source` or lies in it. In no case is there a set then that is not whole.
     """
     began = time.monotonic()
     source, target = os.path.abspath(source), os.path.abspath(target)
-    if os.path.realpath(source) == os.path.realpath(target):
-        raise ValueError(f"{target}: the set lies there; name another directory for its copy")
     index = read_index(source)
+    inner, outer = os.path.realpath(target), os.path.realpath(source)
+    if os.path.commonpath((inner, outer)) == outer:
+        raise ValueError(
+            f"{target}: the set lies there, or around it; name another directory for its copy"
+        )
     if workers is None:
         workers = len(os.sched_getaffinity(0))
     work = os.path.join(target, _WORK)

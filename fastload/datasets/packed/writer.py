@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import mmap
 import os
 import shutil
 import zlib
@@ -379,16 +380,16 @@ class _ShardFile:
         self._writer.close()
         os.fsync(self._sink.fd)
         self._sink.close()
-        with pa.memory_map(self.name) as mapped:
-            whole = mapped.read_buffer()
-            reader = pa.ipc.open_file(mapped)
-            batches = [reader.get_batch(k) for k in range(reader.num_record_batches)]
-            payload = payload_extents(batches, whole.address)
-            checksum, at = 0, 0
-            with memoryview(whole) as content:
-                for start, length in (*payload, (len(content), 0)):
-                    checksum = zlib.crc32(content[at:start], checksum)
-                    at = start + length
+        with open(self.name, "rb") as file:  # Arrow opens only names that are UTF-8
+            whole = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        reader = pa.ipc.open_file(whole)
+        batches = [reader.get_batch(k) for k in range(reader.num_record_batches)]
+        payload = payload_extents(batches, whole.address)
+        checksum, at = 0, 0
+        with memoryview(whole) as content:
+            for start, length in (*payload, (len(content), 0)):
+                checksum = zlib.crc32(content[at:start], checksum)
+                at = start + length
         return Shard(os.path.basename(self.name), self.rows, at, checksum, payload)
 
     def discard(self) -> None:
