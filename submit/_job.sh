@@ -22,6 +22,14 @@ die() {
     exit 1
 }
 
+# A batch system signals all processes of the job at once. Ranks write a checkpoint then, and print; bash waits for them
+# before it acts on its own signal.
+SIGNALS=(INT TERM HUP QUIT USR1 USR2)
+for name in "${SIGNALS[@]}"; do
+    # shellcheck disable=SC2064
+    trap "say 'stopped by SIG$name'; exit $((128 + $(kill -l "$name")))" "$name"
+done
+
 [[ -f fastload/__main__.py ]] || die "submit from the clone of fastload: $PWD is not one."
 
 : "${BASE_DIR:=}" "${FILE_LIST:=}" "${PACKED:=}" "${STAGE:=}" "${PROFILE:=}" "${DEVICE:=}" "${STEP_MS:=}"
@@ -79,5 +87,5 @@ prepare() {
 
 # logged NAME COMMAND...: runs it, with its output in LOGDIR too. Its standard input is not the job script's.
 logged() {
-    "${@:2}" </dev/null 2>&1 | tee "$LOGDIR/$JOB-$1.log"
+    "${@:2}" </dev/null 2>&1 | (trap '' "${SIGNALS[@]}" && exec tee "$LOGDIR/$JOB-$1.log")
 }

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from fastload.cli._common import walltime
+
 if TYPE_CHECKING:
-    from fastload.distributed.launch import BatchSystem
+    from fastload.distributed.launch import BatchSystem, Launcher
 
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 _CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
@@ -50,7 +52,7 @@ _CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
 @click.option(
     "--depth",
     type=click.IntRange(min=1),
-    help="Cores of each rank; by default ranks are not bound.",
+    help="Cores of each rank. By default ranks are not bound, and a batch job asks for one each.",
 )
 @click.option(
     "--launcher",
@@ -75,7 +77,13 @@ _CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
 @click.option(
     "--slurm", "system", flag_value="slurm", help="Submit a Slurm job that does this (sbatch)."
 )
-@click.option("--walltime", default="1:00:00", show_default=True, help="Of the batch job, H:MM:SS.")
+@click.option(
+    "--walltime",
+    default="1:00:00",
+    show_default=True,
+    callback=walltime,
+    help="Of the batch job, H:MM:SS.",
+)
 @click.option(
     "--directive",
     "directives",
@@ -90,8 +98,9 @@ def submit(
 ) -> None:
     """Run a script on many ranks, by mpiexec, srun or torchrun. ARGUMENTS, after --, are the script's.
 
-    The exit code is the job's, 128 + n where signal n ended it; signals are forwarded. With --pbs or --slurm the same
-    is done in a batch job, on as many hosts as the ranks need, --ppn on each (by default all on one).
+    The exit code is the job's, 128 + n if signal n ended it. Signals are forwarded, and no process of the job outlives
+    this command. With --pbs or --slurm the same is done in a batch job, on as many hosts as the ranks need, --ppn on
+    each (by default all on one).
 
     \b
     Examples:
@@ -107,11 +116,11 @@ def submit(
         raise click.UsageError(f"--env {missing[0]}: the variable is not set here")
     exported = tuple(n for n in dict.fromkeys((*_EXPORTED, *options["names"])) if n in os.environ)
     if system is None:
-        command = _command(exported, **options)
+        command, launcher = _command(exported, **options)
         if dry_run:
             click.echo(shlex.join(command))
         else:
-            ctx.exit(execute(command))
+            ctx.exit(execute(command, to_ranks=launcher == "openmpi"))
         return
     if ctx.get_parameter_source("hostfile") is ParameterSource.COMMANDLINE:
         raise click.UsageError(f"--hostfile does not go with --{system}, which chooses the hosts")
@@ -124,8 +133,8 @@ def submit(
     ctx.exit(subprocess.run(command, input=text, text=True, check=False).returncode)
 
 
-def _command(exported: tuple[str, ...], **options: Any) -> list[str]:
-    """The argument list that starts the ranks from here."""
+def _command(exported: tuple[str, ...], **options: Any) -> tuple[list[str], Launcher]:
+    """The argument list that starts the ranks from here, and the launcher in it."""
     from fastload.distributed import launch
     from fastload.distributed.execute import are_here, find_launcher, signal_options
 
@@ -149,7 +158,8 @@ def _command(exported: tuple[str, ...], **options: Any) -> list[str]:
         export=exported,
         options=(*(signal_options() if launcher == "torchrun" else ()), *options["options"]),
     )
-    return launch.command_line(job, launcher, python=sys.executable, root=os.geteuid() == 0)
+    root = os.geteuid() == 0
+    return launch.command_line(job, launcher, python=sys.executable, root=root), launcher
 
 
 def _job(system: BatchSystem, exported: tuple[str, ...], **options: Any) -> tuple[list[str], str]:

@@ -1,4 +1,4 @@
-"""Running a launcher: which one is here, its signals, its exit code."""
+"""Running a launcher: which one is here, its signals, its exit code, its end (guard.py)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from types import FrameType
 
+from fastload.distributed import guard
 from fastload.distributed.launch import Host, Launcher, classify
 from fastload.errors import LaunchError
 
-_FORWARDED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
 _VERSION_TIMEOUT_S = 60
 
 
@@ -70,37 +62,34 @@ def signal_options() -> list[str]:
 
     if "signals_to_handle" not in LaunchConfig.__dataclass_fields__:
         return []
-    return ["--signals-to-handle", ",".join(number.name for number in _FORWARDED)]
+    return ["--signals-to-handle", ",".join(number.name for number in guard.FORWARDED)]
 
 
-def execute(command: Sequence[str]) -> int:
-    """Run `command` in a process group of its own; return its exit code, or 128 + n where signal n ended it.
+def execute(command: Sequence[str], *, to_ranks: bool = False) -> int:
+    """Run `command` and all that it starts; return its exit code, or 128 + n if signal n ended it.
 
-    Signals that ask this process to end, and SIGUSR1 and SIGUSR2, go to that group instead, from the first moment on:
-    the launcher tells its ranks, and its exit code comes back. Those that this process ignores stay ignored. To be
-    called on the main thread. Raises `LaunchError` where the program cannot be started.
+    Signals that ask this process to end, and SIGUSR1 and SIGUSR2, go to the command's process group instead. With
+    `to_ranks` SIGINT, SIGTERM and SIGHUP go to Open MPI's ranks on this host, as their launcher would kill them soon
+    after. Signals that this process ignores stay ignored. No process of the command outlives this one, even after
+    SIGKILL. To be called on the main thread.
+
+    Raises:
+        LaunchError: there is no such program.
     """
-    child: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
-
-    def forward(signum: int, frame: FrameType | None) -> None:
-        if child is None:
-            early.append(signum)
-        elif child.returncode is None:
-            with suppress(ProcessLookupError):  # It has just ended.
-                os.killpg(child.pid, signum)
-
-    taken = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, forward) for number in taken}
+    if shutil.which(command[0]) is None:
+        raise LaunchError(
+            f"cannot run {command[0]}: it is not there, or not executable. Load the module that has it, "
+            "or give its path"
+        )
+    started = [str(os.getpid()), "ranks" if to_ranks else "group", *command]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, guard.FORWARDED)  # until there is a receiver
     try:
-        try:
-            child = subprocess.Popen(command, start_new_session=True)
-        except OSError as error:
-            raise LaunchError(f"cannot run {command[0]}: {error.strerror}") from error
-        for signum in early:
-            forward(signum, None)
-        status = child.wait()
+        child = subprocess.Popen(
+            [sys.executable, "-IS", guard.__file__, *started], start_new_session=True
+        )
+        with guard.forwarding(child.send_signal):
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            status = child.wait()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return 128 - status if status < 0 else status
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return 128 - status if status < 0 else status  # negative if the guard itself was killed

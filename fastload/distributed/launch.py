@@ -208,15 +208,14 @@ def job_script(
     """The script of a batch job that runs `command` where there is room for `ranks` ranks, `ppn` a host.
 
     `command` runs once, on the first host, in the directory of the submission, with `environ` set. `directives` are
-    further ones, such as "-A PROJECT"; `walltime` is H:MM:SS, `depth` the cores of each rank.
+    further ones, such as "-A PROJECT"; `walltime` is H:MM:SS, `depth` the cores of each rank (1 if None).
     """
     hosts = -(-ranks // ppn)
     name = (re.sub(r"[^A-Za-z0-9]", "", name).lstrip("0123456789") or "fastload")[:15]
     if system == "pbs":
-        cores = f":ncpus={ppn * depth}" if depth else ""
         asked = [
             f"-N {name}",
-            f"-l select={hosts}{cores}:mpiprocs={ppn}",
+            f"-l select={hosts}:ncpus={ppn * (depth or 1)}:mpiprocs={ppn}",
             f"-l walltime={walltime}",
         ]
         mark, workdir = "#PBS", "PBS_O_WORKDIR"

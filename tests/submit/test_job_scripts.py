@@ -62,8 +62,14 @@ class Site:
         assert list(home.iterdir()) == []  # everything is written in the clone
         return run.returncode, run.stdout, notes.read_text().splitlines()
 
-    def qsub(self, script: str, settings: str, *options: str) -> tuple[int, str, list[str]]:
-        return self.run("qsub", "-A", "me", *options, "-v", settings, f"submit/{script}")
+    def qsub(
+        self, script: str, settings: str, *options: str, **environ: str
+    ) -> tuple[int, str, list[str]]:
+        """Run a job to its end: exit status, the output that PBS delivered, the notes that the stand-ins took."""
+        command = ["qsub", "-A", "me", *options, "-v", settings, f"submit/{script}"]
+        status, said, notes = self.run(*command, **environ)
+        assert said == ""
+        return status, (self.clone / "job.o123").read_text(), notes
 
 
 @pytest.fixture
@@ -190,9 +196,8 @@ def test_a_packed_set_is_staged_once_on_each_node_and_trained_on_there(site: Sit
 
 @pytest.mark.parametrize("nodes", ["1", "3"])
 def test_nodes_are_counted_in_the_node_file(site: Site, nodes: str) -> None:
-    status, output, notes = site.run(
-        "qsub", "-v", f"WORKERS=1,RANKS_PER_NODE=2,{DATA}", "submit/polaris.pbs", NODES=nodes
-    )
+    settings = f"WORKERS=1,RANKS_PER_NODE=2,{DATA}"
+    status, output, notes = site.qsub("polaris.pbs", settings, NODES=nodes)
     assert status == 0, output
     assert launches(notes)[0].startswith(f"mpiexec -n {2 * int(nodes)} --ppn 2 ")
 

@@ -219,5 +219,7 @@ def test_a_job_script_asks_for_the_hosts_that_the_ranks_need() -> None:
         "#SBATCH --time=0:30:00",
         "#SBATCH --cpus-per-task=8",
     ]
+    unbound = job_script("pbs", command, **(asked | {"depth": None}))  # type: ignore[arg-type]
+    assert "#PBS -l select=2:ncpus=4:mpiprocs=4" in unbound
     with pytest.raises(LaunchError, match="a directive is one line"):
         job_script("pbs", command, **(asked | {"walltime": "1\n#PBS -x"}))  # type: ignore[arg-type]

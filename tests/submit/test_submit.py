@@ -216,8 +216,16 @@ def test_handlers_are_put_back_and_what_is_ignored_stays_so() -> None:
 
 
 def test_a_program_that_cannot_be_started_is_named() -> None:
-    with pytest.raises(LaunchError, match="cannot run /nowhere/mpiexec: No such file"):
+    with pytest.raises(LaunchError, match="cannot run /nowhere/mpiexec: "):
         execute(["/nowhere/mpiexec", "-n", "1"])
+
+
+def test_a_file_that_is_no_program_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program").touch(mode=0o755)
+    assert execute([str(tmp_path / "program")]) == 126
+    assert capfd.readouterr().err == f"Error: cannot run {tmp_path}/program: Exec format error\n"
 
 
 # ---- batch jobs ----
@@ -234,14 +242,16 @@ def test_a_dry_run_of_a_batch_job_prints_the_job(script: Path, system: str, comm
 
 
 def test_a_pbs_job_does_on_its_hosts_what_was_asked_for(
-    script: Path, pals: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    script: Path, pals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (script.parent / "home").mkdir()
+    monkeypatch.chdir(script.parent)
     monkeypatch.setenv("HOME", str(script.parent / "home"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     asked = ["--script", script, "--parallelism", "4", "--ppn", "2", "--pbs", "--", "x y"]
     assert submit(*asked).exit_code == 0
-    assert capfd.readouterr().out.splitlines() == [f"{rank} 4 ['x y']" for rank in range(4)]
+    output = Path("job.o123").read_text()
+    assert output.splitlines() == [f"{rank} 4 ['x y']" for rank in range(4)]
     assert " -n 4 --ppn 2 --hosts node1,node2 " in pals.read_text()
 
 

@@ -1,0 +1,132 @@
+"""Runs a launcher in a session of its own, and kills what it leaves. Started by path: it imports nothing of fastload.
+
+A batch system signals every process of the job's session. If that were the launcher's, Open MPI's launcher would get
+the signal beside its ranks and kill them half a second later. Here signals come from `fastload submit` alone. When that
+is killed, the kernel sends a signal, and this process kills every process that the launcher has started.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+FORWARDED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_ABORTS_OPEN_MPI = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_OPEN_MPI_RANK = b"OMPI_COMM_WORLD_RANK="
+_PARENT_DIED = signal.SIGALRM
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+
+@contextmanager
+def forwarding(send: Callable[[int], None]) -> Iterator[None]:
+    """Call `send` for each signal of `FORWARDED` to this process. Signals that it ignores stay ignored."""
+
+    def forward(signum: int, frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):  # It has just ended.
+            send(signum)
+
+    taken = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, forward) for number in taken}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(submit: str, to_ranks: str, *command: str) -> int:
+    """Run `command`, and end all its processes with it or with the process `submit`. Return an exit code.
+
+    `to_ranks` is "ranks" if a signal that asks for an end goes to Open MPI's ranks, and not to their launcher.
+    """
+    signal.signal(_PARENT_DIED, _stop)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    libc.prctl(_PR_SET_PDEATHSIG, int(_PARENT_DIED))
+    try:
+        if os.getppid() != int(submit):
+            raise SystemExit(128 + signal.SIGKILL)
+        return _run(command, to_ranks == "ranks")
+    finally:
+        signal.signal(_PARENT_DIED, signal.SIG_IGN)
+        _kill_descendants()
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal.SIGKILL)
+
+
+def _run(command: tuple[str, ...], to_ranks: bool) -> int:
+    try:
+        launcher = subprocess.Popen(command, process_group=0, preexec_fn=_unblock)
+    except OSError as error:
+        print(f"Error: cannot run {command[0]}: {error.strerror}", file=sys.stderr)
+        return 126
+
+    def send(signum: int) -> None:
+        if launcher.returncode is not None:
+            return
+        ranks = _open_mpi_ranks(launcher.pid) if to_ranks and signum in _ABORTS_OPEN_MPI else []
+        for group in ranks or [launcher.pid]:
+            with suppress(ProcessLookupError):  # One rank may have ended before the others.
+                os.killpg(group, signum)
+
+    with forwarding(send):
+        _unblock()
+        status = launcher.wait()
+    return 128 - status if status < 0 else status
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+
+
+def _parents() -> dict[int, int]:
+    """Return the parent of each process."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+            found[int(name)] = int(stat.read().rpartition(b")")[2].split()[1])
+    return found
+
+
+def _open_mpi_ranks(launcher: int) -> list[int]:
+    """Return the ranks on this host. Each leads a process group."""
+    ranks = []
+    for pid, parent in _parents().items():
+        if parent == launcher:
+            with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
+                if any(entry.startswith(_OPEN_MPI_RANK) for entry in environ.read().split(b"\0")):
+                    ranks.append(pid)
+    return ranks
+
+
+def _kill_descendants() -> None:
+    """Kill every process below this one, until there is none. An orphan comes to this one, its subreaper."""
+    with suppress(ChildProcessError):
+        while True:
+            parents = _parents()
+            below = {os.getpid()}
+            while more := {pid for pid, parent in parents.items() if parent in below} - below:
+                below |= more
+            for pid in below - {os.getpid()}:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            os.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

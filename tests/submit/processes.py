@@ -1,0 +1,52 @@
+"""What a batch system does to the processes of a job, by session; and who of a job is left, by its environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from tests.distributed.launching import is_over
+
+
+def signal_session(session: int, signum: signal.Signals) -> None:
+    """Signal every process of a session, as PBS does."""
+    for pid in _running():
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) == session:
+                os.kill(pid, signum)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes with `MARK=mark` in their environment."""
+    found = []
+    for pid in _running():
+        with suppress(OSError):
+            if f"MARK={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def left(mark: str) -> list[int]:
+    """The processes that are there after a moment of grace: polled, as nobody tells of others' children."""
+    deadline = time.monotonic() + 10
+    while found := marked(mark):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return found
+
+
+def kill_marked(mark: str) -> None:
+    for pid in marked(mark):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _running() -> Iterator[int]:
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and not is_over(int(path.name)):
+            yield int(path.name)
