@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 SAMPLE_TESTS = '''
-import os, threading, weakref
+import os, signal, subprocess, sys, threading, weakref
 import pytest, torch
 
 KEPT = []
@@ -41,6 +41,12 @@ def test_passes_processes():
 
 def test_passes_package():
     KEPT.append(open(pytest.__file__))
+
+def test_passes_interrupt():
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    code = "import signal; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 def test_leaks_thread():
     threading.Thread(target=FOREVER.wait, name="fastload-worker-1", daemon=True).start()
@@ -73,7 +79,8 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "tests" / "test_sample.py").write_text(SAMPLE_TESTS)
     shutil.copy(ROOT / "pyproject.toml", folder)
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v"],
+        # As a shell starts it with `&`: SIGINT is ignored.
+        ["sh", "-c", 'trap "" INT; exec "$0" -m pytest -v', sys.executable],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -92,6 +99,10 @@ def verdicts(output: str, test: str) -> list[str]:
 @pytest.mark.parametrize("test", ["collected_later", "ending_by_itself", "processes", "package"])
 def test_what_ends_in_time_is_no_leak(output: str, test: str) -> None:
     assert verdicts(output, f"test_passes_{test}") == ["PASSED"]
+
+
+def test_ctrl_c_arrives_in_the_background_of_a_shell(output: str) -> None:
+    assert verdicts(output, "test_passes_interrupt") == ["PASSED"]
 
 
 @pytest.mark.parametrize("test", ["thread", "pipe", "file"])
