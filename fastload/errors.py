@@ -11,6 +11,10 @@ class FastloadError(Exception):
     """Base of every exception that fastload raises on its own account."""
 
 
+class UsageError(FastloadError, ValueError):
+    """An option or an argument cannot be used as given; the message names it and what to do."""
+
+
 class LoaderClosedError(FastloadError, RuntimeError):
     """A batch was asked of an iterator whose loader was closed, or that lives in another process."""
 
@@ -105,3 +109,12 @@ class RendezvousError(FastloadError, RuntimeError):
 
 class LaunchError(FastloadError, ValueError):
     """Ranks cannot be started as asked; the message names the file or the option, what was found and what to do."""
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return what a command prints of a user's error, in one line: without type, notes and traceback."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        text = f"{error.filename}: {error.strerror}"
+    else:
+        text = str(error)
+    return " ".join(line.strip() for line in text.splitlines())

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import fastload
 from fastload.cli import main
-from fastload.errors import FastloadError
+from fastload.errors import FastloadError, UsageError
 from fastload.harness.figures import Outcome
 from fastload.harness.plan import Run
 
@@ -263,6 +263,43 @@ def test_a_missing_file_list_is_named(tmp_path: Path) -> None:
     refuse(call("bench", "--file-list", tmp_path / "none.txt"), "none.txt")
 
 
+@pytest.mark.parametrize("name", ["--file-list", "--file-list-path"])
+@pytest.mark.parametrize("where", ["here", "base"])
+@pytest.mark.parametrize("command", ["bench", "train"])
+def test_a_file_list_is_relative_to_here_or_else_to_the_base_dir(
+    command: str,
+    where: str,
+    name: str,
+    file_list: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A list of a picture that is not there, so that the command ends with its name."""
+    pytest.importorskip("torchvision")
+    for folder in ("here", "base"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / where / "list.txt").write_text(f"class/of_{where}.jpg\n")
+    if where == "here":
+        (tmp_path / "base" / "list.txt").write_text("class/of_base.jpg\n")
+    monkeypatch.chdir(tmp_path / "here")
+    extra = ["--logdir", tmp_path / "log", "--device", "cpu"] if command == "train" else []
+    result = call(command, name, "list.txt", "--base-dir", "../base", *extra)
+    assert result.exit_code == 1
+    refuse(result, f"of_{where}.jpg: No such file" if command == "train" else f"of_{where}.jpg: no")
+
+
+@pytest.mark.parametrize("command", ["bench", "train"])
+def test_a_file_list_that_is_not_there_names_the_folders_that_were_looked_in(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torchvision")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    result = call(command, "--file-list-path", "none.txt", "--base-dir", "base")
+    assert result.exit_code == 2
+    refuse(result, "'none.txt'", str(tmp_path), str(tmp_path / "base"), "--file-list-path")
+
+
 def test_an_empty_file_list_is_named(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     (tmp_path / "empty.txt").touch()
@@ -313,6 +350,8 @@ class Stopping(click.Command):
     [
         (KeyboardInterrupt(), 130, "Interrupted.\n"),
         (FastloadError("what is wrong"), 1, "Error: what is wrong\n"),
+        (UsageError("what was asked for"), 2, "Error: what was asked for\n"),
+        (click.UsageError("what was asked for"), 2, "Error: what was asked for\n"),
         (FileNotFoundError(2, "No such file", "here.jpg"), 1, "Error: here.jpg: No such file\n"),
         (FileExistsError("other pictures are there"), 1, "Error: other pictures are there\n"),
     ],
@@ -323,6 +362,42 @@ def test_how_a_command_ends(
     monkeypatch.setitem(main.commands, "stopping", Stopping(error))
     result = call("stopping")
     assert (result.exit_code, result.output) == (code, sentence)
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "quoted"),
+    [
+        ("train", [], "--file-list-path"),
+        ("train", ["--lr", "nan"], "nan"),
+        ("train", ["--lr", "inf"], "inf"),
+        ("train", ["--momentum", "nan"], "nan"),
+        ("train", ["--step-ms", "nan"], "nan"),
+        ("train", ["--seed", str(2**64)], str(2**64)),
+        ("train", ["--nsteps", "0"], "0"),
+        ("train", ["--device", "cpu:7"], "cpu:7"),
+        ("train", ["--device", "nonsense"], "nonsense"),
+        ("train", ["--model", ""], "''"),
+        ("train", ["--model", "resnet5"], "'resnet5'"),
+        ("train", ["--profile", "-s", "12"], "--nsteps 16"),
+        ("bench", [], "--file-list-path"),
+        ("bench", ["--step-ms", "nan"], "nan"),
+        ("env", ["--timeout", "nan"], "nan"),
+        ("submit", ["--walltime", "rubbish"], "'rubbish'"),
+        ("submit", ["--walltime", "1:99:00"], "'1:99:00'"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_told_in_one_line_with_exit_code_2(
+    command: str, options: list[str], quoted: str, file_list: Path, tmp_path: Path
+) -> None:
+    if options and command in ("train", "bench"):
+        options = ["--file-list-path", str(file_list), *options]
+    if command == "train":
+        options = [*options, "--logdir", str(tmp_path)]
+    result = call(command, *options)
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert quoted in line
 
 
 def test_a_fault_of_our_own_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

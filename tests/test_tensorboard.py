@@ -74,7 +74,7 @@ def test_an_empty_folder_is_said_to_be_and_sigterm_ends_it(tmp_path: Path) -> No
     pytest.importorskip("tensorboard")
     (tmp_path / "logdir").mkdir()
     with tensorboard(tmp_path / "logdir", errors=tmp_path / "errors") as running:
-        where = tmp_path / "logdir" / "DATE-TIME"
+        where = tmp_path / "logdir" / "DATE-TIME-workersN-ranksN"
         assert f"holds no run yet: `fastload train` writes each into {where})" in running.said
         running.process.send_signal(signal.SIGTERM)
         running.process.wait(60)

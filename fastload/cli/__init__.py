@@ -38,7 +38,7 @@ def main() -> None:
 
     \b
         fastload images samples
-        fastload bench --file-list samples/filelist.txt --plot bench.png
+        fastload bench --file-list-path samples/filelist.txt --plot bench.png
     """
 
 

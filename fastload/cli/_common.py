@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import re
 import signal
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastload.errors import FastloadError
+from fastload.errors import (
+    FastloadError,
+    RankError,
+    RendezvousError,
+    UsageError,
+    in_one_line,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+F = TypeVar("F", bound="Callable[..., Any]")
 
+_MEET_S = 60.0
 _INTERRUPTED, _TERMINATED = 130, 143  # 128 + SIGINT, + SIGTERM, as shells report them.
 
 
@@ -24,6 +35,13 @@ class Terminated(KeyboardInterrupt):
 
 class EndsInOneLine(click.Command):
     """A command that ends in one line on a user's error, and with exit code 130 on Ctrl-C, 143 on SIGTERM."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse its arguments."""
+        try:
+            return super().make_context(*args, **extra)
+        except click.UsageError as error:
+            raise _without_usage(error) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it."""
@@ -35,14 +53,71 @@ class EndsInOneLine(click.Command):
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(_INTERRUPTED)
-        except FastloadError as error:
-            raise click.ClickException(str(error)) from error
-        except BrokenPipeError:  # Whoever read our output stopped reading; click ends quietly.
+        except click.UsageError as error:
+            raise _without_usage(error) from None
+        except UsageError as error:
+            raise click.UsageError(in_one_line(error)) from error
+        except BrokenPipeError:  # The reader of our output stopped reading; click ends quietly.
             raise
-        except OSError as error:
-            named = error.filename is not None and error.strerror is not None
-            text = f"{error.filename}: {error.strerror}" if named else str(error)
-            raise click.ClickException(text) from error
+        except (FastloadError, OSError) as error:
+            raise click.ClickException(in_one_line(error)) from error
+
+
+def _without_usage(error: click.UsageError) -> click.UsageError:
+    """The error without its context, with which click prints three lines of usage before it."""
+    error.ctx = None
+    return error
+
+
+class OnRanks(EndsInOneLine):
+    """A command that each of several ranks runs: one of them prints a user's error, and all end with its exit code."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse its arguments."""
+        with _one_rank_tells():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it."""
+        with _one_rank_tells():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _one_rank_tells() -> Iterator[None]:
+    try:
+        yield
+    except click.ClickException as error:
+        from fastload import distributed
+
+        # A rank that ends may end the others, before the one that prints has done so: they meet first.
+        with suppress(RankError, RendezvousError):
+            alone = distributed.find().rank.world_size == 1
+            if not alone and not isinstance(error.__cause__, RankError | RendezvousError):
+                distributed.init("gloo", timeout_s=_MEET_S)
+                line = f"Error: {error.format_message()}"
+                distributed.end_job(error, line=line, code=error.exit_code)
+        raise
+
+
+class Number(click.FloatRange):
+    """A range of finite numbers: click's own lets "nan" and "inf" pass."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number; a usage error if it is none, not finite, or out of range."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+def walltime(_: click.Context, __: click.Parameter, text: str) -> str:
+    """Return the text if PBS or Slurm takes it for a duration; else a usage error."""
+    if not re.fullmatch(r"(\d+-)?\d+(:[0-5]?\d){0,2}", text, re.ASCII):
+        raise click.BadParameter(f"{text!r} is not a duration. Give H:MM:SS, such as 1:30:00")
+    return text
 
 
 @contextmanager
@@ -57,6 +132,24 @@ def sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def list_options(command: F) -> F:
+    """The options that say which pictures, of every command that reads a list of them."""
+    listed = click.option(
+        "--file-list-path",
+        "--file-list",
+        "file_list",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Text file with the path of one image a line; an image's class is the name of its folder. If it is not "
+        "in the current folder, it is looked for in --base-dir.",
+    )
+    base = click.option(
+        "--base-dir",
+        type=click.Path(path_type=Path, exists=True, file_okay=False),
+        help="Folder that relative paths in the list start from.  [default: the list's own]",
+    )
+    return listed(base(command))
 
 
 def require(extra: str, **modules: str) -> None:

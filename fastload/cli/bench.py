@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
-from fastload.cli._common import require, sigterm_raises
+from fastload.cli._common import Number, list_options, require, sigterm_raises
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,17 +48,7 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
 
 
 @click.command()
-@click.option(
-    "--file-list",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False),
-    help="Text file with the path of one image a line; an image's class is the name of its folder.",
-)
-@click.option(
-    "--base-dir",
-    type=click.Path(exists=True, file_okay=False),
-    help="Folder that relative paths in the list start from; by default the list's own folder.",
-)
+@list_options
 @click.option(
     "--workers",
     default="1,2,4",
@@ -110,7 +100,7 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     "--step-ms",
     default=0.0,
     show_default=True,
-    type=click.FloatRange(min=0, max=3_600_000),
+    type=Number(min=0, max=3_600_000),
     help="Simulated training step: milliseconds that the loop waits after each batch, as for an accelerator.",
 )
 @click.option(
@@ -169,6 +159,8 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     "--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw a PNG here."
 )
 def bench(
+    file_list: Path | None,
+    base_dir: Path | None,
     loaders: list[LoaderKind],
     workers: list[int],
     ranks: list[int],
@@ -191,10 +183,10 @@ def bench(
 
     \b
     Examples:
-        fastload bench --file-list samples/filelist.txt --workers 1,2,4 --json bench.json --plot bench.png
-        fastload bench --file-list train.txt --workers 1,2,4,8 --ranks 1,2,4 -q --html report.html
-        fastload bench --file-list train.txt --base-dir /data/imagenet --cache cold --transform rrc
-        fastload bench --file-list train.txt --loaders thread,torch --workers 8 --step-ms 150
+        fastload bench --file-list-path samples/filelist.txt --workers 1,2,4 --json bench.json --plot bench.png
+        fastload bench --file-list-path train.txt --workers 1,2,4,8 --ranks 1,2,4 -q --html report.html
+        fastload bench --file-list-path train.txt --base-dir /data/imagenet --cache cold --transform rrc
+        fastload bench --file-list-path train.txt --loaders thread,torch --workers 8 --step-ms 150
     """
     require("images", PIL="Pillow", torchvision="torchvision")
     if plot_path is not None:
@@ -203,9 +195,16 @@ def bench(
     from fastload.harness.bench import files_of
     from fastload.harness.plan import Workload, plan_runs
     from fastload.harness.provenance import caption, provenance
+    from fastload.harness.samples import find_list
 
     origin = provenance(["fastload", *sys.argv[1:]])
-    workload = Workload(batch_size=nbatch, steps=nsteps, **options)
+    workload = Workload(
+        file_list=str(find_list(file_list, base_dir)),
+        base_dir=None if base_dir is None else str(base_dir),
+        batch_size=nbatch,
+        steps=nsteps,
+        **options,
+    )
     runs = plan_runs(workload, loaders=loaders, workers=workers, ranks=ranks, repeats=repeats)
     listed, files = files_of(runs)
     for line in report.preamble(workload, origin, runs=len(runs), listed=listed):

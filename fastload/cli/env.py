@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastload.cli._common import Number
+
 if TYPE_CHECKING:
     from fastload.distributed import Finding
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     "timeout_s",
     default=60.0,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     help="Seconds to wait for the other ranks.",
 )
 def env(meet: bool, timeout_s: float) -> None:

@@ -53,15 +53,16 @@ def _ends() -> Iterator[Callable[[], int]]:
 
     In the threads of this process and its plugins any thread may be the one that the signal comes to, so it is
     Python's wake-up descriptor that is waited at. Afterwards Ctrl-C is ignored: a second one would strike as the
-    plugins end their processes, which then stay.
+    plugins end their processes, which then stay. A signal that is ignored stays ignored.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    before = {number: signal.signal(number, lambda *_: None) for number in _ENDS}
+    taken = {number for number in _ENDS if signal.getsignal(number) is not signal.SIG_IGN}
+    before: dict[int, Any] = {number: signal.signal(number, lambda *_: None) for number in taken}
     descriptor = signal.set_wakeup_fd(writer)
 
     def wait() -> int:
-        while (number := os.read(reader, 1)[0]) not in _ENDS:
+        while (number := os.read(reader, 1)[0]) not in taken:
             pass
         before[signal.SIGINT] = signal.SIG_IGN
         return number
@@ -122,5 +123,5 @@ def _content(logdir: Path) -> str:
     traces = [*logdir.rglob("*.pt.trace.json"), *logdir.rglob("*.pt.trace.json.gz")]
     runs = {path.parent for path in (*events, *traces)}
     if not runs:
-        return f"which holds no run yet: `fastload train` writes each into {logdir / 'DATE-TIME'}"
+        return f"which holds no run yet: `fastload train` writes each into {logdir / 'DATE-TIME-workersN-ranksN'}"
     return f"runs: {len(runs)}, profiles: {len(traces)}"

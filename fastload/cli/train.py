@@ -9,25 +9,15 @@ from typing import Any
 
 import click
 
-from fastload.cli._common import EndsInOneLine, require, sigterm_raises
+from fastload.cli._common import Number, OnRanks, list_options, require, sigterm_raises
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
+_LARGEST_SEED = 2**63 - 1
+"""torch takes seeds of 64 bits; each rank adds its number to it."""
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-@click.command()
-@click.option(
-    "--file-list-path",
-    "file_list",
-    type=_FILE,
-    help="Text file with the path of one picture a line, its class the name of its folder. May be relative to "
-    "--base-dir.",
-)
-@click.option(
-    "--base-dir",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folder that relative paths in the list start from; by default the list's own folder.",
-)
+@click.command(cls=OnRanks)
+@list_options
 @click.option(
     "--packed",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -101,7 +91,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     "--step-ms",
     default=0.0,
     show_default=True,
-    type=click.FloatRange(min=0, max=3_600_000),
+    type=Number(min=0, max=3_600_000),
     help="Simulated accelerator: each step lasts at least so many milliseconds.",
 )
 @click.option(
@@ -118,21 +108,19 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     type=click.IntRange(min=1),
     help="Outputs of the model.  [default: the data set's classes]",
 )
-@click.option(
-    "--lr", default=0.001, show_default=True, type=click.FloatRange(min=0), help="Of SGD."
-)
+@click.option("--lr", default=0.001, show_default=True, type=Number(min=0), help="Of SGD.")
 @click.option(
     "--momentum",
     default=0.9,
     show_default=True,
-    type=click.FloatRange(min=0, max=1),
+    type=Number(min=0, max=1),
     help="Of SGD.",
 )
 @click.option(
     "--seed",
     default=0,
     show_default=True,
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, _LARGEST_SEED),
     help="Of the order, the augmentation and the model's first parameters.",
 )
 @click.option(
@@ -180,7 +168,8 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     default="logdir",
     show_default=True,
     type=_FOLDER,
-    help="Gets stats.csv, a row for each run, and a folder DATE-TIME for each run that profiles or writes scalars.",
+    help="Gets stats.csv, a row for each run, and a folder DATE-TIME-workersN-ranksN for each run that profiles or "
+    "writes scalars.",
 )
 def train(**options: Any) -> None:
     """Train a model, and say how fast and what bounds it.
@@ -223,7 +212,7 @@ def tutorial(*, serial: bool, defaults: dict[str, Any]) -> click.Command:
         defaults = {name: value for name, value in defaults.items() if name != "base_dir"}
     for param in params:
         param.default = defaults.get(param.name or "", param.default)
-    return EndsInOneLine(
+    return OnRanks(
         None,
         callback=lambda **options: _run({**options, **fixed}, serial_lines=serial),
         params=params,

@@ -19,7 +19,15 @@
 """
 
 from fastload.distributed.asking import find
-from fastload.distributed.group import backend_for, cores, end_job, init, met_by, shutdown
+from fastload.distributed.group import (
+    backend_for,
+    cores,
+    device_of,
+    end_job,
+    init,
+    met_by,
+    shutdown,
+)
 from fastload.distributed.ranks import Finding, Launcher, Rank, detect, explain
 
 __all__ = [
@@ -29,6 +37,7 @@ __all__ = [
     "backend_for",
     "cores",
     "detect",
+    "device_of",
     "end_job",
     "explain",
     "find",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import socket
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from fastload.distributed.addresses import address_towards, interface_of, own_address
 from fastload.distributed.affinity import one_core_warning, share
@@ -24,6 +26,9 @@ from fastload.distributed.asking import MPI_LAUNCHERS, find, mpi4py
 from fastload.distributed.meeting import meeting
 from fastload.distributed.ranks import Rank
 from fastload.errors import RankError, RendezvousError
+
+_SHOWN = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""Variables by which a launcher shows a process some of the node's devices."""
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
@@ -44,6 +49,9 @@ class _Joined:
     store: Store | None = None
 
 
+_ALL_END_S = 3.0
+"""Ranks that meet the same error, such as a file that is missing, differ by less in when they do."""
+
 _joined: _Joined | None = None
 _meetings = 0
 """How many groups were begun in this process: torchrun's store outlives them, and what the last one left there."""
@@ -57,8 +65,7 @@ def init(backend: str = "auto", *, timeout_s: float = 600.0) -> Rank:
 
     Args:
         backend: one of torch's, or "auto": NCCL for tensors on CUDA devices (XCCL on Intel's), Gloo for those on the
-            CPU. Except with "gloo" alone, each rank's own device is made the current one: that of its local rank, or
-            the only one.
+            CPU. Except with "gloo" alone, each rank's own device is made the current one: see `device_of`.
         timeout_s: how long to wait for the others here, and in each collective of Gloo after that: a rank that is
             stuck makes the others raise, in place of a hang.
 
@@ -101,16 +108,88 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
-def end_job(error: BaseException, *, traceback: bool = True) -> None:
-    """End all ranks, as if nobody caught `error`, where this rank's own end would wait for the others.
+def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> None:
+    """End this rank, one of several, after an error that nobody catches: one rank tells it, all end with `code`.
 
-    For whoever catches an error to print it and exit: under an MPI whose mpi4py was used, that exit would be MPI's own
-    end. There this prints the error, with its traceback or without, and does not return; elsewhere it does nothing.
+    The first rank that calls this prints `line`, or without one the traceback; the others print nothing. If some ranks
+    do not call it within 3 s, and their MPI would wait for them at its end, the whole job is aborted. Raises
+    SystemExit. Returns if there is one process, or if the process group is not of `init()`.
     """
-    if _joined is None or _joined.abort is None:
+    joined = _joined
+    if joined is None or (joined.store is None and joined.abort is None):
         return
-    shown = error if traceback else error.with_traceback(None)
-    _joined.abort(type(shown), shown, shown.__traceback__)
+    if isinstance(error, KeyboardInterrupt):  # a second one: nothing is waited for
+        if joined.abort is not None:
+            joined.abort(type(error), error, error.__traceback__)
+        return
+    store = None if joined.store is None or not _is_there(joined.store) else joined.store
+    if (
+        store is None
+        and joined.store is not None
+        and line is None
+        and isinstance(error, RuntimeError)
+    ):
+        line = f"fastload: {joined.rank} ends, as rank 0 has ended"  # a collective said so
+
+    def tell() -> None:
+        if line is None:
+            (joined.before or sys.excepthook)(type(error), error, error.__traceback__)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    if store is None:
+        tell()
+    together = store is not None and _all_end(joined.rank, store, tell)
+    if not together and joined.abort is not None:
+        mpi = mpi4py()
+        assert mpi is not None  # as the hook would abort by it
+        mpi.COMM_WORLD.Abort(code)
+    raise SystemExit(code)
+
+
+def _all_end(rank: Rank, store: Store, tell: Callable[[], None]) -> bool:
+    """Call `tell` on the first rank that gets here, let the others wait for it; True if all ranks get here soon."""
+    try:
+        number = store.add("failed", 1)
+        if number == 1:
+            tell()
+            store.set("told", "")
+        _set_soon(store, "told")
+        if number == rank.world_size:
+            store.set("all failed", "")
+        return _set_soon(store, "all failed") and _leave(rank, store)
+    except (DistError, RuntimeError):  # rank 0 has ended meanwhile, and the store with it
+        return False
+
+
+def _is_there(store: Store) -> bool:
+    """Return whether the store can be reached. Asked of it by torch, one that cannot be prints a C++ traceback."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, TCPStore):
+        return True
+    try:
+        with socket.create_connection((store.host, store.port), timeout=_ALL_END_S):
+            return True
+    except OSError:
+        return False
+
+
+def _leave(rank: Rank, store: Store) -> bool:
+    """Keep the rank that may hold the store until the others need it no longer. True."""
+    if rank.rank and store.add("left", 1) == rank.world_size - 1:
+        store.set("all left", "")
+    return bool(rank.rank) or _set_soon(store, "all left")
+
+
+def _set_soon(store: Store, key: str) -> bool:
+    """Return whether the key is set within `_ALL_END_S`. Looks again and again: torch's own wait logs that it ended."""
+    deadline = time.monotonic() + _ALL_END_S
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def cores() -> int:
@@ -179,12 +258,18 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
 
 
 def device_of(rank: Rank, count: int) -> int:
-    """The local rank's own device, or the only one there is: launchers may show each rank just its own."""
-    if count == 1 or rank.local_rank < count:
-        return min(rank.local_rank, count - 1)
+    """Return the number of the rank's own device, of `count` that torch sees: its local rank.
+
+    It is 0 if a launcher shows each rank one device, by a variable. Raises `RankError` if there are fewer devices than
+    ranks: NCCL refuses to share one, and ranks that share one measure each other.
+    """
+    if count == 1 and any(os.environ.get(name) for name in _SHOWN):
+        return 0
+    if rank.local_rank < count:
+        return rank.local_rank
     raise RankError(
-        f"local rank {rank.local_rank} of {rank.local_size} has no device: the node shows {count}. Start as many ranks "
-        "per node as there are devices"
+        f"Local rank {rank.local_rank} of {rank.local_size} has no device of its own. Its node shows {count}. Start as "
+        "many ranks per node as there are devices, or train on the CPU"
     )
 
 

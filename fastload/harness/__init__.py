@@ -7,6 +7,7 @@
     bench.py      executes runs one after another: page cache, ranks, what else went on
     page_cache.py the state of the page cache before a run
     processes.py  what /proc says about a process and its descendants
+    steady.py     the loader's figures over a run, without the warm-up
     figures.py    what runs yield, as pure values, and what several ranks yield together
     roofline.py   the most that a configuration could load
     report.py     outcomes to rows, rows to a table, all of it to JSON

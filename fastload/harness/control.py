@@ -13,7 +13,6 @@ import torch.distributed as dist
 from fastload.distributed import Rank
 
 T = TypeVar("T")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Control:
@@ -76,6 +75,9 @@ class Stopping:
     A rank that gets a signal must not leave alone: the others would wait for its gradients. So each votes
     before every step. The vote is counted one step later, in which it has travelled beside the step's work, and costs
     no wait. A second signal does at once what it would have done outside the block. In the main thread alone.
+
+    A SIGINT that is ignored outside the block stays ignored, as in a job that a shell started in the background.
+    SIGTERM is always taken: a job script may ignore it, its ranks inherit that, and must write their checkpoint.
     """
 
     def __init__(self, control: Control) -> None:
@@ -100,7 +102,10 @@ class Stopping:
         return vote.result() if vote is not None else 0
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._arrive) for number in _SIGNALS}
+        taken = [signal.SIGTERM]
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            taken.append(signal.SIGINT)
+        self._before = {number: signal.signal(number, self._arrive) for number in taken}
         return self
 
     def _arrive(self, number: int, _: FrameType | None) -> None:

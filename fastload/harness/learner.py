@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fastload.distributed import Rank
+from fastload.distributed import Rank, device_of
 from fastload.harness.meter import GradientTraffic
 from fastload.harness.models import TINY, build_model
 from fastload.harness.recipe import Precision, Recipe, TrainError
 from fastload.image import normalize_on
-
-_SHOWN = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-"""Variables by which a launcher shows a process some of the node's devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +54,9 @@ def open_learner(recipe: Recipe, rank: Rank, *, classes: int) -> Learner:
             "--device cpu"
         )
     _set_precision(recipe.precision)
-    name = recipe.model or (TINY if device.type == "cpu" else "resnet50")
+    name = recipe.model
+    if name is None:
+        name = TINY if device.type == "cpu" else "resnet50"
     outputs = recipe.classes or classes
     if outputs < classes:
         raise TrainError(
@@ -100,7 +98,7 @@ def across_ranks(
 def choose_device(name: str, rank: Rank) -> torch.device:
     """The device of a rank: with "auto" an accelerator of its own where there is one, else the CPU.
 
-    Raises `TrainError` where a node has fewer accelerators than ranks: shared, they would measure each other.
+    Raises `TrainError` for a device that is not there, `RankError` if a node has fewer accelerators than ranks.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
@@ -114,26 +112,21 @@ def choose_device(name: str, rank: Rank) -> torch.device:
             f"--device {name}: torch knows no such device; use auto, cpu or cuda"
         ) from error
     if device.type == "cpu":
-        return torch.device("cpu")
+        if ":" in name:
+            raise TrainError(f"--device {name}: the CPU has no numbers; use --device cpu")
+        return device
     if found is None or found.type != device.type:
         here = f"only {found.type}" if found else "no accelerator"
         raise TrainError(f"--device {name}: torch sees {here} here; use --device auto or cpu")
+    count = torch.accelerator.device_count()
     if ":" not in name:
-        count = torch.accelerator.device_count()
-        # Where a launcher shows each rank one device, that is its own, and has number 0.
-        index = 0 if count == 1 and _shown_one_each() else rank.local_rank
-        if index >= count:
-            raise TrainError(
-                f"rank {rank.rank} is number {rank.local_rank} of {rank.local_size} on its node, which has {count} "
-                f"{device.type} devices: start at most {count} ranks on a node"
-            )
-        device = torch.device(device.type, index)
+        device = torch.device(device.type, device_of(rank, count))
+    elif device.index >= count:
+        raise TrainError(
+            f"--device {name}: torch sees {count} {device.type} devices here, numbered from 0; use one of them"
+        )
     torch.accelerator.set_device_index(device.index)
     return device
-
-
-def _shown_one_each() -> bool:
-    return any(os.environ.get(name) for name in _SHOWN)
 
 
 def _set_precision(precision: Precision) -> None:

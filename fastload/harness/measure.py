@@ -34,6 +34,7 @@ from fastload.harness.figures import BenchError, Figures, Part, average_line
 from fastload.harness.plan import WARMUP_STEPS, Run, TransformName, Workload, rank_order
 from fastload.harness.processes import cpu_seconds
 from fastload.harness.samples import Numbered
+from fastload.harness.steady import RunStats
 
 Step = Callable[[torch.Tensor, torch.Tensor], None]
 
@@ -128,12 +129,13 @@ def measure(
     barrier()
     start = time.perf_counter()
     batches = iter(loader)
-    steps = _take_steps(batches, start, work, say)
+    run_stats = RunStats(loader.stats) if isinstance(loader, fastload.DataLoader) else None
+    steps = _take_steps(batches, start, work, say, run_stats)
     say(average_line(steps.window_rates, warmup_steps=WARMUP_STEPS))
     say("Stopping data loader")
-    stats = None
-    if isinstance(loader, fastload.DataLoader):
-        stats = loader.stats()
+    stats = steady = None
+    if isinstance(loader, fastload.DataLoader) and run_stats is not None:
+        stats, steady = loader.stats(), run_stats.now()
         loader.close()
     del batches  # The last reference: torch's iterator ends its processes here, and waits for them.
     closed = time.perf_counter()
@@ -159,7 +161,7 @@ def measure(
         intraop_threads=torch.get_num_threads(),
         start_method=multiprocessing.get_start_method() if run.loader == "torch" else None,
         loader_stats=None if stats is None else asdict(stats),
-        finding=None if stats is None else bound(stats).sentence,
+        finding=None if steady is None else bound(steady).sentence,
     )
     return Part(
         figures=figures,
@@ -170,7 +172,11 @@ def measure(
 
 
 def _take_steps(
-    batches: Iterator[Any], start: float, work: Workload, say: Callable[[str], None]
+    batches: Iterator[Any],
+    start: float,
+    work: Workload,
+    say: Callable[[str], None],
+    run_stats: RunStats | None,
 ) -> _Steps:
     """The loop of a training script; `start` is when `iter()` was called."""
     step = simulated_step(work.step_ms)
@@ -195,6 +201,8 @@ def _take_steps(
             if number > WARMUP_STEPS:  # the rule of the tutorial whose lines these are
                 window_rates.append(rate)
         if number in (WARMUP_STEPS, work.steps):
+            if number == WARMUP_STEPS and run_stats is not None:
+                run_stats.begin()
             marks[number] = _Mark(time.perf_counter(), time.monotonic(), waited, cpu_seconds())
     return _Steps(first_batch_s, marks[WARMUP_STEPS], marks[work.steps], window_rates, delivered)
 

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastload.harness.plan import WARMUP_STEPS
 from fastload.harness.rates import Average, Quantiles
+from fastload.harness.steady import RunStats
 from fastload.stats import Stats
 
 QUANTILES = (50.0, 95.0, 99.0)
@@ -129,7 +130,7 @@ class Measured:
     """Batches read ahead as step 1 began, as the warm-up ended, and at the end."""
     loss: float | None = None
     stats: Stats | None = None
-    """The loader's at the end of the last step."""
+    """The loader's, steady: of all epochs together. Of a run that ended in the warm-up, all of it."""
 
     @property
     def rate(self) -> float | None:
@@ -163,6 +164,7 @@ class Meter:
         self.measured = Measured(seen=torch.zeros(samples, dtype=torch.bool, device=device))
         self._device = device
         self._stats = stats
+        self._run_stats = None if stats is None else RunStats(stats)
         self._traffic = traffic
         self._laps = Laps(device)
         self._begin = self._window_begin = self._warm_end = time.perf_counter()
@@ -200,7 +202,14 @@ class Meter:
         elif measured.steps == WARMUP_STEPS:
             self._settle()
             self._look_ahead()
+            if self._run_stats is not None:
+                self._run_stats.begin()
             self._warm_end = time.perf_counter()
+
+    def epoch_ended(self) -> None:
+        """Behind the last batch of each epoch, before the next one begins."""
+        if self._run_stats is not None:
+            self._run_stats.epoch_ended()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -232,7 +241,7 @@ class Meter:
         self._look_ahead()
         if loss is not None:
             measured.loss = float(loss)
-        measured.stats = None if self._stats is None else self._stats()
+        measured.stats = None if self._run_stats is None else self._run_stats.now()
         return measured
 
     def _settle(self) -> None:

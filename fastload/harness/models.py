@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastload.errors import FastloadError
+from fastload.errors import UsageError
 
 TINY = "tiny"
 
 
-class ModelError(FastloadError, ValueError):
+class ModelError(UsageError):
     """A model, or a file of weights, cannot be used as asked; the message names it and what to do."""
 
 

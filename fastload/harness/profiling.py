@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,11 +39,14 @@ def profile_steps(
                 profiler.step()
 
     `wait` steps pass unobserved, `warmup` steps are observed and thrown away, then `active` are recorded. The
-    loader's stages are spans `fastload.*`, those of the worker threads in rows of their own, and the loop's wait
-    for a batch is what TensorBoard calls DataLoader. The trace is saved once, into `run_dir`, in the form and
-    under a name (`HOST_PID.TIME.pt.trace.json.gz`) that TensorBoard's profiler plugin and Perfetto
+    loader's stages are spans `fastload.*`, those of the worker threads in rows of their own. The loop's wait for a
+    batch is the span `fastload::wait`, and what TensorBoard calls DataLoader. The trace is saved once, into `run_dir`,
+    in the form and under a name (`HOST_PID.TIME.pt.trace.json.gz`) that TensorBoard's profiler plugin and Perfetto
     (ui.perfetto.dev) open; `say` gets its path and size. Saving takes place in the last step recorded, and a second
     or more.
+
+    The last step of those that wait is recorded for TensorBoard's memory view, into `HOST_PID_memory.TIME.pt...`: a
+    profiler that sees the worker threads sees no allocations. If fewer than 2 steps wait there is none.
 
     Args:
         steps: how many steps the loop will make.
@@ -93,6 +97,7 @@ class StepProfiler:
         self.path: Path | None = None
         """The trace, once it is saved."""
         self._run_dir = run_dir
+        self._wait = wait
         self._first = wait + warmup  # steps before those that are recorded
         self._last = self._first + active
         self._say = say
@@ -106,18 +111,34 @@ class StepProfiler:
             experimental_config=profiler_config(),
         )
 
+        self._memory: Any = nullcontext()
+        if wait >= 2:
+            self._memory = profile(
+                activities=_activities(),
+                schedule=schedule(wait=wait - 2, warmup=1, active=1, repeat=1),
+                on_trace_ready=self._save_memory,
+                record_shapes=True,
+                profile_memory=True,
+                with_stack=stacks,
+            )
+            self._memory.record_steps = False  # the other one marks the steps, in both traces
+
     def __enter__(self) -> Self:
+        self._memory.__enter__()
         self._profile.__enter__()
         return self
 
     def step(self) -> None:
         """One more training step is over."""
         self._steps += 1
+        if isinstance(self._memory, profile):
+            self._memory.step()  # first: it ends where the other begins
         self._profile.step()
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
+        self._memory.__exit__(kind, exc, tb)
         self._profile.__exit__(kind, exc, tb)
         if self.path is None:
             self._say(
@@ -125,23 +146,31 @@ class StepProfiler:
                 f"step {self._first + 1}."
             )
 
+    def _save_memory(self, finished: Any) -> None:
+        if self._steps < self._wait:
+            return  # the loop ended before the step did
+        path = self._export(finished, "_memory")
+        self._say(f"Memory of step {self._steps}: {path} ({path.stat().st_size / 1e6:.2f} MB)")
+
     def _save(self, finished: Any) -> None:
-        """The only handler: torch keeps a trace for one export."""
-        self._run_dir.mkdir(parents=True, exist_ok=True)
-        name = (
-            f"{socket.gethostname()}_{os.getpid()}.{time.time_ns() // 1_000_000}.pt.trace.json.gz"
-        )
-        unfinished = (
-            self._run_dir / f"unfinished-{os.getpid()}.json.gz"
-        )  # TensorBoard looks for others
-        finished.export_chrome_trace(str(unfinished))
-        self.path = unfinished.rename(self._run_dir / name)
+        self.path = self._export(finished)
         last = min(self._steps, self._last)
         short = "" if last == self._last else f" (the loop ended before step {self._last})"
         self._say(
             f"Profile of steps {self._first + 1} to {last}{short}: {self.path} "
             f"({self.path.stat().st_size / 1e6:.2f} MB)"
         )
+
+    def _export(self, finished: Any, kind: str = "") -> Path:
+        """Write the trace of the only handler, as torch keeps it for one export; return its path."""
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        worker = f"{socket.gethostname()}_{os.getpid()}{kind}"
+        name = f"{worker}.{time.time_ns() // 1_000_000}.pt.trace.json.gz"
+        unfinished = (
+            self._run_dir / f"unfinished-{os.getpid()}.json.gz"
+        )  # TensorBoard looks for others
+        finished.export_chrome_trace(str(unfinished))
+        return unfinished.rename(self._run_dir / name)
 
 
 def _activities() -> list[ProfilerActivity]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fastload.errors import FastloadError
+from fastload.errors import UsageError
 
 LoaderName = Literal["thread", "process", "cached"]
 """thread: fastload's threads (none with 0 workers). process: torch's worker processes. cached: loads a few batches,
@@ -16,7 +16,7 @@ TransformName = Literal["resize", "rrc"]
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
-class TrainError(FastloadError, ValueError):
+class TrainError(UsageError):
     """A training run cannot be done as asked; the message names the argument and what to do."""
 
 

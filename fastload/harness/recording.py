@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from fastload.harness.control import Control
-from fastload.harness.profiling import check_schedule, profile_steps
+from fastload.harness.profiling import ACTIVE, WAIT, WARMUP, profile_steps
 from fastload.harness.recipe import Recipe, TrainError
 from fastload.harness.scalars import Scalars, loader_scalars
 from fastload.stats import Stats
@@ -22,6 +22,7 @@ class Recording:
     """The profile and the scalars of a run, if its recipe wants any. On other ranks than 0 it does nothing.
 
     Args:
+        first: the step that the run begins behind.
         steps: how many the loop will make.
         stats: the loader's, None where it has none.
 
@@ -33,10 +34,13 @@ class Recording:
         recipe: Recipe,
         control: Control,
         *,
+        first: int,
         steps: int,
         stats: Callable[[], Stats] | None,
         say: Callable[[str], None],
     ) -> None:
+        self.folder: Path | None = None
+        """Where all of it lies; None if nothing is recorded."""
         self._profile: Any = None
         self._scalars = Scalars(None)
         self._stats = stats
@@ -45,8 +49,8 @@ class Recording:
         if not (recipe.profile or recipe.scalars):
             return
         if recipe.profile:
-            _check_steps(steps)
-        folder = run_folder(recipe.logdir, control)
+            _check_steps(first, steps)
+        self.folder = folder = run_folder(recipe, control)
         say(f"Folder of this run: {folder}")
         if control.rank.rank == 0:
             if recipe.profile:
@@ -80,25 +84,33 @@ class Recording:
         self._ends.__exit__(kind, exc, tb)
 
 
-def _check_steps(steps: int) -> None:
-    try:
-        check_schedule(steps=steps)
-    except ValueError as error:
-        raise TrainError(f"--profile: {error}") from error
+def _check_steps(first: int, steps: int) -> None:
+    """Raise `TrainError` if the steps after step `first` are too few for a profile."""
+    needed = WAIT + WARMUP + ACTIVE
+    if steps < needed:
+        raise TrainError(
+            f"--profile needs {needed} steps: {WAIT} are skipped, {WARMUP} is warm-up, {ACTIVE} are recorded. This run "
+            f"has {steps}. Give --nsteps {first + needed} or more, or leave out --profile"
+        )
 
 
-def run_folder(logdir: Path, control: Control) -> Path:
-    """A folder for this run below `logdir`, named by date and time, which rank 0 makes. Collective."""
+def run_folder(recipe: Recipe, control: Control) -> Path:
+    """Make a folder for this run below the recipe's `logdir`, on rank 0, and return it. Collective.
+
+    Its name is that of the run in TensorBoard: when it began, and in what runs of a sweep differ.
+    """
     path: Path | None = None
     if control.rank.rank == 0:
-        logdir.mkdir(parents=True, exist_ok=True)
+        recipe.logdir.mkdir(parents=True, exist_ok=True)
+        kind = "" if recipe.loader == "thread" else f"-{recipe.loader}"
         name = datetime.datetime.now().strftime("%Y-%m-%d-%H-%M-%S")
-        path, number = logdir / name, 1
+        name += f"{kind}-workers{recipe.workers}-ranks{control.rank.world_size}"
+        path, number = recipe.logdir / name, 1
         while True:
             try:
                 path.mkdir()
                 break
             except FileExistsError:  # another run began in the same second
                 number += 1
-                path = logdir / f"{name}-{number}"
+                path = recipe.logdir / f"{name}-{number}"
     return control.broadcast(path)

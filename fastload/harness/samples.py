@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 import fastload
 from fastload.datasets import ImageFileList
+from fastload.errors import UsageError
 from fastload.harness.page_cache import cached_share
 from fastload.harness.recipe import Recipe
 from fastload.image import Plan, RandomResizedCrop, Resize
@@ -69,21 +70,31 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
 
 
 def open_dataset(recipe: Recipe) -> Source:
-    """The whole data set, the same on all ranks.
-
-    The list's path is relative to `base_dir`, where it is given and the list is not found as it stands; so are the
-    paths in the list.
-    """
+    """The whole data set, the same on all ranks."""
     plan = _plan(recipe)
     if recipe.packed is not None:
         from fastload.datasets import PackedDataset  # which needs pyarrow
 
         return PackedDataset(recipe.packed, transform=plan)
-    assert recipe.file_list is not None  # as the recipe has made sure
-    file_list = recipe.file_list
-    if recipe.base_dir is not None and (recipe.base_dir / file_list).exists():
-        file_list = recipe.base_dir / file_list
+    file_list = find_list(recipe.file_list, recipe.base_dir)
     return ImageFileList(file_list, base_dir=recipe.base_dir, transform=plan)
+
+
+def find_list(file_list: Path | None, base_dir: Path | None) -> Path:
+    """Return where the list is: as its path stands, or else relative to `base_dir`. Raises `UsageError` if nowhere."""
+    if file_list is None:
+        raise UsageError("--file-list-path is missing. It says which images to read")
+    folders = [Path(), *([] if base_dir is None else [base_dir])]
+    found = next((path for folder in folders if (path := folder / file_list).exists()), None)
+    if found is None:
+        looked = " and ".join(
+            dict.fromkeys(str((folder / file_list).parent.absolute()) for folder in folders)
+        )
+        raise UsageError(
+            f"The file list cannot be read. There is no {file_list.name!r} in {looked}. Give --file-list-path a path "
+            "that starts from the current folder or from --base-dir"
+        )
+    return found
 
 
 def _plan(recipe: Recipe) -> Plan:

@@ -6,6 +6,7 @@ import datetime
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ class Trained:
     """The signal that ended it early; 0 where none did."""
     checkpoint_step: int | None = None
     """The step of the checkpoint that is there now."""
+    folder: Path | None = None
+    """Where the run's profile and scalars are; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +103,7 @@ class Summary:
         """The figures in words, for people: name, value, what it is of."""
         said = [f"{name:<13}{value}" for name, value in (*self._always(), *self._sometimes())]
         if self.measured.stats is not None and self.measured.steps:
-            said.append(
-                f"Rank 0, epoch {self.measured.stats.epoch}: {bound(self.measured.stats).sentence}"
-            )
+            said.append(f"Rank 0: {bound(self.measured.stats).sentence}")
         return said
 
     def row(self) -> dict[str, Any]:
@@ -273,8 +274,8 @@ _COLUMNS: dict[str, _Value] = {
     "world_size": lambda run: run.rank.world_size,
     "training_s": lambda run: run.measured.training_s,
     "communication_s": lambda run: run.measured.communication_s,
-    "testing_s": lambda _: 0.0,
     "date": lambda _: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    "folder": lambda run: run.trained.folder and run.trained.folder.name,
     "ended": _ended,
     "launcher": lambda run: run.rank.launcher,
     "device": lambda run: str(run.learner.device),
@@ -313,5 +314,6 @@ _COLUMNS: dict[str, _Value] = {
     "torch": lambda _: torch.__version__,
 }
 COLUMNS = tuple(_COLUMNS)
-"""Of stats.csv: first the four of the document that the file comes from. Rates are samples a second, steady; seconds,
-quantiles, cached share and loss are rank 0's. `testing_s` is 0, as nothing is tested."""
+"""Of stats.csv: first those of the document that the file comes from, but for `testing_s`: nothing is tested. `folder`
+is that of the run's profile and scalars, beside the file. Rates are samples a second, steady; seconds, quantiles,
+cached share, loss and bound are rank 0's."""

@@ -4,7 +4,7 @@
     samples.py     the data set and the loader
     learner.py     the model (models.py), its optimiser, one step
     control.py     what ranks agree on: when to stop, what to sum up
-    meter.py       the clock, and what it adds up (rates.py)
+    meter.py       the clock, and what it adds up (rates.py, steady.py)
     recording.py   profile (profiling.py) and scalars (scalars.py)
     checkpoint.py  model, optimiser, loader and random states in one file
     summary.py     the lines at the end, and the row of stats.csv (stats_file.py)
@@ -25,7 +25,7 @@ import torch
 
 import fastload
 from fastload import distributed
-from fastload.errors import FastloadError
+from fastload.errors import FastloadError, UsageError, in_one_line
 from fastload.harness.checkpoint import (
     NAME,
     Checkpoint,
@@ -69,54 +69,67 @@ def train(
         serial_lines: print the lines of the tutorial's serial script, not of its parallel one.
 
     Raises `FastloadError` (`TrainError`, `CheckpointError`, `StateError`, ...) for what cannot be done as asked, and
-    whatever reading a sample raises.
+    whatever reading a sample raises. Of several ranks one prints the error, and all raise SystemExit.
     """
     began = time.perf_counter()
     rank = distributed.init("gloo" if recipe.device == "cpu" else "auto")
     try:
-        control = Control(rank)
         voice: Say = say if rank.rank == 0 else _silent
-        torch.manual_seed(recipe.seed)
-        _check_stats_file(recipe.logdir / STATS_FILE, control)
-        dataset = open_dataset(recipe)
-        learner = open_learner(recipe, rank, classes=len(dataset.classes))
-        torch.manual_seed(recipe.seed + rank.rank)  # what a model drops out is each rank's own
-        if rank.world_size > 1 and learner.device.type == "cpu":
-            torch.set_num_threads(distributed.cores())
-        loader = open_loader(
-            recipe,
-            Numbered(dataset),
-            rank=rank.rank,
-            world_size=rank.world_size,
-            pin_memory=learner.device.type != "cpu",
-        )
-        voice(f"Batch size: {recipe.batch_size}")
-        if not serial_lines:
-            voice(f"num workers: {recipe.workers}")
-            voice("Starting data loader")
-        if rank.world_size > 1:
-            voice(
-                f"{rank.world_size} ranks, each with batches of {recipe.batch_size}; step_img_rate and its average are "
-                "of rank 0 alone"
-            )
-        with loader:
-            source, first = begin(recipe, loader, learner, control, say=voice)
-            steps = recipe.total_steps(len(loader)) - first
-            found = cached(recipe, dataset, upcoming(loader, steps=steps))
-            trained = fit(recipe, source, learner, control, first=first, say=voice, on_step=on_step)
-            voice(f"Average image rate: {trained.measured.average}")
-            if not serial_lines:
-                voice("Stopping data loader")
-        _report(recipe, trained, learner, control, found, voice)
+        trained = _train(recipe, rank, voice, on_step, serial_lines=serial_lines)
         total_s = time.perf_counter() - began
         voice(f"{'All Done; total runtime' if serial_lines else 'All Done'}: {total_s:.2f}")
         return trained
     except BaseException as error:
-        # The command prints one line of these and exits, which would wait for ranks that wait for this one.
-        distributed.end_job(error, traceback=not isinstance(error, FastloadError | OSError))
+        users = isinstance(error, FastloadError | OSError)
+        line = f"Error: {in_one_line(error)}" if users else None
+        distributed.end_job(error, line=line, code=2 if isinstance(error, UsageError) else 1)
         raise
     finally:
         distributed.shutdown()
+
+
+def _train(
+    recipe: Recipe,
+    rank: distributed.Rank,
+    voice: Say,
+    on_step: OnStep | None,
+    *,
+    serial_lines: bool,
+) -> Trained:
+    control = Control(rank)
+    torch.manual_seed(recipe.seed)
+    _check_stats_file(recipe.logdir / STATS_FILE, control)
+    dataset = open_dataset(recipe)
+    learner = open_learner(recipe, rank, classes=len(dataset.classes))
+    torch.manual_seed(recipe.seed + rank.rank)  # what a model drops out is each rank's own
+    if rank.world_size > 1 and learner.device.type == "cpu":
+        torch.set_num_threads(distributed.cores())
+    loader = open_loader(
+        recipe,
+        Numbered(dataset),
+        rank=rank.rank,
+        world_size=rank.world_size,
+        pin_memory=learner.device.type != "cpu",
+    )
+    voice(f"Batch size: {recipe.batch_size}")
+    if not serial_lines:
+        voice(f"num workers: {recipe.workers}")
+        voice("Starting data loader")
+    if rank.world_size > 1:
+        voice(
+            f"{rank.world_size} ranks, each with batches of {recipe.batch_size}; step_img_rate and its average are "
+            "of rank 0 alone"
+        )
+    with loader:
+        source, first = begin(recipe, loader, learner, control, say=voice)
+        steps = recipe.total_steps(len(loader)) - first
+        found = cached(recipe, dataset, upcoming(loader, steps=steps))
+        trained = fit(recipe, source, learner, control, first=first, say=voice, on_step=on_step)
+        voice(f"Average image rate: {trained.measured.average}")
+        if not serial_lines:
+            voice("Stopping data loader")
+    _report(recipe, trained, learner, control, found, voice)
+    return trained
 
 
 def _check_stats_file(path: Path, control: Control) -> None:
@@ -170,7 +183,7 @@ def fit(
     total = max(first, recipe.total_steps(len(source)))
     saved = first or None
     stats = source.stats if recipe.loader == "thread" else None
-    recording = Recording(recipe, control, steps=total - first, stats=stats, say=say)
+    recording = Recording(recipe, control, first=first, steps=total - first, stats=stats, say=say)
     meter = Meter(
         device=learner.device,
         samples=len(source.dataset),
@@ -180,7 +193,7 @@ def fit(
     simulated = _Simulated(recipe.step_ms, meter.measured) if recipe.step_ms else nullcontext()
     step, stopped = first, 0
     loss: torch.Tensor | None = None
-    batches = _endless(source)
+    batches = _endless(source, meter.epoch_ended)
     with Stopping(control) as stopping, recording:
         while step < total:
             if stopped := stopping.asked():
@@ -212,6 +225,7 @@ def fit(
         total_steps=total,
         stopped_by=stopped,
         checkpoint_step=saved,
+        folder=recording.folder,
     )
 
 
@@ -233,14 +247,18 @@ class _Simulated:
         self._measured.overran += left_s < 0
 
 
-def _endless(source: Iterable[Batch]) -> Iterator[Batch]:
-    """Epoch after epoch. The rest of an epoch that a checkpoint had ended is empty; two in a row are an error."""
+def _endless(source: Iterable[Batch], ended: Callable[[], None]) -> Iterator[Batch]:
+    """Epoch after epoch; `ended` is called after each.
+
+    The rest of an epoch that a checkpoint had ended is empty; two in a row are an error.
+    """
     empty = False
     while True:
         before, empty = empty, True
         for batch in source:
             empty = False
             yield batch
+        ended()
         if before and empty:
             raise TrainError(
                 "the loader gives no batches: the data set is empty, or smaller than a batch"

@@ -22,7 +22,7 @@ from tests.browser.conftest import Browser
 from tests.tensorboard_process import tensorboard
 
 STEPS = 16
-RUN = "2026-11-21-18-30-05"
+RUN = "2026-11-21-18-30-05-workers2-ranks1"
 NO_CHARTS = """
 window.google = new Proxy(function () {}, {
   get: (target, name) => name === 'then' ? undefined
@@ -62,7 +62,7 @@ def url(_session: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             profiler.step()
     errors = tmp_path_factory.mktemp("errors") / "stderr"
     with tensorboard(logdir, "--port", "0", errors=errors) as running:
-        assert "(runs: 1, profiles: 1)" in running.said
+        assert "(runs: 1, profiles: 2)" in running.said
         yield running.url
 
 

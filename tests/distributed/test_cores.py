@@ -67,9 +67,14 @@ def test_without_a_launcher_a_process_has_the_cores_that_it_may_run_on() -> None
     assert distributed.cores() == len(os.sched_getaffinity(0))
 
 
-def test_a_rank_has_the_device_of_its_local_rank_or_the_only_one_it_sees() -> None:
+def test_a_rank_has_the_device_of_its_local_rank_or_the_only_one_it_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     ranks = [Rank(4 + local, 8, local, 4, "pals") for local in range(4)]
     assert [device_of(rank, 4) for rank in ranks] == [0, 1, 2, 3]
+    for count in (1, 2):
+        with pytest.raises(RankError, match=f"Local rank 3 of 4 has no .* Its node shows {count}"):
+            device_of(ranks[3], count)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-of-this-rank")
     assert [device_of(rank, 1) for rank in ranks] == [0] * 4
-    with pytest.raises(RankError, match="local rank 3 of 4 has no device: the node shows 2"):
-        device_of(ranks[3], 2)

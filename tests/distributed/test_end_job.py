@@ -31,22 +31,25 @@ def raised() -> ValueError:
         return error
 
 
-@pytest.mark.parametrize("traceback", [True, False])
+@pytest.mark.parametrize("line", [None, "Error: no such file"])
 def test_the_error_is_told_and_all_ranks_end(
-    aborted: list[int], traceback: bool, capsys: pytest.CaptureFixture[str]
+    aborted: list[int], line: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    distributed.end_job(raised(), traceback=traceback)
+    with pytest.raises(SystemExit, match="2"):
+        distributed.end_job(raised(), line=line, code=2)
     told = capsys.readouterr().err
-    assert aborted == [1]
-    assert told.endswith("ValueError: no such file\nfastload: rank 1 of 2 ends the job\n")
-    assert ("Traceback" in told) == traceback
+    assert aborted == [2]
+    assert told.endswith("no such file\n")
+    assert ("Traceback" in told) == (line is None)
+    assert line is None or told == f"{line}\n"
 
 
 def test_a_hook_that_a_library_put_over_ours_does_not_keep_the_job_from_ending(
     aborted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", lambda *_: None)
-    distributed.end_job(raised())
+    with pytest.raises(SystemExit):
+        distributed.end_job(raised())
     assert aborted == [1]
 
 

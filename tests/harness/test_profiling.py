@@ -61,11 +61,12 @@ def named(trace: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 def test_the_steps_asked_for_are_there_and_the_stages_of_the_workers(tmp_path: Path) -> None:
     path, said = profiled(tmp_path / "new", 30)
     assert path
-    assert [path] == list((tmp_path / "new").iterdir()), "one file, and nothing unfinished"
+    memory = next(path.parent.glob("*_memory.*"))
+    assert sorted([path, memory]) == sorted(path.parent.iterdir()), "and nothing unfinished"
     # What torch_tb_profiler's WORKER_PATTERN takes for a worker and the number of a span.
     assert re.fullmatch(r".+_\d+\.\d{13}\.pt\.trace\.json\.gz", path.name)
     assert path.stat().st_size < 200_000
-    (line,) = said
+    _, line = said
     assert line.startswith(f"Profile of steps 7 to 16: {path} (")
     assert float(line.rpartition("(")[2].split()[0]) == pytest.approx(
         path.stat().st_size / 1e6, abs=0.005
@@ -83,7 +84,24 @@ def test_the_steps_asked_for_are_there_and_the_stages_of_the_workers(tmp_path: P
     waits = named(trace, "enumerate(DataLoader)#fastload.DataLoader.__next__")
     assert len(waits) == 10
     assert {event["tid"] for event in waits} == {loop}
+    inner = named(trace, "fastload::wait")
+    assert len(inner) == 10
+    assert {event["tid"] for event in inner} == {loop}
     assert not any("Call stack" in event.get("args", {}) for event in trace)
+
+
+def test_what_torchs_memory_view_shows_is_of_the_step_before_the_warm_up(tmp_path: Path) -> None:
+    _, said = profiled(tmp_path, 30)
+    (path,) = tmp_path.glob("*_memory.*.pt.trace.json.gz")
+    assert said[0].startswith(f"Memory of step 5: {path} (")
+    with gzip.open(path, "rt") as file:
+        trace = json.load(file)["traceEvents"]
+    allocated = [event for event in trace if event["name"] == "[memory]"]
+    assert allocated
+    assert all({"Bytes", "Total Allocated"} <= event["args"].keys() for event in allocated)
+    assert [event["name"] for event in trace if "ProfilerStep" in event["name"]][:1] == [
+        "ProfilerStep#4"
+    ]
 
 
 def test_another_schedule_and_stacks(tmp_path: Path) -> None:
@@ -98,7 +116,7 @@ def test_another_schedule_and_stacks(tmp_path: Path) -> None:
 def test_a_loop_that_ends_early_is_said_to(tmp_path: Path) -> None:
     path, said = profiled(tmp_path, 9)
     assert path
-    assert "steps 7 to 9 (the loop ended before step 16): " in said[0]
+    assert "steps 7 to 9 (the loop ended before step 16): " in said[-1]
     assert len(named(events(path), "the step")) == 3
     path, said = profiled(tmp_path / "none", 4)
     assert path is None

@@ -29,10 +29,11 @@ from PIL import Image
 
 import fastload
 from fastload.cli import main
-from fastload.distributed import Rank
+from fastload.distributed import Rank, device_of
+from fastload.errors import RankError
 from fastload.harness.checkpoint import NAME, Checkpoint
-from fastload.harness.control import Control
-from fastload.harness.learner import Learner, open_learner
+from fastload.harness.control import Control, Stopping
+from fastload.harness.learner import Learner, choose_device, open_learner
 from fastload.harness.models import ModelError, TinyConvNet, build_model
 from fastload.harness.recipe import Recipe, TrainError
 from fastload.harness.stats_file import StatsFileError
@@ -154,7 +155,8 @@ def test_a_script_prints_the_tutorials_lines_and_trains_20_steps_at_the_rate_of_
     assert "simulated" in entry(said, "step ms")
 
     (row,) = stats_rows(tmp_path)
-    assert list(row)[:4] == ["world_size", "training_s", "communication_s", "testing_s"]
+    assert list(row)[:3] == ["world_size", "training_s", "communication_s"]
+    assert "testing_s" not in row, "nothing is tested"
     assert float(row["rate_global"]) == pytest.approx(rate, abs=0.01)
     assert (row["last_step"], row["samples"], row["simulated_step_ms"]) == ("20", "80", "100.0")
 
@@ -289,6 +291,19 @@ def test_loading_and_stepping_take_as_long_as_the_longer_of_them_which_is_named(
     assert bound in str(trained.measured.stats)
 
 
+# ---- what is said of the run ----
+
+
+def test_the_verdict_is_of_all_epochs_without_the_warm_up(pictures: Path, tmp_path: Path) -> None:
+    """Six steps an epoch: of the first one is counted, and of the last, which is cut off, two."""
+    trained, said = run(pictures, tmp_path, steps=6 + 6 + 2, workers=2)
+    assert trained.measured.stats is not None
+    assert trained.measured.stats.batches == 1 + 6 + 2
+    assert trained.measured.stats.samples == 4 * (1 + 6 + 2)
+    assert trained.measured.stats.stages["collate"].count <= 4 * (1 + 6 + 6)
+    assert said[-3].startswith("Rank 0: ")
+
+
 # ---- stopping ----
 
 
@@ -317,6 +332,25 @@ def test_a_signal_ends_the_training_behind_the_step_with_a_checkpoint(
     assert found is not None
     assert found.step == 3
     assert stats_rows(tmp_path)[0]["ended"] == "SIGTERM"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("before", [signal.SIG_IGN, signal.SIG_DFL])
+def test_a_sigint_that_is_ignored_stays_ignored_and_sigterm_stops_all_the_same(
+    number: signal.Signals, before: signal.Handlers
+) -> None:
+    """As in a job that a shell started in the background; SIGTERM, as a job script may ignore it."""
+    kept = {each: signal.signal(each, before) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with Stopping(Control(ALONE)) as stopping:
+            signal.raise_signal(number)
+            asked = stopping.asked()
+        assert [signal.getsignal(each) for each in kept] == [before, before]
+    finally:
+        for each, handler in kept.items():
+            signal.signal(each, handler)
+    ignored = number == signal.SIGINT and before is signal.SIG_IGN
+    assert asked == (0 if ignored else number)
 
 
 def test_a_second_ctrl_c_ends_it_at_once(pictures: Path, tmp_path: Path) -> None:
@@ -402,11 +436,35 @@ def test_a_logdir_where_no_row_can_be_written_is_refused_before_anything_is_trai
 
 
 def test_devices_that_are_not_there_are_named(pictures: Path, tmp_path: Path) -> None:
-    for name in ("nonsense", "mps"):
+    for name in ("nonsense", "mps", "cpu:7"):
         with pytest.raises(TrainError, match=f"--device {name}"):
             open_learner(recipe(pictures, tmp_path, device=name), ALONE, classes=3)
     with pytest.raises(TrainError, match="--classes 2: the data set has 3"):
         open_learner(recipe(pictures, tmp_path, classes=2), ALONE, classes=3)
+
+
+def test_ranks_have_a_device_each_by_one_rule(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "device_count": lambda: 1,
+        "set_device_index": lambda index: None,
+    }.items():
+        monkeypatch.setattr(torch.accelerator, name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    second = Rank(rank=1, world_size=2, local_rank=1, local_size=2, launcher="openmpi")
+    for name in ("auto", "cuda"):
+        with pytest.raises(RankError, match="Local rank 1 of 2 has no device") as refused:
+            choose_device(name, second)
+        with pytest.raises(RankError) as refused_too:
+            device_of(second, 1)
+        assert str(refused.value) == str(refused_too.value)
+    with pytest.raises(TrainError, match="--device cuda:1: torch sees 1 cuda devices"):
+        choose_device("cuda:1", ALONE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-of-this-rank")
+    assert choose_device("auto", second) == torch.device("cuda:0")
+    assert device_of(second, 1) == 0
 
 
 def test_the_resnet_is_the_tutorials() -> None:
@@ -464,8 +522,9 @@ def test_a_profile_and_scalars_lie_in_a_folder_of_the_run(pictures: Path, tmp_pa
     _, said = run(pictures, tmp_path, steps=16, profile=True, scalars=True)
     folder = Path(entry(said, "Folder of this run"))
     assert folder.parent == tmp_path
-    assert re.fullmatch(r"\d{4}(-\d\d){5}", folder.name)
-    assert len(list(folder.glob("*.pt.trace.json.gz"))) == 1
+    assert re.fullmatch(r"\d{4}(-\d\d){5}-workers1-ranks1", folder.name)
+    assert stats_rows(tmp_path)[0]["folder"] == folder.name
+    assert len(list(folder.glob("*.pt.trace.json.gz"))) == 2, "one for the memory view"
     assert any(line.startswith("Profile of steps 7 to 16") for line in said)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -480,6 +539,20 @@ def test_a_profile_and_scalars_lie_in_a_folder_of_the_run(pictures: Path, tmp_pa
 def test_a_profile_that_cannot_be_completed_is_refused_before_there_is_a_folder(
     pictures: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(TrainError, match=r"--profile: .* takes 16 steps, and 15 were asked for"):
+    with pytest.raises(TrainError, match=r"--profile needs 16 steps.* 15\. Give --nsteps 16 or"):
         run(pictures, tmp_path, steps=15, profile=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_is_told_how_many_steps_a_profile_takes_in_all(
+    pictures: Path, tmp_path: Path
+) -> None:
+    options = {"checkpoint": tmp_path / "c", "resume": True}
+    run(pictures, tmp_path, steps=2, **options)
+    with pytest.raises(TrainError, match=r"has 15\. Give --nsteps 18 or more"):
+        run(pictures, tmp_path, steps=17, profile=True, **options)
+
+
+def test_without_a_profile_and_scalars_there_is_no_folder(pictures: Path, tmp_path: Path) -> None:
+    run(pictures, tmp_path, steps=1)
+    assert stats_rows(tmp_path)[0]["folder"] == ""

@@ -1,0 +1,104 @@
+"""Promise: of several ranks one prints a user's error, in the line that one process prints, whoever met it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("PIL")
+
+import numpy as np
+from PIL import Image
+
+from fastload.cli import main
+from tests.distributed.launching import command, run
+
+sys.path.insert(0, str(Path(__file__).parent / "programs"))
+from starting import ranks_started
+
+FILES, MISSING = 8, 5
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with JPEGs, and `list.txt` of them, one of which is not there."""
+    folder = tmp_path_factory.mktemp("pictures")
+    (folder / "class").mkdir()
+    for number in range(FILES):
+        pixels = np.full((16, 16, 3), number, dtype=np.uint8)
+        if number != MISSING:
+            Image.fromarray(pixels).save(folder / "class" / f"{number}.jpg")
+    names = [f"class/{number}.jpg" for number in range(FILES)]
+    (folder / "list.txt").write_text("\n".join(names) + "\n")
+    return folder
+
+
+def arguments(folder: Path, logdir: Path, *more: str) -> list[str]:
+    given = ["train", "--file-list-path", str(folder / "list.txt"), "--image-size", "8"]
+    return [*given, "-b", "1", "--device", "cpu", "--logdir", str(logdir), *more]
+
+
+USER_ERRORS = {
+    "an option's value": (["--lr", "nan"], 2),
+    "options that exclude each other": (["--resume"], 2),
+    "what the data set says": (["--classes", "0"], 2),
+    "a model that there is not": (["--model", "resnet5"], 2),
+    "another stats.csv": ([], 1),
+}
+
+
+@pytest.mark.parametrize("error", USER_ERRORS)
+def test_an_error_of_all_ranks_is_one_line(error: str, pictures: Path, tmp_path: Path) -> None:
+    options, code = USER_ERRORS[error]
+    (tmp_path / "stats.csv").write_text("4,1.5,0.2,0.1\n" if code == 1 else "")
+    alone = CliRunner().invoke(main, arguments(pictures, tmp_path, *options))
+    assert alone.exit_code == code
+    (line,) = alone.stderr.splitlines()
+    with ranks_started(
+        2, ["-m", "fastload", *arguments(pictures, tmp_path, *options)]
+    ) as processes:
+        printed = "".join(process.communicate(timeout=100)[0] for process in processes)
+        assert [process.returncode for process in processes] == [code, code]
+    assert printed == f"{line}\n"
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_an_error_of_one_rank_is_one_line_whichever_it_is(
+    seed: str, pictures: Path, tmp_path: Path
+) -> None:
+    """A picture that is not there is in the part of one rank; the other one waits for its gradients."""
+    options = ["--epochs", "1", "--status-print-interval", "1000", "--seed", seed]
+    with ranks_started(
+        2, ["-m", "fastload", *arguments(pictures, tmp_path, *options)]
+    ) as processes:
+        printed = "".join(process.communicate(timeout=100)[0] for process in processes)
+        assert [process.returncode for process in processes] == [1, 1], printed
+    opening = ("Batch size", "num workers", "Starting data loader", "2 ranks, each with")
+    said = [line for line in printed.splitlines() if not line.startswith(opening)]
+    missing = pictures / "class" / f"{MISSING}.jpg"
+    assert said[0] == f"Error: {missing}: No such file or directory"
+    # The other rank hears of it as the connection ends. If that is rank 0's, it cannot ask who has told what.
+    assert said[1:] in ([], ["fastload: rank 1 of 2 ends, as rank 0 has ended"])
+
+
+@pytest.mark.parametrize("launcher", ["mpich", "openmpi"])
+def test_under_a_launcher_too(launcher: str, pictures: Path, tmp_path: Path) -> None:
+    """MPICH prints nothing more; Open MPI prints that a process ended with another code than 0."""
+    options = ["--oversubscribe"] if launcher == "openmpi" else []
+    started = command(
+        launcher,
+        2,
+        *("-m", "fastload", *arguments(pictures, tmp_path, "--lr", "nan")),
+        options=tuple(options),
+    )
+    ended = run(started, tmp_path)
+    assert ended.code == 2
+    lines = [line for line in ended.text.splitlines() if "nan" in line]
+    assert lines == ["Error: Invalid value for '--lr': 'nan' is not a finite number"]
+    assert "Traceback" not in ended.text
+    assert "MPI_ABORT" not in ended.text.upper()
+    if launcher == "mpich":
+        assert ended.text.splitlines() == lines
