@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -561,3 +561,7 @@ def test_the_environment_says_which_modules_are_routed(monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match=r"FASTLOAD_RANDOM_MODULES.*torch"):
         DataLoader(DATA)
     DataLoader(DATA, random_modules=())
+
+
+def test_iter_is_typed() -> None:
+    assert get_type_hints(fastload.DataLoader.__iter__)["return"] == Iterator[Any]
