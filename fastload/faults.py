@@ -14,8 +14,9 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from types import CodeType
+from inspect import CO_VARARGS
+from itertools import pairwise
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import Subset
@@ -46,18 +47,25 @@ def pass_signals(exc: BaseException) -> None:
     """
     if threading.current_thread() is not threading.main_thread():
         return
-    handlers = {_code(signal.getsignal(s)) for s in signal.valid_signals()} - {None}
-    frames = (frame.f_code for frame, _ in traceback.walk_tb(exc.__traceback__))
-    if issubclass(type(exc), KeyboardInterrupt) or any(code in handlers for code in frames):
+    frames = (frame for frame, _ in traceback.walk_tb(exc.__traceback__))
+    if issubclass(type(exc), KeyboardInterrupt) or any(map(_is_handler, frames)):
         raise exc
 
 
-def _code(handler: Any) -> CodeType | None:
-    """Return the code of a function, a method, a partial, or an instance that can be called; None of others."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
-    return code if isinstance(code, CodeType) else None
+def _is_handler(frame: FrameType) -> bool:
+    """Return whether a frame is that of a signal handler, by its arguments: a signal's number and a frame.
+
+    Not by `signal.getsignal`: a handler may have put another in its place.
+    """
+    code, values = frame.f_code, frame.f_locals
+    given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & CO_VARARGS:
+        given += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+    signals = signal.valid_signals()
+    return any(
+        type(number) is int and number in signals and type(at) is FrameType
+        for number, at in pairwise(given)
+    )
 
 
 def contained(exc: BaseException) -> Exception:
@@ -87,7 +95,7 @@ def transient_errno(exc: BaseException) -> int | None:
 def annotate(error: BaseException, *said: str) -> None:
     """Add notes that say where and why `error` happened, in place of those before: some code raises one object again.
 
-    What is empty is no note.
+    Empty texts are skipped.
     """
     with suppress(Exception):  # the error counts more than our note
         notes = getattr(error, "__notes__", None) or []
@@ -97,19 +105,15 @@ def annotate(error: BaseException, *said: str) -> None:
         BaseException.__setattr__(error, "__notes__", [*others, *ours])
 
 
-def sharing_note(shared: Sequence[str] | None, exc: BaseException) -> str:
+def sharing_note(shared: str | None, exc: BaseException) -> str:
     """Return the note on an error that may come of sharing, or an empty text.
 
-    It may if the workers share what may keep a state, of which `shared` has a clause each, or if the error itself
-    speaks of threads. None: there are no workers.
+    It may if the workers share something that may keep a state, which the clause `shared` names, or if the error
+    itself mentions threads. `shared` is None without workers.
     """
-    if shared is None:
+    if shared is None or not (shared or "thread" in shown(exc, str).lower()):
         return ""
-    clause = shared[0] if shared else ""
-    if not clause and "thread" in shown(exc, str).lower():
-        clause = "it speaks of threads"
-    if not clause:
-        return ""
+    clause = shared or "it speaks of threads"
     return (
         f"this error may come of sharing: {clause}. If num_workers=0 does not raise it, sharing is the cause. Then "
         "copy_dataset=True copies more for each worker, and `fastload check` shows what is shared"
@@ -136,7 +140,7 @@ def shown_indices(indices: Any) -> str:
 def file_note(dataset: Any, index: Any, exc: BaseException) -> str:
     """`; file: ...` where it is known: from the error, or from the data set.
 
-    The name in an error may be that of a program or a host: it has to be there, as a file.
+    The name in an error may be that of a program or a host: so it is used only if such a file exists.
     """
     try:
         named = exc.path if isinstance(exc, DecodeError) else ""

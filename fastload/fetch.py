@@ -156,7 +156,7 @@ class Fetcher:
     """Reads and finishes batches of one data set. Shared by all workers.
 
     `noticed` collects what the workers noticed of samples that depend on other threads, `lost` what they cannot
-    read any more, `shared` a clause about each object that may keep a state and that they share; None without workers.
+    read any more, `shared` names the first object with a state that they share, if any; None without workers.
 
     Args:
         batched: indices come as one sequence a batch (torch's automatic batching); else one index is
@@ -186,7 +186,7 @@ class Fetcher:
         self.pause: Callable[[Batch, float], None] = _no_pause
         self.noticed: deque[tuple[type[Warning], str]] = deque()
         self.lost: deque[str] = deque()
-        self.shared: deque[str] | None = None
+        self.shared: str | None = None
         self._slots = batched and collate_fn is default_collate
         self.gathers = (self._slots or collate_fn is default_convert) and _can_gather(dataset)
         self._getitems = batched and _reads_batches(dataset)

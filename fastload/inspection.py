@@ -20,13 +20,12 @@ from fastload.errors import DatasetCopyError, SharedStateWarning
 from fastload.faults import shown
 from fastload.isolation import Isolation
 from fastload.isolation.summary import Piece, Summary
-from fastload.randomness import global_states
+from fastload.randomness import global_states, restore_global_states
 from fastload.readings import (
     SERIALLY,
     Raised,
     Reading,
     noticing_seeds,
-    put_back,
     read,
     share_under_gil,
     switching_often,
@@ -109,7 +108,7 @@ class Report:
 
 @dataclass(slots=True)
 class _Seen:
-    """What readings of a data set brought."""
+    """The results of the readings."""
 
     expected: list[Any]
     serial: Reading
@@ -297,7 +296,7 @@ def _check_map(
     compared = True
     if drawn:  # samples that depend on it are others after what was drawn
         compared = not differing(indices, expected, read(serially, indices, 0, seed)[0])
-        put_back(before)
+        restore_global_states(before)  # so that the next readings draw what the first one drew
     findings += [_of_draws(w, seeded=w in seeded, matters=not compared) for w in drawn]
     again, serial = read(serially, indices, 0, seed)  # as warm as the threads will be
     say(in_threads(workers))
@@ -317,7 +316,7 @@ def _check_map(
 
 
 def in_threads(workers: int) -> str:
-    """Return how a reading in threads is called."""
+    """Return the words for a reading in threads."""
     return f"in {workers} threads"
 
 
@@ -399,15 +398,14 @@ def _drawn(before: Sequence[Any], after: Sequence[Any]) -> list[str]:
 def _of_draws(whose: str, *, seeded: bool, matters: bool) -> Finding:
     """Return what it means that samples draw from a global random state, if it `matters` to them."""
     what = f"it draws from {whose} global random state, which threads share"
-    remedy = "raw from fastload.sample_generator() (torch) or fastload.sample_rng() (NumPy, Python's random)."
+    source = "fastload.sample_generator() (torch) or fastload.sample_rng() (NumPy, Python's random)"
     if not matters:
         return Finding("note", what, "No sample depends on it: there is nothing to do.")
     if seeded:
         what += ", and seeds it: draws that shall be alike, for an image and its mask, can differ"
-        return Finding("fault", what, f"D{remedy}")
-    return Finding(
-        "note", what, f"Samples are right but not reproducible. To reproduce them, d{remedy}"
-    )
+        return Finding("fault", what, f"Draw from {source}.")
+    advice = f"Samples are right but not reproducible. To reproduce them, draw from {source}."
+    return Finding("note", what, advice)
 
 
 def _check_iterable(

@@ -193,7 +193,7 @@ def _keeps_state(source: Any) -> bool:
 
 
 def _shuffles(dataset: Any) -> bool:
-    """Return whether a dataset is one of Hugging Face's with a shuffle buffer, of which its state has nothing."""
+    """Return whether a Hugging Face dataset has a shuffle buffer, which its state does not save."""
     todo: list[Any] = [getattr(dataset, "_ex_iterable", None)]
     for source in todo:
         if type(source).__name__ == "BufferShuffledExamplesIterable" and source.buffer_size > 1:
@@ -216,7 +216,7 @@ def _load(source: Any, state: Any) -> None:
 
 
 class _Delivered(NamedTuple):
-    """What the loop has had of an epoch of an iterable dataset."""
+    """What was delivered of an epoch of an iterable dataset."""
 
     turn: int
     """The lane of the next batch."""

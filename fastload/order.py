@@ -99,14 +99,14 @@ class Order(ABC):
 
 
 class _Delivered(NamedTuple):
-    """What the loop has had of an epoch of a map-style dataset."""
+    """What was delivered of an epoch of a map-style dataset."""
 
     batches: int
     position: int
     """Where in the order the last of them ended."""
     ahead: dict[int, int | None]
-    """Delivered before batches that were not (in_order=False): where each ended, by ordinal. None if a state named it,
-    and it has not come up again."""
+    """Delivered before batches that were not (in_order=False): where each ended, by ordinal. None if it comes from a
+    saved state and has not been read again."""
     ended: bool = False
     draws: Draws | None = None
     """What the sampler draws from once the epoch has ended."""

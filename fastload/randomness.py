@@ -184,6 +184,14 @@ def global_states() -> tuple[Any, Any, Any]:
     return random.getstate(), _numpy_state(), torch.default_generator.get_state().numpy().tobytes()
 
 
+def restore_global_states(states: tuple[Any, Any, Any]) -> None:
+    """Set Python's, NumPy's and torch's global random states to what `global_states()` returned."""
+    python, numpy, of_torch = states
+    random.setstate(python)
+    np.random.set_state(pickle.loads(numpy))
+    torch.default_generator.set_state(torch.tensor(bytearray(of_torch), dtype=torch.uint8))
+
+
 # ---- streams ----
 
 
@@ -280,7 +288,7 @@ class Stream(TorchFunctionMode):
         self._refresh()
         if not self._torch_fresh:
             assert self._key is not None
-            # Of which torch uses the low 32 bits. `initial_seed()` has 63, as in a worker process.
+            # Torch uses only the low 32 bits of a seed. `initial_seed()` has 63, as in a worker process.
             self._torch.manual_seed(self._key & (1 << 63) - 1)
             self._torch_fresh = True
             if self._words:
@@ -342,9 +350,9 @@ class Stream(TorchFunctionMode):
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Makes the random streams of a loader's workers, or of the loop if there are none.
+    """Make the random stream of each worker, or of the loop if there are no workers.
 
-    `modules`, `keyed`, `seeded`: of `Stream`.
+    `modules`, `keyed` and `seeded` are the arguments of `Stream`.
     """
 
     modules: frozenset[str]
@@ -355,8 +363,9 @@ class Streams:
         """Return the stream of the worker that reads through `own`."""
         # `init_fn` seeds by the worker's id. What a sample draws must not depend on which worker reads it.
         seeded = self.seeded or own.init_fn is not None
-        keyed = self.keyed and own.generators
-        held = Keyed(own.generators, own_state=not seeded) if keyed else None
+        held = None
+        if self.keyed and own.generators:
+            held = Keyed(own.generators, own_state=not seeded)
         return Stream(modules=self.modules, held=held, keyed=self.keyed, seeded=seeded)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy as copies
-import pickle
 import random
 import select
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from textwrap import shorten
@@ -15,7 +14,6 @@ from time import perf_counter
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 
 from fastload.equality import same
@@ -157,17 +155,6 @@ def switching_often() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-# ---- global random states ----
-
-
-def put_back(states: Sequence[Any]) -> None:
-    """Set the global random states to what `global_states()` gave."""
-    python, numpy, of_torch = states
-    random.setstate(python)
-    np.random.set_state(pickle.loads(numpy))
-    torch.default_generator.set_state(torch.tensor(bytearray(of_torch), dtype=torch.uint8))
 
 
 @contextmanager

@@ -344,7 +344,7 @@ def span(name: str) -> AbstractContextManager[Any]:
 
 
 def waiting_span() -> AbstractContextManager[Any]:
-    """As `span`, of the loop's wait for a batch: `fastload::wait`, in what TensorBoard's profiler calls DataLoader."""
+    """Return a span for the loop's wait: `fastload::wait`, in what TensorBoard's profiler calls DataLoader."""
     return _waiting() if profiler_is_on() else _NO_SPAN
 
 

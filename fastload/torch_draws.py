@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 
-class Drawing(Protocol):
+class KeyedStream(Protocol):
     """What a function draws from: see `randomness.Stream`."""
 
     def generator(self) -> torch.Generator:
@@ -20,7 +20,7 @@ class Drawing(Protocol):
         """Notice a call of a function that takes no generator, and whether it drew from the global one."""
 
 
-def _keyed(stream: Drawing, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _keyed(stream: KeyedStream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Call a function that takes a generator with the stream's, unless it has one or acts on another device."""
     for a in args:
         if type(a) is torch.Generator or (isinstance(a, torch.Tensor) and not a.is_cpu):
@@ -39,7 +39,7 @@ def _takes_ours(kwargs: dict[str, Any]) -> bool:
 def _like(fill: str) -> Callable[..., Any]:
     """Return how to call `rand_like` and its kin: only the latest torch gives them a `generator` argument."""
 
-    def draw(stream: Drawing, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def draw(stream: KeyedStream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not _takes_ours(kwargs) or not _on_cpu(args, kwargs):
             return func(*args, **kwargs)
         bounds = [kwargs[name] for name in ("low", "high") if name in kwargs]
@@ -58,7 +58,7 @@ def _like(fill: str) -> Callable[..., Any]:
     return draw
 
 
-def _unkeyed(stream: Drawing, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _unkeyed(stream: KeyedStream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Call a function that takes no generator, and tell the stream if it drew from the global one."""
     before = torch.default_generator.get_state()
     out = func(*args, **kwargs)

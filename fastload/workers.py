@@ -12,12 +12,10 @@ from __future__ import annotations
 import atexit
 import contextvars
 import os
-import random
 import sys
 import threading
 import traceback
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -25,7 +23,6 @@ from queue import SimpleQueue
 from time import perf_counter, thread_time
 from typing import Any
 
-import numpy as np
 import torch
 
 from fastload import window as window_module
@@ -34,7 +31,14 @@ from fastload.faults import annotate, contained, file_of
 from fastload.fetch import Batch, Fetcher
 from fastload.isolation import Isolation, Own, Watch
 from fastload.isolation.generators import NewGenerators
-from fastload.randomness import GlobalDraws, Stream, Streams, entered
+from fastload.randomness import (
+    GlobalDraws,
+    Stream,
+    Streams,
+    entered,
+    global_states,
+    restore_global_states,
+)
 from fastload.telemetry import Place, Recorder, recording, span
 from fastload.torch_private import (
     current_worker_info,
@@ -110,7 +114,7 @@ def start(
                     own = isolation.own(watching=i == 0 and num_workers > 1)
                 if i == 0:
                     isolation.warn_of_shared(stacklevel=6)
-                    fetcher.shared = deque(isolation.shared_state() if num_workers > 1 else ())
+                    fetcher.shared = isolation.shared_state() if num_workers > 1 else ""
                 info = make_worker_info(i, num_workers, base_seed + i, own.dataset)
                 setting = (streams, device, torch_threads)
                 launch(f"fastload-worker-{i}", _work, window, fetcher, own, info, *setting)
@@ -204,7 +208,7 @@ class Site:
                 self._looks[stage] = [looked]
                 if stream.keyed:
                     self._looks[stage].append(
-                        NewGenerators(own.generators, own.searched, stream.noticed)
+                        NewGenerators(own.generators, own.current_generators, stream.noticed)
                     )
             for category, watched in (
                 (SharedStateWarning, own.watched),
@@ -250,7 +254,7 @@ def _work(
                 with own.entered():
                     own.init_fn(info.id)
                 set_worker_info(None)
-                own = replace(own, generators=own.searched())
+                own = replace(own, generators=own.current_generators())
         lane = info.id if window.lanes > 1 else 0
         site = Site(info.id, own, info, streams.make(own), lane=lane)
         with own.entered(), entered(site.stream):
@@ -312,8 +316,8 @@ def _tell(site: Site, fetcher: Fetcher) -> None:
         while sentences:
             sentence = sentences.pop()
             fetcher.noticed.append((category, sentence))
-            if category is not UserWarning and fetcher.shared is not None:
-                fetcher.shared.append(f"samples seem to {sentence.partition(': ')[0]}")
+            if category is not UserWarning and fetcher.shared == "":
+                fetcher.shared = f"samples seem to {sentence.partition(': ')[0]}"
 
 
 def _read(
@@ -460,14 +464,8 @@ def _random_states_kept(needed: bool) -> Iterator[None]:
     if not needed:
         yield
         return
-    python, numpy, cpu = (
-        random.getstate(),
-        np.random.get_state(),
-        torch.default_generator.get_state(),
-    )
+    before = global_states()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.default_generator.set_state(cpu)
+        restore_global_states(before)

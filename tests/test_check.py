@@ -631,6 +631,14 @@ MODULE = """
                 os.kill(os.getpid(), 9)
             return index
 
+    class ForksAndDies(Good):
+        def __init__(self):
+            if os.fork() == 0:
+                os.closerange(0, 3)
+                open("fifo").read()
+                os._exit(0)
+        def __getitem__(self, index): os._exit(3)
+
     class Waits(Good):
         def __getitem__(self, index):
             with open("fifo", "w"):
@@ -733,6 +741,19 @@ def test_a_data_set_that_ends_the_process_is_a_fault(
     assert command.returncode == 1, output + errors
     assert said in output
     assert "Traceback" not in errors
+
+
+def test_a_process_that_the_data_set_forked_does_not_hold_up_the_report(
+    module: str, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    command = started(tmp_path, f"{module}:ForksAndDies")
+    try:
+        assert command.wait(timeout=60) == 1
+    finally:
+        (tmp_path / "fifo").write_text("")  # which ends the other one
+    output, _ = command.communicate()
+    assert "it ended the process as it was read serially: exit code 3" in output
 
 
 def test_sigterm_ends_the_command_and_what_reads_for_it(module: str, tmp_path: Path) -> None:

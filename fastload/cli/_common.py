@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _MEET_S = 60.0
+"""Seconds that a rank with a user's error waits for the others."""
 _INTERRUPTED, _TERMINATED = 130, 143  # 128 + SIGINT, + SIGTERM, as shells report them.
 
 
@@ -64,8 +65,9 @@ class EndsInOneLine(click.Command):
 
 
 def _without_usage(error: click.UsageError) -> click.UsageError:
-    """The error without its context, with which click prints three lines of usage before it."""
-    error.ctx = None
+    """Return the error without its context, so that click prints no usage lines."""
+    if not isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.ctx = None
     return error
 
 
@@ -135,7 +137,7 @@ def sigterm_raises() -> Iterator[None]:
 
 
 def list_options(command: F) -> F:
-    """The options that say which pictures, of every command that reads a list of them."""
+    """Add the options that name a list of images."""
     listed = click.option(
         "--file-list-path",
         "--file-list",

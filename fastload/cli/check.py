@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
+import os
 import pkgutil
 import signal
 import sys
 import traceback
+import weakref
 from inspect import isclass, isroutine
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import click
@@ -59,7 +63,7 @@ def check(dataset: str, samples: int, workers: int) -> None:
 def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
     """Check the data set at `path` in a process of its own: its code may end that. Return the report, and if it is ok.
 
-    Raises UsageError if the child finds nothing to check, SystemExit if importing raised, which the child prints.
+    Raise UsageError if there is nothing to check, ClickException if importing or reading fails.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -69,7 +73,12 @@ def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
         with sigterm_raises():
             child.start()
             sender.close()  # so that the end of the child is the end of the pipe
+            # A process that the child has forked may hold the pipe open, and the sentinel, which is another one.
+            ended = _pidfd(child) or child.sentinel
             while True:
+                wait([receiver, ended])
+                if not receiver.poll():
+                    raise EOFError
                 what, value, *ok = receiver.recv()
                 if what == "reads":
                     how = f"as it was read {value}"
@@ -88,6 +97,15 @@ def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
         if child.pid is not None:
             child.kill()
             child.join()
+
+
+def _pidfd(child: BaseProcess) -> int | None:
+    """Return a descriptor that is ready once `child` has ended, and is closed with `child`; None if not on Linux."""
+    if not hasattr(os, "pidfd_open") or child.pid is None:
+        return None
+    descriptor = os.pidfd_open(child.pid)
+    weakref.finalize(child, os.close, descriptor)
+    return descriptor
 
 
 _EXIT_S = 5.0

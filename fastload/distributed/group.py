@@ -50,7 +50,7 @@ class _Joined:
 
 
 _ALL_END_S = 3.0
-"""Ranks that meet the same error, such as a file that is missing, differ by less in when they do."""
+"""Seconds within which ranks that meet the same error, such as a file that is missing, all report it."""
 
 _joined: _Joined | None = None
 _meetings = 0
@@ -109,7 +109,7 @@ def shutdown() -> None:
 
 
 def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> None:
-    """End this rank, one of several, after an error that nobody catches: one rank tells it, all end with `code`.
+    """End this rank, one of several, after an error that nobody catches: one rank prints it, all end with `code`.
 
     The first rank that calls this prints `line`, or without one the traceback; the others print nothing. If some ranks
     do not call it within 3 s, and their MPI would wait for them at its end, the whole job is aborted. Raises
@@ -122,14 +122,11 @@ def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> 
         if joined.abort is not None:
             joined.abort(type(error), error, error.__traceback__)
         return
-    store = None if joined.store is None or not _is_there(joined.store) else joined.store
-    if (
-        store is None
-        and joined.store is not None
-        and line is None
-        and isinstance(error, RuntimeError)
-    ):
-        line = f"fastload: {joined.rank} ends, as rank 0 has ended"  # a collective said so
+    store = joined.store
+    if store is not None and not _is_there(store):
+        store = None
+        if line is None and isinstance(error, RuntimeError):  # a collective said so
+            line = f"fastload: {joined.rank} ends, as rank 0 has ended"
 
     def tell() -> None:
         if line is None:
@@ -137,9 +134,11 @@ def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> 
         else:
             print(line, file=sys.stderr, flush=True)
 
+    together = False
     if store is None:
         tell()
-    together = store is not None and _all_end(joined.rank, store, tell)
+    else:
+        together = _all_end(joined.rank, store, tell)
     if not together and joined.abort is not None:
         mpi = mpi4py()
         assert mpi is not None  # as the hook would abort by it
@@ -149,6 +148,7 @@ def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> 
 
 def _all_end(rank: Rank, store: Store, tell: Callable[[], None]) -> bool:
     """Call `tell` on the first rank that gets here, let the others wait for it; True if all ranks get here soon."""
+    number = 0
     try:
         number = store.add("failed", 1)
         if number == 1:
@@ -158,7 +158,9 @@ def _all_end(rank: Rank, store: Store, tell: Callable[[], None]) -> bool:
         if number == rank.world_size:
             store.set("all failed", "")
         return _set_soon(store, "all failed") and _leave(rank, store)
-    except (DistError, RuntimeError):  # rank 0 has ended meanwhile, and the store with it
+    except RuntimeError:  # rank 0 has ended meanwhile, and the store with it
+        if not number:
+            tell()
         return False
 
 
@@ -176,7 +178,7 @@ def _is_there(store: Store) -> bool:
 
 
 def _leave(rank: Rank, store: Store) -> bool:
-    """Keep the rank that may hold the store until the others need it no longer. True."""
+    """Keep rank 0, which may hold the store, until the others have left; return False if they do not leave in time."""
     if rank.rank and store.add("left", 1) == rank.world_size - 1:
         store.set("all left", "")
     return bool(rank.rank) or _set_soon(store, "all left")

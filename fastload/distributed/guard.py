@@ -26,7 +26,7 @@ FORWARDED = (
 )
 _ABORTS_OPEN_MPI = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OPEN_MPI_RANK = b"OMPI_COMM_WORLD_RANK="
-_PARENT_DIED = signal.SIGALRM
+_PARENT_DIED = signal.SIGALRM  # not one that is forwarded
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 

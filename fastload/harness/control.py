@@ -77,7 +77,8 @@ class Stopping:
     no wait. A second signal does at once what it would have done outside the block. In the main thread alone.
 
     A SIGINT that is ignored outside the block stays ignored, as in a job that a shell started in the background.
-    SIGTERM is always taken: a job script may ignore it, its ranks inherit that, and must write their checkpoint.
+    SIGTERM is always taken. A job script may ignore it and its ranks inherit that. They must still write their
+    checkpoint.
     """
 
     def __init__(self, control: Control) -> None:

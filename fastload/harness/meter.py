@@ -207,7 +207,7 @@ class Meter:
             self._warm_end = time.perf_counter()
 
     def epoch_ended(self) -> None:
-        """Behind the last batch of each epoch, before the next one begins."""
+        """Record the figures of an epoch. Call it after its last batch, before the next epoch begins."""
         if self._run_stats is not None:
             self._run_stats.epoch_ended()
 

@@ -6,7 +6,6 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -45,7 +44,7 @@ def profile_steps(
     (ui.perfetto.dev) open; `say` gets its path and size. Saving takes place in the last step recorded, and a second
     or more.
 
-    The last step of those that wait is recorded for TensorBoard's memory view, into `HOST_PID_memory.TIME.pt...`: a
+    The last waiting step is recorded for TensorBoard's memory view, into `HOST_PID_memory.TIME.pt...`: a
     profiler that sees the worker threads sees no allocations. If fewer than 2 steps wait there is none.
 
     Args:
@@ -102,18 +101,9 @@ class StepProfiler:
         self._last = self._first + active
         self._say = say
         self._steps = 0
-        self._profile: Any = profile(
-            activities=_activities(),
-            schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
-            on_trace_ready=self._save,
-            record_shapes=True,
-            with_stack=stacks,
-            experimental_config=profiler_config(),
-        )
-
-        self._memory: Any = nullcontext()
+        self._profiles: list[Any] = []
         if wait >= 2:
-            self._memory = profile(
+            memory: Any = profile(
                 activities=_activities(),
                 schedule=schedule(wait=wait - 2, warmup=1, active=1, repeat=1),
                 on_trace_ready=self._save_memory,
@@ -121,25 +111,34 @@ class StepProfiler:
                 profile_memory=True,
                 with_stack=stacks,
             )
-            self._memory.record_steps = False  # the other one marks the steps, in both traces
+            memory.record_steps = False  # the other one marks the steps, in both traces
+            self._profiles.append(memory)  # first: it ends where the other begins
+        steps: Any = profile(
+            activities=_activities(),
+            schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
+            on_trace_ready=self._save,
+            record_shapes=True,
+            with_stack=stacks,
+            experimental_config=profiler_config(),
+        )
+        self._profiles.append(steps)
 
     def __enter__(self) -> Self:
-        self._memory.__enter__()
-        self._profile.__enter__()
+        for each in self._profiles:
+            each.__enter__()
         return self
 
     def step(self) -> None:
         """One more training step is over."""
         self._steps += 1
-        if isinstance(self._memory, profile):
-            self._memory.step()  # first: it ends where the other begins
-        self._profile.step()
+        for each in self._profiles:
+            each.step()
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._memory.__exit__(kind, exc, tb)
-        self._profile.__exit__(kind, exc, tb)
+        for each in self._profiles:
+            each.__exit__(kind, exc, tb)
         if self.path is None:
             self._say(
                 f"There is no profile: the loop made {self._steps} steps, and the first one to be recorded was "
@@ -162,7 +161,7 @@ class StepProfiler:
         )
 
     def _export(self, finished: Any, kind: str = "") -> Path:
-        """Write the trace of the only handler, as torch keeps it for one export; return its path."""
+        """Write the trace, which torch exports once; return its path."""
         self._run_dir.mkdir(parents=True, exist_ok=True)
         worker = f"{socket.gethostname()}_{os.getpid()}{kind}"
         name = f"{worker}.{time.time_ns() // 1_000_000}.pt.trace.json.gz"

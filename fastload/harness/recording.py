@@ -22,7 +22,7 @@ class Recording:
     """The profile and the scalars of a run, if its recipe wants any. On other ranks than 0 it does nothing.
 
     Args:
-        first: the step that the run begins behind.
+        first: the number of steps done before this run.
         steps: how many the loop will make.
         stats: the loader's, None where it has none.
 

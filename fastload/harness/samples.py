@@ -70,7 +70,7 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
 
 
 def open_dataset(recipe: Recipe) -> Source:
-    """The whole data set, the same on all ranks."""
+    """Open the whole dataset, the same on all ranks."""
     plan = _plan(recipe)
     if recipe.packed is not None:
         from fastload.datasets import PackedDataset  # which needs pyarrow
@@ -84,17 +84,15 @@ def find_list(file_list: Path | None, base_dir: Path | None) -> Path:
     """Return where the list is: as its path stands, or else relative to `base_dir`. Raises `UsageError` if nowhere."""
     if file_list is None:
         raise UsageError("--file-list-path is missing. It says which images to read")
-    folders = [Path(), *([] if base_dir is None else [base_dir])]
-    found = next((path for folder in folders if (path := folder / file_list).exists()), None)
-    if found is None:
-        looked = " and ".join(
-            dict.fromkeys(str((folder / file_list).parent.absolute()) for folder in folders)
-        )
-        raise UsageError(
-            f"The file list cannot be read. There is no {file_list.name!r} in {looked}. Give --file-list-path a path "
-            "that starts from the current folder or from --base-dir"
-        )
-    return found
+    places = [file_list] if base_dir is None else [file_list, base_dir / file_list]
+    for path in places:
+        if path.exists():
+            return path
+    looked = " and ".join(dict.fromkeys(str(path.parent.absolute()) for path in places))
+    raise UsageError(
+        f"The file list cannot be read. There is no {file_list.name!r} in {looked}. Give --file-list-path a path "
+        "that starts from the current folder or from --base-dir"
+    )
 
 
 def _plan(recipe: Recipe) -> Plan:

@@ -98,7 +98,7 @@ def _stage_less(stage: Stage, before: Stage) -> Stage:
 
 
 def _stage_plus(stage: Stage, earlier: Stage) -> Stage:
-    """Both together; a quantile of the whole is not known, and the mean of both is near it if they are alike."""
+    """Return both together. Quantiles are weighted means, which are close if the parts are alike."""
     count = stage.count + earlier.count
 
     def mean(quantile: str) -> float:

@@ -248,7 +248,7 @@ class _Simulated:
 
 
 def _endless(source: Iterable[Batch], ended: Callable[[], None]) -> Iterator[Batch]:
-    """Epoch after epoch; `ended` is called after each.
+    """Yield batches epoch after epoch, and call `ended` after each.
 
     The rest of an epoch that a checkpoint had ended is empty; two in a row are an error.
     """

@@ -62,13 +62,13 @@ class ModuleState:
             if type(x) is CACHED:  # two modules may have one name
                 self.cached[path if path not in self.cached else f"{path}, {len(self.cached)}"] = x
 
-    def install(self, shared: Container[int] = ()) -> None:
-        """Let the threads that `enter` act on copies, until `remove` was called as often.
+    def named(self) -> Iterator[tuple[str, Any]]:
+        """Yield the objects of which each worker gets its own, by name."""
+        yield from zip(self.paths, self.roots, strict=True)
+        yield from self.cached.items()
 
-        Not for the instances with an id in `shared`, of which the plan makes no copies.
-        """
-        if shared:
-            self.roots = [x for x in self.roots if id(x) not in shared]
+    def install(self) -> None:
+        """Let the threads that `enter` act on copies, until `remove` was called as often."""
         with _lock:
             # All at first, so that `remove` undoes an install that failed half-way.
             for key, x in self._needed():

@@ -18,8 +18,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from operator import attrgetter, methodcaller
 from types import ModuleType
 from typing import Any
@@ -77,23 +76,29 @@ def unusable() -> str | None:
 
 def install() -> None:
     """Route the global functions by thread, until `remove` has been called as often."""
+    _route.holding(_install)
+
+
+def _install() -> None:
     global _installed
-    with _route.held():
-        _installed += 1
-        if _random.get_bit_generator() is _original:  # also after a call that Ctrl-C ended
-            if _UNLOCKED and _RandomState.seed is _plain["seed"]:
-                _replace_methods()
-            _put(_route.bit_generator)
+    _installed += 1
+    if _random.get_bit_generator() is _original:  # also after a call that Ctrl-C ended
+        if _UNLOCKED and _RandomState.seed is _plain["seed"]:
+            _replace_methods()
+        _put(_route.bit_generator)
 
 
 def remove() -> None:
     """Undo one `install`. The last one puts the original bit generator back, with the main state."""
+    _route.holding(_remove)
+
+
+def _remove() -> None:
     global _installed
-    with _route.held():
-        _installed -= 1
-        # A bit generator that the user has set meanwhile stays.
-        if not _installed and _random.get_bit_generator() is _route.bit_generator:
-            _put(_original)
+    _installed -= 1
+    # A bit generator that the user has set meanwhile stays.
+    if not _installed and _random.get_bit_generator() is _route.bit_generator:
+        _put(_original)
 
 
 def enter(own: Callable[[], State] | None) -> None:
@@ -212,31 +217,33 @@ class _Route:
         else:
             hook.enter, hook.exit, swap.own = swap.enter, swap.exit, own
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the hook. Before NumPy 2.4 a thread cannot take the lock twice."""
+    def holding(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Call `act` while this thread holds the hook. Before NumPy 2.4 a thread cannot take the lock twice.
+
+        It is no context manager: Ctrl-C at the beginning of one's `__exit__` would leave the lock taken.
+        """
         hook = self.hook
         if hook.held:
-            yield
-            return
+            return act(*args)
         with hook:
             hook.held = True
             try:
-                yield
+                return act(*args)
             finally:
                 hook.held = False
 
-    @contextmanager
-    def current(self) -> Iterator[Any]:
-        """Yield a bit generator that has this thread's state, and keep what becomes of it."""
-        with self.held():
-            if self.hook.swap is None:
-                yield self.original
-                return
-            # The methods of the original would take its lock again, and forget its SeedSequence.
-            self.scratch_words.raw = self.words.raw
-            yield self.scratch
-            self.words.raw = self.scratch_words.raw
+    def on_current(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Call `act` with a bit generator that has this thread's state, and keep what becomes of it."""
+        return self.holding(self._on_current, act, *args)
+
+    def _on_current(self, act: Callable[..., Any], *args: Any) -> Any:
+        if self.hook.swap is None:
+            return act(self.original, *args)
+        # The methods of the original would take its lock again, and forget its SeedSequence.
+        self.scratch_words.raw = self.words.raw
+        result = act(self.scratch, *args)
+        self.words.raw = self.scratch_words.raw
+        return result
 
 
 class _Routed(_MT19937):  # type: ignore[misc]
@@ -255,13 +262,11 @@ class _Routed(_MT19937):  # type: ignore[misc]
 
     @property
     def state(self) -> Any:
-        with self._route.current() as bit_generator:
-            return bit_generator.state
+        return self._route.on_current(attrgetter("state"))
 
     @state.setter
     def state(self, value: Any) -> None:
-        with self._route.current() as bit_generator:
-            bit_generator.state = value
+        self._route.on_current(setattr, "state", value)
 
     def _legacy_seeding(self, seed: Any) -> None:
         self._call("_legacy_seeding", seed)
@@ -270,22 +275,19 @@ class _Routed(_MT19937):  # type: ignore[misc]
         return self._call("random_raw", size, output)
 
     def jumped(self, jumps: Any = 1) -> Any:
-        with self._route.current() as bit_generator:
-            return bit_generator.jumped(jumps)
+        return self._route.on_current(methodcaller("jumped", jumps))
 
     def spawn(self, n_children: int) -> Any:
         return self._route.original.spawn(n_children)
 
     def __reduce__(self) -> Any:
-        with self._route.current() as bit_generator:
-            return bit_generator.__reduce__()
+        return self._route.on_current(methodcaller("__reduce__"))
 
     def _call(self, name: str, *args: Any) -> Any:
         """Call a method that takes the lock of its bit generator itself."""
         route = self._route
         if route.hook.swap is not None:
-            with route.current() as bit_generator:
-                return getattr(bit_generator, name)(*args)
+            return route.on_current(methodcaller(name, *args))
         if not route.hook.held:
             return getattr(route.original, name)(*args)
         route.lock.release()
@@ -323,11 +325,18 @@ def _locking(name: str) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(plain, self, *args, **kwargs)
         if self is _rand:
-            with _route.held():  # after this, no `install` or `remove` is halfway
-                if self._bit_generator is _route.bit_generator:
-                    return plain(self, *args, **kwargs)
-        return plain(self, *args, **kwargs)
+            # While the hook is held, no `install` or `remove` is halfway.
+            routed, result = _route.holding(
+                lambda: (
+                    is_routed := self._bit_generator is _route.bit_generator,
+                    is_routed and call(),
+                )
+            )
+            if routed:
+                return result
+        return call()
 
     method.__module__ = _RandomState.__module__
     return method
@@ -406,16 +415,19 @@ def _test_swap() -> bool:
     route = _Route(_MT19937(0))
     routed, main, own = route.random_state, _RandomState(1), _RandomState(2)
     state = State()
-    locked = route.held if _UNLOCKED else nullcontext
-    with locked():
-        routed.seed(1)
+
+    def locked(act: Callable[..., Any], *args: Any) -> None:
+        if _UNLOCKED:
+            route.holding(act, *args)
+        else:
+            act(*args)
+
+    locked(routed.seed, 1)
     right = [routed.standard_normal() == main.standard_normal()]  # and the next one is cached
     route.enter(lambda: state)
-    with locked():
-        routed.seed(2)
+    locked(routed.seed, 2)
     right += [routed.standard_normal() == own.standard_normal()]
-    with locked():
-        routed.set_state(routed.get_state())
+    locked(lambda: routed.set_state(routed.get_state()))
     right += [routed.standard_normal() == own.standard_normal() for _ in range(2)]
     route.enter(None)
     right += [routed.standard_normal() == main.standard_normal() for _ in range(2)]

@@ -89,7 +89,7 @@ class Plan:
         copy_data: bool = False,
         left_out: Collection[int] = (),
     ) -> None:
-        self._roots = dict(roots)
+        self._roots: dict[str, Any] = {}
         self._left_out = left_out
         self._copy_data = copy_data
         self._kinds: dict[type, Kind] = {}
@@ -101,14 +101,14 @@ class Plan:
         self.shallow: set[int] = set()  # containers with attributes, whose elements are data
         # The memory that each worker has its own of, by the id of what lies in it.
         self.blocks: dict[int, Block] = {}
-        # With those that copy themselves, which may hold some.
+        # Generators, and objects that copy themselves, which may hold generators.
         self._generators: list[Any] = []
         self.refused: list[Named] = []
         self.uncopyable: list[Named] = []
         # Objects that protocols of classes make, which only the plan holds.
         self._made: set[int] = set()
-        for label, root in self._roots.items():
-            self.walk(root, None, label)
+        for label, root in roots.items():
+            self.add(label, root)
 
     def add(self, label: str, root: Any) -> None:
         """Add a root to the graph."""
@@ -279,13 +279,10 @@ class Plan:
             mine = x if copies is None else copies.get(id(x))
             if id(x) in self.shared or mine is None:
                 continue
-            if (
-                isinstance(self.nodes[id(x)].kind, Protocolled)
-                and not self.nodes[id(x)].kind.generator
-            ):
-                found += _below_deep_copy(self.path(x), mine)
-            else:
+            if self.nodes[id(x)].kind.generator:
                 found.append((self.path(x), mine))
+            else:
+                found += _below_deep_copy(self.path(x), mine)
         seen = Counter[str]()
         for k, (place, x) in enumerate(found):
             seen[place] += 1
@@ -347,11 +344,7 @@ def _below_deep_copy(path: str, x: Any) -> list[tuple[str, Any]]:
 def _is_constant(x: Any, kind: Instance) -> bool:
     """Return whether an instance of the standard library has no attributes: a sentinel, compared by identity."""
     library = type(x).__module__.partition(".")[0] in sys.stdlib_module_names
-    return (
-        library
-        and type(x).__module__ != "__main__"
-        and not any(True for _ in kind.attributes.items(x))
-    )
+    return library and not any(True for _ in kind.attributes.items(x))
 
 
 class _OwnerIsSharedError(BaseException):

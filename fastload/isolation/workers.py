@@ -48,18 +48,16 @@ class Own:
     generators: Sequence[tuple[str, Any]] = ()
     """The generators of random numbers that it holds, and the way to each."""
 
-    def searched(self) -> Sequence[tuple[str, Any]]:
+    def current_generators(self) -> Sequence[tuple[str, Any]]:
         """Return the generators that it holds now: `init_fn` or a sample may have put others in place."""
         roots = {
             "dataset": self.dataset,
             "collate_fn": self.collate_fn,
             "worker_init_fn": self.init_fn,
         }
-        paths = zip(self.modules.paths, self.modules.roots, strict=True)
-        for path, x in (*paths, *self.modules.cached.items()):
-            roots[path] = self.module_copies.get(id(x), x)
-        left_out = {id(x) for x in (*self.modules.roots, *self.modules.cached.values())}
-        return Plan(roots, left_out=left_out).generators()
+        named = dict(self.modules.named())
+        roots |= {path: self.module_copies.get(id(x), x) for path, x in named.items()}
+        return Plan(roots, left_out={id(x) for x in named.values()}).generators()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -111,9 +109,7 @@ class Isolation:
             module_level(roots.values()) if self._copies else [],
             (node.x for node in self.plan.nodes.values()),
         )
-        for path, x in zip(self._modules.paths, self._modules.roots, strict=True):
-            self.plan.add(path, x)
-        for path, x in self._modules.cached.items():
+        for path, x in self._modules.named():
             self.plan.add(path, x)
         if lmdb_once.installed():
             for node in self.plan.nodes.values():
@@ -205,13 +201,13 @@ class Isolation:
                 ]
         return found
 
-    def shared_state(self) -> list[str]:
-        """Return a clause about each object that may keep a state and that all workers share."""
+    def shared_state(self) -> str:
+        """Return a clause about the first object with a state that all workers share, or an empty text."""
         if not self._copies:
-            return ["copy_dataset=False lets all workers share one dataset"]
+            return "copy_dataset=False lets all workers share one dataset"
         paths = [named.path for named in self.plan.uncopyable]
         paths += [f"{found.module}.{found.name}" for found in self._unwatchable]
-        return [f"all workers share {path}, of which they have no copies" for path in paths]
+        return f"all workers share {paths[0]}, of which they have no copies" if paths else ""
 
     def warn_of_shared(self, stacklevel: int) -> None:
         """Warn of what turned out to have no copy. To be called after the first `own()`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -288,7 +288,7 @@ def test_equal_for_two_world_sizes(case: str) -> None:
 # ---- pairs: 2,048 of them, read by eight workers ----
 
 
-class Twice(Pairs):
+class Twice(Pairs, ABC):
     """Apply one transform to image and mask, with its random state reset in between."""
 
     def __init__(self, transform: Transform) -> None:

@@ -22,16 +22,21 @@ from starting import ranks_started
 FILES, MISSING = 8, 5
 
 
+def name_of(number: int) -> str:
+    return f"{'ab'[number % 2]}/{number}.jpg"
+
+
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with JPEGs, and `list.txt` of them, one of which is not there."""
     folder = tmp_path_factory.mktemp("pictures")
-    (folder / "class").mkdir()
+    for name in "ab":
+        (folder / name).mkdir()
     for number in range(FILES):
         pixels = np.full((16, 16, 3), number, dtype=np.uint8)
         if number != MISSING:
-            Image.fromarray(pixels).save(folder / "class" / f"{number}.jpg")
-    names = [f"class/{number}.jpg" for number in range(FILES)]
+            Image.fromarray(pixels).save(folder / name_of(number))
+    names = [name_of(number) for number in range(FILES)]
     (folder / "list.txt").write_text("\n".join(names) + "\n")
     return folder
 
@@ -44,7 +49,7 @@ def arguments(folder: Path, logdir: Path, *more: str) -> list[str]:
 USER_ERRORS = {
     "an option's value": (["--lr", "nan"], 2),
     "options that exclude each other": (["--resume"], 2),
-    "what the data set says": (["--classes", "0"], 2),
+    "what the data set says": (["--classes", "1"], 2),
     "a model that there is not": (["--model", "resnet5"], 2),
     "another stats.csv": ([], 1),
 }
@@ -78,7 +83,7 @@ def test_an_error_of_one_rank_is_one_line_whichever_it_is(
         assert [process.returncode for process in processes] == [1, 1], printed
     opening = ("Batch size", "num workers", "Starting data loader", "2 ranks, each with")
     said = [line for line in printed.splitlines() if not line.startswith(opening)]
-    missing = pictures / "class" / f"{MISSING}.jpg"
+    missing = pictures / name_of(MISSING)
     assert said[0] == f"Error: {missing}: No such file or directory"
     # The other rank hears of it as the connection ends. If that is rank 0's, it cannot ask who has told what.
     assert said[1:] in ([], ["fastload: rank 1 of 2 ends, as rank 0 has ended"])

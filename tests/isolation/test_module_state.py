@@ -979,15 +979,6 @@ def test_a_table_of_data_is_left_alone() -> None:
     assert ModuleState([named(frame)]).roots == []
 
 
-def test_what_the_plan_shares_is_not_installed() -> None:
-    x, y = Plain(), Plain()
-    state = ModuleState([named(x), named(y)])
-    state.install({id(y)})
-    assert (type(x) is Plain, type(y) is Plain) == (False, True)
-    state.remove()
-    assert type(x) is type(y) is Plain
-
-
 def test_a_container_with_very_many_elements_is_data() -> None:
     state = ModuleState([named([Plain() for _ in range(2000)])])
     assert state.roots == []

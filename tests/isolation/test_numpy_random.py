@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
+import itertools
 import os
 import pickle
 import signal
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -616,3 +619,45 @@ def test_numpys_own_tests_pass(tmp_path: Path, enter: str) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stdout
+
+
+def test_ctrl_c_as_any_function_begins_leaves_the_lock_to_others_though_its_traceback_is_kept() -> (
+    None
+):
+    """As in a notebook, which keeps the last traceback."""
+    files = {numpy_random.__file__, contextlib.__file__}
+    kept: list[BaseException] = []
+
+    def strike_at(point: int) -> None:
+        calls = itertools.count()
+
+        def strike(frame: FrameType, event: str, argument: Any) -> None:
+            if frame.f_code.co_filename in files and next(calls) == point:
+                raise KeyboardInterrupt
+
+        outer = sys.gettrace()
+        sys.settrace(strike)
+        try:
+            numpy_random.install()
+            np.random.set_state(np.random.get_state())
+            numpy_random.remove()
+        except KeyboardInterrupt as error:
+            kept.append(error)
+        finally:
+            sys.settrace(outer)
+
+    def is_free() -> bool:
+        taken: bool = ORIGINAL.lock.acquire(timeout=5)
+        if taken:
+            ORIGINAL.lock.release()
+        return taken
+
+    with ThreadPoolExecutor(1) as other:
+        for point in itertools.count():
+            strike_at(point)
+            assert other.submit(is_free).result(), f"struck as function {point} began"
+            while numpy_random._installed:
+                numpy_random.remove()
+            if len(kept) == point:
+                break
+    assert len(kept) > 5

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -385,8 +386,14 @@ class _Watchdog:
         raise Late
 
 
+def _late_and_default_again(number: int, frame: Any) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise Late
+
+
 HANDLERS: dict[str, Any] = {
     "function": _late,
+    "function that restores the default": _late_and_default_again,
     "partial": partial(_late, 1),
     "instance": _Watchdog(),
     "method": _Watchdog().bark,
@@ -421,3 +428,27 @@ def test_what_a_signal_handler_raises_without_workers_is_no_fault_of_the_sample(
         assert loader.stats().errors == 0
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+class _Colour(Enum):
+    RED = 1
+
+
+def test_an_error_that_only_looks_like_one_of_a_handler_is_the_sample_s() -> None:
+    def with_a_frame(number: int) -> int:
+        frame = sys._getframe()
+        if number == 4:
+            raise ValueError(frame.f_code.co_name)
+        return number
+
+    class Raising(Dataset[int]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> int:
+            if index == 3:
+                _Colour(index)
+            return with_a_frame(index)
+
+    loader = fastload.DataLoader(Raising(), None, on_error="skip")
+    assert [int(sample) for sample in loader] == [0, 1, 2, 5, 6, 7]

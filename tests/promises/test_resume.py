@@ -1541,11 +1541,12 @@ def states_between_lines(loader: fastload.DataLoader[Any]) -> Iterator[list[dict
             sys.settrace(before_a_line)
         return before_a_line
 
+    outer = sys.gettrace()
     sys.settrace(before_a_line)
     try:
         yield states
     finally:
-        sys.settrace(None)
+        sys.settrace(outer)
 
 
 @pytest.mark.parametrize("options", [{}, {"in_order": False}, {"num_workers": 2}], ids=str)
