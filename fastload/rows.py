@@ -1,7 +1,7 @@
 """How a dataset makes a picture directly in its batch: a protocol that a class declares.
 
 A row is the memory of one sample in a batch. The loop owns the batch and may write into it, so only the loader
-may see a tensor that lies in a row. A class whose samples nobody else sees declares this:
+may see a tensor that lies in a row. A class whose samples only the loader sees declares this:
 
     fastload_fills_row = (_load_offered, __getitem__, load_image)
 

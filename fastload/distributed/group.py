@@ -109,7 +109,7 @@ def shutdown() -> None:
 
 
 def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> None:
-    """End this rank, one of several, after an error that nobody catches: one rank prints it, all end with `code`.
+    """End this rank, one of several, after an error that no code catches: one rank prints it, all end with `code`.
 
     The first rank that calls this prints `line`, or without one the traceback; the others print nothing. If some ranks
     do not call it within 3 s, and their MPI would wait for them at its end, the whole job is aborted. Raises

@@ -162,7 +162,7 @@ def install(is_worker: Callable[[], bool]) -> None:
     code that imports it later finds the stand-in. Without lmdb, nothing happens.
     """
     global _lmdb, _real, _is_worker
-    known = "lmdb" in sys.modules  # else nobody else can hold a name of it
+    known = "lmdb" in sys.modules  # else no other module can hold a name of it
     try:
         lmdb: Any = importlib.import_module("lmdb")
     except ImportError:

@@ -172,7 +172,7 @@ class Plan:
                 self._memory.append(x)  # a tensor may lie in it
             return kind.shared
         if kind.generator and rules.is_global_generator(x):
-            return "behind global functions"
+            return "global functions draw from it"
         if isinstance(kind, Instance) and _is_constant(x, kind):
             return "a constant"
         if isinstance(kind, File) and kind.is_standard(x):

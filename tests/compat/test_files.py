@@ -23,7 +23,7 @@ import pytest
 import fastload.errors
 from tests.compat.eight_workers import Pairs, filled, library, wrong_pairs
 
-# Nobody closes a file that was opened at the first sample.
+# A file that was opened at the first sample stays open.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 RECORDS = 64

@@ -16,7 +16,7 @@ from torch.utils.data import get_worker_info
 
 from tests.compat.eight_workers import PAIRS, Holder, Pairs, filled, library, refused, wrong_pairs
 
-# Nobody closes a connection that was opened at the first sample; Python 3.13 says so.
+# A connection that was opened at the first sample stays open; Python 3.13 warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
 
 QUERY = "SELECT value FROM records WHERE id = ?"

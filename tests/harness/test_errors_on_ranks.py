@@ -1,4 +1,4 @@
-"""Promise: of several ranks one prints a user's error, in the line that one process prints, whoever met it."""
+"""Promise: of several ranks one prints a user's error, in the line that one process prints, whichever met it."""
 
 from __future__ import annotations
 

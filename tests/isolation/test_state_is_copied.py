@@ -237,7 +237,7 @@ def test_a_setting_for_each_call() -> None:
 
 
 def test_an_object_that_can_be_borrowed_once() -> None:
-    """As a tokenizer in Rust: whoever uses it while another call does gets an error."""
+    """Like a tokenizer in Rust: a call during another call raises."""
 
     class Borrowed:
         def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Promise: what samples change in objects that workers share is noticed in a few samples; a cache being filled is not.
 
-Looking has no effect on what is looked at.
+Looking changes nothing.
 """
 
 from __future__ import annotations
