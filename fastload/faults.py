@@ -14,7 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from inspect import CO_VARARGS
+from inspect import CO_NEWLOCALS, CO_VARARGS
 from itertools import pairwise
 from types import FrameType
 from typing import Any
@@ -57,10 +57,16 @@ def _is_handler(frame: FrameType) -> bool:
 
     Not by `signal.getsignal`: a handler may have put another in its place.
     """
-    code, values = frame.f_code, frame.f_locals
+    code = frame.f_code
+    if not code.co_flags & CO_NEWLOCALS:  # of a module or a class
+        return False
+    values = frame.f_locals
     given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & CO_VARARGS:
-        given += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+        rest = values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        given += rest if type(rest) is tuple else ()
+    if isinstance(values, dict):
+        values.clear()  # before Python 3.13 the frame keeps this copy, and what is in it
     signals = signal.valid_signals()
     return any(
         type(number) is int and number in signals and type(at) is FrameType

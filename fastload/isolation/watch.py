@@ -179,15 +179,12 @@ class _Contents:
 
 
 def _changes(before: dict[Hashable, Any], after: dict[Hashable, Any]) -> Iterator[Hashable]:
-    """Yield the places whose contents were replaced or removed. A list that grows changes; a set may be a cache."""
+    """Yield the places whose contents were replaced or removed. An added place is no change: of a cache, or a log."""
     for place, a in before.items():
         b = after.get(place, _GONE)
         if type(place) is _Below:
             continue
         if place == _LENGTH:
-            if b != a:
-                yield place
-        elif place == _SIZE:
             if b < a:
                 yield place
         elif b is _GONE:
@@ -201,7 +198,7 @@ class _Below(int):
     """A place of which the contents are looked at, but may be any."""
 
 
-_GONE, _LENGTH, _SIZE = object(), ("length",), ("size",)
+_GONE, _LENGTH = object(), ("length",)
 _SCALARS = {types.NoneType, bool, int, float, complex, str, bytes}
 
 
@@ -236,7 +233,7 @@ def _places(x: Any) -> Iterator[tuple[Hashable, Any]]:
         for key, value in list(islice(dict.items(x), ELEMENTS)):
             yield ("[]", key if type(key) in _SCALARS else id(key)), value
     elif issubclass(kind, set):
-        yield _SIZE, set.__len__(x)
+        yield _LENGTH, set.__len__(x)
         for value in list(set.__iter__(x)) if set.__len__(x) <= ELEMENTS else ():
             yield ("in", value if type(value) in _SCALARS else id(value)), value
     elif issubclass(kind, np.ndarray | torch.Tensor):

@@ -264,9 +264,6 @@ STATE: dict[str, tuple[Any, Callable[[Any, int], object]]] = {
     "what a cached function made": (kept, lambda x, k: setattr(x(0), "at", k + 7)),
     "what a function made once": (always_kept, lambda x, k: setattr(x(0), "at", k + 7)),
     "an open file": (io.BytesIO(b"abcdef"), lambda x, k: x.read(1)),
-    "a list that grows": ([], lambda x, k: x.append([k])),
-    "a list that was long": (list(range(1000)), lambda x, k: x.extend(range(100))),
-    "a list that gets long": ([], lambda x, k: x.extend(range(len(x) + 40))),
     "a cache that forgets": (
         OrderedDict.fromkeys("abc"),
         lambda x, k: (x.popitem(last=False), x.update({k: k})),
@@ -284,6 +281,9 @@ def test_a_module_level_object_that_samples_change_is_noticed(name: str) -> None
 
 
 CACHES: dict[str, tuple[Any, Callable[[Any, int], object]]] = {
+    "a list": ([], lambda x, k: x.append([k])),
+    "a list that was long": (list(range(1000)), lambda x, k: x.extend(range(100))),
+    "a list that gets long": ([], lambda x, k: x.extend(range(len(x) + 40))),
     "a dictionary": ({}, lambda x, k: x.update({k: [k]})),
     "a dictionary with long keys": ({}, lambda x, k: x.update({(k, "x"): k})),
     "a set": (set(), lambda x, k: x.add(k)),
