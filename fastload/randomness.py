@@ -149,7 +149,7 @@ class GlobalDraws:
         """Begin a run of user code."""
         if self._looks_at_numpy:
             self._numpy = _numpy_state()
-        if sys.getprofile() is None:
+        if not is_profiled():
             self._profiling = True
             sys.setprofile(self._saw)
 
@@ -168,6 +168,12 @@ class GlobalDraws:
     def _saw(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call" and getattr(argument, "__self__", None) is _PYTHONS:
             self._noticed.add(keyless("Python's global random state"))
+
+
+def is_profiled() -> bool:
+    """Return whether this thread has a profile function; one that Ctrl-C kept `GlobalDraws` from removing is none."""
+    profile = sys.getprofile()
+    return profile is not None and getattr(profile, "__func__", None) is not GlobalDraws._saw
 
 
 _PYTHONS = random.random.__self__  # type: ignore[attr-defined]  # the generator of the module's functions

@@ -20,6 +20,7 @@ from fastload.equality import same
 from fastload.errors import DatasetCopyError
 from fastload.faults import shown
 from fastload.loader import DataLoader
+from fastload.randomness import is_profiled
 from fastload.stats import seconds_in
 from fastload.telemetry import delayed_s
 
@@ -175,7 +176,7 @@ def noticing_seeds() -> Iterator[set[str]]:
         elif code in _PYTHONS_SEEDING and frame.f_locals.get("self") is python:
             seeded.add("Python's")
 
-    if sys.getprofile() is not None:
+    if is_profiled():
         yield seeded
         return
     sys.setprofile(called)

@@ -225,9 +225,9 @@ class Site:
         """
         self._blocks[stage] = number = self._blocks[stage] + 1
         looks = self._looks.get(stage, []) if number <= 4 or not number & (number - 1) else []
-        for look in looks:
-            look.begin()
-        try:
+        try:  # which ends what Ctrl-C let begin
+            for look in looks:
+                look.begin()
             yield
         finally:
             for look in looks:
