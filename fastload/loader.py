@@ -27,7 +27,7 @@ from fastload.draws import restore_generators
 from fastload.fetch import OnError
 from fastload.isolation.workers import CopyDataset
 from fastload.iterator import ThreadIterator
-from fastload.order import Order, SampledOrder, part_of_rank, partition
+from fastload.order import Order, SampledOrder, partition, refuse_two_partitions
 from fastload.randomness import chosen_modules
 from fastload.sampler import RankSampler, epoch_number, integer
 from fastload.state import VERSION, check, describe, fresh_state, known_length, whole
@@ -208,7 +208,7 @@ class DataLoader(TorchDataLoader[T]):
             # Torch's constructor makes 2 of None. As it was given, a loader rebuilt from its
             # attributes is the same.
             self.prefetch_factor = prefetch_factor
-        _refuse_two_partitions(dataset, self._samplers())
+        refuse_two_partitions(dataset, self._samplers())
 
     # ---- what torch asks of a loader ----
 
@@ -475,20 +475,6 @@ def _named(dataset: Any) -> str:
     """The type of a data set, and its length where it has one."""
     length = known_length(dataset)
     return type(dataset).__name__ + ("" if length is None else f"[{length}]")
-
-
-def _refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
-    part = part_of_rank(dataset)
-    if part is None:
-        return
-    for sampler in samplers:
-        world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
-        if world_size > 1:
-            raise ValueError(
-                f"{type(part).__name__} holds only the part of its rank, and {type(sampler).__name__} "
-                f"would take one of {world_size} parts of that: give the whole data set to the sampler, "
-                "or drop the sampler"
-            )
 
 
 def _is_spent(sampler: Any, state: dict[str, Any]) -> bool:

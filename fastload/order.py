@@ -287,7 +287,7 @@ def partition(sampler: Any, dataset: Any) -> tuple[int, int]:
         return single.rank, single.world_size
     if isinstance(single, DistributedSampler):
         return int(single.rank), int(single.num_replicas)
-    part = part_of_rank(dataset)
+    part = _part_of_rank(dataset)
     if part is not None and hasattr(part, "world_size"):
         return int(part.rank), int(part.world_size)
     if dist.is_available() and dist.is_initialized():
@@ -295,7 +295,7 @@ def partition(sampler: Any, dataset: Any) -> tuple[int, int]:
     return 0, 1
 
 
-def part_of_rank(dataset: Any) -> Any:
+def _part_of_rank(dataset: Any) -> Any:
     """Return what holds only the samples of its rank: the dataset, or one in torch's wrappers. None if nothing does."""
     if getattr(dataset, "partitioned_by_rank", False):
         return dataset
@@ -306,7 +306,22 @@ def part_of_rank(dataset: Any) -> Any:
         held = dataset.datasets
     elif isinstance(dataset, StackDataset):
         held = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
-    return next((part for part in map(part_of_rank, held) if part is not None), None)
+    return next((part for part in map(_part_of_rank, held) if part is not None), None)
+
+
+def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
+    """Raise ValueError if a sampler would take a rank's part of what is one already."""
+    part = _part_of_rank(dataset)
+    if part is None:
+        return
+    for sampler in samplers:
+        world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
+        if world_size > 1:
+            raise ValueError(
+                f"{type(part).__name__} holds only the part of its rank, and {type(sampler).__name__} "
+                f"would take one of {world_size} parts of that: give the whole data set to the sampler, "
+                "or drop the sampler"
+            )
 
 
 def is_function(sampler: Any) -> bool:

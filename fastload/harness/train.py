@@ -197,7 +197,7 @@ def fit(
     with Stopping(control) as stopping, recording:
         while step < total:
             if stopped := stopping.asked():
-                say(f"Stopped by {signal_name(stopped)} behind step {step} of {total}")
+                say(f"Stopped by {signal_name(stopped)} after step {step} of {total}")
                 break
             with meter.waiting():
                 images, targets, indices = next(batches)
@@ -299,7 +299,7 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
         device=learner.device,
     )
     before = len(found.randomness)
-    say(f"Resumed behind step {found.step}, which {before} rank{'s' * (before > 1)} had reached")
+    say(f"Resumed after step {found.step}, which {before} rank{'s' * (before > 1)} had reached")
     return found.step
 
 

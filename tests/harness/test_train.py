@@ -327,7 +327,7 @@ def test_a_signal_ends_the_training_behind_the_step_with_a_checkpoint(
             recipe(pictures, tmp_path, checkpoint=tmp_path / "c"), say=said.append, on_step=on_step
         )
     assert (trained.stopped_by, trained.last_step) == (signal.SIGTERM, 3)
-    assert "Stopped by SIGTERM behind step 3 of 20" in said
+    assert "Stopped by SIGTERM after step 3 of 20" in said
     found = Checkpoint.load(tmp_path / "c")
     assert found is not None
     assert found.step == 3
@@ -381,7 +381,7 @@ def test_a_signal_to_one_of_two_ranks_ends_both_behind_the_same_step(
         other = second.communicate(timeout=60)[0]
     assert (first.returncode, second.returncode) == (143, 143), [*said, other]
     assert other == "", "only rank 0 speaks"
-    (stop,) = [line for line in said if line.startswith("Stopped by SIGTERM behind step")]
+    (stop,) = [line for line in said if line.startswith("Stopped by SIGTERM after step")]
     found = Checkpoint.load(tmp_path / "checkpoint")
     assert found is not None
     assert int(stop.split()[5]) == found.step

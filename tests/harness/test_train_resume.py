@@ -88,9 +88,9 @@ def test_a_resumed_training_says_where_it_goes_on_and_a_finished_one_trains_no_m
     tmp_path: Path,
 ) -> None:
     assert "begins at its beginning" in train(tmp_path, die_at=3)[0]
-    assert "Resumed behind step 2" in train(tmp_path)[0]
+    assert "Resumed after step 2" in train(tmp_path)[0]
     said = train(tmp_path)
-    assert said == ["Resumed behind step 6, which 1 rank had reached"]
+    assert said == ["Resumed after step 6, which 1 rank had reached"]
     assert counts(tmp_path, global_batch=8) == [1] * SAMPLES
 
 
@@ -137,7 +137,7 @@ def test_a_rank_killed_in_a_save_ends_the_others_and_one_rank_completes_what_two
         dead, other = [process.returncode for process in processes]
     assert dead == -signal.SIGKILL
     assert other > 0, "a rank whose partner died ends with an error, and does not wait for ever"
-    assert "Resumed behind step 1, which 1 rank had reached" in said[0]
+    assert "Resumed after step 1, which 1 rank had reached" in said[0]
     assert sum(counts(tmp_path, global_batch=8)) == 3 * 8, "step 1, and two saves that were whole"
     train(tmp_path)
     assert counts(tmp_path, global_batch=8) == [1] * SAMPLES

@@ -185,12 +185,8 @@ def test_a_state_is_kept_and_put_back(kind: str) -> None:
     assert dataset.said == []
 
 
-class Halves(TwoSamples):
+class Halves(SeededTwice):
     """Draws one normal number, whose generator keeps a second one for the next draw."""
-
-    def __init__(self, reseed: Callable[[int], Any], draw: Draw) -> None:
-        super().__init__()
-        self.reseed, self.draw = reseed, draw
 
     def __getitem__(self, index: int) -> tuple[float, float]:
         with self.in_turn.storing(index):

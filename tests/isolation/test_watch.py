@@ -183,14 +183,14 @@ def test_what_processes_share_too_and_what_nobody_can_write_to_is_not_looked_at(
 ) -> None:
     shared = torch.zeros(100).share_memory_()  # type: ignore[no-untyped-call]
     mapped = np.memmap(tmp_path / "a", np.uint8, "w+", shape=(100,))
-    behind = np.zeros(100)
-    view = behind.view()
+    base = np.zeros(100)
+    view = base.view()
     view.flags.writeable = False
 
     def sample(k: int) -> None:
         shared.fill_(k)
         mapped[:] = k
-        behind[:] = k
+        base[:] = k
 
     assert not noticed([("a", shared), ("b", mapped), ("c", view)], sample)
 

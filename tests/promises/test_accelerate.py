@@ -111,7 +111,7 @@ class Model(torch.nn.Module):
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Any:
-    """The Trainer of the README, with 10 steps an epoch and a checkpoint behind the fifth."""
+    """The Trainer of the README, with 10 steps an epoch and a checkpoint after the fifth."""
     transformers = pytest.importorskip("transformers")
 
     class Trainer(transformers.Trainer):

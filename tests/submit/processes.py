@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -31,13 +32,14 @@ def marked(mark: str) -> list[int]:
 
 
 def left(mark: str) -> list[int]:
-    """The processes that are there after a moment of grace: polled, as nobody tells of others' children."""
+    """Return the processes that have not ended after 10 s."""
     deadline = time.monotonic() + 10
-    while found := marked(mark):
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.05)
-    return found
+    for pid in marked(mark):
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            os.close(descriptor)
+    return marked(mark)
 
 
 def kill_marked(mark: str) -> None:

@@ -95,7 +95,7 @@ def test_a_deleted_job_leaves_the_checkpoint_of_its_last_step_and_its_last_lines
             last = log.read()
         assert job.wait() == 128 + signal.SIGTERM
     output = (clone / "job.o123").read_text()
-    stopped = re.search(r"^Stopped by SIGTERM behind step (\d+) of 1000$", last, re.MULTILINE)
+    stopped = re.search(r"^Stopped by SIGTERM after step (\d+) of 1000$", last, re.MULTILINE)
     assert stopped, output
     kept = Checkpoint.load(clone / "ckpt")
     assert kept is not None
