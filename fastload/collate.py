@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from fastload.faults import pass_signals
@@ -29,9 +28,6 @@ from fastload.torch_private import no_torch_function
 
 class Box(Protocol):
     """A batch under construction, for positions 0 to n-1."""
-
-    def row(self, position: int) -> NDArray[Any] | None:
-        """Return the row for the first element of a sample, or None if it has none."""
 
     def put(self, position: int, sample: Any) -> None:
         """Keep `sample`; called at most once for a position, from any thread."""
@@ -50,9 +46,6 @@ class SampleBox:
         """`samples`: a list with a place for each of them, or what `__getitems__` gave."""
         self._samples = samples
 
-    def row(self, position: int) -> None:
-        """See `Box`. There are no rows."""
-
     def put(self, position: int, sample: Any) -> None:
         """See `Box`."""
         self._samples[position] = sample
@@ -70,9 +63,6 @@ class SampleBox:
 
 
 class _Void:
-    def row(self, position: int) -> None:
-        pass
-
     def put(self, position: int, sample: Any) -> None:
         pass
 
@@ -146,28 +136,30 @@ def _leaf_bytes(leaf: Any) -> int:
 
 
 def collate_box(n: int, pool: SlotPool) -> Box:
-    """A box that makes what `default_collate` makes of `n` samples, in a slot where the samples have large rows."""
+    """A box that makes what `default_collate` makes of `n` samples, in a slot if the samples have large rows."""
     layout = pool.layout
     return SlotBox(n, pool) if layout is None or layout.rows else SampleBox([None] * n)
 
 
 class SlotBox:
-    """Writes large rows into a slot as they come; see the module's docstring."""
+    """Writes large rows into a slot as they come; see the module's docstring.
 
-    def __init__(self, n: int, pool: SlotPool) -> None:
+    With `layout`, that of a dataset that fills rows, no sample is asked for it.
+    """
+
+    def __init__(self, n: int, pool: SlotPool, layout: Layout | None = None) -> None:
         self._n = n
         self._pool = pool
+        self._layout = layout
         # None or one entry: two workers may come first at once, and dict.setdefault is atomic.
         self._slot: dict[None, tuple[Layout, Slot]] = {}
         self._odd: dict[int, Any] = {}  # samples that do not fit the layout
 
-    def row(self, position: int) -> NDArray[Any] | None:
-        """See `Box`. None too until the first sample has come."""
-        layout, slot = self._slot.get(None, (None, None))
-        if layout is None or slot is None or not layout.starts_with_row:
-            return None
-        row: NDArray[Any] = slot.arrays[0][position]
-        return row
+    def rows(self, start: int, stop: int) -> Any:
+        """Return the rows of samples `start` to `stop`, for the dataset to fill; see `fastload.rows`."""
+        assert self._layout is not None
+        layout, slot = self._slot.get(None) or self._new_slot(self._layout)
+        return layout.runs(slot, start, stop)
 
     def put(self, position: int, sample: Any) -> None:
         """See `Box`."""
@@ -184,9 +176,12 @@ class SlotBox:
             self._odd[position] = sample
 
     def _slot_for(self, sample: Any) -> tuple[Layout, Slot]:
-        layout = self._pool.layout
-        if layout is None or not layout.fits(sample):
+        layout = self._layout or self._pool.layout
+        if layout is None or not (layout.filled or layout.fits(sample)):
             self._pool.layout = layout = Layout(sample)
+        return self._new_slot(layout)
+
+    def _new_slot(self, layout: Layout) -> tuple[Layout, Slot]:
         return self._slot.setdefault(None, (layout, Slot(layout, self._n, self._pool)))
 
     def make(self, absent: Collection[int], collate_fn: Callable[[list[Any]], Any]) -> Any:

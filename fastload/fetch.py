@@ -6,18 +6,21 @@ signal handler passes through.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import count, islice
 from typing import Any, Literal
 
-import torch
-from torch.utils.data import Subset, TensorDataset, default_collate, default_convert
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Subset, default_collate, default_convert
 
 from fastload.collate import (
     VOID,
     Box,
     SampleBox,
+    SlotBox,
     collate_box,
     data_bytes,
     in_channels_last,
@@ -34,10 +37,9 @@ from fastload.faults import (
     transient_errno,
 )
 from fastload.randomness import Stream, StreamKeys
-from fastload.rows import RowOffer, row_reader
-from fastload.slots import SlotPool
+from fastload.rows import Filler, Run, filler
+from fastload.slots import Layout, SlotPool
 from fastload.telemetry import Recorder
-from fastload.torch_private import collate_handler, collate_tensors
 from fastload.window import Ticket
 
 
@@ -73,6 +75,7 @@ class Batch(Ticket):
     """
 
     __slots__ = (
+        "_sample_keys",
         "box",
         "data",
         "epoch",
@@ -117,6 +120,7 @@ class Batch(Ticket):
         self.ordinal = ordinal
         self.position = position
         self.box: Box | None = None
+        self._sample_keys: NDArray[np.uint64] | None = None
         # By position in the batch: failures with their places, of which the batch raises the first,
         # and some key of these (see `_read_samples`); then what on_error handled, and of those the
         # positions that it left out.
@@ -150,6 +154,27 @@ class Batch(Ticket):
         if at is None:
             return self.keys.batch(self.position, next(iter(self.indices), None), seeded=seeded)
         return self.keys.sample(self.position + at, self.indices[at], seeded=seeded)
+
+    def stream_keys(self, start: int, stop: int) -> NDArray[np.uint64]:
+        """Return the keys of the random streams of samples `start` to `stop`, uint64[stop - start]."""
+        if (
+            self._sample_keys is None
+        ):  # of all at once; threads that do so at the same time find the same
+            self._sample_keys = self.keys.samples(self.position, self.indices)
+        return self._sample_keys[start:stop]
+
+
+class _NoStream:
+    """Where nothing may be drawn: which samples share a call of `fill_rows` depends on timing."""
+
+    def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
+        raise RuntimeError(
+            "fill_rows() drew random numbers from a global function. Which samples share a call depends on timing, so "
+            "the batch would not be reproducible. Draw from `run.keys`, one key for each sample"
+        )
+
+
+_NO_STREAM = _NoStream()
 
 
 class Fetcher:
@@ -188,13 +213,49 @@ class Fetcher:
         self.lost: deque[str] = deque()
         self.shared: str | None = None
         self._slots = batched and collate_fn is default_collate
-        self.gathers = (self._slots or collate_fn is default_convert) and _can_gather(dataset)
-        self._getitems = batched and _reads_batches(dataset)
+        # By the id of the workers' own datasets, which the fillers keep alive.
+        self._fillers: dict[int, Filler | None] = {}
+        self._filled = self._layout(dataset) if self._slots else None
+        self._getitems = batched and self._filled is None and _reads_batches(dataset)
+
+    def _layout(self, dataset: Any) -> Layout | None:
+        """Return how samples lie in a batch whose rows the dataset fills, or None if it does not."""
+        found = self._filler(dataset)
+        if found is None:
+            return None
+        try:
+            return Layout(found.sample, filled=True)
+        except LookupError:
+            return None
+        except TypeError as error:
+            self.lost.append(
+                f"{type(dataset).__name__} is read sample by sample: {error}. empty_sample() must return tensors, "
+                "arrays and numbers, in tuples, lists and dicts"
+            )
+            return None
+
+    def _filler(self, dataset: Any) -> Filler | None:
+        try:
+            return self._fillers[id(dataset)]
+        except KeyError:
+            found = self._fillers[id(dataset)] = filler(dataset)
+            return found
+
+    @property
+    def fills(self) -> bool:
+        """Whether the dataset fills the rows of a batch itself: then a run of samples is one call."""
+        return self._filled is not None
+
+    @property
+    def copies(self) -> bool:
+        """Whether a batch is only copied together: no code of the user's runs, and nothing is drawn."""
+        found = self._fillers.values()
+        return self.fills and any(one is not None and one.copies for one in found)
 
     @property
     def whole(self) -> bool:
         """Whether a batch is one unit of work: read in one call."""
-        return self.gathers or self._getitems or not self._batched
+        return self._getitems or not self._batched
 
     @property
     def collates(self) -> bool:
@@ -206,12 +267,11 @@ class Fetcher:
         """Whether workers are busy with a batch each, rather than all with one."""
         return self.whole or not self._slots
 
-    def is_light(self, dataset: Any, batch_size: int | None) -> bool:
-        """Whether batches run no code of the user's and are sooner made than handed to a thread and back."""
-        if not self.gathers or batch_size is None:
+    def is_light(self, batch_size: int | None) -> bool:
+        """Return whether batches run no code of the user's and are made sooner than handed to a thread and back."""
+        if self._filled is None or not self.copies or batch_size is None:
             return False
-        row_bytes: int = sum(tensor[:1].nbytes for tensor in dataset.tensors)
-        return batch_size * row_bytes <= LIGHT_BYTES
+        return batch_size * self._filled.nbytes <= LIGHT_BYTES
 
     def batch(self, indices: Any, **place: Any) -> Batch:
         """A new batch, to be issued; `place` as of `Batch`.
@@ -239,6 +299,8 @@ class Fetcher:
 
     def _box(self, batch: Batch) -> Box:
         n = len(batch.indices)
+        if self._filled is not None:
+            return SlotBox(n, self._pool, self._filled)
         return collate_box(n, self._pool) if self._slots else SampleBox([None] * n)
 
     def read(self, batch: Batch, start: int, stop: int, dataset: Any, stream: Stream) -> None:
@@ -248,8 +310,39 @@ class Fetcher:
         """
         if self.whole:
             self._read_whole(batch, dataset, stream)
-        else:
-            self._read_samples(batch, start, min(stop, len(batch.indices)), dataset, stream)
+            return
+        stop = min(stop, len(batch.indices))
+        for k in self._fill_rows(batch, start, stop, dataset, stream) if self.fills else (start,):
+            last = k + 1 if self.fills else stop
+            self._read_samples(batch, k, last, dataset, stream)
+
+    def _fill_rows(
+        self, batch: Batch, start: int, stop: int, dataset: Any, stream: Stream
+    ) -> Iterable[int]:
+        """Let the dataset fill the rows of its samples; return the positions that are to be read one by one."""
+        found = self._filler(dataset)
+        every = range(start, stop)
+        box = batch.box
+        # Generators that the dataset holds are keyed for each sample: those are read one by one.
+        if not every or found is None or stream.held is not None or batch.dropped or box is VOID:
+            return every
+        assert isinstance(box, SlotBox)
+        stream.source, stream.at, stream.stale = _NO_STREAM, None, True
+        indices = batch.indices if stop - start == batch.units else batch.indices[start:stop]
+        run = Run(
+            indices,
+            box.rows(start, stop),
+            lambda: batch.stream_keys(start, stop),
+        )
+        try:
+            return [every[k] for k in _positions(found.fill(run), len(every))]
+        except BaseException as exc:
+            pass_signals(exc)
+            self.lost.append(
+                f"{type(dataset).__name__}.fill_rows() raised {type(exc).__name__}: {shown(exc, str)}. Its samples are "
+                "read one by one instead, which is right and slower"
+            )
+            return every
 
     def _read_samples(
         self, batch: Batch, start: int, stop: int, dataset: Any, stream: Stream
@@ -259,8 +352,6 @@ class Fetcher:
         indices = batch.indices
         stream.source = batch
         held = stream.held
-        read = row_reader(dataset) if self._slots else None
-        offer = RowOffer()
         k, attempt = start, 0
         while k < stop:
             try:
@@ -271,15 +362,10 @@ class Fetcher:
                     stream.at, stream.stale = k, True
                     if held is not None:
                         held.begin(batch.stream_key(k, seeded=stream.seeded))
-                    if read is None:
-                        batch.box.put(k, dataset[indices[k]])  # type: ignore[union-attr]
-                    else:
-                        offer.row = batch.box.row(k)  # type: ignore[union-attr]
-                        batch.box.put(k, read(indices[k], offer))  # type: ignore[union-attr]
+                    batch.box.put(k, dataset[indices[k]])  # type: ignore[union-attr]
                     k, attempt = k + 1, 0
                 return
             except BaseException as exc:
-                offer.row = None  # frames of the traceback hold the offer
                 pass_signals(exc)
                 if not self._is_retried(batch, exc, attempt):
                     self._sample_failed(batch, k, dataset, exc)
@@ -344,17 +430,10 @@ class Fetcher:
     def _read_at_once(self, batch: Batch, dataset: Any, stream: Stream) -> None:
         if not self._batched:
             (index,) = batch.indices
-            if self.gathers and (data := _gathered(dataset, index)):
-                batch.data = data
-            else:
-                batch.box = SampleBox([None])
-                batch.box.put(0, dataset[index])
-        elif self.gathers and (data := _gathered(dataset, batch.indices)):
-            batch.data = data
-        elif self._getitems:
-            batch.box = SampleBox(dataset.__getitems__(batch.given))
+            batch.box = SampleBox([None])
+            batch.box.put(0, dataset[index])
         else:
-            self._read_one_by_one(batch, dataset, stream)
+            batch.box = SampleBox(dataset.__getitems__(batch.given))
 
     def _whole_failed(self, batch: Batch, dataset: Any, exc: BaseException, stream: Stream) -> None:
         if not self._batched:
@@ -362,17 +441,14 @@ class Fetcher:
         elif (
             self._on_error != "raise"
             and issubclass(type(exc), Exception)
-            and (not self._getitems or _is_collection(batch.given))
+            and _is_collection(batch.given)
         ):
-            self._read_one_by_one(batch, dataset, stream)  # which shows the bad samples
+            n = batch.first_failed = len(batch.indices)
+            batch.box = self._box(batch)
+            self._read_samples(batch, 0, n, dataset, stream)  # which shows the bad samples
         else:
             where = f"__getitems__({shown_indices(batch.indices)}), {batch}; stage: sample"
             batch.failed[0] = contained(exc), where
-
-    def _read_one_by_one(self, batch: Batch, dataset: Any, stream: Stream) -> None:
-        n = batch.first_failed = len(batch.indices)
-        batch.box = self._box(batch)
-        self._read_samples(batch, 0, n, dataset, stream)
 
     def finish(self, batch: Batch, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
         """Make the batch of its samples, or its error of theirs, in the random stream of the batch.
@@ -420,25 +496,19 @@ def _no_pause(batch: Batch, seconds: float) -> None:
     return
 
 
+def _positions(missing: Iterable[Any], n: int) -> list[int]:
+    """The positions that `fill_rows` returned, each once. Raises ValueError for anything else, such as a mask."""
+    found = set(missing)
+    for k in found:
+        if isinstance(k, bool | np.bool_) or not 0 <= operator.index(k) < n:
+            raise ValueError(
+                f"it must return positions in the run, from 0 to {n - 1}, and returned {k!r}"
+            )
+    return sorted(map(operator.index, found))
+
+
 def _is_collection(given: Any) -> bool:
     return isinstance(given, Sized) and isinstance(given, Iterable)
-
-
-def _can_gather(dataset: Any) -> bool:
-    """Whether indexing the tensors of `dataset` gives what collating its samples gives."""
-    return (
-        type(dataset) is TensorDataset
-        and collate_handler(torch.Tensor) is collate_tensors
-        and collate_handler(tuple) is None
-        and all(
-            type(t) is torch.Tensor
-            and t.is_cpu
-            and t.layout is torch.strided
-            and not t.requires_grad
-            and t.dim() <= 4
-            for t in dataset.tensors
-        )
-    )
 
 
 def _reads_batches(dataset: Any) -> bool:
@@ -446,15 +516,3 @@ def _reads_batches(dataset: Any) -> bool:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return bool(getattr(dataset, "__getitems__", None))
-
-
-def _gathered(dataset: TensorDataset, indices: Any) -> list[torch.Tensor] | None:
-    """The samples at `indices` as a batch, in one call a tensor; None where only torch's own way will do."""
-    if not isinstance(indices, list):
-        return None
-    try:
-        rows = torch.tensor(indices)
-        return [tensor.index_select(0, rows) for tensor in dataset.tensors]
-    except (IndexError, RuntimeError, TypeError, ValueError):
-        # Negative, out of range, no integers: torch's own way takes them, or says why not.
-        return None

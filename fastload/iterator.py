@@ -30,8 +30,8 @@ from fastload.slots import SlotPool
 from fastload.state import describe
 from fastload.tally import Tally
 from fastload.telemetry import Recorder, span, waiting_span
-from fastload.window import Window
-from fastload.workers import LOOP, Site, can_pin, neutral_modes, pin_batch, serve
+from fastload.window import FILL_SECONDS, RUN_SECONDS, Window
+from fastload.workers import LOOP, Site, can_pin, finish, neutral_modes, pin_batch, read_run
 
 if TYPE_CHECKING:
     from fastload.loader import DataLoader
@@ -63,12 +63,12 @@ class ThreadIterator(Iterator[Any]):
         light = (
             not self._pins
             and loader.worker_init_fn is None
-            and self._fetcher.is_light(loader.dataset, batch_size(loader))
+            and self._fetcher.is_light(batch_size(loader))
         )
         num_workers = 0 if light else loader.num_workers
         self._inline = num_workers == 0
         # Without workers and seed all but torch's functions draws as if there were no loader.
-        keys = not self._fetcher.gathers and (loader.seed is not None or not self._inline)
+        keys = not self._fetcher.copies and (loader.seed is not None or not self._inline)
         modules = routable(chosen_modules(loader.random_modules)) if keys else frozenset()
         streams = Streams(
             modules, keyed=keys and not loader.iterable, seeded=loader.seed is not None
@@ -89,6 +89,7 @@ class ThreadIterator(Iterator[Any]):
             collected=self._pins and not self._inline,
             lanes=max(1, loader.num_workers) if loader.iterable else 1,
             max_bytes=loader.prefetch_bytes,
+            run_seconds=FILL_SECONDS if self._fetcher.fills else RUN_SECONDS,
         )
         self._fetcher.pause = self._window.pause
         pool.limit = self._window.depth + 1
@@ -306,9 +307,9 @@ class ThreadIterator(Iterator[Any]):
         if self._held:  # Ctrl-C struck: it may be in the window yet
             self._window.remove(self._held[0])
             return self._held[0]
-        self._issue()
         if self._inline:
-            self._serve()
+            return self._read_here()
+        self._issue()
         if self._ahead is not None:
             oldest = self._window.oldest()
             if oldest is None or oldest.epoch == self._ahead.epoch:
@@ -365,21 +366,32 @@ class ThreadIterator(Iterator[Any]):
         order.begin(self._order.seed, self._new_recorders())
         return order
 
-    def _serve(self) -> None:
-        """Without workers: do here, in the modes of a fresh thread, what a worker would."""
-        started = perf_counter()
+    def _read_here(self) -> Batch | None:
+        """Without workers: read the next batch here, in the modes of a fresh thread. None at the end."""
         assert self._site is not None
+        started = perf_counter()
+        batch: Batch | None = None
         try:
-            drawing = nullcontext() if self._fetcher.gathers else entered(self._site.stream)
-            with neutral_modes(), drawing:
-                while self._window.has_work() and serve(self._window, self._fetcher, self._site):
-                    pass
+            with span("sampler"):
+                batch = next(self._order, None)
+            if batch is None:
+                return None
+            batch.recorders[LOOP].add("sampler", perf_counter() - started)
+            if batch.error is None:
+                drawing = nullcontext() if self._fetcher.copies else entered(self._site.stream)
+                with neutral_modes(), drawing:
+                    read_run(batch, 0, batch.units, self._fetcher, self._site)
+                    finish(batch, self._fetcher, self._site)
+                self._site.stream.move(None, None)  # which keeps no batch
+            self._window.check()
         except BaseException:
-            if (batch := self._window.oldest()) is not None:
+            if batch is not None:  # Ctrl-C
                 self._order.take_back(batch)
-            self._window.discard()  # Ctrl-C: it is in an unknown state, and must not be waited for
+                batch.release()
             raise
+        self._held.append(batch)
         self._tally.served_s += perf_counter() - started
+        return batch
 
     # ---- what is counted and told ----
 

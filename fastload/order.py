@@ -17,6 +17,7 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DistributedSampler,
+    RandomSampler,
     SequentialSampler,
     StackDataset,
     Subset,
@@ -29,6 +30,7 @@ from fastload.fetch import Batch, Fetcher
 from fastload.randomness import StreamKeys
 from fastload.sampler import RankSampler
 from fastload.telemetry import Recorder
+from fastload.torch_private import random_batches
 
 _LOOKS = 5
 """How often it is looked what a sampler draws from: once for its beginning, then that each of four indices
@@ -339,6 +341,8 @@ def _behind(sampler: Any, epoch: int, batches: int, samples: int) -> Iterator[An
     if type(sampler) is BatchSampler and (samples or is_function(sampler)):
         rest = _behind(single, epoch, samples, samples)
         return iter(BatchSampler(rest, sampler.batch_size, sampler.drop_last))
+    if type(sampler) is BatchSampler and type(single) is RandomSampler and not single.replacement:
+        return islice(random_batches(sampler), batches, None)
     if sampler is single and type(single) is RankSampler:
         return single.ordered(epoch, samples)
     if sampler is single and type(single) is SequentialSampler:

@@ -4,8 +4,7 @@ A stream is keyed by (seed, epoch, position, index), so what a sample draws depe
 number of workers nor on timing, and an index that comes twice in an epoch draws anew. In the thread
 that reads:
 
-- a `TorchFunctionMode` gives the sample's generator to every function of torch that draws on the CPU
-  and takes one;
+- torch's random functions on the CPU draw from the sample's generator;
 - Python's `random` and NumPy's global functions act on generators of the sample, if they are routed;
 - the generators that the worker's own dataset holds are keyed anew.
 
@@ -21,7 +20,7 @@ import pickle
 import random
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -29,13 +28,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+from numpy.typing import NDArray
 
-from fastload.hashing import hash64, mix64
-from fastload.isolation import Own, numpy_random, python_random
+from fastload.hashing import hash64, mix64, mix64s
+from fastload.isolation import Own, numpy_random, python_random, torch_random
 from fastload.isolation.generators import Keyed
+from fastload.rows import as_indices
 from fastload.sampler import integer
-from fastload.torch_draws import DRAWS
 from fastload.torch_private import no_torch_function, seed_in_threads
 
 _BATCH = 0x6261_7463_6800_0000  # sets the stream of a batch apart from that of its first sample
@@ -100,6 +99,17 @@ class StreamKeys:
         place = position * self._world_size + self._rank
         key = self._seeded if seeded else self._unseeded
         return mix64(mix64(key ^ place) ^ _index_bits(index))
+
+    def samples(self, position: int, indices: Sequence[Any]) -> NDArray[np.uint64]:
+        """Return `sample` of each of `indices`, which begin at a local position, uint64[len(indices)]."""
+        numbers = as_indices(indices)
+        if numbers is None:
+            keys = [self.sample(position + k, index) for k, index in enumerate(indices)]
+            return np.array(keys, np.uint64)
+        first = position * self._world_size + self._rank
+        places = first + self._world_size * np.arange(len(numbers), dtype=np.uint64)
+        mixed = mix64s(np.uint64(self._seeded) ^ places.astype(np.uint64))
+        return mix64s(mixed ^ numbers.astype(np.uint64))
 
     def batch(self, position: int, first: Any, *, seeded: bool = True) -> int:
         """Return 64 bits for the batch that begins at a local position with the sample `first`."""
@@ -208,8 +218,8 @@ class Source(Protocol):
         """Return 64 bits for the stream at a place; with `seeded=False`, what does not depend on the seed."""
 
 
-class Stream(TorchFunctionMode):
-    """The random numbers of what a thread works on. Entered as a mode; belongs to its thread.
+class Stream:
+    """The random numbers of what a thread works on. Belongs to its thread, which enters it by `entered`.
 
     The thread sets `source`, `at` and `stale` when it goes on to the next sample: three stores. Keys
     and generators are made when something draws: about 2 us for torch, 4 us for Python, 10 us for NumPy.
@@ -229,7 +239,6 @@ class Stream(TorchFunctionMode):
         keyed: bool = False,
         seeded: bool = True,
     ) -> None:
-        super().__init__()
         self.source: Source | None = None
         self.at: int | None = None
         self.stale = True  # the generators are those of the place before
@@ -238,7 +247,6 @@ class Stream(TorchFunctionMode):
         self.keyed = keyed
         self.seeded = seeded
         self.noticed: set[str] = set()  # what is to be warned of: "the dataset seems to ..."
-        self._unkeyed_draws = 0  # calls in a row that seem to have drawn without a generator
         self._key: int | None = None
         self._pass_key: int | None = None
         self._torch = torch.Generator()
@@ -303,6 +311,10 @@ class Stream(TorchFunctionMode):
                     passed.uniform_(generator=self._torch)
         return self._torch
 
+    def of_sample(self) -> torch.Generator | None:
+        """Return what torch draws from here: `generator`; None between two places, for torch's global one."""
+        return None if self.source is None else self.generator()
+
     def words(self) -> Callable[[], int] | None:
         """What gives the next 32 bits of torch's generator for this place; None if that itself is in use there."""
         self._refresh()
@@ -338,21 +350,6 @@ class Stream(TorchFunctionMode):
                 self._python_fresh = self._numpy_fresh = False
             self.stale = False
 
-    def called_unkeyed(self, func: Any, *, drew: bool) -> None:
-        """Notice a function that draws without a generator: after four draws in a row, as the loop may draw too."""
-        self._unkeyed_draws = self._unkeyed_draws + 1 if drew else 0
-        if self._unkeyed_draws == 4:
-            self.noticed.add(keyless(f"torch's global random state ({func.__name__})"))
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Called by torch for each of its functions that this thread calls."""
-        draw = DRAWS.get(func)
-        if draw is None or self.source is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        return draw(self, func, args, kwargs or {})
-
 
 @dataclass(frozen=True, slots=True)
 class Streams:
@@ -387,19 +384,21 @@ def current_stream() -> Stream | None:
 def _seeded() -> torch.Generator | None:
     """What `torch.manual_seed()` seeds in this thread; None where it is torch's default generator."""
     stream = current_stream()
-    return None if stream is None or not stream.source else stream.generator()
+    return None if stream is None else stream.of_sample()
 
 
 @contextmanager
 def entered(stream: Stream) -> Iterator[None]:
     """Let this thread draw from `stream`; afterwards all is back: the one before, and the states of what it held."""
     seed_in_threads(_seeded)
+    torch_random.install()
+    if reason := torch_random.unusable():
+        stream.noticed.add(keyless(f"torch's global random state ({reason})"))
     before = current_stream()
     with routed(stream.modules):
         try:
             _enter(stream, stream.modules)
-            with stream:
-                yield
+            yield
         finally:
             _enter(before, stream.modules)
             if stream.held is not None:
@@ -408,6 +407,7 @@ def entered(stream: Stream) -> Iterator[None]:
 
 def _enter(stream: Stream | None, modules: Collection[str]) -> None:
     _local.stream = stream
+    torch_random.enter(None if stream is None else stream.of_sample)
     for name in modules:
         mine = stream is not None and name in stream.modules
         MODULES[name].enter(getattr(stream, name) if mine else None)

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from fastload.torch_private import collate_arrays, collate_handler, collate_tensors
+from fastload.rows import mapped
+from fastload.torch_private import (
+    collate_arrays,
+    collate_handler,
+    collate_numbers,
+    collate_tensors,
+)
 
 ROW_BYTES = 32 * 1024
 """Rows from this size on are written into a slot. Below it torch.stack is cheaper than a call per
@@ -44,6 +49,9 @@ class _Kept:
     def read(self, slot: Slot, position: int) -> Any:
         return slot.kept[self._i][position]
 
+    def rows(self, slot: Slot) -> Any:
+        raise TypeError("only the large leaves of a learned layout have rows")
+
     def batch(self, slot: Slot) -> Any:
         return default_collate(self._collect(slot.kept[self._i]))
 
@@ -54,7 +62,7 @@ class _TensorRow:
     def __init__(self, row: int, sample: torch.Tensor) -> None:
         self._i = row
         self.dtype = sample.dtype
-        self.array_dtype = torch.empty(0, dtype=sample.dtype).numpy().dtype
+        self.array_dtype = _numpy_dtype(sample.dtype)
         self.shape = sample.shape
         self.nbytes = sample.numel() * sample.element_size()
 
@@ -75,18 +83,21 @@ class _TensorRow:
         return self.suits(sample) and sample.dtype is self.dtype and sample.shape == self.shape
 
     def write(self, slot: Slot, position: int, sample: torch.Tensor) -> None:
-        start, stride = slot.starts[self._i]
-        if sample.data_ptr() == start + position * self.nbytes and sample.stride() == stride:
-            return  # it is the row that was offered; transposed, say, it would have other strides
-        # NumPy copies in this thread alone; torch would call in its own threads for rows of this
-        # size.
-        np.copyto(slot.arrays[self._i][position], sample.numpy())
+        array = slot.arrays[self._i]
+        if array is None:  # a dtype that NumPy lacks
+            slot.rows[self._i][position].copy_(sample)
+        else:
+            # NumPy copies in this thread alone; torch would call in its own threads for rows of this
+            # size.
+            np.copyto(array[position, ...], sample.numpy())
 
     def read(self, slot: Slot, position: int) -> torch.Tensor:
         return slot.rows[self._i][position]
 
-    def batch(self, slot: Slot) -> torch.Tensor:
+    def rows(self, slot: Slot) -> torch.Tensor:
         return slot.rows[self._i]
+
+    batch = rows
 
 
 class _ArrayRow:
@@ -112,14 +123,40 @@ class _ArrayRow:
         )
 
     def write(self, slot: Slot, position: int, sample: np.ndarray) -> None:
-        np.copyto(slot.arrays[self._i][position], sample)
+        np.copyto(self.rows(slot)[position, ...], sample)
 
     def read(self, slot: Slot, position: int) -> np.ndarray:
-        array: np.ndarray = slot.arrays[self._i][position]
+        array: np.ndarray = self.rows(slot)[position, ...]
+        return array
+
+    def rows(self, slot: Slot) -> np.ndarray:
+        array = slot.arrays[self._i]
+        assert array is not None
         return array
 
     def batch(self, slot: Slot) -> torch.Tensor:
         return slot.rows[self._i]
+
+
+class _NumberRow(_ArrayRow):
+    """A number of Python's, of a dataset that fills rows: an element of the slot."""
+
+    def __init__(self, row: int, sample: float) -> None:
+        super().__init__(row, np.array(sample, _NUMBERS[type(sample)]))
+        self._type = type(sample)
+
+    def fits(self, sample: Any) -> bool:
+        return type(sample) is self._type and (self._type is not int or -(2**63) <= sample < 2**63)
+
+    def write(self, slot: Slot, position: int, sample: Any) -> None:
+        self.rows(slot)[position] = sample
+
+    def read(self, slot: Slot, position: int) -> Any:
+        return self.rows(slot)[position].item()
+
+
+_NUMBERS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_}
+"""The dtypes that torch's `default_collate` makes of Python's numbers."""
 
 
 class _Sequence:
@@ -144,6 +181,10 @@ class _Sequence:
 
     def read(self, slot: Slot, position: int) -> Any:
         parts = [part.read(slot, position) for part in self._parts]
+        return self._kind(*parts) if self._named else self._kind(parts)
+
+    def rows(self, slot: Slot) -> Any:
+        parts = [part.rows(slot) for part in self._parts]
         return self._kind(*parts) if self._named else self._kind(parts)
 
     def batch(self, slot: Slot) -> Any:
@@ -172,6 +213,9 @@ class _Mapping:
     def read(self, slot: Slot, position: int) -> Any:
         return {key: part.read(slot, position) for key, part in self._parts.items()}
 
+    def rows(self, slot: Slot) -> Any:
+        return {key: part.rows(slot) for key, part in self._parts.items()}
+
     def batch(self, slot: Slot) -> Any:
         return {key: part.batch(slot) for key, part in self._parts.items()}
 
@@ -180,38 +224,61 @@ _Node = _Kept | _TensorRow | _ArrayRow | _Sequence | _Mapping
 
 
 class Layout:
-    """How a sample lies in a batch: which of its leaves are rows of a slot, which are kept."""
+    """How a sample lies in a batch: which of its leaves are rows of a slot, which are kept.
 
-    def __init__(self, sample: Any) -> None:
+    Args:
+        sample: what it is like.
+        filled: the dataset fills rows itself, so that every leaf is a row, however small.
+
+    Raises TypeError if a leaf of a sample that is to be filled cannot be a row, LookupError if code of the user's
+    collates it.
+    """
+
+    def __init__(self, sample: Any, *, filled: bool = False) -> None:
+        self.filled = filled
         self.rows: list[_TensorRow | _ArrayRow] = []
         self.kept = 0
-        self._root = root = self._node(sample, list)
-        # Whether row 0 is that of the first element of a sample: then a dataset may fill it.
-        first = root._parts[:1] if isinstance(root, _Sequence) else []
-        self.starts_with_row = any(isinstance(part, _TensorRow) for part in first)
+        self._root = self._node(sample, list)
 
     def _node(self, sample: Any, collect: type) -> _Node:
         """`collect` is what torch collects the samples of this leaf in; strings come out in it."""
         kind = type(sample)
         handler = collate_handler(kind)
         if kind is torch.Tensor and handler is collate_tensors and _TensorRow.suits(sample):
-            if sample.numel() * sample.element_size() >= ROW_BYTES and _numpy_dtype(sample.dtype):
+            nbytes = sample.numel() * sample.element_size()
+            if self.filled or (nbytes >= ROW_BYTES and _numpy_dtype(sample.dtype)):
                 return self._row(_TensorRow(len(self.rows), sample))
         elif kind is np.ndarray and handler is collate_arrays and _ArrayRow.suits(sample):
-            if sample.nbytes >= ROW_BYTES and _torch_takes(sample.dtype):
+            if (self.filled or sample.nbytes >= ROW_BYTES) and _torch_takes(sample.dtype):
                 return self._row(_ArrayRow(len(self.rows), sample))
+        elif self.filled and kind in _NUMBERS and handler in collate_numbers:
+            return self._row(_NumberRow(len(self.rows), sample))
         elif handler is None and (
             kind in (tuple, list) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
         ):
             return _Sequence(kind, [self._node(s, tuple) for s in sample])
         elif handler is None and kind is dict:
             return _Mapping({key: self._node(s, list) for key, s in sample.items()})
+        if self.filled and handler not in (None, collate_tensors, collate_arrays, *collate_numbers):
+            raise LookupError(f"a collate function is registered for {kind.__name__}")
+        if self.filled:
+            raise TypeError(f"a leaf of type {kind.__name__} cannot be a row of a batch")
         self.kept += 1
         return _Kept(self.kept - 1, collect)
 
     def _row(self, row: _TensorRow | _ArrayRow) -> _TensorRow | _ArrayRow:
         self.rows.append(row)
         return row
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a sample's rows."""
+        return sum(row.nbytes for row in self.rows)
+
+    def runs(self, slot: Slot, start: int, stop: int) -> Any:
+        """The rows of samples `start` to `stop`, for a dataset that fills them; see `fastload.rows`."""
+        rows = self._root.rows(slot)
+        return rows if stop - start == slot.n else mapped(rows, lambda leaf: leaf[start:stop])
 
     def fits(self, sample: Any) -> bool:
         """Whether `sample` can be written into a slot of this layout."""
@@ -230,12 +297,13 @@ class Layout:
         return self._root.batch(slot)
 
 
-def _numpy_dtype(dtype: torch.dtype) -> bool:
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
+    """Return NumPy's dtype of the same name, or None if it has none (bfloat16 and the like)."""
     try:
-        torch.empty(0, dtype=dtype).numpy()
-    except TypeError:  # bfloat16 and the like: slots are NumPy memory
-        return False
-    return True
+        found: np.dtype[Any] = torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        return None
+    return found
 
 
 def _torch_takes(dtype: np.dtype[Any]) -> bool:
@@ -312,31 +380,42 @@ class _Loan(weakref.ref[np.ndarray]):
 
 class Slot:
     """The memory of one batch of `n` samples: for each row leaf a tensor `dtype[n, *shape]` and an
-    array over the same memory, for each kept leaf a list."""
+    array over the same memory, if NumPy has the dtype; for each kept leaf a list."""
 
     def __init__(self, layout: Layout, n: int, pool: SlotPool) -> None:
+        self.n = n
         self.kept: list[list[Any]] = [[None] * n for _ in range(layout.kept)]
-        self.arrays: list[np.ndarray] = []
+        self.arrays: list[np.ndarray | None] = []
         self.rows: list[torch.Tensor] = []
-        # The address of the first sample's row, and the strides of every row.
-        self.starts: list[tuple[int, tuple[int, ...]]] = []
         if not layout.rows:
             return
-        offsets = list(accumulate((n * row.nbytes for row in layout.rows), _next_offset, initial=0))
-        memory = pool.acquire(offsets[-1])
-        for row, offset in zip(layout.rows, offsets, strict=False):
+        memory = pool.acquire(sum(_aligned(n * row.nbytes) for row in layout.rows))
+        offset = 0
+        for row in layout.rows:
             shape = n, *row.shape
-            if pool.channels_last and len(shape) == 4:
-                interleaved = (n, *row.shape[1:], row.shape[0])
-                array = np.ndarray(interleaved, row.array_dtype, buffer=memory, offset=offset)
-                array = array.transpose(0, 3, 1, 2)
-            else:
-                array = np.ndarray(shape, row.array_dtype, buffer=memory, offset=offset)
+            interleaved = pool.channels_last and len(shape) == 4
+            if interleaved:
+                shape = n, *row.shape[1:], row.shape[0]
+            array, rows = _memory(row, shape, memory, offset)
+            if interleaved:
+                rows = rows.permute(0, 3, 1, 2)
+                array = None if array is None else array.transpose(0, 3, 1, 2)
             self.arrays.append(array)
-            rows = torch.from_numpy(array)
-            self.starts.append((rows.data_ptr(), rows.stride()[1:]))
             self.rows.append(rows)
+            offset += _aligned(n * row.nbytes)
 
 
-def _next_offset(offset: int, size: int) -> int:
-    return offset + -(-size // _ALIGN) * _ALIGN
+def _memory(
+    row: _TensorRow | _ArrayRow, shape: tuple[int, ...], memory: np.ndarray, offset: int
+) -> tuple[np.ndarray | None, torch.Tensor]:
+    """The memory of a row leaf from an offset on: as an array, if NumPy has its dtype, and as a tensor."""
+    if row.array_dtype is not None:
+        array = np.ndarray(shape, row.array_dtype, buffer=memory, offset=offset)
+        return array, torch.from_numpy(array)
+    assert isinstance(row, _TensorRow)
+    flat = torch.from_numpy(memory[offset : offset + shape[0] * row.nbytes])
+    return None, flat.view(row.dtype).view(shape)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN

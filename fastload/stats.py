@@ -100,6 +100,8 @@ class Stats:
     """CPU seconds that the whole process used since `iter()`."""
     core_wait_s: float = 0.0
     """Thread-seconds that workers could compute and had no core, as Linux counts them; 0 elsewhere."""
+    blocked: int = 0
+    """How often workers stopped to wait for something: the GIL, a lock, a read, work. Counted by the system."""
     retries: int = 0
     """Reads that were tried again after an error that may pass; see `retries` of `fastload.DataLoader`."""
 

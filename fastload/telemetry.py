@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from itertools import accumulate
 from math import ceil, log2, nan
+from resource import RUSAGE_THREAD, getrusage
 from select import select
 from time import perf_counter, thread_time
 from types import TracebackType
@@ -152,6 +153,8 @@ class Recorder:
         "_sample_cpu_s",
         "_slowest",
         "_stages",
+        "_switches",
+        "_switches_before",
     )
 
     def __init__(self) -> None:
@@ -164,6 +167,8 @@ class Recorder:
         self._next_probe = 0.0
         self._delayed_before_s: float | None = None
         self._core_wait_s = 0.0
+        self._switches_before: int | None = None
+        self._switches = 0
         # Stages that were entered and not left, innermost last: here and not in the `stage`, which
         # threads share and calls re-enter.
         self._running: list[tuple[_Stage, float, float, AbstractContextManager[Any] | None]] = []
@@ -207,7 +212,7 @@ class Recorder:
     def probe(self) -> None:
         """Let the GIL go for some 300 us and measure what it takes to get it back; at most each `PROBE_EVERY_S`.
 
-        Notes as well for how long the thread lacked a core since its first probe.
+        Notes as well for how long the thread lacked a core, and how often it blocked, since its first probe.
         """
         started = perf_counter()
         if started < self._next_probe:
@@ -220,6 +225,10 @@ class Recorder:
         if self._delayed_before_s is None:
             self._delayed_before_s = delayed
         self._core_wait_s = delayed_after - self._delayed_before_s
+        switches = getrusage(RUSAGE_THREAD).ru_nvcsw
+        if self._switches_before is None:
+            self._switches_before = switches + self._probes
+        self._switches = switches - self._switches_before - self._probes  # a nap is one
         self._probes += 1
         self._next_probe = ended + PROBE_EVERY_S
 
@@ -338,6 +347,13 @@ def stage(name: str) -> _Stage:
     return _Stage(name)
 
 
+def add_to_stage(name: str, seconds: float, count: int) -> None:
+    """Count `count` samples that took `seconds` in a stage together: what `stage` does for each, for a run of them."""
+    recorder = _local.recorder
+    if recorder is not None:
+        recorder.add(name, seconds / count, count, cpu_seconds=0.0 if name == "read" else seconds)
+
+
 def span(name: str) -> AbstractContextManager[Any]:
     """The span `fastload.<name>` of a torch profiler that is on; without one nothing, in 0.1 us."""
     return record_function(f"fastload.{name}") if profiler_is_on() else _NO_SPAN
@@ -373,6 +389,7 @@ class Merged(NamedTuple):
     stages: dict[str, Stage]
     sample_cpu_s: float
     core_wait_s: float
+    blocked: int
     gil_pressure: float
     gil_probes: int
     slowest_s: float
@@ -407,6 +424,7 @@ def merge(recorders: Iterable[Recorder]) -> Merged:
         stages={name: _summary(name, histograms[name]) for name in sorted(histograms, key=place)},
         sample_cpu_s=sum(recorder._sample_cpu_s for recorder in recorders),
         core_wait_s=sum(recorder._core_wait_s for recorder in recorders),
+        blocked=sum(recorder._switches for recorder in recorders),
         gil_pressure=min(1.0, wait_s / sys.getswitchinterval()),
         gil_probes=probes,
         slowest_s=slowest_s,

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler as torch_profiler
+from torch.utils.data import BatchSampler
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
@@ -106,6 +108,62 @@ def seed_in_threads(generator: Callable[[], torch.Generator | None]) -> None:
             theirs.__code__ = ours.__code__
 
 
+_KERNELS_KEY = "TESTING_ONLY_GenericMode"
+"""A dispatch key under which torch itself has no kernels. A thread that looks at it does so before all others."""
+
+_Library: Any = torch.library.Library  # Any: it has no types
+_libraries: list[Any] = []  # what is registered lasts as long as they
+
+
+def register_kernels(kernels: dict[str, Callable[..., Any]]) -> Callable[[bool], None]:
+    """Register kernels for torch's own operators, for good; 5 ms.
+
+    Torch calls them in a thread that looks at their key. For all other operators it passes the key over, at no cost.
+
+    Args:
+        kernels: by the name of the operator and its overload: `random_.from`.
+
+    Returns:
+        What makes the calling thread look at the key (True), or not (False); 0.2 us.
+    """
+    key = torch._C._dispatch_key_parse(_KERNELS_KEY)
+    others = _Library("_", "IMPL")
+    others.fallback(torch.library.fallthrough_kernel, _KERNELS_KEY)
+    ours = _Library("aten", "IMPL")
+    for name, kernel in kernels.items():
+        ours.impl(name, kernel, _KERNELS_KEY)
+    _libraries.extend([others, ours])
+    return partial(torch._C._dispatch_tls_set_dispatch_key_included, key)
+
+
+def overload(name: str) -> Any:
+    """Torch's operator of a name such as `random_.from`; None if this torch has none."""
+    base, _, of_it = name.partition(".")
+    return getattr(getattr(torch.ops.aten, base, None), of_it or "default", None)
+
+
+def takes_generator(operator: Any) -> bool:
+    """Whether an operator, as `overload` returns it, has an argument of that name."""
+    return any(argument.name == "generator" for argument in operator._schema.arguments)
+
+
+_default_generator: Any = torch.default_generator  # Any: the stubs do not know all of it
+
+
+def is_default_generator(generator: Any) -> bool:
+    """Whether it is torch's default generator. Kernels get another object of Python's for it at each call."""
+    return bool(generator._cdata == _default_generator._cdata)
+
+
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""How many `TorchDispatchMode`s this thread is in; 0.1 us."""
+
+
+def is_faking() -> bool:
+    """Whether this thread computes without values, as torch does while it traces a graph."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 def make_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any) -> WorkerInfo:
     """A WorkerInfo for a thread, with the `worker_method` that torch >= 2.13 has in it."""
     fields: dict[str, Any] = {
@@ -117,6 +175,30 @@ def make_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any) 
     if dataclasses.is_dataclass(WorkerInfo):
         fields["worker_method"] = "thread"
     return WorkerInfo(**fields)
+
+
+def random_batches(sampler: BatchSampler) -> Iterator[list[int]]:
+    """Yield what a BatchSampler of a RandomSampler without replacement yields, from the same draws at the same moments.
+
+    By the batch: torch's own hands every index through two generators, 0.3 us each.
+    """
+    single: Any = sampler.sampler
+    n, size = len(single.data_source), sampler.batch_size
+    generator = single.generator
+    if generator is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+    rest: list[int] = []
+    # Torch draws another order at the end, even if nothing is left to take of it.
+    for count in [n] * (single.num_samples // n) + [single.num_samples % n]:
+        rest += torch.randperm(n, generator=generator).tolist()[:count]
+        full = len(rest) - len(rest) % size
+        for start in range(0, full, size):
+            yield rest[start : start + size]
+        del rest[:full]
+    if rest and not sampler.drop_last:
+        yield rest
 
 
 def pin(data: Any) -> Any:
@@ -146,6 +228,12 @@ collate_tensors: Callable[..., Any] = torch_collate.collate_tensor_fn
 
 collate_arrays: Callable[..., Any] = torch_collate.collate_numpy_array_fn
 """Torch's own handler of NumPy arrays."""
+
+collate_numbers: tuple[Callable[..., Any], ...] = (
+    torch_collate.collate_int_fn,
+    torch_collate.collate_float_fn,
+)
+"""Torch's own handlers of Python's numbers."""
 
 
 def profiler_is_on() -> bool:

@@ -33,6 +33,9 @@ RUN_SECONDS = 250e-6
 """What is claimed, a run of neighbours within a batch, should last about this long: 50 times what claiming
 and delivering it cost, and short enough that a slow one holds back no more than a few cheap samples."""
 
+FILL_SECONDS = 2e-3
+"""The same, if the dataset fills a run in one call: about 16 images, so that what Python does for a call vanishes."""
+
 _OPEN, _COMPLETE, _READY, _TAKEN = range(4)
 
 starting = threading.Lock()
@@ -102,8 +105,10 @@ class Window(Generic[T]):
         collected: bool = False,
         lanes: int = 1,
         max_bytes: int | None = None,
+        run_seconds: float = RUN_SECONDS,
     ) -> None:
         self.depth = depth
+        self.run_seconds = run_seconds
         self.max_bytes = max_bytes
         self.lanes = lanes
         self.in_order = in_order
@@ -363,10 +368,10 @@ class Window(Generic[T]):
                 self.publish(ticket)
 
     def _run_length(self, ticket: T) -> int:
-        """Units that one claim should take, to last about RUN_SECONDS; 1 while the cost is unknown."""
+        """Units that one claim should take, to last about `run_seconds`; 1 while the cost is unknown."""
         if not self._unit_seconds:
             return 1
-        return max(1, min(ticket.units, int(RUN_SECONDS / self._unit_seconds)))
+        return max(1, min(ticket.units, int(self.run_seconds / self._unit_seconds)))
 
     # ---- the collector ----
 

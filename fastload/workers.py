@@ -17,7 +17,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from queue import SimpleQueue
 from time import perf_counter, thread_time
@@ -263,19 +263,21 @@ def _work(
         window.discard()  # it is closed: whoever keeps an error of ours shall not keep the batches
 
 
-@contextmanager
-def neutral_modes() -> Iterator[None]:
+def neutral_modes() -> AbstractContextManager[Any]:
     """Grad mode on, no inference mode, no autocast: the state of a fresh thread, where the loop serves itself."""
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(mode=False))
-        if not torch.is_grad_enabled():
-            stack.enter_context(torch.enable_grad())
-        accelerator = torch.accelerator.current_accelerator()
-        for device in {"cpu"} | ({accelerator.type} if accelerator else set()):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield
+    accelerator = torch.accelerator.current_accelerator()
+    devices = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+    autocast = [device for device in devices if torch.is_autocast_enabled(device)]
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not autocast:
+        return nullcontext()
+    stack = ExitStack()
+    if torch.is_inference_mode_enabled():
+        stack.enter_context(torch.inference_mode(mode=False))
+    if not torch.is_grad_enabled():
+        stack.enter_context(torch.enable_grad())
+    for device in autocast:
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
 
 
 def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:
@@ -284,14 +286,25 @@ def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:
     if claim is None:
         return False
     batch, start, stop = claim
+    seconds = read_run(batch, start, stop, fetcher, site)
+    if window.deliver(batch, stop - start, seconds):
+        finish(batch, fetcher, site)
+        window.complete(batch)
+    site.stream.move(None, None)  # which keeps no batch
+    batch.recorders[site.worker].probe()
+    return True
+
+
+def read_run(batch: Batch, start: int, stop: int, fetcher: Fetcher, site: Site) -> float:
+    """Read units `start` to `stop` of a batch, and return the seconds that it took."""
     recorder = batch.recorders[site.worker]
     started = perf_counter()
-    if fetcher.gathers:  # no code of the user's, nothing drawn: a batch may take 30 us in all
+    if fetcher.copies:  # no code of the user's, nothing drawn: a batch may take 30 us in all
         fetcher.read(batch, start, stop, site.dataset, site.stream)
         cpu_s = perf_counter() - started
     else:
         cpu_s = _read(batch, start, stop, fetcher, site, recorder)
-    read = perf_counter()
+    seconds = perf_counter() - started
     units = batch.size if fetcher.whole else stop - start
     if units:  # else the lane had ended, or nobody wants the batch
 
@@ -299,16 +312,10 @@ def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:
             index = batch.first_index(start)
             return Place(batch.epoch, batch.ordinal, index, file_of(site.dataset, index))
 
-        recorder.run(units, read - started, cpu_s, place)
+        recorder.run(units, seconds, cpu_s, place)
     # Told before the batch can be taken: so the loop hears of it at its next `next()` at the latest.
     _tell(site, fetcher)
-    if window.deliver(batch, stop - start, read - started):
-        _finish(batch, fetcher, site, recorder)
-        _tell(site, fetcher)
-        window.complete(batch)
-    site.stream.move(None, None)  # which keeps no batch
-    recorder.probe()
-    return True
+    return seconds
 
 
 def _tell(site: Site, fetcher: Fetcher) -> None:
@@ -337,13 +344,15 @@ def _read(
     return thread_time() - cpu_started
 
 
-def _finish(batch: Batch, fetcher: Fetcher, site: Site, recorder: Recorder) -> None:
+def finish(batch: Batch, fetcher: Fetcher, site: Site) -> None:
+    """Make a batch of its samples, all of which are read."""
     started = perf_counter()
     with span("collate"), site.looking("collate") if fetcher.collates else nullcontext():
         fetcher.finish(batch, site.collate_fn, site.stream)
-    recorder.add("collate", perf_counter() - started)
+    batch.recorders[site.worker].add("collate", perf_counter() - started)
     if batch.dropped:
         batch.release()  # `discard` may have done so before there was anything to let go
+    _tell(site, fetcher)
 
 
 def _collect(

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,6 +62,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def _one_time_descriptors() -> None:
     """Open what multiprocessing opens once per process, so that no test is blamed for it."""
     multiprocessing.resource_tracker.ensure_running()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kernels_are_ready() -> None:
+    """Compile the image kernels, if Numba is there, so that no test meets them half-way."""
+    with suppress(ModuleNotFoundError):
+        from fastload.image import kernels
+
+        kernels.wait()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""Promise: every Python example of the README runs as it stands."""
+"""Promise: every Python example of the README, and of pages whose examples stand alone, runs as it stands."""
 
 from __future__ import annotations
 
@@ -55,6 +55,18 @@ def test_the_examples_run_one_after_another(
     assert isinstance(names["resumed"].state_dict(), dict)
     if skipped:
         pytest.skip(f"the others ran: {skipped}")
+
+
+@pytest.mark.parametrize("page", ["rows"])
+def test_the_examples_of_a_page_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"torch": torch}
+    text = (README.parent / f"docs/{page}.md").read_text()
+    for code in re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S):
+        exec(compile(code, f"{page}.md", "exec"), names)
+    names.clear()  # files that the examples opened
 
 
 def _missing(code: str, folder: Path) -> dict[str, Any]:

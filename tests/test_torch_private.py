@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data import get_worker_info as imported_before
 from torch.utils.data._utils import collate as torch_collate
 
 from fastload import torch_private
+from fastload.isolation import torch_random
 
 seed_imported_before = torch.manual_seed
 
@@ -263,3 +265,49 @@ def test_seeding_acts_on_the_thread_s_own_generator_whoever_imported_it() -> Non
         assert torch.seed() == torch.default_generator.initial_seed()
     finally:
         torch_private.seed_in_threads(before)
+
+
+def test_kernels_are_called_in_threads_that_look_at_their_key_and_for_their_operators_alone() -> (
+    None
+):
+    torch_random.install()
+    show = torch_random._show
+    assert show is not None
+    routed = {f"aten::{name}" for name in torch_random.kernels()}
+    known = torch._C._dispatch_get_registrations_for_dispatch_key(torch_private._KERNELS_KEY)
+    assert set(known) == {name.replace(".default", "") for name in routed}
+    torch.manual_seed(1)
+    hidden = torch.rand(3)
+    torch_random.enter(lambda: torch.Generator().manual_seed(2))
+    try:
+        shown = torch.rand(3)
+        show(False)
+        hidden_again = torch.rand(3)
+        show(True)
+        assert torch.equal(torch.rand(3), shown)
+    finally:
+        torch_random.enter(None)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(3), hidden)
+    assert torch.equal(torch.rand(3), hidden_again)
+    assert torch.equal(shown, torch.rand(3, generator=torch.Generator().manual_seed(2)))
+
+
+def test_the_default_generator_is_known_whatever_object_stands_for_it() -> None:
+    assert torch_private.is_default_generator(torch.default_generator)
+    assert not torch_private.is_default_generator(torch.Generator())
+    seeded = torch.Generator().manual_seed(1)
+    torch_random.install()
+    torch_random.enter(lambda: seeded)
+    try:  # the kernel gets another object for it
+        drawn = torch.rand(3, generator=torch.default_generator)
+    finally:
+        torch_random.enter(None)
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(1)))
+
+
+def test_computing_without_values_is_seen() -> None:
+    assert (torch_private.dispatch_modes(), torch_private.is_faking()) == (0, False)
+    with FakeTensorMode():
+        assert (torch_private.dispatch_modes(), torch_private.is_faking()) == (1, True)
+        assert in_a_thread(torch_private.dispatch_modes) == 0

@@ -49,6 +49,9 @@ class Task:
     """Pictures in `source`."""
     batch: int
     workers: int
+    how: str = "planes"
+    """Of fastload's plan: "planes" or "last" (channels-last), and the same with " region" (only the box of a JPEG is
+    decoded) or " torch" (without the compiled kernels)."""
 
 
 class Endless(Generic[T]):

@@ -1,12 +1,11 @@
-"""Files through fastload's fused plan: header, box, scaled decode, resize and flip in one step.
-
-Batches are channels-last in memory, as FFCV's and SPDL's; torch's and DALI's are planes.
-"""
+"""Files through fastload's plan: header, box, scaled decode, resize and flip in one step."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -18,14 +17,31 @@ from fastload.image import RandomResizedCrop
 
 @contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
-    plan = RandomResizedCrop(SIZE, flip=0.5, channels_last=True)
-    dataset = ImageFileList(task.source / "filelist.txt", transform=plan)
+    dataset = ImageFileList(task.source / "filelist.txt", transform=plan(task))
+    with planned(task, dataset) as loader:
+        yield loader
+
+
+def plan(task: Task) -> RandomResizedCrop:
+    """The plan of a task; to be made before anything asks for the kernels."""
+    memory, _, by = task.how.partition(" ")
+    if by == "torch":
+        os.environ["FASTLOAD_KERNELS"] = "0"
+    return RandomResizedCrop(
+        SIZE, flip=0.5, channels_last=memory == "last", region_decode=by == "region"
+    )
+
+
+@contextmanager
+def planned(task: Task, dataset: Any) -> Iterator[Iterable[Batch]]:
+    """A loader over images that a plan of `task` makes."""
+    last = task.how.startswith("last")
     with open_loader(
         "fastload",
         dataset,
         workers=task.workers,
         batch_size=task.batch,
         shuffle=True,
-        memory_format=torch.channels_last,
+        memory_format=torch.channels_last if last else torch.contiguous_format,
     ) as loader:
         yield loader

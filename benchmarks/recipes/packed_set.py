@@ -1,7 +1,4 @@
-"""fastload's packed set, through the fused plan. Variants: the modes of `fastload pack`.
-
-Batches are channels-last in memory, as FFCV's and SPDL's; torch's and DALI's are planes.
-"""
+"""fastload's packed set, through its plan. Variants: the modes of `fastload pack`."""
 
 from __future__ import annotations
 
@@ -11,26 +8,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
-from benchmarks._measure import open_loader
-from benchmarks.recipes import PACKED_SIDE, QUALITY, SIZE, Batch, Task
+from benchmarks.recipes import PACKED_SIDE, QUALITY, Batch, Task
+from benchmarks.recipes.fused import plan, planned
 from fastload.datasets import PackedDataset
-from fastload.image import RandomResizedCrop
 
 
 @contextmanager
 def opened(task: Task) -> Iterator[Iterable[Batch]]:
-    plan = RandomResizedCrop(SIZE, flip=0.5, channels_last=True)
-    dataset = PackedDataset(task.source / "set", transform=plan)
-    with open_loader(
-        "fastload",
-        dataset,
-        workers=task.workers,
-        batch_size=task.batch,
-        shuffle=True,
-        memory_format=torch.channels_last,
-    ) as loader:
+    with planned(task, PackedDataset(task.source / "set", transform=plan(task))) as loader:
         yield loader
 
 

@@ -25,15 +25,26 @@ if TYPE_CHECKING:
     type=Number(min=0, min_open=True),
     help="Seconds to wait for the other ranks.",
 )
-def env(meet: bool, timeout_s: float) -> None:
+@click.option(
+    "--compile",
+    "compile_kernels",
+    is_flag=True,
+    help="Compile the image kernels now, if they are not in the cache.",
+)
+def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
     """Say which rank this process is, and from which variables that was found.
 
     Under a launcher every rank prints its own lines. With --meet they also make the process group that training
     would make: what fails there fails here, sooner.
 
+    With --compile the machine code for images is made now, in the cache that training will use; otherwise training
+    makes it in its first seconds. In a container image or before a large job, set FASTLOAD_CACHE to a folder that
+    stays.
+
     \b
     Examples:
         fastload env
+        fastload env --compile
         mpiexec -n 4 fastload env --meet
         torchrun --nproc-per-node 4 --no-python fastload env --meet
     """
@@ -44,6 +55,7 @@ def env(meet: bool, timeout_s: float) -> None:
     try:
         if meet:
             lines.append(_meet(timeout_s))
+        lines += _kernels(compile_kernels)
         lines += _cores()
     finally:
         shutdown()
@@ -108,6 +120,17 @@ def _cores() -> Iterator[str]:
     yield f"cores for this rank: {count}; it may run on {_ranges(own)}, of {os.cpu_count()}"
     for warning in caught:
         yield f"warning: {warning.message}"
+
+
+def _kernels(compile_now: bool) -> list[str]:
+    """Say which kernels make images into batches, and why."""
+    try:
+        from fastload.image import kernels, libjpeg
+    except ImportError as error:  # Pillow or torchvision
+        return [f"image kernels: off: {error}"]
+    if compile_now:
+        kernels.wait()
+    return [f"image kernels: {kernels.state()}", f"region decoder: {libjpeg.usable()}"]
 
 
 def _ranges(numbers: Collection[int]) -> str:

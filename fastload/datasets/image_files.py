@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 from fastload.errors import FileListError
 from fastload.image import open_picture
 from fastload.image.decode import read_file
-from fastload.rows import RowOffer
+from fastload.image.render import Render, empty_result
+from fastload.rows import Run, as_indices
 from fastload.telemetry import stage
 
 Path = str | os.PathLike[str]
@@ -82,20 +83,14 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         Raises OSError with its `filename` where the file is missing or cannot be read, `DecodeError`
         with its `path` where it is no picture, IndexError outside 0..len(self)-1.
         """
-        return self._load_offered(index, None)
-
-    def _load_offered(self, index: int, offer: RowOffer | None) -> tuple[Any, Any]:
         path = self.locate(index)
-        encoded = self._read_encoded(index, path)
-        picture = open_picture(encoded, self.transform, name=path, offer=offer)
+        with stage("read"):
+            encoded = read_file(path)
+        picture = open_picture(encoded, self.transform, name=path)
         target: Any = int(self.targets[index])
         if self.target_transform is not None:
             target = self.target_transform(target)
         return picture, target
-
-    def _read_encoded(self, index: int, path: str) -> bytes:
-        with stage("read"):
-            return read_file(path)
 
     def locate(self, index: int) -> str:
         """Return the path of sample `index`, 0..len(self)-1."""
@@ -106,7 +101,29 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         return self.load_image(index)
 
-    fastload_fills_row = (_load_offered, load_image, __getitem__)
+    def empty_sample(self) -> Any:
+        """Return an empty sample, or None if samples vary or cannot be filled by the run; see `fastload.rows`."""
+        plan: Any = self.transform
+        image = empty_result(plan)
+        if image is None or self.target_transform is not None or plan.upright:
+            return None
+        return image, 0
+
+    def fill_rows(self, run: Run) -> Sequence[int]:
+        """Make the images and labels of a run in the batch; see `fastload.rows`."""
+        images, labels = run.rows
+        sample, indices = self.empty_sample(), as_indices(run.indices)
+        # The transform may have been replaced since the loader began.
+        like = sample is not None and sample[0].dtype == images.dtype
+        if indices is None or not like or sample[0].shape != images.shape[1:]:
+            return range(len(run))
+        if indices.min() < 0 or indices.max() >= len(self):
+            return range(len(run))
+        labels[:] = self.targets[indices]
+        plan: Any = self.transform
+        render = Render(plan, images, run.keys)
+        paths = [self.image_paths[index] for index in indices.tolist()]
+        return render.files([*map(os.fsencode, paths)], lambda k: read_file(paths[k]))
 
     def __len__(self) -> int:
         return len(self.image_paths)
@@ -175,16 +192,19 @@ class ImageFileList(ImageFiles):
             target_transform=target_transform,
         )
 
-    def _read_encoded(self, index: int, path: str) -> bytes:
+    def load_image(self, index: int) -> tuple[Any, Any]:
+        """See `ImageFiles`. The error of a missing file says where it is listed."""
         try:
-            return super()._read_encoded(index, path)
+            return super().load_image(index)
         except FileNotFoundError as error:
             number = index * self.world_size + self.rank + 1
             note = f"it is path {number} of {self.file_list} (blank lines not counted)"
-            if len(os.path.basename(path).split()) > 1:
+            if len(os.path.basename(self.locate(index)).split()) > 1:
                 note += "; a line is a path alone, without a label behind it"
             error.add_note(note)
             raise
+
+    fill_rows = ImageFiles.fill_rows  # it stands for this class's `load_image` too
 
     def __repr__(self) -> str:
         return self._described(self.file_list)

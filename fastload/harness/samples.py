@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from fastload.errors import UsageError
 from fastload.harness.page_cache import cached_share
 from fastload.harness.recipe import Recipe
 from fastload.image import Plan, RandomResizedCrop, Resize
-from fastload.rows import RowOffer, row_reader
+from fastload.rows import Run, filler
 
 CACHED_BATCHES = 4
 """How many batches `--loader cached` keeps: enough that none of them stays in a processor's cache."""
@@ -57,12 +57,19 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
         picture, label, *_ = self.dataset[index]
         return picture, label, index
 
-    def _load_offered(self, index: int, offer: RowOffer) -> tuple[Any, Any, int]:
-        read = row_reader(self.dataset)
-        picture, label, *_ = self.dataset[index] if read is None else read(index, offer)
-        return picture, label, index
+    def empty_sample(self) -> Any:
+        """Return an empty sample, or None if the wrapped dataset does not fill rows; see `fastload.rows`."""
+        inner = filler(self.dataset)
+        return None if inner is None else (*inner.sample[:2], 0)
 
-    fastload_fills_row = (_load_offered, __getitem__)
+    def fill_rows(self, run: Run) -> Iterable[int]:
+        """Let the wrapped dataset fill its rows, and number them; see `fastload.rows`."""
+        inner = filler(self.dataset)
+        if inner is None:
+            return range(len(run))
+        *rows, numbers = run.rows
+        numbers[:] = run.indices
+        return inner.fill(Run(run.indices, tuple(rows), lambda: run.keys))
 
     def locate(self, index: int) -> str:
         """Where a sample lies, for the loader's error notes."""

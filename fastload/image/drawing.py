@@ -67,6 +67,23 @@ class WordDraws:
         return self._word() % n
 
 
+class KeyDraws:
+    """From torch's generator seeded with a key, computed from its words; belongs to one thread."""
+
+    def __init__(self) -> None:
+        twin = np.random.MT19937()  # the algorithm of torch's generator, seeded as torch seeds it
+        self._seed = np.random.RandomState(twin).seed
+        self._next = twin.random_raw
+        uniform = uniform_of_word()
+        assert uniform is not None
+        self._draws = WordDraws(lambda: int(self._next()), uniform)
+
+    def of(self, key: int) -> Draws:
+        """Return the draws of a sample; good until this is called again."""
+        self._seed(key & 0xFFFF_FFFF)  # torch takes no more of it
+        return self._draws
+
+
 def sample_draws() -> Draws:
     """Of the stream of the sample that this thread reads; outside of a loader, of torch's default generator."""
     uniform = uniform_of_word()
@@ -81,20 +98,22 @@ def exp32(x: float) -> float:
     return float(torch.tensor(x, dtype=torch.float32, device="cpu").exp_().item())
 
 
-def _fused(word: int, low: float, high: float) -> float:
+def fused(word: int, low: float, high: float) -> float:
+    """A float32 of [low, high) of a word, rounded once."""
     # In doubles nothing is rounded before the end: the product of two times 24 bits is exact, and so is the sum while
     # neither bound is 2**4 times their distance. Beyond that, one draw in 2**28 might differ in its last bit.
-    base, width = _base_and_width(low, high)
+    base, width = base_and_span(low, high)
     return float(np.float32((word & _BITS) * _UNIT * width + base))
 
 
 def _separate(word: int, low: float, high: float) -> float:
-    base, width = _base_and_width(low, high)
+    base, width = base_and_span(low, high)
     return float(np.float32(float(np.float32((word & _BITS) * _UNIT * width)) + base))
 
 
 @lru_cache(maxsize=64)
-def _base_and_width(low: float, high: float) -> tuple[float, float]:
+def base_and_span(low: float, high: float) -> tuple[float, float]:
+    """What `low + unit * (high - low)` is computed of, float32 values."""
     base = np.float32(low)
     return float(base), float(np.float32(high) - base)
 
@@ -107,7 +126,7 @@ def uniform_of_word() -> Callable[[int, float, float], float] | None:
     """
     generator = torch.Generator()
     words = [int(w) for w in np.random.RandomState(0).randint(2**32, size=256, dtype=np.uint32)]
-    for rule in (_fused, _separate):
+    for rule in (fused, _separate):
         if all(
             torch.empty(256, dtype=torch.float32, device="cpu")
             .uniform_(*bounds, generator=generator.manual_seed(0))

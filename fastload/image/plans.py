@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from fastload.errors import DecodeError
@@ -42,7 +43,6 @@ from fastload.image.drawing import Draws, GeneratorDraws, exp32, sample_draws
 from fastload.image.normalize import channels, factor_and_shift, numbers
 from fastload.image.regions import Box, Region, boxed, scaled, windowed
 from fastload.randomness import sample_generator
-from fastload.rows import RowOffer
 from fastload.telemetry import stage
 from fastload.torch_private import no_torch_function, resize_antialiased
 
@@ -63,6 +63,9 @@ class Plan(ABC):
             torchvision does not.
         scaled_decode: decode a JPEG at a half, a quarter ... where as many pixels are left as the
             result has; see the module for the distance.
+        region_decode: decode only the box of a JPEG: the same pixels, sooner, but damage outside of the box goes
+            unseen. It calls the libjpeg inside Pillow's wheel, if that is one of the tested builds; docs/images.md says
+            more. None: as the environment variable FASTLOAD_REGION_DECODE says, 1 or (default) 0.
     """
 
     _: KW_ONLY
@@ -71,6 +74,7 @@ class Plan(ABC):
     channels_last: bool = False
     upright: bool = False
     scaled_decode: bool = True
+    region_decode: bool | None = None
 
     def __post_init__(self) -> None:
         if (self.mean is None) != (self.std is None):
@@ -88,33 +92,46 @@ class Plan(ABC):
         """`region` in the stream of the sample that this thread reads."""
         return self.region(height, width, sample_generator())
 
-    def decode(self, encoded: Encoded, *, name: str, offer: RowOffer | None = None) -> torch.Tensor:
+    def drawn_region(self, height: int, width: int, draws: Draws) -> Region:
+        """`region`, from `draws`. Only for the plans of this module, see `is_known_plan`."""
+        return self.region(height, width)
+
+    def decode(self, encoded: Encoded, *, name: str) -> torch.Tensor:
         """The bytes of a picture to uint8[3, H, W] (or float32), random numbers from `sample_generator()`.
 
         `name` is that of its file, for errors. Raises `DecodeError` as `open_rgb` and `read_header` do.
-        `offer` is the loader's: see `fastload.rows`.
         """
         # No torch function here draws but by the generator: none needs to pass through the stream's
         # mode, at a microsecond each.
         with no_torch_function():
             with stage("decode"):
-                header = read_header(encoded, name=name)
-                tag = orientation(encoded, name=name) if self.upright else 1
-                height, width = header.height, header.width
-                if tag >= 5:
-                    height, width = width, height
-                try:
-                    region = self._sample_region(height, width)
-                except ValueError as error:
-                    raise DecodeError(name, str(error)) from error
-                least = self._least(height, width, region)
-                if tag >= 5:
-                    least = least[1], least[0]
-                pixels = pixels_at_least(encoded, header, *least, name=name)
-                if tag > 1:
-                    pixels = upright(pixels, tag)
+                pixels, region = self.decoded(encoded, self._sample_region, name=name)
             with stage("transform"):
-                return self._finish(pixels, scaled(region, height, width, pixels), offer)
+                return self.finished(pixels, region)
+
+    def decoded(
+        self, encoded: Encoded, choose: Callable[[int, int], Region], *, name: str
+    ) -> tuple[Pixels, Region]:
+        """The pixels of a picture, perhaps smaller, and the region in them; `choose` says which of the whole picture.
+
+        The pixels are good until this thread decodes again. Raises as `decode`.
+        """
+        header = read_header(encoded, name=name)
+        tag = orientation(encoded, name=name) if self.upright else 1
+        height, width = header.height, header.width
+        if tag >= 5:
+            height, width = width, height
+        try:
+            region = choose(height, width)
+        except ValueError as error:
+            raise DecodeError(name, str(error)) from error
+        least = self.least(height, width, region.box)
+        if tag >= 5:
+            least = least[1], least[0]
+        pixels = pixels_at_least(encoded, header, *least, name=name)
+        if tag > 1:
+            pixels = upright(pixels, tag)
+        return pixels, scaled(region, height, width, pixels)
 
     def resample(self, pixels: Pixels) -> torch.Tensor:
         """Decoded pixels, uint8[H, W, 3], to uint8[3, H, W] (or float32), as `decode`.
@@ -132,8 +149,6 @@ class Plan(ABC):
         rows: Callable[[int, int], Pixels],
         height: int,
         width: int,
-        *,
-        offer: RowOffer | None = None,
     ) -> torch.Tensor:
         """As `resample`, of a picture of `height` by `width` pixels of which only the needed rows are asked for.
 
@@ -144,7 +159,7 @@ class Plan(ABC):
             top, left, h, w = region.box
             pixels = rows(top, top + h)
             with stage("transform"):
-                return self._finish(pixels, region._replace(box=Box(0, left, h, w)), offer)
+                return self.finished(pixels, region._replace(box=Box(0, left, h, w)))
 
     def __call__(self, picture: Any) -> torch.Tensor:
         """A PIL picture (made RGB) or uint8[H, W, 3] to uint8[3, H, W] (or float32); `upright` is not looked at.
@@ -160,18 +175,34 @@ class Plan(ABC):
             )
         return self.resample(picture)
 
-    def _least(self, height: int, width: int, region: Region) -> tuple[int, int]:
-        """The size to which the whole picture may shrink without `box` becoming smaller than `size`."""
+    def least(self, height: int, width: int, box: Box) -> tuple[int, int]:
+        """The size to which a whole picture may shrink without its `box` becoming smaller than the result."""
         if not self.scaled_decode:
             return height, width
-        box, (rows, columns) = region.box, region.size
+        rows, columns = self.resized(height, width)
         return (
             min(height, math.ceil(height * rows / box.height)),
             min(width, math.ceil(width * columns / box.width)),
         )
 
-    def _finish(self, pixels: Pixels, region: Region, offer: RowOffer | None) -> torch.Tensor:
-        """The region of `pixels` in the result's type and memory; nothing of it lies in `pixels`.
+    @abstractmethod
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """The size to which the box of a picture is resized. Raises ValueError beyond the limit of pixels."""
+
+    def finished(self, pixels: Pixels, region: Region) -> torch.Tensor:
+        """The region of `pixels` in the result's type; nothing of it lies in `pixels`."""
+        size, window = region.size, region.window
+        shape = 3, *(size if window is None else (window.height, window.width))
+        dtype = np.uint8 if self.mean is None else np.float32
+        memory = (*shape[1:], 3) if self.channels_last else shape
+        out = np.empty(memory, dtype)
+        if self.channels_last:
+            out = out.transpose(2, 0, 1)
+        self.finish(pixels, region, out)
+        return torch.from_numpy(out)
+
+    def finish(self, pixels: Pixels, region: Region, out: NDArray[Any]) -> None:
+        """Write the region of `pixels` into `out`, uint8[3, H, W] (or float32), of any strides.
 
         In NumPy where that is as fast: every call of torch lets the GIL go, and beside other threads to have it back
         costs more than most of these.
@@ -180,27 +211,19 @@ class Plan(ABC):
         # Resizing and mirroring may change places, to the bit; a window may not.
         box = boxed(pixels, region.box, flip=region.flip and window is None)
         resizes = box.shape[:2] != size
+        interleaved = out.transpose(1, 2, 0)
+        direct = window is None and out.dtype == np.uint8 and interleaved.flags.c_contiguous
+        if resizes and direct:
+            resize_antialiased(box, size, out=interleaved)
+            return
+        image = resize_antialiased(box, size) if resizes else box
+        image = windowed(image, window, flip=region.flip)
         if self.mean is None:
-            shape = (3, *(size if window is None else (window.height, window.width)))
-            out = None if offer is None else offer.take(shape, np.uint8)
-            if out is None and self.channels_last:
-                out = np.empty((*shape[1:], 3), np.uint8).transpose(2, 0, 1)
-            elif out is None:
-                out = np.empty(shape, np.uint8)
-            interleaved = out.transpose(1, 2, 0)
-            if resizes and window is None and interleaved.flags.c_contiguous:
-                resize_antialiased(box, size, out=interleaved)
-            else:
-                image = resize_antialiased(box, size) if resizes else box
-                np.copyto(interleaved, windowed(image, window, flip=region.flip))
-            return torch.from_numpy(out)
-        image = windowed(
-            resize_antialiased(box, size) if resizes else box, window, flip=region.flip
-        )
-        memory = torch.preserve_format if self.channels_last else torch.contiguous_format
+            np.copyto(interleaved, image)
+            return
         factor, shift = factor_and_shift(self.mean, self.std)
-        result = torch.from_numpy(image.transpose(2, 0, 1))
-        return result.to(torch.float32, memory_format=memory).mul_(factor).sub_(shift)
+        result = torch.from_numpy(out)
+        result.copy_(torch.from_numpy(image.transpose(2, 0, 1))).mul_(factor).sub_(shift)
 
 
 @dataclass(frozen=True)
@@ -235,25 +258,30 @@ class RandomResizedCrop(Plan):
 
     def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
         """See `Plan`. Draws as torchvision's `RandomResizedCrop.get_params` and RandomHorizontalFlip do."""
-        return self._region(height, width, GeneratorDraws(generator))
+        return self.drawn_region(height, width, GeneratorDraws(generator))
 
     def _sample_region(self, height: int, width: int) -> Region:
         if type(self).region is not RandomResizedCrop.region:
             return super()._sample_region(height, width)  # a subclass chooses by itself
-        return self._region(height, width, sample_draws())
+        return self.drawn_region(height, width, sample_draws())
 
-    def _region(self, height: int, width: int, draws: Draws) -> Region:
+    def drawn_region(self, height: int, width: int, draws: Draws) -> Region:
+        """See `Plan`."""
         box = self._box(height, width, draws)
         # `rand(1) < flip` as torch compares it: with flip as a float32.
         flip = self.flip > 0 and draws.uniform(0.0, 1.0) < np.float32(self.flip)
         return Region(box, _pair(self.size), None, bool(flip))
 
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """See `Plan`."""
+        return _pair(self.size)
+
     def _box(self, height: int, width: int, draws: Draws) -> Box:
         area = height * width
-        log_ratio = _log_ratio(self.ratio)
+        bounds = log_ratio(self.ratio)
         for _ in range(10):
             target = area * draws.uniform(*self.scale)
-            w, h = _sides(target, draws.uniform(*log_ratio))
+            w, h = _sides(target, draws.uniform(*bounds))
             if 0 < w <= width and 0 < h <= height:
                 top = draws.below(height - h + 1)
                 return Box(top, draws.below(width - w + 1), h, w)
@@ -278,7 +306,11 @@ class Resize(Plan):
 
     def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
         """See `Plan`. Draws nothing."""
-        return Region(Box(0, 0, height, width), _resized(height, width, self.size))
+        return Region(Box(0, 0, height, width), self.resized(height, width))
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """See `Plan`."""
+        return _resized(height, width, self.size)
 
 
 @dataclass(frozen=True)
@@ -296,12 +328,16 @@ class ResizeCenterCrop(Plan):
 
     def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
         """See `Plan`. Draws nothing."""
-        rows, columns = size = _resized(height, width, self.resize)
+        rows, columns = size = self.resized(height, width)
         h, w = _pair(self.crop)
         # torchvision pads what is too small evenly, the odd pixel behind; and rounds to even.
         top = round((rows - h) / 2.0) if h <= rows else -((h - rows) // 2)
         left = round((columns - w) / 2.0) if w <= columns else -((w - columns) // 2)
         return Region(Box(0, 0, height, width), size, Box(top, left, h, w))
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """See `Plan`."""
+        return _resized(height, width, self.resize)
 
 
 def decode_pixels(encoded: Encoded, *, name: str, max_size: int | None = None) -> Pixels:
@@ -325,21 +361,12 @@ def decode_pixels(encoded: Encoded, *, name: str, max_size: int | None = None) -
 
 
 def is_known_plan(transform: Any) -> bool:
-    """Whether `transform` is one of this module's plans and gives uint8: then it keeps nothing of what it returns."""
-    return (
-        type(transform) in (RandomResizedCrop, Resize, ResizeCenterCrop) and transform.mean is None
-    )
+    """Return whether `transform` is one of this module's plans, and no subclass of one."""
+    return type(transform) in (RandomResizedCrop, Resize, ResizeCenterCrop)
 
 
-def open_picture(
-    encoded: Encoded, transform: Any, *, name: str, offer: RowOffer | None = None
-) -> Any:
-    """What `transform` makes of the bytes of a picture: a plan decodes them itself, others get a PIL picture.
-
-    Only a plan of this module gets the `offer`: code of the user's could keep what it makes.
-    """
-    if is_known_plan(transform):
-        return transform.decode(encoded, name=name, offer=offer)
+def open_picture(encoded: Encoded, transform: Any, *, name: str) -> Any:
+    """What `transform` makes of the bytes of a picture: a plan decodes them itself, others get a PIL picture."""
     if isinstance(transform, Plan):
         return transform.decode(encoded, name=name)
     with stage("decode"):
@@ -353,12 +380,12 @@ def open_picture(
 # ---- arguments ----
 
 
-def _sides(area: float, log_ratio: float) -> tuple[int, int]:
-    """Width and height, rounded, of a box of so many pixels; `log_ratio` is a float32, as torchvision's exp of it."""
+def _sides(area: float, log_of_ratio: float) -> tuple[int, int]:
+    """Width and height, rounded, of a box of `area` pixels; `log_of_ratio` is a float32, as torchvision's exp of it."""
     # Any exp serves but where the last bits of torch's decide on the rounding: within 2 ulp of it a side differs by
     # 1.2e-7 of itself at most.
     for exp in (math.exp, exp32):
-        ratio = exp(log_ratio)
+        ratio = exp(log_of_ratio)
         width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
         sides = round(width), round(height)
         if (
@@ -370,7 +397,8 @@ def _sides(area: float, log_ratio: float) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def _log_ratio(ratio: tuple[float, float]) -> tuple[float, float]:
+def log_ratio(ratio: tuple[float, float]) -> tuple[float, float]:
+    """The logarithms of the bounds, as float32."""
     # In float32, as torchvision; the default dtype and device are of another's making, and the result is kept.
     low, high = torch.tensor(ratio, dtype=torch.float32, device="cpu").log_().tolist()
     return low, high

@@ -6,6 +6,7 @@ With real launchers and with `--meet` between two network stacks it runs in `tes
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +31,23 @@ def test_every_line_names_its_rank_and_the_variables_are_listed() -> None:
         f"{name}={value}" for name, value in MPICH.items()
     ]
     assert f"torch {torch.__version__}" in found[2]
+
+
+def test_one_line_says_which_kernels_make_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_ready", "_work"):  # another test may have loaded them
+        monkeypatch.setattr(f"fastload.image.kernels.{name}", None)
+    cold = {"FASTLOAD_CACHE": str(tmp_path), "TMPDIR": str(tmp_path)}
+    said = [
+        line.partition("image kernels: ")[2]
+        for environ in ({"FASTLOAD_KERNELS": "0"}, cold)
+        for line in lines(**environ)
+        if "image kernels: " in line
+    ]
+    assert said[0] == "off: FASTLOAD_KERNELS=0"
+    assert len(said) == 2
+    assert not list(tmp_path.iterdir()), "asking compiles nothing"
 
 
 def test_alone_there_is_nobody_to_meet() -> None:

@@ -35,7 +35,7 @@ from torch.utils.data import (
 
 import fastload
 from fastload.fetch import Batch
-from fastload.window import Window
+from fastload.order import SampledOrder
 
 WORKERS = [0, 1, 2, 4, 8, 32]
 
@@ -446,15 +446,15 @@ PLACED: dict[str, tuple[dict[str, Any], list[int]]] = {  # arguments, and the si
 
 @pytest.fixture
 def issued(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
-    """Every batch, as the loader puts it into its window."""
+    """Every batch, as the order gives it to the loader."""
     batches: list[Batch] = []
-    issue = Window.issue
+    following = SampledOrder.__next__
 
-    def watched(window: Window[Batch], batch: Batch) -> None:
-        batches.append(batch)
-        issue(window, batch)
+    def watched(order: SampledOrder) -> Batch:
+        batches.append(following(order))
+        return batches[-1]
 
-    monkeypatch.setattr(Window, "issue", watched)
+    monkeypatch.setattr(SampledOrder, "__next__", watched)
     return batches
 
 

@@ -7,9 +7,9 @@ What cannot be keyed is noticed, and warned about once.
 
 from __future__ import annotations
 
-import ast
 import copy
 import errno
+import functools
 import inspect
 import itertools
 import os
@@ -17,7 +17,6 @@ import random
 import re
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 import warnings
@@ -40,7 +39,8 @@ from torch.utils.data import (
 )
 
 import fastload
-from fastload.torch_draws import KEYED, LIKE, UNKEYED
+from fastload.isolation import torch_random
+from fastload.torch_private import overload
 
 WORKERS = [0, 1, 2, 8]
 SEED = 7
@@ -732,14 +732,6 @@ def warned(dataset: Any, **options: Any) -> list[str]:
 SOURCES: dict[str, tuple[Callable[[], Any], str]] = {
     "python": (random.random, "random"),
     "numpy": (np.random.rand, "(?i)numpy"),
-    "dropout": (lambda: functional.dropout(torch.ones(8)), "dropout"),
-    "dropout module": (lambda: nn.Dropout(0.5)(torch.ones(8)), "dropout"),
-    "attention": (
-        lambda: functional.scaled_dot_product_attention(
-            torch.ones(1, 2, 4), torch.ones(1, 2, 4), torch.ones(1, 2, 4), dropout_p=0.5
-        ),
-        "scaled_dot_product_attention",
-    ),
 }
 
 
@@ -798,6 +790,7 @@ KEYED_DRAWS: dict[str, Callable[[], Any]] = {
     "random": lambda: random.gauss(0, 1) + random.random(),
     "numpy": lambda: np.random.randn() + np.random.rand(),
     "own random.Random": lambda: random.Random(3).random(),
+    "dropout": lambda: functional.dropout(torch.ones(4)),
     "no dropout": lambda: functional.dropout(torch.ones(4), training=False),
     "dropout of nothing": lambda: functional.dropout(torch.ones(4), p=0.0),
     "evaluated module": lambda: nn.Dropout(0.5).eval()(torch.ones(4)),
@@ -966,7 +959,83 @@ FORMS: dict[str, Callable[[], Any]] = {
     "pca_lowrank": lambda: torch.pca_lowrank(torch.eye(32) + torch.arange(32.0), q=2, niter=0)[0],
     "svd_lowrank": lambda: torch.svd_lowrank(torch.eye(32) + torch.arange(32.0), q=2, niter=0)[0],
     "subclass": lambda: torch.rand_like(nn.Parameter(half())),
+    "bernoulli, p by tensor": lambda: torch.ops.aten.bernoulli.Tensor(half(), half()),
+    "sparse": lambda: sparse_rows().normal_().to_dense(),
+    # Without an argument for a generator.
+    "dropout": lambda: functional.dropout(square()[0] + 1),
+    "dropout, in place": lambda: functional.dropout(torch.ones(64), inplace=True),
+    "dropout1d": lambda: functional.dropout1d(torch.ones(64, 2)),
+    "dropout2d": lambda: functional.dropout2d(torch.ones(2, 64, 2, 2)),
+    "dropout3d": lambda: functional.dropout3d(torch.ones(2, 64, 2, 2, 2)),
+    "dropout, a module": lambda: nn.Dropout(0.5)(torch.ones(64)),
+    "dropout, with a gradient": lambda: gradient(functional.dropout),
+    "alpha_dropout": lambda: functional.alpha_dropout(torch.ones(64), training=True),
+    "feature_alpha_dropout": lambda: functional.feature_alpha_dropout(
+        torch.ones(2, 64, 2), training=True
+    ),
+    "native_dropout": lambda: torch.native_dropout(torch.ones(64), 0.5, True)[0],
+    "attention": lambda: functional.scaled_dot_product_attention(
+        *[torch.linspace(0, 1, 64).view(1, 8, 8)] * 3, dropout_p=0.5
+    ),
+    "fractional_max_pool2d": lambda: functional.fractional_max_pool2d(
+        torch.arange(4096.0).view(1, 64, 64), 2, output_size=20
+    ),
+    "gumbel_softmax": lambda: functional.gumbel_softmax(half()),
+    "functional rrelu": lambda: functional.rrelu(-half(), training=True),
+    "LSTM": lambda: lstm()(torch.ones(9, 1, 8))[0].detach(),
+    "lobpcg": lambda: torch.lobpcg(torch.diag(torch.arange(1.0, 17)), niter=1)[1],
+    # Not by a function of the module `torch`.
+    "torch.ops": lambda: torch.ops.aten.rand([64]),
+    "torch.ops, in place": lambda: torch.ops.aten.uniform_(half()),
+    "torch.ops, functional": lambda: torch.ops.aten.uniform(half()),
+    "scripted": lambda: scripted(half()),
+    "held": functools.partial(torch.randn, 64),
+    "vmap": lambda: torch.vmap(lambda x: x + torch.rand(2), randomness="different")(
+        square()[:, :2]
+    ),
+    "vmap, in place": lambda: torch.vmap(lambda x: x.uniform_(), randomness="same")(square()),
+    "grad": lambda: torch.func.grad(lambda x: (x * torch.rand(64)).sum())(half()),
+    "inference mode": lambda: inferred(),
+    "autocast": lambda: autocast(),
 }
+
+
+def to_be_scripted(x: torch.Tensor) -> torch.Tensor:
+    return torch.rand(64) + torch.rand_like(x) + torch.dropout(x, 0.5, True)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that it is deprecated
+    scripted = torch.jit.script(to_be_scripted)
+
+
+def sparse_rows() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is a beta
+        return torch.eye(64).to_sparse_csr()
+
+
+def gradient(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    x = torch.ones(64, requires_grad=True)
+    function(x).sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    return x.grad
+
+
+def lstm() -> nn.LSTM:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.LSTM(8, 8, num_layers=2, dropout=0.5)
+
+
+def inferred() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.rand(64).clone()
+
+
+def autocast() -> torch.Tensor:
+    with torch.autocast("cpu"):
+        return torch.rand(8, 8) @ torch.rand(8, 8)
 
 
 def name_of(func: Any) -> str:
@@ -985,7 +1054,6 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
 
 def test_every_listed_function_is_tried() -> None:
     assert len(FUNCTIONS) == len(FIRST_ARGUMENTS) + len(FORMS)
-    assert set(FIRST_ARGUMENTS) == {*KEYED, *LIKE}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -1030,7 +1098,7 @@ def test_a_generator_that_is_given_is_respected(func: Any) -> None:
     try:
         expected = drawn()
     except TypeError:
-        assert func in LIKE, "in torch versions where these take none"
+        assert "_like" in func.__name__, "in torch versions where these take none"
         return
     with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
         state = fastload.sample_generator().get_state()
@@ -1113,80 +1181,37 @@ def test_like_a_cpu_tensor_elsewhere_and_back() -> None:
         assert torch.equal(torch.rand_like(torch.empty(64, device="meta"), device="cpu"), one)
 
 
+def operators() -> list[Any]:
+    """Every operator of torch's that draws, or that has an argument for a generator."""
+    found = []
+    for full_name in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = full_name.partition("::")
+        operator = overload(name) if namespace == "aten" else None
+        if operator is not None and (
+            torch.Tag.nondeterministic_seeded in operator.tags
+            or any(argument.name == "generator" for argument in operator._schema.arguments)
+        ):
+            found.append(operator)
+    return found
+
+
 WITH_REASON = {
-    # Recurrent nets draw only for dropout between layers, in training; no transform is one.
-    "torch.gru",
-    "torch.lstm",
-    "torch.rnn_relu",
-    "torch.rnn_tanh",
-    "torch.miopen_rnn",  # on AMD's GPUs only
-    "torch.cudnn_rnn",  # on NVIDIA's GPUs only
-    "torch.normal_functional",  # no function of Python's in any known torch
+    "aten::_fused_sdp_choice": "it draws nothing",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "it refuses to drop anything",
 }
 
 
-def seeded_overloads(name: str) -> list[str]:
-    """The overloads of an aten operator that torch says draw from a generator."""
-    packet = getattr(torch.ops.aten, name, None)
-    return [
-        overload
-        for overload in (packet.overloads() if packet is not None else [])
-        if torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
-    ]
+def test_every_operator_of_torch_that_draws_on_the_cpu_is_routed_or_has_a_reason() -> None:
+    found = [o for o in operators() if o.has_kernel_for_dispatch_key(torch._C.DispatchKey.CPU)]
+    assert len(found) > 25, "torch no longer says which operators draw"
+    routed = [overload(name) for name in torch_random.kernels()]
+    assert {o.name() for o in found if o not in routed} <= set(WITH_REASON)
 
 
-@pytest.mark.parametrize(
-    "owner", [torch, torch.Tensor, functional], ids=["torch", "Tensor", "functional"]
-)
-def test_every_random_function_of_torch_is_handled_or_has_a_reason(owner: Any) -> None:
-    known = [*KEYED, *LIKE, *UNKEYED]
-    found, missing = 0, []
-    for name in dir(owner):
-        func = getattr(owner, name, None)
-        if name.startswith("_") or not callable(func) or not seeded_overloads(name):
-            continue
-        found += 1
-        label = f"torch.{name}"
-        if func not in known and label not in WITH_REASON:
-            missing.append(f"{owner.__name__}.{name}")
-    assert found > 5, "torch no longer says which operators draw"
-    assert missing == []
-
-
-DRAWING = re.compile(
-    r"\b(torch\.(rand|randn|randint|randperm|bernoulli|normal|multinomial|poisson)(_like)?\(|"
-    r"\.(uniform_|normal_|exponential_|bernoulli_|random_|log_normal_|cauchy_|geometric_)\()"
-)
-PYTHON_WITH_REASON = {
-    "torch.lobpcg",  # its class draws the first guess of an iteration; an eigenvalue solver is no transform
-}
-
-
-def without_docstring(source: str) -> str:
-    (function,) = ast.parse(textwrap.dedent(source)).body
-    assert isinstance(function, ast.FunctionDef)
-    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
-    return "\n".join(map(ast.unparse, body))
-
-
-def test_every_python_function_of_torch_that_draws_is_handled_or_has_a_reason() -> None:
-    """What passes through a mode runs with the mode off, so draws inside of it would be missed."""
-    known = [*KEYED, *LIKE, *UNKEYED]
-    missing, found = [], 0
-    overridable = torch.overrides.get_overridable_functions()
-    for module, functions in overridable.items():
-        for func in functions:
-            if not inspect.isfunction(inspect.unwrap(func)):
-                continue
-            source = inspect.getsource(inspect.unwrap(func))
-            if not DRAWING.search(source) or not DRAWING.search(without_docstring(source)):
-                continue
-            found += 1
-            label = f"{getattr(module, '__name__', module)}.{func.__name__}"
-            if func not in known and label not in PYTHON_WITH_REASON:
-                missing.append(label)
-    assert found, "nothing to be found: the pattern is out of date"
-    assert missing == []
+def test_what_is_routed_draws() -> None:
+    every = operators()
+    assert len(torch_random.kernels()) > 50
+    assert [name for name in torch_random.kernels() if overload(name) not in every] == []
 
 
 # ---- samples that seed ----

@@ -22,7 +22,7 @@ import os
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -87,6 +87,47 @@ class Table:
     seen: NDArray[np.bool_]
     extras: list[pa.RecordBatch]
     batch_ends: NDArray[np.int64]
+
+
+@dataclass
+class Columns:
+    """The columns of all shards of a set, end to end, as `Table` has them; a shard's are filled in when it is read.
+
+    Memory that is not filled in yet costs nothing.
+    """
+
+    begins: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    checksums: NDArray[np.uint32]
+    sides: NDArray[np.int32] | None
+    seen: NDArray[np.bool_]
+
+    def hold(self, table: Table, first: int, stop: int) -> Table:
+        """Copy a shard's columns to records `first` to `stop`; return its table with those in place of its own."""
+        parts = {}
+        for field in fields(self):
+            whole = getattr(self, field.name)
+            if whole is not None:
+                parts[field.name] = part = whole[first:stop]
+                if (
+                    field.name != "seen"
+                ):  # another thread may have read the shard, and marked records
+                    part[:] = getattr(table, field.name)
+        return replace(table, **parts)
+
+
+def columns_of(index: Index) -> Columns:
+    """The columns of a set of which no shard was read yet."""
+    n = index.rows
+    return Columns(
+        begins=np.empty(n, np.int64),
+        lengths=np.empty(n, np.int64),
+        labels=np.empty(n, np.int64),
+        checksums=np.empty(n, np.uint32),
+        sides=np.empty((n, 2), np.int32) if index.mode == "raw" else None,
+        seen=np.zeros(n, np.bool_),
+    )
 
 
 def schema_of(mode: Mode, extras: Sequence[pa.Field] = ()) -> pa.Schema:

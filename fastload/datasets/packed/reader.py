@@ -7,7 +7,6 @@ import mmap
 import operator
 import os
 import resource
-import sys
 import threading
 import zlib
 from bisect import bisect_right
@@ -22,13 +21,14 @@ from torch.utils.data import Dataset
 from fastload.datasets.packed.format import (
     Shard,
     Table,
+    columns_of,
     preadv,
     read_index,
     read_table,
     schema_of,
 )
 from fastload.errors import DecodeError, PackedDataError
-from fastload.rows import RowOffer
+from fastload.rows import Run, as_indices
 from fastload.telemetry import stage
 
 Verify = Literal["first", "always", "never"]
@@ -124,6 +124,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         self.classes = list(index.classes)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self._ends = list(accumulate(shard.rows for shard in index.shards))
+        self._begins = np.array([0, *self._ends])
         self._forget()
 
     def _forget(self) -> None:
@@ -131,6 +132,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         # Threads that need the same shard at once may each load it; storing either result is one
         # step under the GIL. A file that is replaced here closes with its last reader.
         self._tables: list[Table | None] = [None] * len(self._index.shards)
+        self._columns = columns_of(self._index)  # of all shards; those of `_tables` are parts of it
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         bound = len(self._index.shards)
         if limit != resource.RLIM_INFINITY:
@@ -146,7 +148,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_tables", "_files", "_identities", "_targets", "_sources")
+        own = ("_tables", "_columns", "_files", "_identities", "_targets", "_sources")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -198,14 +200,11 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return bytes(self._read(number, row, table, None))
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        return self._load_offered(index, None)
-
-    def _load_offered(self, index: int, offer: RowOffer | None) -> tuple[Any, ...]:
         number, row = self._place(index)
         table = self._tables[number] or self._table(number)
         target: Any = int(table.labels[row])
         try:
-            sample = self._sample(number, row, table, offer)
+            sample = self._sample(number, row, table)
         except DecodeError as error:
             raise DecodeError(self.locate(index), error.reason) from error
         if self.target_transform is not None:
@@ -214,7 +213,93 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             return sample, target
         return sample, target, *_extras(table, row)
 
-    fastload_fills_row = (_load_offered, __getitem__)
+    def empty_sample(self) -> Any:
+        """Return an empty sample, or None if samples vary or cannot be filled by the run; see `fastload.rows`."""
+        plan: Any = self.transform
+        ordinary = self.memory_map or self.read_ahead_bytes or not self.decode
+        if ordinary or self.columns or self.target_transform is not None:
+            return None
+        if not _is_plan(plan) or (self.mode == "jpeg" and plan.upright):
+            return None
+        from fastload.image.render import empty_result
+
+        image = empty_result(plan)
+        return None if image is None else (image, 0)
+
+    def fill_rows(self, run: Run) -> Sequence[int]:
+        """Make the images and labels of a run in the batch; see `fastload.rows`."""
+        images, labels = run.rows
+        sample, records = self.empty_sample(), self._records(run.indices)
+        # The transform may have been replaced since the loader began.
+        like = sample is not None and sample[0].dtype == images.dtype
+        if records is None or not like or sample[0].shape != images.shape[1:]:
+            return range(len(run))
+        from fastload.image.render import Render
+
+        numbers = np.searchsorted(self._ends, records, side="right")
+        present = np.unique(numbers).tolist()
+        try:
+            for number in present:
+                if self._tables[number] is None:
+                    self._table(number)
+            # Held until the end: a descriptor is closed with its file.
+            files = {number: self._file(number) for number in present}
+        except (
+            OSError,
+            PackedDataError,
+        ):  # each sample that lies there raises it again, in its place
+            return range(len(run))
+        columns = self._columns
+        labels[:] = columns.labels[records]
+        checked = np.full(len(records), self.verify == "always")
+        if self.verify == "first":
+            checked = ~columns.seen[records]
+        checksums = np.where(checked, columns.checksums[records].astype(np.int64), -1)
+        descriptors = np.array([files[number].fd for number in numbers.tolist()])
+        places = [*zip(numbers.tolist(), (records - self._begins[numbers]).tolist(), strict=True)]
+        plan: Any = self.transform
+        render = Render(plan, images, run.keys)
+        if columns.sides is not None:
+            sides, begins = columns.sides[records], columns.begins[records]
+            missing = render.raw(
+                descriptors,
+                begins,
+                sides,
+                checksums,
+                lambda k, *rows: self._part(*places[k], *rows),
+            )
+        else:
+
+            def place(pictures: NDArray[Any]) -> None:
+                pictures["file"], pictures["checksum"] = descriptors, checksums
+                pictures["source"] = columns.begins[records]
+                pictures["length"] = columns.lengths[records]
+
+            missing = render.encoded(lambda k: self._payload(*places[k]), place, name=self.path)
+        checked[missing] = False
+        columns.seen[records[checked]] = True
+        return missing
+
+    def _part(self, number: int, row: int, first: int, stop: int) -> NDArray[np.uint8]:
+        """Rows of the raw pixels of a record, in this thread's buffer, checked as `verify` says."""
+        table = self._tables[number] or self._table(number)
+        assert table.sides is not None
+        with _Buffer(int(table.lengths[row])) as buffer:
+            rows = self._rows(number, row, table, buffer, *table.sides[row].tolist())
+            return rows(first, stop)
+
+    def _payload(self, number: int, row: int) -> memoryview:
+        """The payload of a record in this thread's buffer, checked as `verify` says."""
+        table = self._tables[number] or self._table(number)
+        with _Buffer(int(table.lengths[row])) as buffer:
+            return self._read(number, row, table, buffer)
+
+    def _records(self, indices: Sequence[Any]) -> NDArray[np.int64] | None:
+        """The numbers of records in the whole set, int64; None if an index is none of this dataset."""
+        found = as_indices(indices)
+        if found is None or found.min() < 0 or found.max() >= len(self):
+            return None
+        return found * self.world_size + self.rank
 
     def _place(self, index: int) -> tuple[int, int]:
         """The shard, and the record in it, of sample `index`."""
@@ -225,21 +310,18 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         number = bisect_right(self._ends, record)
         return number, record - (self._ends[number - 1] if number else 0)
 
-    def _sample(self, number: int, row: int, table: Table, offer: RowOffer | None) -> Any:
+    def _sample(self, number: int, row: int, table: Table) -> Any:
         plan: Any = self.transform if self.decode and _is_plan(self.transform) else None
         sides = None if table.sides is None else table.sides[row]
         if plan is not None:
-            # As in `open_picture`: only a plan of fastload's gets the offer.
-            known = sys.modules["fastload.image"].is_known_plan(plan)
-            offered = {"offer": offer} if known else {}
             with _Buffer(int(table.lengths[row])) as buffer:
                 if sides is not None:
                     height, width = sides.tolist()
                     rows = self._rows(number, row, table, buffer, height, width)
-                    return plan.resample_rows(rows, height, width, **offered)
+                    return plan.resample_rows(rows, height, width)
                 with stage("read"):
                     payload = self._read(number, row, table, buffer)
-                return plan.decode(payload, name=self._index.shards[number].name, **offered)
+                return plan.decode(payload, name=self._index.shards[number].name)
         with stage("read"):
             payload = self._read(number, row, table, None)
         picture: Any
@@ -352,7 +434,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         except OSError as error:
             error.filename = self._where(number)  # as in `_read`
             raise
-        self._tables[number] = table
+        first, stop = self._begins[number : number + 2]
+        self._tables[number] = table = self._columns.hold(table, first, stop)
         return table
 
     def _file(self, number: int) -> _File:
@@ -419,9 +502,8 @@ class _Buffer:
 
 
 def _is_plan(transform: Any) -> bool:
-    # Without a look at the module: where nobody has imported it there is no plan, and perhaps no Pillow.
-    image = sys.modules.get("fastload.image")
-    return image is not None and isinstance(transform, image.Plan)
+    # Not by its class: to import that needs Pillow, which a set without images may be read without.
+    return hasattr(type(transform), "resample_rows")
 
 
 def _pixels(payload: memoryview, sides: NDArray[np.int32]) -> NDArray[np.uint8]:

@@ -1,0 +1,67 @@
+"""Ask torch whether the compiled kernels give its results, to the bit. Another build of torch may round otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastload.image.kernels.tables import DONE, PICTURE, UNDECIDED
+from fastload.image.plans import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
+from fastload.image.render import plan_table
+
+_SIDES = (
+    (1, 1),
+    (1, 90),
+    (77, 1),
+    (40, 64),
+    (131, 97),
+    (64, 300),
+)  # height and width of the pictures
+_ARENA_BYTES = 4 << 20
+
+
+def agrees_with_torch(call: Mapping[str, Callable[..., int]]) -> bool:
+    """Return whether the entry points make of small pictures what the plans make of them by torch, draws included."""
+    random = np.random.default_rng(13)
+    arena = np.empty(_ARENA_BYTES, np.uint8)
+    for height, width in _SIDES:
+        pixels = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        for plan in _plans():
+            key = int(random.integers(2**63))
+            region = plan.region(height, width, torch.Generator().manual_seed(key))
+            expected = plan.finished(pixels, region)
+            row = torch.full_like(expected, 77)
+            state = _render(call["raw_run"], plan, pixels, key, row, arena)
+            if state != UNDECIDED and not (state == DONE and torch.equal(row, expected)):
+                return False
+    return True
+
+
+def _plans() -> Iterator[Plan]:
+    yield RandomResizedCrop((48, 56), flip=0.5)
+    yield RandomResizedCrop(33, scale=(0.5, 1.0), ratio=(0.5, 2.0), flip=0.3, channels_last=True)
+    yield RandomResizedCrop(32, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    yield Resize((40, 64), channels_last=True)
+    yield ResizeCenterCrop((50, 70), (64, 47), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+
+
+def _render(
+    raw_run: Callable[..., int],
+    plan: Plan,
+    pixels: NDArray[np.uint8],
+    key: int,
+    row: torch.Tensor,
+    arena: NDArray[np.uint8],
+) -> int:
+    """Make `row` of `pixels`, uint8[H, W, 3], with the random stream of `key`; return the picture's state."""
+    picture = np.zeros(1, PICTURE)
+    picture["key"], picture["file"], picture["checksum"] = key, -1, -1
+    picture["source"], picture["length"] = pixels.ctypes.data, pixels.size
+    picture["height"], picture["width"] = pixels.shape[:2]
+    picture["row"] = row.data_ptr()
+    table = plan_table(plan, row.stride(), None)
+    raw_run(picture.ctypes.data, 1, table.address, arena.ctypes.data, arena.nbytes)
+    return int(picture["state"][0])

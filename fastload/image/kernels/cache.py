@@ -1,0 +1,139 @@
+"""Files that one process writes and later ones use: machine code, and what a check has found.
+
+They lie in `$FASTLOAD_CACHE`, else `$XDG_CACHE_HOME/fastload`, else `~/.cache/fastload`; if that folder cannot be
+used, in `fastload-<uid>` in the temporary folder. As processes run what is in these files, a folder or file that
+another user owns (root aside) or may write is never used. Each file begins with a hash of its content, so that one
+which was cut or damaged counts as absent.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_MAGIC = b"fastload 1 "
+
+
+def find(name: str) -> tuple[Path, bytes] | None:
+    """Return the path and the content of the intact file of this name, or None."""
+    for folder in _candidates():
+        if not objection(folder) and (content := _content(folder / name)) is not None:
+            return folder / name, content
+    return None
+
+
+def store(name: str, content: bytes) -> Path:
+    """Write a file, complete at once for other processes, and return its path.
+
+    Raises OSError if no folder takes it.
+    """
+    sealed = _MAGIC + sha256(content).hexdigest().encode() + b"\n" + content
+
+    def write(folder: Path) -> Path:
+        # Modes of a umask such as 002 would let others write what is run.
+        file, unfinished = tempfile.mkstemp(prefix=f"{name}.", suffix=".tmp", dir=folder)
+        try:
+            with open(file, "wb") as opened:
+                opened.write(sealed)
+            return Path(unfinished).replace(folder / name)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(unfinished)
+            raise
+
+    return in_first_folder(write)
+
+
+def open_file(name: str, flags: int) -> tuple[Path, int]:
+    """Open a file, made if need be, that holds nothing to run: its path and descriptor.
+
+    Raises OSError if no folder takes it.
+    """
+
+    def opened(folder: Path) -> tuple[Path, int]:
+        path = folder / name
+        return path, os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    return in_first_folder(opened)
+
+
+def in_first_folder(write: Callable[[Path], T]) -> T:
+    """Return `write(folder)` of the first folder for which it succeeds; raises OSError if there is none."""
+    failures = []
+    for folder in _candidates():
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not (failure := objection(folder)):
+                return write(folder)
+        except OSError as error:
+            failure = error.strerror or str(error)
+        failures.append(f"{folder}: {failure}")
+    raise OSError(f"no folder takes the cache ({'; '.join(failures)})")
+
+
+def objection(folder: Path) -> str:
+    """Return why nothing in a folder is used, "" if it is."""
+    try:
+        # Anybody may put a link in the place of a folder in the temporary folder.
+        return _distrust(folder.lstat() if folder == _temporary() else folder.stat())
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _candidates() -> Iterator[Path]:
+    """Yield the folder that the environment names, and a private one in the temporary folder."""
+    chosen, caches = os.environ.get("FASTLOAD_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
+    if chosen:
+        yield Path(chosen).absolute()
+    elif caches.startswith("/"):  # the XDG standard ignores other paths
+        yield Path(caches) / "fastload"
+    else:
+        with suppress(RuntimeError):  # neither $HOME nor an entry in the user database
+            yield Path.home() / ".cache" / "fastload"
+    if temporary := _temporary():
+        yield temporary
+
+
+def _temporary() -> Path | None:
+    try:
+        return Path(tempfile.gettempdir()) / f"fastload-{os.geteuid()}"
+    except OSError:  # no temporary folder can be written
+        return None
+
+
+def _distrust(status: os.stat_result) -> str:
+    """Return what speaks against running code from a folder or file, "" if nothing does."""
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"user {status.st_uid} owns it"
+    if stat.S_ISLNK(status.st_mode):
+        return "it is a symbolic link"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"other users may write it (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+def _content(path: Path) -> bytes | None:
+    """Return what follows the hash, or None if the file is absent, untrusted or damaged."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or _distrust(status):
+            return None
+        with open(file, "rb", closefd=False) as opened:
+            head, _, content = opened.read().partition(b"\n")
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return content if head == _MAGIC + sha256(content).hexdigest().encode() else None

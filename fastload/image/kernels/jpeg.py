@@ -1,0 +1,527 @@
+"""The kernel that decodes the box of a JPEG, by the libjpeg-turbo inside Pillow's wheel.
+
+libjpeg reports an error by calling a function that must not return, so that function jumps out of libjpeg, back to
+`_guarded`. A warning is treated as an error: Python decodes whatever libjpeg does not take without a word.
+
+All state lies in the decoder's memory (`DECODER`), so that a jump loses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from fastload.image.kernels import jpeg_layout as library
+from fastload.image.kernels.checksum import crc32
+from fastload.image.kernels.draws import draw, size_before_crop
+from fastload.image.kernels.jpeg_layout import AT
+from fastload.image.kernels.memory import (
+    I32,
+    I64,
+    OPTIONS,
+    PICTURE_AT,
+    PICTURE_BYTES,
+    PLAN_AT,
+    caller,
+    function,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u32,
+    nanoseconds,
+    read_all,
+    store_i32,
+    store_i64,
+)
+from fastload.image.kernels.resample import aligned, bytes_needed, resample
+from fastload.image.kernels.tables import DAMAGED, DONE, TOO_LARGE, UNREADABLE
+
+EXTERNALS = ("_setjmp", "close", "longjmp", "lseek", "memchr", "open")
+"""The C functions that only this kernel calls."""
+
+_O_RDONLY_CLOEXEC = 0o2000000
+_SEEK_END = 2
+_MOST_FILE_BYTES = 1 << 30  # a larger file, or a directory, which says so, is for Python
+_FIRST_RESTART, _END_OF_IMAGE = 0xD0, 0xD9  # second bytes of markers
+_MOST_MEMORY = 1 << 28  # what libjpeg may take for whole pictures, which this kernel never asks for
+_MARGIN = 2  # columns
+_LEAST_COLUMNS = 16
+
+# ---- C functions ----
+
+
+@intrinsic
+def _set_jump(typing_context: Any, buffer: Any) -> Any:
+    """Return 0, and 1 each time that `longjmp` comes back here."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(I32, [I64])
+        set_jump = cgutils.get_or_insert_function(builder.module, kind, "_setjmp")
+        # Without these LLVM keeps values in registers or stack slots that the second return finds changed.
+        set_jump.attributes.add("returns_twice")
+        builder.function.attributes.add("noinline")
+        return builder.sext(builder.call(set_jump, [arguments[0]]), I64)
+
+    return types.int64(types.int64), generate
+
+
+_long_jump = function("longjmp", types.void, types.int64, types.int32)
+_open = function("open", types.int32, types.int64, types.int32)
+_close = function("close", types.int32, types.int32)
+_find = function("memchr", types.int64, types.int64, types.int32, types.int64)
+_seek = function("lseek", types.int64, types.int32, types.int64, types.int32)
+
+_create = caller(None, I64, I32, I64)
+_memory_source = caller(None, I64, I64, I64)
+_read_header = caller(I32, I64, I32)
+_has_multiple_scans = caller(I32, I64)
+_start = caller(I32, I64)
+_crop = caller(None, I64, I64, I64)
+_skip_rows = caller(I32, I64, I32)
+_read_rows = caller(I32, I64, I64, I32)
+_finish = caller(I32, I64)
+_destroy = caller(None, I64)
+
+(
+    _CREATE,
+    _MEMORY_SOURCE,
+    _READ_HEADER,
+    _HAS_MULTIPLE_SCANS,
+    _START,
+    _CROP,
+    _SKIP_ROWS,
+    _READ_ROWS,
+    _FINISH,
+    _DESTROY,
+) = (AT.functions + 8 * place for place in range(len(library.FUNCTIONS)))
+
+
+# ---- what libjpeg calls ----
+
+
+def jpeg_error(decompressor: int) -> int:
+    """Leave libjpeg after an error (`error_exit`)."""
+    _long_jump(load_i64(decompressor + library.CLIENT_DATA), 1)
+    return 0
+
+
+def jpeg_message(decompressor: int, level: int) -> int:
+    """Leave libjpeg after a warning (`emit_message`); levels from 0 on are traces."""
+    # C's int: the upper half of the register is undefined.
+    if level & 0x80000000:
+        _long_jump(load_i64(decompressor + library.CLIENT_DATA), 1)
+    return 0
+
+
+# ---- one picture ----
+
+
+@njit(**OPTIONS)
+def _least(side: int, result: int, box: int) -> int:
+    """Return the length to which a side of the picture may shrink; see `Plan._least`."""
+    return min(side, math.ceil(side * result / box))
+
+
+@njit(**OPTIONS)
+def _shrunk(side: int, eighths: int) -> int:
+    """Return what a side of the picture measures after decoding at a scale."""
+    return (side * eighths + 7) // 8
+
+
+@njit(**OPTIONS)
+def _eighths(picture: int, plan: int) -> int:
+    """Return the scale of decoding, in eighths, that simplejpeg takes with min_factor=2.
+
+    It asks libjpeg for the size at the smallest of 1/8, 1/4, 3/8, 1/2 that leaves enough pixels; TurboJPEG then takes
+    the largest scale that gives no more than this size, which is another one for pictures of a few pixels.
+    """
+    height, width = load_i64(picture + PICTURE_AT.height), load_i64(picture + PICTURE_AT.width)
+    least_height, least_width = height, width
+    if load_i64(plan + PLAN_AT.scaled):
+        result_height, result_width = size_before_crop(picture, plan)
+        least_height = _least(height, result_height, load_i64(picture + PICTURE_AT.box_height))
+        least_width = _least(width, result_width, load_i64(picture + PICTURE_AT.box_width))
+    smallest = 1
+    while smallest < 8 and (
+        _shrunk(height, smallest) < least_height or _shrunk(width, smallest) < least_width
+    ):
+        smallest = smallest + 1 if smallest < 4 else 8
+    largest = 8
+    while _shrunk(height, largest) > _shrunk(height, smallest) or _shrunk(width, largest) > _shrunk(
+        width, smallest
+    ):
+        largest -= 1
+    return largest
+
+
+@njit(**OPTIONS)
+def _scaled(first: int, count: int, decoded: int, whole: int) -> tuple[int, int]:
+    """Return begin and length of a side of the box in the decoded pixels; see `scaled` in regions.py."""
+    if decoded == whole:
+        return first, count
+    begin = int(np.rint(first * decoded / whole))
+    return begin, max(1, int(np.rint((first + count) * decoded / whole)) - begin)
+
+
+@njit(**OPTIONS)
+def _is_plain(decompressor: int) -> bool:
+    """Return whether the picture is of the kind that this kernel was tested with.
+
+    That is: 8 bits, sequential, Huffman-coded, one scan; grey, YCbCr or RGB, of which only the first colour may have
+    more samples than the others: twice in either direction or in both, or four times in one.
+    """
+    colours = load_i32(decompressor + library.COMPONENTS)
+    space = load_i32(decompressor + library.COLOUR_SPACE)
+    if colours == 1:
+        if space != library.GREY:
+            return False
+    elif colours != 3 or (space != library.YCBCR and space != library.RGB):
+        return False
+    if (
+        load_i32(decompressor + library.PRECISION) != 8
+        or load_i32(decompressor + library.PROGRESSIVE)
+        or load_i32(decompressor + library.ARITHMETIC)
+        # A lossless picture has other values here.
+        or load_i32(decompressor + library.SPECTRAL_START) != 0
+        or load_i32(decompressor + library.SPECTRAL_END) != 63
+    ):
+        return False
+    component = load_i64(decompressor + library.COMPONENT_TABLE)
+    across = load_i32(component + library.HORIZONTAL_SAMPLING)
+    down = load_i32(component + library.VERTICAL_SAMPLING)
+    if colours == 1:
+        return across == 1 and down == 1
+    for _ in range(2):
+        component += library.COMPONENT_BYTES
+        if (
+            load_i32(component + library.HORIZONTAL_SAMPLING) != 1
+            or load_i32(component + library.VERTICAL_SAMPLING) != 1
+        ):
+            return False
+    if across == 1 or down == 1:
+        return across + down in (2, 3, 5)
+    return across == 2 and down == 2
+
+
+@njit(**OPTIONS)
+def _is_complete(scan: int, end: int, restarts: bool) -> bool:
+    """Return whether the scan ends with the image, and has no markers inside but those of restarts, in their order.
+
+    So what was cut off is noticed below the box too, at some microseconds.
+    """
+    restart = 0
+    while end - scan >= 2:
+        marker = _find(scan, 0xFF, end - scan - 1)
+        if marker == 0:
+            return False
+        code = load_u8(marker + 1)
+        if code == _END_OF_IMAGE:
+            return True
+        if code != 0:
+            if not restarts or code != _FIRST_RESTART + restart:
+                return False
+            restart = (restart + 1) & 7
+        scan = marker + 2
+    return False
+
+
+@njit(**OPTIONS)
+def _make(decoder: int) -> None:
+    """Initialise the decompressor."""
+    decompressor = decoder + AT.decompressor
+    store_i64(decompressor + library.ERROR_MANAGER, decoder + AT.error_manager)
+    store_i64(decompressor + library.CLIENT_DATA, decoder + AT.jump_buffer)
+    _create(
+        load_i64(decoder + _CREATE),
+        decompressor,
+        library.LIBRARY_VERSION,
+        library.DECOMPRESSOR_BYTES,
+    )
+    manager = load_i64(decompressor + library.MEMORY_MANAGER)
+    store_i64(manager + library.MOST_MEMORY, _MOST_MEMORY)
+
+
+@njit(**OPTIONS)
+def _header(picture: int, plan: int, decoder: int, payload: int) -> int:
+    """Read the header, and draw the box; return a state."""
+    decompressor = decoder + AT.decompressor
+    length = load_i64(picture + PICTURE_AT.length)
+    if length < 1:
+        return DAMAGED
+    _memory_source(load_i64(decoder + _MEMORY_SOURCE), decompressor, payload, length)
+    _read_header(load_i64(decoder + _READ_HEADER), decompressor, 1)
+    store_i64(picture + PICTURE_AT.height, load_u32(decompressor + library.IMAGE_HEIGHT))
+    store_i64(picture + PICTURE_AT.width, load_u32(decompressor + library.IMAGE_WIDTH))
+    if not _is_plain(decompressor) or _has_multiple_scans(
+        load_i64(decoder + _HAS_MULTIPLE_SCANS), decompressor
+    ):
+        return DAMAGED
+    scan = load_i64(load_i64(decompressor + library.SOURCE_MANAGER) + library.NEXT_BYTE)
+    restarts = load_u32(decompressor + library.RESTART_INTERVAL) != 0
+    if not _is_complete(scan, payload + length, restarts):
+        return DAMAGED
+    return draw(picture, plan)
+
+
+@njit(**OPTIONS)
+def _begin(decoder: int, eighths: int) -> None:
+    """Choose what simplejpeg chooses, and start to decompress."""
+    decompressor = decoder + AT.decompressor
+    store_i32(decompressor + library.OUTPUT_COLOUR_SPACE, library.INTERLEAVED_RGB)
+    store_i32(decompressor + library.SCALE_NUMERATOR, eighths)
+    store_i32(decompressor + library.SCALE_DENOMINATOR, 8)
+    store_i32(decompressor + library.DCT_METHOD, library.ACCURATE_DCT)
+    store_i32(decompressor + library.FANCY_UPSAMPLING, 1)
+    _start(load_i64(decoder + _START), decompressor)
+
+
+@njit(**OPTIONS)
+def _crop_columns(decoder: int, left: int, count: int) -> None:
+    """Have columns from `left` on decoded, and those beside them that their colours depend on.
+
+    Colours are interpolated from the next sample on either side, which is two columns away, and at the border of what
+    is decoded by another rule. libjpeg moves the left border to that of a block; crop_left and crop_width say where
+    the borders are then.
+    """
+    decompressor = decoder + AT.decompressor
+    width = load_u32(decompressor + library.OUTPUT_WIDTH)
+    first, last = max(0, left - _MARGIN), min(width, left + count + _MARGIN)
+    # Of what is too narrow to interpolate, libjpeg would change the rule.
+    if last - first < _LEAST_COLUMNS:
+        last = min(width, first + _LEAST_COLUMNS)
+        first = max(0, last - _LEAST_COLUMNS)
+    store_i32(decoder + AT.crop_left, first)
+    store_i32(decoder + AT.crop_width, last - first)
+    _crop(
+        load_i64(decoder + _CROP),
+        decompressor,
+        decoder + AT.crop_left,
+        decoder + AT.crop_width,
+    )
+
+
+@njit(**OPTIONS)
+def _decode_rows(decoder: int, first: int, count: int, pixels: int, stride: int) -> bool:
+    """Decode `count` rows to `pixels`; False if libjpeg gives fewer."""
+    decompressor = decoder + AT.decompressor
+    if first:
+        _skip_rows(load_i64(decoder + _SKIP_ROWS), decompressor, first)
+    row = 0
+    while row < count:
+        asked = min(library.MOST_ROWS, count - row)
+        for place in range(asked):
+            store_i64(decoder + AT.row_addresses + 8 * place, pixels + (row + place) * stride)
+        got = _read_rows(
+            load_i64(decoder + _READ_ROWS), decompressor, decoder + AT.row_addresses, asked
+        )
+        if got < 1:
+            return False
+        row += got
+    if first + count == load_u32(decompressor + library.OUTPUT_HEIGHT):
+        # Nothing is left below, so that the end can be looked at too: it may warn of what it finds there.
+        _finish(load_i64(decoder + _FINISH), decompressor)
+    return True
+
+
+@njit(**OPTIONS)
+def _decode(
+    picture: int, plan: int, decoder: int, payload: int, pixels: int, pixels_bytes: int
+) -> int:
+    """Decode the box to `pixels`, and say in the decoder where it lies; return a state."""
+    decompressor = decoder + AT.decompressor
+    _make(decoder)
+    state = _header(picture, plan, decoder, payload)
+    if state != DONE:
+        return state
+    _begin(decoder, _eighths(picture, plan))
+    width = load_u32(decompressor + library.OUTPUT_WIDTH)
+    height = load_u32(decompressor + library.OUTPUT_HEIGHT)
+    left, box_width = _scaled(
+        load_i64(picture + PICTURE_AT.left),
+        load_i64(picture + PICTURE_AT.box_width),
+        width,
+        load_i64(picture + PICTURE_AT.width),
+    )
+    top, box_height = _scaled(
+        load_i64(picture + PICTURE_AT.top),
+        load_i64(picture + PICTURE_AT.box_height),
+        height,
+        load_i64(picture + PICTURE_AT.height),
+    )
+    if left + box_width > width or top + box_height > height:
+        return DAMAGED  # never: the scale leaves the box a row and a column at least
+    _crop_columns(decoder, left, box_width)
+    stride = 3 * load_u32(decoder + AT.crop_width)
+    store_i64(decoder + AT.pixels, pixels + 3 * (left - load_u32(decoder + AT.crop_left)))
+    store_i64(decoder + AT.stride, stride)
+    store_i64(decoder + AT.box_height, box_height)
+    store_i64(decoder + AT.box_width, box_width)
+    store_i64(decoder + AT.bytes, box_height * stride)
+    if box_height * stride > pixels_bytes:
+        return TOO_LARGE
+    return DONE if _decode_rows(decoder, top, box_height, pixels, stride) else DAMAGED
+
+
+@njit(**OPTIONS)
+def _guarded(
+    picture: int, plan: int, decoder: int, payload: int, pixels: int, pixels_bytes: int
+) -> int:
+    """As `_decode`; DAMAGED if libjpeg objects. Nothing else may be in this function: a jump comes back here."""
+    if _set_jump(decoder + AT.jump_buffer):
+        return DAMAGED
+    return _decode(picture, plan, decoder, payload, pixels, pixels_bytes)
+
+
+@njit(**OPTIONS)
+def _add_time(picture: int, field: int, began: int) -> None:
+    store_i64(picture + field, load_i64(picture + field) + nanoseconds() - began)
+
+
+@njit(**OPTIONS)
+def _decode_to_row(
+    picture: int, plan: int, payload: int, arena: int, arena_bytes: int, decoder: int
+) -> int:
+    """Decode a JPEG in memory and write its row; set the state; return the bytes needed, 0 if they are there."""
+    began = nanoseconds()
+    store_i64(decoder + AT.bytes, 0)
+    state = _guarded(picture, plan, decoder, payload, arena, arena_bytes)
+    # Another image must not find the tables of this one, nor what an error has left behind.
+    _destroy(load_i64(decoder + _DESTROY), decoder + AT.decompressor)
+    _add_time(picture, PICTURE_AT.decode_ns, began)
+    store_i64(picture + PICTURE_AT.state, state)
+    taken = aligned(load_i64(decoder + AT.bytes))
+    if state != DONE and not (state == TOO_LARGE and taken > 0):
+        return 0
+    # The box of the decoded pixels stands in the row meanwhile.
+    source = load_i64(picture + PICTURE_AT.source)
+    height = load_i64(picture + PICTURE_AT.box_height)
+    width = load_i64(picture + PICTURE_AT.box_width)
+    store_i64(picture + PICTURE_AT.source, load_i64(decoder + AT.pixels))
+    store_i64(picture + PICTURE_AT.stride, load_i64(decoder + AT.stride))
+    store_i64(picture + PICTURE_AT.box_height, load_i64(decoder + AT.box_height))
+    store_i64(picture + PICTURE_AT.box_width, load_i64(decoder + AT.box_width))
+    if state == DONE:
+        needed = resample(picture, plan, arena + taken, max(0, arena_bytes - taken))
+    else:
+        needed = bytes_needed(picture, plan)
+    store_i64(picture + PICTURE_AT.source, source)
+    store_i64(picture + PICTURE_AT.box_height, height)
+    store_i64(picture + PICTURE_AT.box_width, width)
+    return taken + needed if needed > 0 else 0
+
+
+# ---- reading ----
+
+
+@njit(**OPTIONS)
+def _read_file(picture: int, arena: int, arena_bytes: int) -> int:
+    """Read the file whose name is at `source`; set length and state; return the bytes needed, 0 if they are there."""
+    file = _open(load_i64(picture + PICTURE_AT.source), _O_RDONLY_CLOEXEC)
+    if file < 0:
+        store_i64(picture + PICTURE_AT.state, UNREADABLE)
+        return 0
+    length = _seek(file, 0, _SEEK_END)
+    state, needed = DONE, 0
+    if length < 1 or length > _MOST_FILE_BYTES:
+        state = UNREADABLE
+    elif length > arena_bytes:
+        state, needed = TOO_LARGE, length
+    elif not read_all(file, arena, length, 0) or _seek(file, 0, _SEEK_END) != length:
+        state = UNREADABLE
+    _close(file)
+    store_i64(picture + PICTURE_AT.length, length)
+    store_i64(picture + PICTURE_AT.state, state)
+    return needed
+
+
+@njit(**OPTIONS)
+def _read_record(picture: int, arena: int, arena_bytes: int) -> int:
+    """Read the payload from an open file; set the state; return the bytes needed, 0 if they are there."""
+    length = load_i64(picture + PICTURE_AT.length)
+    if length > arena_bytes:
+        store_i64(picture + PICTURE_AT.state, TOO_LARGE)
+        return length
+    file = load_i64(picture + PICTURE_AT.file)
+    if not read_all(file, arena, length, load_i64(picture + PICTURE_AT.source)):
+        store_i64(picture + PICTURE_AT.state, UNREADABLE)
+    return 0
+
+
+@njit(**OPTIONS)
+def _check(picture: int, payload: int) -> None:
+    """Set the state to DAMAGED if the payload has another checksum than it must have."""
+    expected = load_i64(picture + PICTURE_AT.checksum)
+    if expected >= 0 and crc32(payload, load_i64(picture + PICTURE_AT.length), 0) != expected:
+        store_i64(picture + PICTURE_AT.state, DAMAGED)
+
+
+@njit(**OPTIONS)
+def _run_one(
+    picture: int, plan: int, arena: int, arena_bytes: int, decoder: int, named: int
+) -> int:
+    """Read, decode and resample a picture; set its state; return the bytes needed, 0 if they are there."""
+    began = nanoseconds()
+    payload, needed, taken = arena, 0, 0
+    if named:
+        needed = _read_file(picture, arena, arena_bytes)
+        taken = load_i64(picture + PICTURE_AT.length)
+    elif load_i64(picture + PICTURE_AT.file) >= 0:
+        needed = _read_record(picture, arena, arena_bytes)
+        taken = load_i64(picture + PICTURE_AT.length)
+    else:
+        payload = load_i64(picture + PICTURE_AT.source)
+    if load_i64(picture + PICTURE_AT.state) == DONE:
+        _check(picture, payload)
+    _add_time(picture, PICTURE_AT.read_ns, began)
+    if load_i64(picture + PICTURE_AT.state) != DONE:
+        return needed
+    taken = aligned(taken)
+    rest = max(0, arena_bytes - taken)
+    needed = _decode_to_row(picture, plan, payload, arena + taken, rest, decoder)
+    return taken + needed if needed > 0 else 0
+
+
+@njit(**OPTIONS)
+def _run(
+    pictures: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int, named: int
+) -> int:
+    needed = 0
+    for place in range(count):
+        picture = pictures + place * PICTURE_BYTES
+        if load_i64(picture + PICTURE_AT.state) == DONE:
+            needed = max(needed, _run_one(picture, plan, arena, arena_bytes, decoder, named))
+    return needed
+
+
+# ---- entry points ----
+
+
+def jpeg_run(
+    pictures: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int
+) -> int:
+    """Decode the boxes of JPEGs in memory or in open files and write their rows, for each row with state DONE.
+
+    Return the bytes of arena that the largest picture would have needed, 0 if all fitted.
+    """
+    return _run(pictures, count, plan, arena, arena_bytes, decoder, 0)
+
+
+def file_run(
+    pictures: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int
+) -> int:
+    """As `jpeg_run`, of whole files: `source` is the address of a name, which ends with a zero byte."""
+    return _run(pictures, count, plan, arena, arena_bytes, decoder, 1)
+
+
+ENTRY_POINTS = {
+    "jpeg_run": (jpeg_run, 6),
+    "file_run": (file_run, 6),
+    "jpeg_error": (jpeg_error, 1),
+    "jpeg_message": (jpeg_message, 2),
+}

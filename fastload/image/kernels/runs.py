@@ -1,0 +1,123 @@
+"""The entry points for pixels: a run of pictures in one call, each row of PICTURE with its own state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from numba import njit
+
+from fastload.image.kernels.checksum import crc32 as checksum_of
+from fastload.image.kernels.draws import draw
+from fastload.image.kernels.memory import (
+    OPTIONS,
+    PICTURE_AT,
+    PICTURE_BYTES,
+    load_i64,
+    nanoseconds,
+    read_all,
+    store_i64,
+)
+from fastload.image.kernels.resample import aligned, bytes_needed, resample
+from fastload.image.kernels.tables import DAMAGED, DONE, TOO_LARGE, UNREADABLE
+
+
+def draw_run(pictures: int, count: int, plan: int) -> int:
+    """Draw the boxes and flips of the pictures that are DONE; return how many are still."""
+    done = 0
+    for place in range(count):
+        picture = pictures + PICTURE_BYTES * place
+        if load_i64(picture + PICTURE_AT.state) == DONE and draw(picture, plan) == DONE:
+            done += 1
+    return done
+
+
+def resample_run(pictures: int, count: int, plan: int, arena: int, arena_bytes: int) -> int:
+    """Make the rows of the pictures that are DONE from their boxes at `source`.
+
+    Returns the bytes of the arena that the largest picture would have needed, 0 if all fitted.
+    """
+    needed = 0
+    for place in range(count):
+        picture = pictures + PICTURE_BYTES * place
+        if load_i64(picture + PICTURE_AT.state) == DONE:
+            needed = max(needed, resample(picture, plan, arena, arena_bytes))
+    return needed
+
+
+def raw_run(pictures: int, count: int, plan: int, arena: int, arena_bytes: int) -> int:
+    """Make the rows of the pictures that are DONE, of raw pixels in a file or in memory.
+
+    Returns as `resample_run`.
+    """
+    needed = 0
+    for place in range(count):
+        picture = pictures + PICTURE_BYTES * place
+        if load_i64(picture + PICTURE_AT.state) == DONE:
+            needed = max(needed, _raw(picture, plan, arena, arena_bytes))
+    return needed
+
+
+def crc32(address: int, length: int, begin: int) -> int:
+    """Return the CRC-32 of bytes in memory; equal to `zlib.crc32(data, begin)`."""
+    return checksum_of(address, length, begin)
+
+
+@njit(**OPTIONS)
+def _raw(picture: int, plan: int, arena: int, arena_bytes: int) -> int:
+    """Draw the box, read its rows and make the row of the result; return the bytes needed, 0 if they are there."""
+    state = draw(picture, plan)
+    if state != DONE:
+        return 0
+    height, width = load_i64(picture + PICTURE_AT.height), load_i64(picture + PICTURE_AT.width)
+    stride = 3 * width
+    if load_i64(picture + PICTURE_AT.length) != height * stride:
+        store_i64(picture + PICTURE_AT.state, DAMAGED)
+        return 0
+    # What the box needs of the payload; a checksum needs all.
+    begin = load_i64(picture + PICTURE_AT.top) * stride + 3 * load_i64(picture + PICTURE_AT.left)
+    rows = load_i64(picture + PICTURE_AT.box_height)
+    first, length = begin, (rows - 1) * stride + 3 * load_i64(picture + PICTURE_AT.box_width)
+    if load_i64(picture + PICTURE_AT.checksum) >= 0:
+        first, length = 0, height * stride
+    in_file = load_i64(picture + PICTURE_AT.file) >= 0
+    taken = aligned(length) if in_file else 0
+    if taken > arena_bytes:
+        store_i64(picture + PICTURE_AT.state, TOO_LARGE)
+        return taken + bytes_needed(picture, plan)
+    source = load_i64(picture + PICTURE_AT.source)
+    pixels = _payload(picture, source + first, length, arena)
+    if pixels == 0:
+        return 0
+    store_i64(picture + PICTURE_AT.source, pixels + begin - first)
+    store_i64(picture + PICTURE_AT.stride, stride)
+    needed = resample(picture, plan, arena + taken, arena_bytes - taken)
+    store_i64(picture + PICTURE_AT.source, source)
+    return needed + taken if needed > 0 else 0
+
+
+@njit(**OPTIONS)
+def _payload(picture: int, source: int, length: int, arena: int) -> int:
+    """Read bytes of the payload, if it is in a file, and check them; return their address, 0 after setting a state."""
+    began = nanoseconds()
+    file, pixels = load_i64(picture + PICTURE_AT.file), source
+    state = DONE
+    if file >= 0:
+        pixels = arena
+        if not read_all(file, arena, length, source):
+            state = UNREADABLE
+    expected = load_i64(picture + PICTURE_AT.checksum)
+    if state == DONE and expected >= 0 and checksum_of(pixels, length, 0) != expected:
+        state = DAMAGED
+    store_i64(picture + PICTURE_AT.state, state)
+    spent = load_i64(picture + PICTURE_AT.read_ns) + nanoseconds() - began
+    store_i64(picture + PICTURE_AT.read_ns, spent)
+    return pixels if state == DONE else 0
+
+
+ENTRY_POINTS: dict[str, tuple[Callable[..., int], int]] = {
+    "draw_run": (draw_run, 3),
+    "resample_run": (resample_run, 5),
+    "raw_run": (raw_run, 5),
+    "crc32": (crc32, 3),
+}
+"""What the training process calls, with the number of its arguments; all are int64."""

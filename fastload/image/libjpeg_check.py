@@ -1,0 +1,213 @@
+"""A trial of the region decoder: `python -m fastload.image.libjpeg_check NAME`, the child process of `libjpeg`.
+
+A library whose structs are others, or that fails on this machine, ends this process and no training.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import simplejpeg
+import torch
+from numpy.typing import NDArray
+
+from fastload.image import kernels as compiled
+from fastload.image.kernels import Kernels, cache, tables
+from fastload.image.libjpeg import CHECK_S, Decoder, library, verdict_name
+from fastload.image.plans import Plan
+from fastload.image.regions import Box, Region
+
+Pixels = NDArray[np.uint8]
+KEYS = range(6)
+SIZES = ((24, 24), (40, 64), (130, 90))  # of results: images are decoded at several scales
+
+
+class Trial:
+    """Makes single images by the kernel."""
+
+    def __init__(self, kernels: Kernels, decoder: Decoder, arena_bytes: int = 1 << 23) -> None:
+        self.picture = np.zeros(1, tables.PICTURE)  # the row of the last image
+        self.decoder = decoder
+        self.needed = 0
+        self._kernels = kernels
+        self._arena = np.empty(arena_bytes, np.uint8)
+
+    def run(self, plan: NDArray[Any], key: int, **fields: int) -> tuple[int, Pixels]:
+        """Return the state and the result, uint8[H, W, 3], of an image; `fields` are those of its row in the table.
+
+        `source` is the address of `length` bytes in memory, unless `file` is given; with `named=1`, of a file's name.
+        """
+        result = np.zeros((*plan[["height", "width"]][0].item(), 3), np.uint8)
+        state = self.run_into(result, self._arena, plan, key, **fields)
+        for _ in range(2):  # the arena may have to grow for the file, then for its pixels
+            if self.needed:
+                self._arena = np.empty(self.needed, np.uint8)
+                state = self.run_into(result, self._arena, plan, key, **fields)
+        return state, result
+
+    def run_into(
+        self,
+        result: Pixels,
+        arena: Pixels,
+        plan: NDArray[Any],
+        key: int,
+        *,
+        named: int = 0,
+        **fields: int,
+    ) -> int:
+        """Return the state of an image after one call; `needed` is what the arena should have had then, else 0."""
+        self.picture[:] = 0
+        fields = {"key": key, "row": result.ctypes.data, "file": -1, "checksum": -1} | fields
+        for name, value in fields.items():
+            self.picture[name] = value
+        run = self._kernels.file_run if named else self._kernels.jpeg_run
+        self.needed = run(
+            self.picture.ctypes.data,
+            1,
+            plan.ctypes.data,
+            arena.ctypes.data,
+            arena.nbytes,
+            self.decoder.address,
+        )
+        return int(self.picture["state"][0])
+
+    def run_bytes(self, plan: NDArray[Any], key: int, encoded: bytes) -> tuple[int, Pixels]:
+        """As `run`, of the bytes of a file."""
+        payload = np.frombuffer(encoded, np.uint8)
+        return self.run(plan, key, source=payload.ctypes.data, length=len(encoded))
+
+    def expected(self, plan: NDArray[Any], encoded: bytes) -> Pixels:
+        """Return the result of the last box in the ordinary way. Raises DecodeError."""
+        height, width, scaled_decode = plan[["height", "width", "scaled"]][0].item()
+        top, left, rows, columns, flip = self.picture[
+            ["top", "left", "box_height", "box_width", "flip"]
+        ][0].item()
+        region = Region(Box(top, left, rows, columns), (height, width), flip=bool(flip))
+        chosen = _Chosen(region, channels_last=True, scaled_decode=bool(scaled_decode))
+        pixels: Pixels = chosen.decode(encoded, name="trial").permute(1, 2, 0).numpy()
+        return pixels
+
+
+@dataclass(frozen=True)
+class _Chosen(Plan):
+    """A plan with a region that is known before."""
+
+    chosen: Region
+
+    def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
+        """See `Plan`."""
+        return self.chosen
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """See `Plan`."""
+        return self.chosen.size
+
+
+def crop_table(
+    size: tuple[int, int],
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: float = 0.5,
+    scaled: bool = True,
+) -> NDArray[Any]:
+    """Return the table of a RandomResizedCrop whose results are uint8[H, W, 3]. Its draws need not be torch's."""
+    plan = np.zeros(1, tables.PLAN)
+    low, high = map(math.log, ratio)
+    values = {
+        "kind": tables.RANDOM_RESIZED_CROP,
+        "area_base": scale[0],
+        "area_span": scale[1] - scale[0],
+        "log_ratio_base": low,
+        "log_ratio_span": high - low,
+        "ratio_low": ratio[0],
+        "ratio_high": ratio[1],
+        "flip": flip,
+    }
+    return with_result(plan, size, scaled=scaled, **values)
+
+
+def with_result(
+    plan: NDArray[Any], size: tuple[int, int], *, scaled: bool = True, **values: float
+) -> NDArray[Any]:
+    """Return the table of a plan with results of uint8[H, W, 3] and further fields."""
+    height, width = size
+    steps = {"colour_step": 1, "pixel_step": 3, "row_step": 3 * width}
+    for name, value in (
+        {"height": height, "width": width, "scaled": scaled} | steps | values
+    ).items():
+        plan[name] = value
+    return plan
+
+
+def main() -> None:
+    """Leave in the cache, under NAME, what speaks against the region decoder: nothing, or a line."""
+    signal.alarm(CHECK_S)
+    os.nice(10)
+    (name,) = sys.argv[1:]
+    if not compiled.wait():
+        sys.exit(1)
+    kernels, found = compiled.kernels(), library()
+    assert kernels is not None
+    if verdict_name(kernels, found) == name:
+        cache.store(name, objection(Trial(kernels, Decoder(kernels, found))).encode())
+
+
+def objection(trial: Trial) -> str:
+    """Return what a trial finds wrong, "" if nothing."""
+    for encoded in _images():
+        for damaged in _damaged(encoded):
+            if trial.run_bytes(crop_table(SIZES[0]), 0, damaged)[0] != tables.DAMAGED:
+                return "a damaged image was not noticed"
+        for key in KEYS:
+            for size in SIZES:
+                for scaled in (False, True):
+                    plan = crop_table(size, scaled=scaled)
+                    state, result = trial.run_bytes(plan, key, encoded)
+                    if state == tables.UNDECIDED:
+                        continue
+                    if state != tables.DONE:
+                        return "an intact image was not decoded"
+                    if not np.array_equal(result, trial.expected(plan, encoded)):
+                        return "pixels differ from simplejpeg's"
+    return ""
+
+
+def _images() -> Iterator[bytes]:
+    """Yield images of all kinds of subsampling, noise on a gradient."""
+    y, x = np.mgrid[0:203, 0:301]
+    noise = np.random.default_rng(0).integers(0, 64, (*y.shape, 3))
+    pixels = np.clip(np.stack([y, x // 2, 255 - y // 2], axis=2) + noise - 32, 0, 255)
+    for subsampling in ("444", "422", "420", "440", "411"):
+        yield simplejpeg.encode_jpeg(
+            np.ascontiguousarray(pixels.astype(np.uint8)),
+            quality=85,
+            colorsubsampling=subsampling,
+        )
+    yield simplejpeg.encode_jpeg(
+        np.ascontiguousarray(pixels[..., :1].astype(np.uint8)),
+        colorspace="Gray",
+        colorsubsampling="Gray",
+    )
+
+
+def _damaged(encoded: bytes) -> Iterator[bytes]:
+    """Yield inputs of which libjpeg reports an error, in its header and in its scan, or warns."""
+    yield encoded[:1] + b"\0" + encoded[2:]  # not the first marker
+    tables_begin = encoded.index(b"\xff\xdb")
+    yield (
+        encoded[: tables_begin + 4] + b"\x0f" + encoded[tables_begin + 5 :]
+    )  # quantization table 15
+    yield encoded[: len(encoded) // 8] + b"\xff\xd9"  # too few rows
+    yield encoded[: len(encoded) // 2]
+
+
+if __name__ == "__main__":
+    main()

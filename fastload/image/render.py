@@ -1,0 +1,338 @@
+"""Runs of images into the rows of a batch: by the compiled kernels if they are there, else by torch.
+
+Both make the same pixels, to the bit. Images that neither can do are named, and the loader reads them one by one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastload.image import kernels, libjpeg
+from fastload.image.decode import Encoded, Pixels, pixels_at_least, read_header
+from fastload.image.drawing import KeyDraws, base_and_span, fused, uniform_of_word
+from fastload.image.kernels import tables
+from fastload.image.normalize import factor_and_shift
+from fastload.image.plans import (
+    Plan,
+    RandomResizedCrop,
+    Resize,
+    ResizeCenterCrop,
+    is_known_plan,
+    log_ratio,
+)
+from fastload.image.regions import Box, Region, scaled
+from fastload.telemetry import add_to_stage
+from fastload.torch_private import no_torch_function
+
+T = TypeVar("T")
+
+_REGIONS = os.environ.get("FASTLOAD_REGION_DECODE", "0") == "1"
+"""Whether plans that do not say so decode only the box of a JPEG."""
+
+_MOST_ARENA = 256 * 1024 * 1024
+"""Bytes of scratch memory that a thread keeps; an image that needs more is read alone."""
+
+
+def empty_result(transform: Any) -> torch.Tensor | None:
+    """Return an empty result of a plan, or None if `transform` is none, or its results vary in size."""
+    if not is_known_plan(transform) or uniform_of_word() is None:
+        return None
+    size = _size(transform)
+    if not isinstance(size, tuple):
+        return None
+    return torch.empty(3, *size, dtype=torch.uint8 if transform.mean is None else torch.float32)
+
+
+class Render:
+    """Makes the images of one run by `plan` in `rows`, uint8[n, 3, H, W] (or float32), of any strides.
+
+    `keys`, uint64[n], are those of the samples' random streams. Each method returns the positions that it could not do.
+    """
+
+    def __init__(self, plan: Plan, rows: torch.Tensor, keys: NDArray[np.uint64]) -> None:
+        self._plan = plan
+        self._rows = rows
+        self._keys = keys
+        self._kernels = kernels.kernels()
+        self._read_s = 0.0
+        # Held: the kernels read it by its address.
+        self._table = plan_table(plan, rows.stride()[1:], Image.MAX_IMAGE_PIXELS)
+
+    def raw(
+        self,
+        files: NDArray[np.int64],
+        begins: NDArray[np.int64],
+        sides: NDArray[np.int32],
+        checksums: NDArray[np.int64],
+        read: Callable[[int, int, int], Pixels],
+    ) -> list[int]:
+        """Make images of raw pixels.
+
+        Args:
+            files: of each image, the descriptor of an open file, int64[n].
+            begins: where in its file the pixels uint8[height, width, 3] begin, int64[n].
+            sides: height and width, int32[n, 2].
+            checksums: the CRC-32 that the pixels must have, int64[n]; -1: not looked at.
+            read: returns rows `first` to `stop` of image k, checked, as uint8[stop - first, width, 3].
+        """
+        if self._kernels is None:
+            return self._by_torch(lambda k, choose: self._raw_region(k, sides, choose, read))
+        pictures = self._pictures()
+        pictures["file"], pictures["source"] = files, begins
+        pictures["height"], pictures["width"] = sides.T
+        pictures["length"] = 3 * sides[:, 0].astype(np.int64) * sides[:, 1]
+        pictures["checksum"] = checksums
+        arena = _scratch.arena
+        needed = self._kernels.raw_run(
+            pictures.ctypes.data,
+            len(pictures),
+            self._table.address,
+            arena.ctypes.data,
+            arena.nbytes,
+        )
+        _scratch.grow(needed)
+        return self._told(pictures)
+
+    def encoded(
+        self, read: Callable[[int], Encoded], place: Callable[[NDArray[Any]], None], *, name: str
+    ) -> list[int]:
+        """Make images of encoded files.
+
+        Args:
+            read: returns the bytes of image k, checked, good until the next call.
+            place: writes into the kernels' table where the bytes are: `file`, `source`, `length` and `checksum`.
+            name: of what holds them, for errors.
+        """
+        if self._kernels is None:
+            return self._by_torch(
+                lambda k, choose: self._plan.decoded(self._timed(read, k), choose, name=name)
+            )
+        pictures = self._pictures()
+        decoder = _scratch.decoder() if self._decodes_regions() else None
+        if decoder is not None:
+            place(pictures)
+            self._call(self._kernels.jpeg_run, pictures, decoder.address)
+            return self._told(pictures)
+        for k in range(len(pictures)):
+            try:
+                self._decode(k, pictures, read, name)
+            except Exception:
+                # Whatever it is, reading this one alone raises it again, in its place.
+                pictures[k]["state"] = tables.DAMAGED
+        return self._told(pictures)
+
+    def files(self, paths: Sequence[bytes], read: Callable[[int], Encoded]) -> list[int]:
+        """Make images of the files at `paths`; `read` is as in `encoded`."""
+        decoder = None
+        if self._kernels is not None and self._decodes_regions():
+            decoder = _scratch.decoder()
+        if self._kernels is None or decoder is None:
+            return self.encoded(read, lambda _: None, name="")
+        pictures = self._pictures()
+        names = np.frombuffer(b"\0".join(paths) + b"\0", np.uint8)
+        ends = np.cumsum([len(path) + 1 for path in paths])
+        pictures["file"], pictures["checksum"] = -1, -1
+        pictures["source"] = names.ctypes.data + np.array([0, *ends[:-1]])
+        self._call(self._kernels.file_run, pictures, decoder.address)
+        return self._told(pictures)
+
+    def _decodes_regions(self) -> bool:
+        asked = self._plan.region_decode
+        return _REGIONS if asked is None else asked
+
+    def _decode(
+        self,
+        k: int,
+        pictures: NDArray[Any],
+        read: Callable[[int], Encoded],
+        name: str,
+    ) -> None:
+        """Decode image k as much as its box needs, and make its row by the kernel."""
+        assert self._kernels is not None
+        began = perf_counter()
+        encoded = read(k)
+        was_read = perf_counter()
+        header = read_header(encoded, name=name)
+        picture = pictures[k : k + 1]
+        picture["height"], picture["width"] = header.height, header.width
+        if not self._kernels.draw_run(picture.ctypes.data, 1, self._table.address):
+            return
+        top, left, height, width = picture[["top", "left", "box_height", "box_width"]][0].item()
+        region = Region(Box(top, left, height, width), (0, 0))
+        least = self._plan.least(header.height, header.width, region.box)
+        pixels = pixels_at_least(encoded, header, *least, name=name)
+        box = scaled(region, header.height, header.width, pixels).box
+        picture["box_height"], picture["box_width"] = box.height, box.width
+        stride = pixels.strides[0]
+        if pixels.strides[1:] != (3, 1):
+            pixels = np.ascontiguousarray(pixels)
+            stride = pixels.strides[0]
+        picture["source"] = pixels.ctypes.data + box.top * stride + 3 * box.left
+        picture["stride"] = stride
+        picture["read_ns"] = 1e9 * (was_read - began)
+        picture["decode_ns"] = 1e9 * (perf_counter() - was_read)
+        self._call(self._kernels.resample_run, picture)
+
+    # ---- tables ----
+
+    def _call(self, entry: Callable[..., int], pictures: NDArray[Any], *more: int) -> None:
+        """Call a kernel for a table of images; it lets the GIL go."""
+        table, arena = self._table.address, _scratch.arena
+        where = arena.ctypes.data, arena.nbytes
+        _scratch.grow(entry(pictures.ctypes.data, len(pictures), table, *where, *more))
+
+    def _pictures(self) -> NDArray[Any]:
+        """Return a table of the run's images, with their keys and rows."""
+        n = len(self._keys)
+        pictures = np.zeros(n, tables.PICTURE)
+        pictures["key"] = self._keys
+        step = self._rows.stride(0) * self._rows.element_size()
+        pictures["row"] = self._rows.data_ptr() + step * np.arange(n)
+        return pictures
+
+    def _told(self, pictures: NDArray[Any]) -> list[int]:
+        """Count the stages of the run, and return the images that are not done."""
+        done = pictures["state"] == tables.DONE
+        count = int(np.count_nonzero(done))
+        for stage in ("read", "decode", "transform"):
+            spent = int(pictures[f"{stage}_ns"].sum())
+            if spent and count:
+                add_to_stage(stage, spent * 1e-9, count)
+        return [] if count == len(pictures) else np.flatnonzero(~done).tolist()
+
+    # ---- by torch ----
+
+    def _by_torch(
+        self, decoded: Callable[[int, Callable[[int, int], Region]], tuple[Pixels, Region]]
+    ) -> list[int]:
+        """Make the images by torch's kernel. `decoded(k, choose)` returns pixels and the region in them."""
+        missing = []
+        plan, out = self._plan, self._rows.numpy()
+        self._read_s = decode_s = transform_s = 0.0
+        with no_torch_function():
+            for k, key in enumerate(self._keys.tolist()):
+                choose = partial(plan.drawn_region, draws=_scratch.draws.of(key))
+                began = perf_counter()
+                try:
+                    pixels, region = decoded(k, choose)
+                    was_decoded = perf_counter()
+                    plan.finish(pixels, region, out[k])
+                except Exception:
+                    missing.append(k)  # reading this one alone raises it again, in its place
+                    continue
+                decode_s += was_decoded - began
+                transform_s += perf_counter() - was_decoded
+        count = len(out) - len(missing)
+        for stage, seconds in (
+            ("read", self._read_s),
+            ("decode", decode_s - self._read_s),
+            ("transform", transform_s),
+        ):
+            if count:
+                add_to_stage(stage, seconds, count)
+        return missing
+
+    def _timed(self, read: Callable[..., T], *place: int) -> T:
+        """Return what `read` returns for an image, and count its time."""
+        began = perf_counter()
+        try:
+            return read(*place)
+        finally:
+            self._read_s += perf_counter() - began
+
+    def _raw_region(
+        self,
+        k: int,
+        sides: NDArray[np.int32],
+        choose: Callable[[int, int], Region],
+        read: Callable[[int, int, int], Pixels],
+    ) -> tuple[Pixels, Region]:
+        height, width = sides[k].tolist()
+        region = choose(height, width)
+        top, left, h, w = region.box
+        return self._timed(read, k, top, top + h), region._replace(box=Box(0, left, h, w))
+
+
+class _Scratch(threading.local):
+    """A thread's own memory, generator and decoder."""
+
+    def __init__(self) -> None:
+        self.arena = np.empty(0, np.uint8)
+        self.draws = KeyDraws()
+        self._decoder: libjpeg.Decoder | None = None
+        self.grow(4 * 1024 * 1024)
+
+    def decoder(self) -> libjpeg.Decoder | None:
+        """Return the decoder of regions, or None if it may not be used, or not yet."""
+        if self._decoder is None and (make := libjpeg.region_decoder()) is not None:
+            self._decoder = make()
+        return self._decoder
+
+    def grow(self, nbytes: int) -> None:
+        """Make room for an image that needed so many bytes, if it may have them."""
+        if self.arena.nbytes < nbytes <= _MOST_ARENA:
+            whole = np.empty(nbytes * 5 // 4 + 64, np.uint8)
+            self.arena = whole[-whole.ctypes.data % 64 :]
+
+
+_scratch = _Scratch()
+
+
+class _PlanTable:
+    """A plan as the kernels read it, at `address`."""
+
+    def __init__(self, plan: Plan, strides: tuple[int, ...], limit: int | None) -> None:
+        self._table = table = np.zeros((), tables.PLAN)
+        self.address = table.ctypes.data
+        table["colour_step"], table["row_step"], table["pixel_step"] = strides
+        table["scaled"] = plan.scaled_decode
+        table["most_pixels"] = 2 * limit if limit else 0
+        if plan.mean is not None:
+            self._levels = _levels(plan)
+            table["levels"] = self._levels.ctypes.data
+        table["height"], table["width"] = _size(plan)
+        table["kind"] = _KINDS[type(plan)]
+        if isinstance(plan, RandomResizedCrop):
+            self._set_crop(plan)
+        elif isinstance(plan, ResizeCenterCrop):
+            resize = plan.resize if isinstance(plan.resize, tuple) else (plan.resize, -1)
+            table["resize_height"], table["resize_width"] = resize
+
+    def _set_crop(self, plan: RandomResizedCrop) -> None:
+        table = self._table
+        table["area_base"], table["area_span"] = base_and_span(*plan.scale)
+        bounds = log_ratio(plan.ratio)
+        table["log_ratio_base"], table["log_ratio_span"] = base_and_span(*bounds)
+        table["ratio_low"], table["ratio_high"] = plan.ratio
+        table["flip"] = np.float32(plan.flip)
+        table["fused"] = uniform_of_word() is fused
+
+
+plan_table = lru_cache(maxsize=64)(_PlanTable)
+_KINDS: dict[type[Plan], int] = {
+    RandomResizedCrop: tables.RANDOM_RESIZED_CROP,
+    Resize: tables.RESIZE,
+    ResizeCenterCrop: tables.RESIZE_CENTER_CROP,
+}
+
+
+def _size(plan: Any) -> Any:
+    return plan.crop if type(plan) is ResizeCenterCrop else plan.size
+
+
+def _levels(plan: Plan) -> NDArray[np.float32]:
+    """Return what torch makes of each value of a pixel, float32[3, 256]."""
+    factor, shift = factor_and_shift(plan.mean, plan.std)
+    values = torch.arange(256, dtype=torch.float32, device="cpu").repeat(3, 1).view(3, 1, 256)
+    levels: NDArray[np.float32] = values.mul_(factor).sub_(shift).view(3, 256).numpy()
+    return levels

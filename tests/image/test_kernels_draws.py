@@ -1,0 +1,167 @@
+"""Promise: the compiled kernels draw torchvision's boxes from a sample's key, or say that they cannot tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchvision.transforms import v2
+
+from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
+from fastload.image.drawing import WordDraws, base_and_span, fused
+from fastload.image.kernels import Kernels
+from fastload.image.kernels.tables import DAMAGED, DONE, PICTURE, PLAN, TOO_LARGE, UNDECIDED
+from fastload.image.plans import log_ratio
+from fastload.image.render import plan_table
+
+SIDES = st.one_of(st.integers(1, 64), st.integers(1, 4000))
+BOUNDS = st.lists(st.floats(0.05, 4.0), min_size=2, max_size=2).map(lambda two: tuple(sorted(two)))
+BOX = ["top", "left", "box_height", "box_width", "flip"]
+
+
+def draw(
+    kernels: Kernels, plan: Plan, keys: Any, heights: Any, widths: Any, limit: int | None = None
+) -> Any:
+    """The rows of PICTURE after `draw_run`."""
+    pictures = np.zeros(len(keys), PICTURE)
+    pictures["key"], pictures["height"], pictures["width"] = keys, heights, widths
+    table = plan_table(plan, (1, 1, 1), limit)
+    done = kernels.draw_run(pictures.ctypes.data, len(pictures), table.address)
+    assert done == (pictures["state"] == DONE).sum()
+    return pictures
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    scale=BOUNDS,
+    ratio=BOUNDS,
+    flip=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    height=SIDES,
+    width=SIDES,
+    key=st.integers(0, 2**63 - 30),
+)
+def test_boxes_and_flips_are_those_of_the_plan(
+    kernels: Kernels, scale: Any, ratio: Any, flip: float, height: int, width: int, key: int
+) -> None:
+    plan = RandomResizedCrop(8, scale, ratio, flip)
+    pictures = draw(kernels, plan, range(key, key + 20), height, width)
+    for picture in pictures[pictures["state"] == DONE]:
+        generator = torch.Generator().manual_seed(int(picture["key"]))
+        region = plan.region(height, width, generator)
+        assert picture[BOX].item() == (*region.box, region.flip)
+
+
+def test_boxes_are_those_of_torchvision(kernels: Kernels) -> None:
+    random = np.random.default_rng(0)
+    count = 2_000
+    sides = random.integers(1, 700, (count, 2))
+    keys = random.integers(0, 2**63, count)
+    pictures = draw(kernels, RandomResizedCrop(8, flip=0.5), keys, *sides.T)
+    undecided = 0
+    with torch.random.fork_rng(devices=[]):
+        for picture, key in zip(pictures, keys, strict=True):
+            if picture["state"] == UNDECIDED:
+                undecided += 1
+                continue
+            torch.manual_seed(int(key))
+            image = torch.empty(3, int(picture["height"]), 1).expand(-1, -1, int(picture["width"]))
+            box = v2.RandomResizedCrop.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))  # type: ignore[attr-defined]
+            flip = bool(torch.rand(1) < 0.5)
+            assert picture[BOX].item() == (*box, flip)
+    assert undecided < 0.01 * count
+
+
+def test_both_ways_of_rounding(kernels: Kernels) -> None:
+    """A build of torch rounds `unit * span + base` once or twice; a kernel does as it is told."""
+    plan = RandomResizedCrop(8, flip=0.5)
+    generator = np.random.MT19937()
+    seed = np.random.RandomState(generator).seed
+    for is_fused, rule in ((1, fused), (0, separate)):
+        table = np.zeros((), PLAN)
+        table["area_base"], table["area_span"] = base_and_span(*plan.scale)
+        table["log_ratio_base"], table["log_ratio_span"] = base_and_span(*log_ratio(plan.ratio))
+        table["ratio_low"], table["ratio_high"] = plan.ratio
+        table["flip"], table["fused"] = 0.5, is_fused
+        table["height"] = table["width"] = 8
+        pictures = np.zeros(1_000, PICTURE)
+        pictures["key"] = np.arange(1_000) + 2**40
+        pictures["height"], pictures["width"] = 300_000, 400_000
+        kernels.draw_run(pictures.ctypes.data, 1_000, table.ctypes.data)
+        done = pictures[pictures["state"] == DONE]
+        assert len(done) > 100
+        for picture in done:
+            seed(int(picture["key"]) & 0xFFFF_FFFF)
+            draws = WordDraws(lambda: int(generator.random_raw()), rule)
+            region = plan.drawn_region(300_000, 400_000, draws)
+            assert picture[BOX].item() == (*region.box, region.flip)
+
+
+def separate(word: int, low: float, high: float) -> float:
+    base, span = base_and_span(low, high)
+    return float(np.float32(float(np.float32((word & 0xFFFFFF) * 2.0**-24 * span)) + base))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "ratio"),
+    [(1, 900, (0.9, 1.1)), (900, 1, (0.9, 1.1)), (2, 3, (3.0, 4.0)), (7, 7, (0.2, 0.3))],
+)
+def test_no_draw_fits(kernels: Kernels, height: int, width: int, ratio: Any) -> None:
+    plan = RandomResizedCrop(8, (1.0, 1.0), ratio, 0.5)
+    pictures = draw(kernels, plan, range(50), height, width)
+    for picture in pictures[pictures["state"] == DONE]:
+        generator = torch.Generator().manual_seed(int(picture["key"]))
+        region = plan.region(height, width, generator)
+        assert picture[BOX].item() == (*region.box, region.flip)
+    assert (pictures["state"] == DONE).sum() > 40
+
+
+def test_a_tie_that_the_last_bit_of_exp_decides_is_left_to_torch(kernels: Kernels) -> None:
+    # Of all boxes the area is 9, the ratio 1 / 1.44: width 2.5, height 3.6.
+    plan = RandomResizedCrop(8, (9 / 100, 9 / 100), (2.5**2 / 9, 2.5**2 / 9))
+    assert draw(kernels, plan, range(20), 10, 10)["state"].tolist() == [UNDECIDED] * 20
+
+
+@pytest.mark.parametrize("plan", [Resize((5, 6)), ResizeCenterCrop(7, 5)])
+def test_the_other_plans_take_all_and_draw_nothing(kernels: Kernels, plan: Plan) -> None:
+    pictures = draw(kernels, plan, [1, 2], [30, 40], [50, 20])
+    assert pictures[BOX].tolist() == [(0, 0, 30, 50, 0), (0, 0, 40, 20, 0)]
+
+
+@pytest.mark.parametrize("plan", [RandomResizedCrop(8), Resize((8, 8)), ResizeCenterCrop(8, 8)])
+@pytest.mark.parametrize(
+    ("height", "width", "state"),
+    [
+        (0, 5, DAMAGED),
+        (5, 0, DAMAGED),
+        (-3, -4, DAMAGED),
+        (-(2**63), 1, DAMAGED),
+        (100, 200, DONE),
+        (100, 201, TOO_LARGE),
+        (2**28, 1, TOO_LARGE),
+        (2**62, 2**62, TOO_LARGE),
+        (2**63 - 1, 2, TOO_LARGE),
+    ],
+)
+def test_forged_sizes(kernels: Kernels, plan: Plan, height: int, width: int, state: int) -> None:
+    assert draw(kernels, plan, [3], height, width, limit=10_000)["state"] == state
+
+
+def test_a_picture_so_narrow_that_it_grows_beyond_the_limit(kernels: Kernels) -> None:
+    plan = ResizeCenterCrop(256, 224)
+    with pytest.raises(ValueError, match="MAX_IMAGE_PIXELS"):
+        plan.region(1, 10_000)
+    states = draw(kernels, plan, [1, 2], 1, [10_000, 100], limit=89_478_485)["state"]
+    assert states.tolist() == [TOO_LARGE, DONE]
+
+
+def test_pictures_that_are_not_done_are_left_alone(kernels: Kernels) -> None:
+    pictures = np.zeros(3, PICTURE)
+    pictures["height"] = pictures["width"] = 9
+    pictures["state"][1] = DAMAGED
+    table = plan_table(Resize((8, 8)), (1, 1, 1), None)
+    assert kernels.draw_run(pictures.ctypes.data, 3, table.address) == 2
+    assert pictures["box_height"].tolist() == [9, 0, 9]

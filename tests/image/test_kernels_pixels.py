@@ -1,0 +1,267 @@
+"""Promise: the compiled kernels give torch's pixels, to the bit, and touch no byte that is not theirs."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
+from fastload.image.kernels import Kernels
+from fastload.image.kernels.agreement import agrees_with_torch
+from fastload.image.kernels.tables import DAMAGED, DONE, PICTURE, PLAN, TOO_LARGE, UNDECIDED
+from fastload.image.render import plan_table
+from tests.image.kernel_runs import (
+    ARENA,
+    by_torch,
+    empty_row,
+    guarded,
+    guarded_copy,
+    make,
+    picture_of,
+)
+from tests.image.photographs import Pixels, photographs
+
+FLOATS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+SIDES = st.one_of(st.integers(1, 12), st.integers(1, 80), st.integers(1, 600))
+RESULTS = st.one_of(st.integers(1, 12), st.integers(1, 80), st.integers(200, 260))
+SHARES = st.floats(0.01, 1.5).map(lambda share: float(np.float32(share)))
+COMMON = st.fixed_dictionaries({"channels_last": st.booleans()}).flatmap(
+    lambda common: st.sampled_from([common, common | FLOATS])
+)
+
+
+def noise(height: int, width: int, seed: int = 0) -> Pixels:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+@st.composite
+def plans(draw: Any) -> Plan:
+    common, size = draw(COMMON), (draw(RESULTS), draw(RESULTS))
+    kind = draw(st.sampled_from([RandomResizedCrop, Resize, ResizeCenterCrop]))
+    if kind is Resize:
+        return Resize(size, **common)
+    if kind is ResizeCenterCrop:
+        resize = draw(st.one_of(st.integers(1, 80), st.tuples(RESULTS, RESULTS)))
+        return ResizeCenterCrop(resize, size, **common)
+    scale = sorted([draw(SHARES), draw(SHARES)])
+    ratio = sorted([draw(SHARES), 2 * draw(SHARES)])
+    return RandomResizedCrop(
+        size, tuple(scale), tuple(ratio), draw(st.sampled_from([0.0, 0.5, 1.0])), **common
+    )
+
+
+@settings(max_examples=250, deadline=None)
+@given(plan=plans(), height=SIDES, width=SIDES, key=st.integers(0, 2**63 - 1))
+def test_any_plan_gives_what_torch_gives(
+    kernels: Kernels, plan: Plan, height: int, width: int, key: int
+) -> None:
+    pixels = guarded_copy(noise(height, width, key))
+    made = make(kernels, plan, pixels, key)
+    if made.state == UNDECIDED:
+        return  # how rare that is: test_kernels_draws.py
+    assert made.state == DONE
+    assert made.needed == 0
+    torch.testing.assert_close(made.row, by_torch(plan, pixels, key), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", photographs())
+@pytest.mark.parametrize("options", [{}, {"channels_last": True}, FLOATS], ids=str)
+def test_photographs(kernels: Kernels, name: str, options: Any) -> None:
+    pixels = photographs()[name]
+    for key in range(8):
+        plan = RandomResizedCrop(224, flip=0.5, **options)
+        made = make(kernels, plan, pixels, key)
+        assert made.state == UNDECIDED or torch.equal(made.row, by_torch(plan, pixels, key))
+    centre = ResizeCenterCrop(256, 224, **options)
+    assert torch.equal(make(kernels, centre, pixels).row, by_torch(centre, pixels))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size"),
+    [
+        (1, 1, (1, 1)),
+        (1, 1, (300, 300)),
+        (300, 300, (1, 1)),
+        (5000, 1, (3, 3)),
+        (1, 5000, (3, 3)),
+        (3000, 700, (5, 7)),  # more than 1,000 taps
+        (64, 64, (64, 64)),  # no pass is needed
+        (64, 50, (64, 70)),  # no vertical one
+        (50, 64, (70, 64)),  # no horizontal one
+        (33, 65, (129, 31)),
+    ],
+)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_extreme_sizes(
+    kernels: Kernels, height: int, width: int, size: tuple[int, int], channels_last: bool
+) -> None:
+    plan = Resize(size, channels_last=channels_last)
+    pixels = guarded_copy(noise(height, width))
+    assert torch.equal(make(kernels, plan, pixels).row, by_torch(plan, pixels))
+    # Of extremes the sums are the largest.
+    pixels[:] = 255
+    assert torch.equal(make(kernels, plan, pixels).row, by_torch(plan, pixels))
+
+
+@pytest.mark.parametrize(
+    ("resize", "crop"),
+    [
+        (32, 224),  # black all around
+        ((40, 300), (64, 64)),  # black above and below
+        ((300, 41), (64, 64)),  # black beside, an odd pixel
+        ((65, 64), (64, 65)),
+        (1, (7, 2)),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"channels_last": True}, FLOATS], ids=str)
+def test_a_window_beyond_the_picture_is_black(
+    kernels: Kernels, resize: Any, crop: Any, options: Any
+) -> None:
+    plan, pixels = ResizeCenterCrop(resize, crop, **options), guarded_copy(noise(50, 70))
+    assert torch.equal(make(kernels, plan, pixels).row, by_torch(plan, pixels))
+
+
+@settings(max_examples=80, deadline=None)
+@given(plan=plans(), height=SIDES, width=SIDES, key=st.integers(0, 2**63 - 1))
+def test_nothing_beyond_the_arena_and_the_row_is_touched(
+    kernels: Kernels, plan: Plan, height: int, width: int, key: int
+) -> None:
+    pixels = guarded_copy(noise(height, width, key))
+    like = empty_row(plan)
+    target = guarded(like.nbytes)
+    row = torch.frombuffer(target, dtype=like.dtype).as_strided(like.shape, like.stride())
+    nothing = np.empty(0, np.uint8)
+    asked = make(kernels, plan, pixels, key, row=row, arena=nothing)
+    if asked.state == UNDECIDED:
+        return
+    assert asked.state == TOO_LARGE
+    assert not target.any()
+    arena = guarded(asked.needed)
+    made = make(kernels, plan, pixels, key, row=row, arena=arena)
+    assert (made.state, made.needed) == (DONE, 0)
+    assert torch.equal(row, by_torch(plan, pixels, key))
+    less = make(kernels, plan, pixels, key, arena=arena[1:])
+    assert (less.state, less.needed) == (TOO_LARGE, asked.needed)
+    assert torch.equal(less.row, empty_row(plan))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("width", [1, 7, 8, 24, 25, 224])
+def test_floats_by_a_table_that_no_line_goes_through(
+    kernels: Kernels, channels_last: bool, width: int
+) -> None:
+    random = np.random.default_rng(width)
+    levels = random.normal(size=(3, 256)).astype(np.float32)
+    plan = Resize((20, width), channels_last=channels_last, **FLOATS)
+    pixels = noise(30, 40)
+    row = empty_row(plan)
+    table = plan_table(plan, row.stride(), None)
+    changed = np.zeros((), PLAN)
+    changed[...] = np.frombuffer(
+        (ctypes.c_uint8 * PLAN.itemsize).from_address(table.address), PLAN
+    )[0]
+    changed["levels"] = levels.ctypes.data
+    picture = picture_of(pixels, row)
+    arena = ARENA.ctypes.data, ARENA.nbytes
+    assert kernels.raw_run(picture.ctypes.data, 1, changed.ctypes.data, *arena) == 0
+    values = by_torch(Resize((20, width)), pixels).numpy()
+    expected = np.stack([levels[colour][values[colour]] for colour in range(3)])
+    assert np.array_equal(row.numpy(), expected)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    mean=st.tuples(*[st.floats(-3, 3)] * 3),
+    std=st.tuples(*[st.floats(1e-3, 1e3)] * 3),
+    channels_last=st.booleans(),
+)
+def test_floats_of_any_mean_and_deviation(
+    kernels: Kernels, mean: Any, std: Any, channels_last: bool
+) -> None:
+    plan = Resize((16, 16), mean=mean, std=std, channels_last=channels_last)
+    pixels = np.arange(768, dtype=np.uint8).reshape(16, 16, 3)
+    row, expected = make(kernels, plan, pixels).row, by_torch(plan, pixels)
+    assert torch.equal(row.view(torch.int32), expected.view(torch.int32))
+
+
+def test_a_picture_decoded_smaller_keeps_the_size_before_the_crop(kernels: Kernels) -> None:
+    plan = ResizeCenterCrop(64, 48)
+    height, width = 501, 333
+    pixels = guarded_copy(noise(63, 42))  # an eighth, rounded up
+    region = plan.region(height, width)
+    expected = plan.finished(pixels, region._replace(box=region.box._replace(height=63, width=42)))
+    made = make(kernels, plan, pixels, entry="resample_run", height=height, width=width)
+    assert torch.equal(made.row, expected)
+
+
+def test_a_box_inside_of_decoded_pixels(kernels: Kernels) -> None:
+    plan, pixels = Resize((40, 50)), noise(90, 80)
+    box = pixels[20:61, 13:55]
+    row = empty_row(plan)
+    picture = picture_of(box, row)
+    table = plan_table(plan, row.stride(), None)
+    arena = ARENA.ctypes.data, ARENA.nbytes
+    assert kernels.resample_run(picture.ctypes.data, 1, table.address, *arena) == 0
+    assert picture["stride"] == 240
+    assert torch.equal(row, by_torch(plan, box))
+    assert picture["transform_ns"] > 0
+
+
+def test_memory_of_neither_layout_is_left_alone(kernels: Kernels) -> None:
+    plan, pixels = Resize((8, 9)), noise(20, 20)
+    for memory in (
+        torch.full((3, 8, 18), 77, dtype=torch.uint8)[..., ::2],
+        torch.full((8, 9, 4), 77, dtype=torch.uint8)[..., :3].permute(2, 0, 1),
+        torch.full((3, 9, 8), 77, dtype=torch.uint8).transpose(1, 2),
+    ):
+        made = make(kernels, plan, pixels, row=memory)
+        assert made.state == UNDECIDED
+        assert (memory == 77).all()
+
+
+def test_rows_with_room_between_them(kernels: Kernels) -> None:
+    plan, pixels = Resize((8, 9)), noise(20, 20)
+    for whole in (
+        torch.full((3, 8, 40), 77, dtype=torch.uint8)[..., :9],
+        torch.full((8, 30, 3), 77, dtype=torch.uint8)[:, :9].permute(2, 0, 1),
+    ):
+        assert torch.equal(make(kernels, plan, pixels, row=whole).row, by_torch(plan, pixels))
+        assert whole._base is not None
+        assert (whole._base == 77).sum() >= whole._base.numel() - whole.numel()
+
+
+def test_a_run_does_what_it_can(kernels: Kernels) -> None:
+    plan = Resize((16, 16))
+    many = [noise(20 + k, 30, k) for k in range(4)]
+    rows = torch.full((4, 3, 16, 16), 77, dtype=torch.uint8)
+    table = plan_table(plan, rows.stride()[1:], None)
+    pictures = np.concatenate([picture_of(p, row) for p, row in zip(many, rows, strict=True)])
+    pictures["state"][0] = UNDECIDED
+    pictures["length"][2] += 1
+    arena = ARENA.ctypes.data, ARENA.nbytes
+    assert kernels.raw_run(pictures.ctypes.data, 4, table.address, *arena) == 0
+    assert pictures["state"].tolist() == [UNDECIDED, DONE, DAMAGED, DONE]
+    for k, row in enumerate(rows):
+        expected = by_torch(plan, many[k]) if k in (1, 3) else torch.full_like(row, 77)
+        assert torch.equal(row, expected)
+    assert kernels.raw_run(pictures.ctypes.data, 0, table.address, *arena) == 0
+
+
+def test_the_check_of_the_compiler_sees_a_kernel_that_differs(kernels: Kernels) -> None:
+    assert PICTURE.fields is not None
+    row_at = PICTURE.fields["row"][1]
+
+    def wrong(pictures: int, *others: int) -> int:
+        needed = kernels.raw_run(pictures, *others)
+        row = ctypes.c_int64.from_address(pictures + row_at).value
+        ctypes.c_uint8.from_address(row).value ^= 1
+        return needed
+
+    assert agrees_with_torch({"raw_run": kernels.raw_run})
+    assert not agrees_with_torch({"raw_run": wrong})

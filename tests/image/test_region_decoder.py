@@ -1,0 +1,467 @@
+"""Promise: decoding only the box of a JPEG gives the pixels of the whole, and what is not plain is left to Python."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("simplejpeg")
+
+import simplejpeg
+
+from fastload.image import Resize, ResizeCenterCrop, libjpeg
+from fastload.image.kernels import Kernels, tables
+from fastload.image.libjpeg import Decoder, Unusable, library, region_decoder, why
+from fastload.image.libjpeg_check import Trial, crop_table, objection, with_result
+from tests.image.jpeg_fuzz import GuardedMemory, segments
+from tests.image.photographs import Pixels, encoded, photographs
+
+ROOT = Path(__file__).parents[2]
+RNG = np.random.default_rng(0)
+NOISE: Pixels = RNG.integers(0, 256, (139, 173, 3), dtype=np.uint8)
+PHOTOGRAPH = next(iter(photographs().values()))
+DONE, UNDECIDED, UNREADABLE, DAMAGED, TOO_LARGE = (
+    tables.DONE,
+    tables.UNDECIDED,
+    tables.UNREADABLE,
+    tables.DAMAGED,
+    tables.TOO_LARGE,
+)
+
+
+def jpeg(pixels: Pixels, subsampling: str = "420", quality: int = 90) -> bytes:
+    content: bytes = simplejpeg.encode_jpeg(
+        np.ascontiguousarray(pixels), quality=quality, colorsubsampling=subsampling
+    )
+    return content
+
+
+JPEG = jpeg(NOISE)
+KINDS: dict[str, Callable[[Pixels], bytes]] = {
+    "4:4:4": lambda pixels: jpeg(pixels, "444"),
+    "4:2:2": lambda pixels: jpeg(pixels, "422"),
+    "4:2:0": lambda pixels: jpeg(pixels, "420"),
+    "4:4:0": lambda pixels: jpeg(pixels, "440"),
+    "4:1:1": lambda pixels: jpeg(pixels, "411"),
+    "grey": lambda pixels: encoded(pixels[..., 0]),
+    "RGB": lambda pixels: encoded(pixels, keep_rgb=True, quality=90),
+    "restart markers": lambda pixels: encoded(pixels, restart_marker_blocks=3),
+    "restart markers by row": lambda pixels: encoded(
+        pixels, restart_marker_rows=1, subsampling="4:4:4"
+    ),
+    "optimized": lambda pixels: encoded(pixels, optimize=True, quality=75),
+}
+
+
+@pytest.fixture(scope="module")
+def make_trial(kernels: Kernels) -> Callable[[], Trial]:
+    try:
+        found = library()
+    except Unusable as error:
+        pytest.skip(str(error))
+    return lambda: Trial(kernels, Decoder(kernels, found))
+
+
+@pytest.fixture
+def trial(make_trial: Callable[[], Trial]) -> Trial:
+    return make_trial()
+
+
+def check(trial: Trial, content: bytes, plan: np.ndarray[Any, Any], keys: range) -> None:
+    for key in keys:
+        state, result = trial.run_bytes(plan, key, content)
+        assert state in (DONE, UNDECIDED)
+        if state == DONE:
+            assert np.array_equal(result, trial.expected(plan, content)), (key, trial.picture)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_are_those_of_the_ordinary_way(kind: str, trial: Trial) -> None:
+    for pixels in (NOISE, PHOTOGRAPH[:301, :403]):
+        content = KINDS[kind](pixels)
+        for number, size in enumerate([(16, 16), (40, 25), (100, 130), (224, 224)]):
+            for scaled in (True, False):
+                check(
+                    trial,
+                    content,
+                    crop_table(size, scaled=scaled),
+                    range(5 * number, 5 * number + 5),
+                )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_and_odd_sizes(kind: str, trial: Trial) -> None:
+    wide = crop_table((3, 2), scale=(0.01, 1), ratio=(0.1, 10))
+    for height in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 33):
+        for width in (1, 2, 4, 5, 8, 11, 16, 17, 18, 31, 35):
+            content = KINDS[kind](NOISE[:height, :width])
+            check(trial, content, wide, range(4))
+
+
+@pytest.mark.parametrize("subsampling", ["444", "420"])
+def test_sixteen_qualities_of_photographs(subsampling: str, trial: Trial) -> None:
+    for pixels in photographs().values():
+        for quality in (1, 5, 10, 20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 95, 98, 100):
+            content = jpeg(pixels, subsampling, quality)
+            check(trial, content, crop_table((96, 96)), range(quality, quality + 2))
+
+
+def test_boxes_at_each_border_and_at_each_scale(trial: Trial) -> None:
+    content = jpeg(PHOTOGRAPH[:301, :403])
+    seen = set()
+    for key in range(400):
+        side = (6, 12, 24, 48, 96)[key % 5]
+        plan = crop_table((side, side), scale=(0.03, 1.0))
+        state, result = trial.run_bytes(plan, key, content)
+        if state == UNDECIDED:
+            continue
+        assert np.array_equal(result, trial.expected(plan, content))
+        row = trial.picture[0]
+        borders = {
+            "top": row["top"] == 0,
+            "left": row["left"] == 0,
+            "bottom": row["top"] + row["box_height"] == 301,
+            "right": row["left"] + row["box_width"] == 403,
+        }
+        scale = round(int(row["box_height"]) / int(trial.decoder.fields["box_height"][0]), 1)
+        seen |= {border for border, touched in borders.items() if touched} | {scale}
+    assert seen >= {"top", "left", "bottom", "right", 1.0, 2.0, 2.7, 4.0, 8.0}
+
+
+def test_plans_of_the_whole_image(trial: Trial) -> None:
+    content = jpeg(PHOTOGRAPH[:203, :310])
+    for side in (20, 45, 64, 120):
+        size = (side, side + 9)
+        for scaled in (True, False):
+            plan = with_result(np.zeros(1, tables.PLAN), size, scaled=scaled, kind=tables.RESIZE)
+            wanted = Resize(size, scaled_decode=scaled).decode(content, name="a.jpg")
+            state, result = trial.run_bytes(plan, 0, content)
+            assert state == DONE
+            assert np.array_equal(result, wanted.permute(1, 2, 0))
+            plan = with_result(
+                plan,
+                size,
+                scaled=scaled,
+                kind=tables.RESIZE_CENTER_CROP,
+                resize_height=side + 12,
+                resize_width=-1,
+            )
+            wanted = ResizeCenterCrop(side + 12, size, scaled_decode=scaled).decode(
+                content, name="a.jpg"
+            )
+            state, result = trial.run_bytes(plan, 0, content)
+            assert state == DONE
+            assert np.array_equal(result, wanted.permute(1, 2, 0))
+
+
+# ---- what is left to Python ----
+
+
+def with_marker(content: bytes, marker: int) -> bytes:
+    """`content` with another marker at its frame header."""
+    at = content.index(b"\xff\xc0")
+    return content[: at + 1] + bytes([marker]) + content[at + 2 :]
+
+
+def with_sampling(content: bytes, sampling: int) -> bytes:
+    """`content` with other sampling factors of the first colour."""
+    at = content.index(b"\xff\xc0") + 11
+    return content[:at] + bytes([sampling]) + content[at + 1 :]
+
+
+PICTURE = Image.fromarray(NOISE)
+UNFIT: dict[str, Callable[[], bytes]] = {
+    "nothing": lambda: b"",
+    "two bytes": lambda: JPEG[:2],
+    "text": lambda: b"not a picture at all",
+    "png": lambda: encoded(NOISE, "PNG"),
+    "progressive": lambda: encoded(NOISE, progressive=True),
+    "cmyk": lambda: encoded(PICTURE.convert("CMYK")),
+    "arithmetic": lambda: with_marker(JPEG, 0xC9),
+    "lossless": lambda: with_marker(JPEG, 0xC3),
+    "12 bits": lambda: JPEG.replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x0c"),
+    "a rare sampling": lambda: with_sampling(JPEG, 0x31),
+    "cut": lambda: JPEG[: len(JPEG) // 2],
+    "cut and closed": lambda: JPEG[: len(JPEG) // 8] + b"\xff\xd9",
+    "zeros at the end": lambda: JPEG[:-4096] + bytes(4096),
+    "a marker in the last rows": lambda: JPEG[:-40] + b"\xff\x40" + JPEG[-40:],
+    "a restart marker too many": lambda: JPEG[:-40] + b"\xff\xd0" + JPEG[-40:],
+    "two ends": lambda: JPEG[: len(JPEG) // 8] + b"\xff\xd9" + JPEG[len(JPEG) // 8 :],
+    "no quantization table": lambda: JPEG.replace(b"\xff\xdb", b"\xff\xef"),
+    "a wrong length": lambda: JPEG.replace(b"\xff\xdb\x00\x43", b"\xff\xdb\x00\x3f"),
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_what_is_not_plain_is_left_to_python(kind: str, trial: Trial) -> None:
+    plan = crop_table((64, 64), scale=(0.9, 1.0))
+    content = UNFIT[kind]()
+    assert content != JPEG
+    for key in range(3):
+        assert trial.run_bytes(plan, key, content or b"\0")[0] == DAMAGED
+        check(trial, JPEG, plan, range(key, key + 1))  # and the next one is as ever
+
+
+def test_bytes_after_the_end_do_not_matter(trial: Trial) -> None:
+    """Telephones append a second image, or a film."""
+    for rest in (b"more", JPEG, bytes(100), b"\xff"):
+        check(trial, JPEG + rest, crop_table((64, 64)), range(3))
+
+
+def test_an_image_finds_no_tables_of_the_one_before(trial: Trial) -> None:
+    """libjpeg keeps them for "abbreviated" files; the ordinary way begins anew each time."""
+    own_tables = encoded(NOISE, optimize=True, quality=30)
+    parts = segments(JPEG)
+    none = b"".join(
+        [JPEG[:2]]
+        + [JPEG[begin:end] for begin, end in parts if JPEG[begin + 1] != 0xC4]
+        + [JPEG[parts[-1][1] :]]
+    )
+    plan = crop_table((64, 64), scale=(0.2, 1.0))
+    check(trial, own_tables, plan, range(2))
+    check(trial, none, plan, range(2))
+
+
+def test_an_image_beyond_the_limit_of_pixels(trial: Trial) -> None:
+    plan = crop_table((32, 32))
+    height, width = NOISE.shape[:2]
+    plan["most_pixels"] = height * width
+    check(trial, JPEG, plan, range(1))
+    plan["most_pixels"] = height * width - 1
+    assert trial.run_bytes(plan, 0, JPEG)[0] == TOO_LARGE
+
+
+def test_a_small_arena_says_what_it_lacks(trial: Trial, tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(JPEG)
+    plan = crop_table((32, 32), scale=(1.0, 1.0), scaled=False)
+    name = np.frombuffer(os.fsencode(tmp_path / "a.jpg") + b"\0", np.uint8)
+    result = np.zeros((32, 32, 3), np.uint8)
+    sizes = [0]
+    while True:
+        arena = GuardedMemory(max(1, sizes[-1])).last(sizes[-1])
+        state = trial.run_into(result, arena, plan, 1, named=1, source=name.ctypes.data)
+        if not trial.needed:
+            break
+        assert state == TOO_LARGE
+        assert trial.needed > sizes[-1]
+        sizes.append(trial.needed)
+    assert state == DONE
+    assert len(sizes) <= 3  # the file, then all
+    assert np.array_equal(result, trial.expected(plan, JPEG))
+
+
+# ---- reading ----
+
+
+def run_file(trial: Trial, path: Path | str) -> tuple[int, Pixels]:
+    name = np.frombuffer(os.fsencode(path) + b"\0", np.uint8)
+    return trial.run(crop_table((40, 40)), 3, named=1, source=name.ctypes.data)
+
+
+def test_files_by_name(trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = crop_table((40, 40))
+    wanted = trial.run_bytes(plan, 3, JPEG)[1]
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jpg", "Größe.jpg", "with space.jpg"):
+        (tmp_path / name).write_bytes(JPEG)
+        for path in (tmp_path / name, name):
+            state, result = run_file(trial, path)
+            assert state == DONE
+            assert np.array_equal(result, wanted)
+    assert trial.picture["length"][0] == len(JPEG)
+    assert trial.picture["read_ns"][0] > 0
+    assert trial.picture["decode_ns"][0] > 0
+    assert trial.picture["transform_ns"][0] > 0
+
+
+def test_files_that_cannot_be_read(trial: Trial, tmp_path: Path) -> None:
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "link.jpg").symlink_to(tmp_path / "nowhere")
+    before = len(os.listdir("/proc/self/fd"))
+    for path in ("none.jpg", "empty.jpg", "link.jpg", ".", "empty.jpg/a.jpg", "a" * 300):
+        assert run_file(trial, tmp_path / path)[0] == UNREADABLE
+    assert run_file(trial, "/proc/self/mem")[0] == UNREADABLE
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_records_of_a_file(trial: Trial, tmp_path: Path) -> None:
+    other = jpeg(PHOTOGRAPH[:99, :140])
+    path = tmp_path / "shard"
+    path.write_bytes(b"head" + JPEG + other)
+    plan = crop_table((40, 40))
+    wanted = trial.run_bytes(plan, 5, other)[1]
+    place = {"source": 4 + len(JPEG), "length": len(other)}
+    file = os.open(path, os.O_RDONLY)
+    try:
+        for checksum, expected in ((-1, DONE), (zlib.crc32(other), DONE), (1, DAMAGED)):
+            state, result = trial.run(plan, 5, file=file, checksum=checksum, **place)
+            assert state == expected
+            assert state != DONE or np.array_equal(result, wanted)
+        place["length"] += 1
+        assert trial.run(plan, 5, file=file, **place)[0] == UNREADABLE
+    finally:
+        os.close(file)
+    assert trial.run(plan, 5, file=file, **place)[0] == UNREADABLE
+
+
+def test_a_run_of_several_images_leaves_out_what_is_not_to_be_done(
+    trial: Trial, kernels: Kernels
+) -> None:
+    plan, arena = crop_table((20, 20)), np.empty(1 << 22, np.uint8)
+    payload, rows = np.frombuffer(JPEG, np.uint8), np.zeros((4, 20, 20, 3), np.uint8)
+    pictures = np.zeros(4, tables.PICTURE)
+    pictures["file"], pictures["checksum"] = -1, [-1, -1, 7, -1]
+    pictures["source"], pictures["length"] = payload.ctypes.data, len(JPEG)
+    pictures["row"] = rows.ctypes.data + rows[0].nbytes * np.arange(4)
+    pictures["state"][1] = UNREADABLE
+    assert not kernels.jpeg_run(
+        pictures.ctypes.data,
+        4,
+        plan.ctypes.data,
+        arena.ctypes.data,
+        arena.nbytes,
+        trial.decoder.address,
+    )
+    assert pictures["state"].tolist() == [DONE, UNREADABLE, DAMAGED, DONE]
+    assert np.array_equal(rows[0], rows[3])
+    assert rows[0].any()
+    assert not rows[1].any()
+
+
+# ---- damage, threads, memory ----
+
+
+def test_damaged_images_end_no_process_and_change_no_pixels(
+    kernels: Kernels, tmp_path: Path
+) -> None:
+    """Ten seconds of `scripts/fuzz-jpeg`; inputs, scratch memory and results end at pages without access."""
+    library()
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.image.jpeg_fuzz", "--seconds", "10"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    counts = json.loads(child.stdout)
+    assert counts["inputs"] > 200
+    assert counts[f"state {DONE}"] > 50
+    assert counts[f"state {DAMAGED}"] > 50
+    assert "DIFFERENT PIXELS" not in counts
+
+
+def test_threads_decode_as_one_does(make_trial: Callable[[], Trial]) -> None:
+    plan = crop_table((50, 50))
+
+    def results() -> list[bytes]:
+        trial = make_trial()
+        contents = (JPEG, JPEG[:2000], KINDS["4:2:2"](NOISE))
+        return [trial.run_bytes(plan, key, contents[key % 3])[1].tobytes() for key in range(60)]
+
+    alone = results()
+    with ThreadPoolExecutor(6) as pool:
+        assert all(other == alone for other in pool.map(lambda _: results(), range(12)))
+
+
+def test_images_and_errors_leave_no_memory_behind(trial: Trial) -> None:
+    plan = crop_table((8, 8), scale=(0.01, 0.02))
+
+    def pages() -> int:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    contents = [JPEG, JPEG[:3000] + b"\xff\xd9", encoded(NOISE, progressive=True)]
+    for key in range(300):
+        trial.run_bytes(plan, key, contents[key % 3])
+    before = pages()
+    for key in range(6000):
+        trial.run_bytes(plan, key, contents[key % 3])
+    assert (pages() - before) * resource.getpagesize() < 2_000_000
+
+
+# ---- the library ----
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process that has not asked for the decoder yet."""
+    monkeypatch.setattr(libjpeg, "_state", libjpeg._State())
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+def asked() -> Callable[[], Decoder] | None:
+    deadline = time.monotonic() + 100
+    while region_decoder() is None and not why().startswith("off") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return region_decoder()
+
+
+@pytest.mark.usefixtures("fresh", "make_trial")
+def test_a_child_checks_before_the_first_use(kernels: Kernels) -> None:
+    assert why() == "not asked for"
+    factory = asked()
+    assert factory is not None, why()
+    assert why().startswith("on (Pillow ")
+    trial = Trial(kernels, factory())
+    check(trial, JPEG, crop_table((40, 40)), range(4))
+    libjpeg._state = libjpeg._State()
+    assert region_decoder() is not None  # what the check has found is in the cache
+
+
+@pytest.mark.usefixtures("fresh", "make_trial")
+def test_a_check_that_crashes_turns_it_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FASTLOAD_CACHE", str(tmp_path))
+    crash = [sys.executable, "-c", "import os; os.abort()"]
+    monkeypatch.setattr(libjpeg, "_start_check", lambda name: subprocess.Popen(crash))
+    assert asked() is None
+    assert why() == "off: the check ended with status -6"
+    libjpeg._state = libjpeg._State()
+    monkeypatch.setattr(libjpeg, "_start_check", lambda name: pytest.fail("checked again"))
+    assert region_decoder() is None
+    assert why() == "off: the check ended with status -6"
+
+
+@pytest.mark.usefixtures("fresh")
+def test_another_library_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libjpeg, "TESTED_BUILDS", {})
+    assert region_decoder() is None
+    assert "is none of the tested libraries (SHA-256" in why()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_without_simplejpeg_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libjpeg.importlib.util, "find_spec", lambda name: None)
+    assert region_decoder() is None
+    assert why() == "off: simplejpeg is not installed"
+
+
+def test_a_check_notices_other_pixels_and_missed_damage(trial: Trial) -> None:
+    assert objection(trial) == ""
+    genuine = trial.run_bytes
+    trial.run_bytes = lambda plan, key, content: (DONE, genuine(plan, key, content)[1])  # type: ignore[method-assign]
+    assert objection(trial) == "a damaged image was not noticed"
+
+    def off_by_one(plan: Any, key: int, content: bytes) -> tuple[int, Pixels]:
+        state, result = genuine(plan, key, content)
+        return state, result + np.uint8(key == 5)
+
+    trial.run_bytes = off_by_one  # type: ignore[method-assign]
+    assert objection(trial) == "pixels differ from simplejpeg's"

@@ -1,0 +1,420 @@
+"""Torch's random functions draw from a generator of the calling thread, in threads that have entered.
+
+That each function does, and draws what torch draws, is in tests/promises/test_randomness.py. Here: what else of torch
+sees nothing of it, and where it must hold though torch goes another way.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fastload
+from fastload.isolation import torch_random
+
+held = functools.partial(torch.randn, 3)
+
+
+def generator(seed: int = 1) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def installed() -> Iterator[None]:
+    torch_random.install()
+    assert torch_random.unusable() is None
+    yield
+    torch_random.enter(None)
+
+
+def entered(draw: Callable[[], Any], own: torch.Generator | None = None) -> Any:
+    """Return `draw()` as computed by this thread while it has entered; the global generator stays as it was."""
+    own = own or generator()
+    before = torch.default_generator.get_state()
+    torch_random.enter(lambda: own)
+    try:
+        return draw()
+    finally:
+        torch_random.enter(None)
+        assert torch.equal(torch.default_generator.get_state(), before)
+
+
+def numbers(draw: Callable[[], Any]) -> list[float]:
+    """Return what `draw()` gives if torch's global generator is seeded as `generator()` is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        drawn: list[float] = draw().tolist()
+        return drawn
+
+
+def in_a_thread(function: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+# ---- who sees it ----
+
+
+def test_another_thread_draws_from_the_global_generator() -> None:
+    torch_random.enter(generator)
+    torch.manual_seed(3)
+    there = in_a_thread(lambda: torch.rand(3).tolist())
+    torch_random.enter(None)
+    torch.manual_seed(3)
+    assert there == torch.rand(3).tolist()
+
+
+def test_a_thread_that_has_left_draws_from_the_global_generator() -> None:
+    entered(lambda: torch.rand(3))
+    torch.manual_seed(3)
+    expected = torch.rand(3, generator=generator(3))
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_none_stands_for_the_global_generator() -> None:
+    torch_random.enter(lambda: None)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=generator()))
+
+
+def test_no_name_of_torch_is_another_object() -> None:
+    """Of those below, some come from the module's table, and some from C, by name."""
+    seen = []
+
+    class Seeing(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append((func, sorted(kwargs or {})))
+            return func(*args, **(kwargs or {}))
+
+    def draw() -> torch.Tensor:
+        with Seeing():
+            return torch.rand(3).add(torch.empty(3).uniform_()).add(torch.randint(5, (3,)))
+
+    drawn = entered(draw)
+    assert drawn.tolist() == numbers(draw)
+    half = len(seen) // 2
+    assert seen[:half] == seen[half:]
+    assert [func for func, _ in seen[:2]] == [torch.rand, torch.empty]
+    assert entered(lambda: pickle.loads(pickle.dumps(torch.rand))) is torch.rand
+    assert entered(lambda: torch.rand in torch.overrides.get_ignored_functions())
+
+
+class Own(torch.Tensor):
+    """Sees the calls that it is in."""
+
+    seen: list[str]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_subclass_is_kept_and_sees_each_call_once() -> None:
+    def draw() -> torch.Tensor:
+        Own.seen = []
+        tensor = torch.full((3,), 0.5).as_subclass(Own)
+        assert tensor.uniform_() is tensor
+        drawn = torch.bernoulli(tensor) + torch.rand_like(tensor)
+        assert type(drawn) is Own
+        return drawn.as_subclass(torch.Tensor)
+
+    drawn = entered(draw)
+    seen = Own.seen
+    assert drawn.tolist() == numbers(draw)
+    assert seen == Own.seen
+
+
+def test_errors_are_torch_s_own() -> None:
+    def wrong() -> list[tuple[type, str]]:
+        calls: list[Callable[[], Any]] = [
+            lambda: torch.empty(2).uniform_(5, 1),
+            lambda: torch.rand("x"),  # type: ignore[call-overload]
+            lambda: torch.randint(5, 1, (2,)),
+            lambda: torch.multinomial(torch.zeros(3), 2),
+            lambda: torch.empty(2, dtype=torch.int).uniform_(),
+            lambda: torch.randperm(-1),
+            lambda: torch.normal(0.0, -torch.ones(2)),
+            lambda: torch.bernoulli(torch.full((2,), 3.0)),
+            lambda: torch.rand(2, generator=torch.Generator("meta")),
+        ]
+        raised = []
+        for call in calls:
+            with pytest.raises((RuntimeError, TypeError)) as caught:
+                call()
+            raised.append((caught.type, str(caught.value).partition("\n")[0]))
+        return raised
+
+    assert entered(wrong) == wrong()
+
+
+def test_after_an_error_the_thread_draws_from_its_own_generator() -> None:
+    def draw() -> torch.Tensor:
+        with pytest.raises(RuntimeError):
+            torch.empty(2).uniform_(5, 1)
+        return torch.rand(3)
+
+    assert entered(draw).tolist() == numbers(draw)
+
+
+# ---- other ways through torch ----
+
+
+class Passing(TorchDispatchMode):
+    """Calls each operator that it sees."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Wrapping(torch.Tensor):
+    """A tensor that keeps another one, and hands it to the operators."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapping:
+        self: Wrapping = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        self.inner = inner
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = _pytree.tree_map_only(Wrapping, lambda x: x.inner, (args, kwargs or {}))
+        return Wrapping(func(*args, **kwargs))
+
+
+def wrapped(draw: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    drawn: torch.Tensor = draw(Wrapping(torch.full((3,), 0.5))).inner
+    return drawn
+
+
+DRAWS: dict[str, Callable[[], torch.Tensor]] = {
+    "rand": lambda: torch.rand(3),
+    "rand, out": lambda: torch.rand(3, out=torch.empty(3)),
+    "randn": lambda: torch.randn(3, dtype=torch.float64),
+    "randint": lambda: torch.randint(99, (3,)),
+    "randint, low": lambda: torch.randint(5, 99, (3,), dtype=torch.int32),
+    "randperm": lambda: torch.randperm(99)[:3],
+    "uniform_": lambda: torch.empty(3).uniform_(),
+    "bernoulli": lambda: torch.bernoulli(torch.full((9,), 0.5)),
+    "normal": lambda: torch.normal(0.0, 1.0, (3,)),
+    "rand_like": lambda: torch.rand_like(torch.ones(3)),
+    "dropout": lambda: functional.dropout(torch.ones(9)),
+    "native dropout": lambda: torch.native_dropout(torch.ones(9), 0.25, True)[0],
+    "functional": lambda: torch.ops.aten.uniform(torch.ones(3)),
+    "wrapped, in place": lambda: wrapped(lambda tensor: tensor.uniform_()),
+    "wrapped, like": lambda: wrapped(torch.rand_like),
+    "wrapped, functional": lambda: wrapped(torch.bernoulli),
+    "wrapped, dropout": lambda: wrapped(functional.dropout),
+}
+
+
+def like_ones_without_a_generator(name: str) -> bool:
+    """`rand_like` has none before torch 2.9; what a mode or a class calls in its place draws from the global state."""
+    return "like" in name and "rand_like" not in torch_random.kernels()
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_in_a_mode_that_sees_the_operators(name: str) -> None:
+    if like_ones_without_a_generator(name):
+        pytest.skip("this torch's rand_like takes no generator")
+
+    def draw() -> torch.Tensor:
+        with Passing():
+            return DRAWS[name]()
+
+    expected = numbers(DRAWS[name])
+    assert entered(draw).tolist() == expected
+    with Passing():
+        assert entered(DRAWS[name]).tolist() == expected
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_value_for_value(name: str) -> None:
+    if like_ones_without_a_generator(name):
+        pytest.skip("this torch's rand_like takes no generator")
+    assert entered(DRAWS[name]).tolist() == numbers(DRAWS[name])
+
+
+def test_a_partial_made_before() -> None:
+    assert entered(held).tolist() == numbers(held)
+
+
+def test_values_that_are_not_computed_draw_nothing() -> None:
+    own = generator()
+    before = own.get_state()
+
+    def draw() -> Any:
+        with FakeTensorMode():
+            return torch.rand(3), torch.empty(3).uniform_(), functional.dropout(torch.ones(3))
+
+    assert [tuple(fake.shape) for fake in entered(draw, own)] == [(3,)] * 3
+    assert torch.equal(own.get_state(), before)
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_a_graph_that_is_traced_keeps_no_generator(mode: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(3) + x.clone().uniform_()
+
+    graph = entered(lambda: make_fx(function, tracing_mode=mode)(torch.zeros(3)))
+    assert graph.code == make_fx(function, tracing_mode=mode)(torch.zeros(3)).code
+    assert entered(lambda: graph(torch.zeros(3))).tolist() == numbers(
+        lambda: function(torch.zeros(3))
+    )
+
+
+COMPILED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rand": lambda x: torch.rand(3) + x,
+    "in place": lambda x: torch.empty(3).uniform_() + x,
+    "randint": lambda x: torch.randint(2, 99, (3,)) + x,
+    "like": lambda x: torch.randn_like(x) + x,
+    "bernoulli": lambda x: torch.bernoulli(x) + x,
+    "dropout": lambda x: functional.dropout(x),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_code_draws_what_it_draws_elsewhere(name: str, backend: str) -> None:
+    """As it is compiled, and after that, in a thread that has entered, and in one that has not."""
+    if like_ones_without_a_generator(name):
+        pytest.skip("this torch's rand_like takes no generator")
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own imports
+        compiled = torch.compile(COMPILED[name], backend=backend, fullgraph=True)
+
+        def draw() -> torch.Tensor:
+            return compiled(torch.full((3,), 0.5))
+
+        first, second = entered(draw).tolist(), entered(draw).tolist()
+        assert first == second == numbers(draw)
+        assert entered(draw).tolist() == first
+
+
+def test_compiled_code_of_the_loop_is_not_compiled_anew() -> None:
+    compiled_times = 0
+
+    def backend(module: Any, inputs: Any) -> Any:
+        nonlocal compiled_times
+        compiled_times += 1
+        return module
+
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(lambda x: torch.rand(3) + x, backend=backend, fullgraph=True)
+        compiled(torch.ones(3))
+        in_a_thread(lambda: entered_for_good())
+        compiled(torch.ones(3))
+    assert compiled_times == 1
+
+
+def entered_for_good() -> None:
+    torch_random.enter(generator)
+    torch.rand(3)
+
+
+# ---- processes ----
+
+ENDING = """
+    import sys, threading, time, torch, fastload
+
+    class Endless(torch.utils.data.Dataset):
+        def __len__(self):
+            return 10**6
+        def __getitem__(self, index):
+            for _ in range(100):
+                torch.rand(3).add(torch.randint(9, (3,)))
+            return index
+
+    loader = fastload.DataLoader(Endless(), 4, num_workers=3, seed=1)
+    batches = iter(loader)
+    next(batches)
+    if "exit" in sys.argv:
+        sys.exit(3)
+    print("end")
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "end"])
+def test_a_process_may_end_while_workers_draw(how: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(ENDING), how],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr) == (3 if how == "exit" else 0, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_child_of_a_thread_that_has_entered_draws_on() -> None:
+    def draw_in_a_child() -> bytes:
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(write, repr(torch.rand(1).item()).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        with os.fdopen(read, "rb") as there:
+            os.close(write)
+            return there.read()
+
+    assert eval(entered(draw_in_a_child)) == numbers(lambda: torch.rand(1))[0]
+
+
+# ---- where it cannot be ----
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(kernels: Any) -> Any:
+        raise RuntimeError("no such key")
+
+    monkeypatch.setattr(torch_random, "register_kernels", refuse)
+    monkeypatch.setattr(torch_random, "_show", None)
+    monkeypatch.setattr(torch_random, "_failure", None)
+
+
+@pytest.mark.usefixtures("without_kernels")
+def test_a_torch_that_cannot_be_routed_is_warned_of() -> None:
+    class Draws(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.rand(1)
+
+    with (
+        pytest.warns(UserWarning, match="global random state .*no such key"),
+        fastload.DataLoader(Draws(), 4, num_workers=2, seed=1) as loader,
+    ):
+        assert len(list(loader)) == 2
+    assert "no such key" in (torch_random.unusable() or "")

@@ -1,0 +1,2442 @@
+"""Promise: a dataset that fills the rows of a run gives the batches, and the errors, of one read sample by sample.
+
+See `fastload.rows`. Where several workers matter, the tests cut the runs and gate the calls: no test sleeps.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import hashlib
+import json
+import os
+import random
+import signal
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    random_split,
+)
+from torch.utils.data import DataLoader as TorchDataLoader
+
+import fastload.fetch
+import fastload.image.kernels
+import fastload.rows
+from fastload import DataLoader, RankSampler, random_stream, sample_rng
+from fastload.datasets import ImageFileList, ImageFolder, PackedDataset, PackedWriter
+from fastload.equality import same
+from fastload.errors import (
+    DecodeError,
+    LoaderClosedError,
+    PackedDataError,
+    TooManyErrorsError,
+)
+from fastload.harness.samples import Numbered
+from fastload.image import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    RandomResizedCrop,
+    Resize,
+    ResizeCenterCrop,
+)
+from fastload.rows import Run
+from fastload.slots import SlotPool
+from fastload.window import Window
+from tests.image.photographs import encoded, photographs
+from tests.promises.children import run_fresh
+
+WORKERS = [0, 1, 2, 8]
+DEADLINE_S = 30.0  # only a deadlock waits that long
+LOW_63 = (1 << 63) - 1
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that lets every run have so many samples, however long they take."""
+
+    def runs_of(units: int) -> None:
+        monkeypatch.setattr(
+            Window, "_run_length", lambda window, ticket: max(1, min(units, ticket.units))
+        )
+
+    return runs_of
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def write(rows: Any, k: int, sample: Any) -> None:
+    """Write a sample into its row, leaf by leaf."""
+    if isinstance(sample, dict):
+        for key, part in sample.items():
+            write(rows[key], k, part)
+    elif isinstance(sample, tuple | list):
+        for leaf, part in zip(rows, sample, strict=True):
+            write(leaf, k, part)
+    else:
+        rows[k] = sample
+
+
+class Filled(Dataset[Any]):
+    """Samples that lie there, by index. Notes the runs that it fills and the samples that are read one by one."""
+
+    fastload_per_worker = ()  # one for all workers, with its notes
+
+    def __init_subclass__(cls) -> None:
+        cls.fastload_per_worker = vars(cls).get("fastload_per_worker", ())
+
+    def __init__(self, samples: Any, missing: Any = ()) -> None:
+        self.samples = list(samples)
+        self.missing = frozenset(missing)
+        self.runs: list[tuple[list[Any], list[int]]] = []
+        self.reads: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads.append(index)
+        return self.samples[index]
+
+    def empty_sample(self) -> Any:
+        return self.samples[0]
+
+    def fill_rows(self, run: Run) -> Any:
+        self.runs.append((list(run.indices), run.keys.tolist()))
+        for k, index in enumerate(run.indices):
+            if index not in self.missing:
+                write(run.rows, k, self.samples[index])
+        return [k for k, index in enumerate(run.indices) if index in self.missing]
+
+
+def plain(dataset: Filled) -> Any:
+    """Return the same dataset without the protocol, under the same name."""
+    kind = type(dataset)
+    hidden = type(kind.__name__, (kind,), {"fill_rows": None, "empty_sample": lambda self: None})
+    hidden.__module__ = kind.__module__
+    twin = hidden.__new__(hidden)
+    vars(twin).update(vars(dataset) | {"runs": [], "reads": []})
+    return twin
+
+
+def assert_same(batches: Any, expected: Any) -> None:
+    """Check that batches agree in containers, types, dtypes, shapes, strides and bits."""
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected, strict=True):
+        assert_equal_part(batch, other)
+
+
+def assert_equal_part(part: Any, other: Any) -> None:
+    assert type(part) is type(other)
+    if isinstance(part, dict):
+        assert list(part) == list(other)
+        for key in part:
+            assert_equal_part(part[key], other[key])
+    elif isinstance(part, tuple | list):
+        assert len(part) == len(other)
+        for one, another in zip(part, other, strict=True):
+            assert_equal_part(one, another)
+    elif isinstance(part, torch.Tensor):
+        assert part.dtype == other.dtype
+        assert part.shape == other.shape
+        assert part.stride() == other.stride()
+        assert bits(part) == bits(other)
+    else:
+        assert part == other
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    return tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def outcomes(loader: Any, limit: int = 50) -> list[Any]:
+    """Return what `next()` gives, to the end: batches, and errors as type, text, notes."""
+    seen: list[Any] = []
+    with loader:
+        iterator = iter(loader)
+        while len(seen) < limit:
+            try:
+                seen.append(next(iterator))
+            except StopIteration:
+                break
+            except TooManyErrorsError as error:
+                seen.append((type(error).__name__, str(error)))
+                break
+            except Exception as error:
+                seen.append(
+                    (type(error).__name__, str(error), list(getattr(error, "__notes__", ())))
+                )
+    return seen
+
+
+# ---- batches equal torch's ----
+
+
+def documented_example() -> Any:
+    """Return the class that the documentation shows, run as it stands."""
+    text = (Path(__file__).parents[2] / "docs/rows.md").read_text()
+    example = next(block for block in text.split("```python\n")[1:] if "class " in block)
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(example.partition("```")[0], names)
+    return names["TokenWindows"]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "in order": {"batch_size": 4},
+    "one": {"batch_size": 1},
+    "larger than all": {"batch_size": 100},
+    "drop_last": {"batch_size": 4, "drop_last": True},
+    "shuffle": {"batch_size": 4, "shuffle": True},
+    "batch_sampler": {"batch_sampler": [[3], [0, 1, 2, 7, 7], [5, 4], [16, 6]]},
+    "tuples": {"batch_sampler": [(3, 4), (1,)]},
+}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_example_of_the_documentation_loads_as_by_torch(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the example writes a file
+    kind = documented_example()
+    np.save("windows.npy", np.arange(1000, 1171, dtype=np.uint16))
+
+    class Counts(kind):
+        fastload_per_worker = ()
+        asked: ClassVar[list[int]] = []
+
+        def fill_rows(self, run: Run) -> Any:
+            self.asked.append(len(run))
+            return super().fill_rows(run)
+
+    for options in OPTIONS.values():
+        Counts.asked.clear()
+        torch.manual_seed(5)
+        expected = list(TorchDataLoader(kind("windows.npy", 10), **options))
+        for read in (kind, Counts):
+            torch.manual_seed(5)
+            with DataLoader(read("windows.npy", 10), num_workers=workers, **options) as loader:
+                assert_same(list(loader), expected)
+        assert sum(Counts.asked) == sum(map(len, expected))
+
+
+def shaped(i: int, *shape: int) -> torch.Tensor:
+    return torch.arange(i, i + int(np.prod(shape)), dtype=torch.float32).view(shape)
+
+
+SAMPLES: dict[str, Callable[[int], Any]] = {
+    "tensor": lambda i: shaped(i, 3),
+    "large": lambda i: shaped(i, 100, 100),
+    "array": lambda i: shaped(i, 2, 3).numpy(),
+    "int": lambda i: i - 2**62,
+    "float": lambda i: i / 3,
+    "bool": lambda i: i % 3 == 0,
+    "tuple": lambda i: (shaped(i, 2), i),
+    "list": lambda i: [shaped(i, 2).numpy(), i],
+    "named": lambda i: Pair(shaped(i, 2), -i),
+    "dict": lambda i: {"z": shaped(i, 2), "a": i / 7, 3: i % 2 == 0},
+    "nested": lambda i: (
+        {"x": [shaped(i, 2), i], "y": (shaped(i, 1).numpy(), Pair(1.5 * i, i % 2 == 1))},
+        [[i], {"deep": ({"er": shaped(i, 2, 2)},)}],
+    ),
+    "0-dimensional": lambda i: (torch.tensor(i), np.array(i, np.int16), torch.tensor(i % 2 == 0)),
+    "no elements": lambda i: (torch.empty(0), np.empty((2, 0), np.int8), i),
+    "four dimensions": lambda i: (shaped(i, 2, 3, 4, 5), shaped(i, 1, 2, 3, 4).numpy()),
+    "empty containers": lambda i: (i, (), {}),
+    "nothing": lambda i: (),
+}
+TORCH_DTYPES = [
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.bool,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+for torch_dtype in TORCH_DTYPES:
+    SAMPLES[str(torch_dtype)] = lambda i, dtype=torch_dtype: (
+        torch.tensor([i, 0, 1]).to(dtype),
+        torch.tensor(i).to(dtype),
+    )
+for code in "?bBhHiIlLefdFD":
+    SAMPLES[f"NumPy {code}"] = lambda i, code=code: (np.array([i, 0], code), np.array(i, code))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_samples_of_any_containers_and_leaves(kind: str) -> None:
+    """With whole runs, and with one sample in each batch left to `__getitem__`, with two workers and without."""
+    samples = [SAMPLES[kind](i) for i in range(10)]
+    expected = list(TorchDataLoader(plain(Filled(samples)), 4))
+    for workers in (0, 2):
+        for missing in ((), (1, 4, 9)):
+            dataset = Filled(samples, missing)
+            with DataLoader(dataset, 4, num_workers=workers) as loader:
+                assert_same(list(loader), expected)
+            assert sorted(dataset.reads) == sorted(missing)
+            assert sorted(i for indices, _ in dataset.runs for i in indices) == list(range(10))
+
+
+@pytest.mark.parametrize("kind", ["nested", "0-dimensional", "NumPy e", "torch.bfloat16", "bool"])
+def test_the_rest_of_a_batch_of_which_samples_are_skipped(kind: str) -> None:
+    samples = [SAMPLES[kind](i) for i in range(8)]
+    dataset = Raising(samples, bad={2, 7})
+    expected = [default_collate([samples[i] for i in (0, 1, 3)])]
+    expected.append(default_collate([samples[i] for i in (4, 5, 6)]))
+    with DataLoader(dataset, 4, num_workers=2, on_error="skip") as loader:
+        assert_same(list(loader), expected)
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_batches_that_may_come_in_any_order(workers: int) -> None:
+    samples = [SAMPLES["nested"](i) for i in range(40)]
+    expected = list(TorchDataLoader(plain(Filled(samples)), 4))
+    with DataLoader(Filled(samples), 4, num_workers=workers, in_order=False) as loader:
+        batches = sorted(loader, key=lambda batch: batch[0]["x"][1][0])
+    assert_same(batches, expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_of_images_in_channels_last(workers: int, cut: Callable[[int], None]) -> None:
+    """`fill_rows` sees the memory as the batch has it: colours innermost, for a tensor and for an array."""
+    strides: set[tuple[int, ...]] = set()
+
+    class Looks(Filled):
+        def fill_rows(self, run: Run) -> Any:
+            tensor, array, _ = run.rows
+            assert tensor.shape == array.shape == (len(run), 3, 4, 5)
+            strides.add(tensor.stride()[1:])
+            strides.add(tuple(step // array.itemsize for step in array.strides[1:]))
+            return super().fill_rows(run)
+
+    cut(2)
+    samples = [(shaped(i, 3, 4, 5), shaped(i, 3, 4, 5).numpy(), i) for i in range(10)]
+    expected = [default_collate(samples[k : k + 4]) for k in (0, 4, 8)]
+    for missing in ((), {5}):
+        dataset = Looks(samples, missing)
+        options: dict[str, Any] = {"memory_format": torch.channels_last, "num_workers": workers}
+        with DataLoader(dataset, 4, **options) as loader:
+            batches = list(loader)
+        assert strides == {(1, 15, 3)}
+        for batch, other in zip(batches, expected, strict=True):
+            assert same(batch[2], other[2])
+            for images, others in zip(batch[:2], other[:2], strict=True):
+                assert torch.equal(images, others)
+                assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["tensor", "int", "empty containers"])
+def test_an_empty_batch_is_what_torch_makes_of_it(kind: str, workers: int) -> None:
+    samples = [SAMPLES[kind](i) for i in range(4)]
+    dataset, sampler = Filled(samples), [[0, 1], [], [2]]
+    expected = outcomes(DataLoader(plain(dataset), batch_sampler=sampler, num_workers=workers))
+    found = outcomes(DataLoader(dataset, batch_sampler=sampler, num_workers=workers))
+    assert [run for run, _ in dataset.runs if not run] == []
+    assert same(found, expected)
+
+
+# ---- runs ----
+
+
+@pytest.mark.parametrize("units", [1, 3, 100])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_every_sample_is_asked_for_once_with_the_key_of_its_stream(
+    workers: int, units: int, cut: Callable[[int], None]
+) -> None:
+    cut(units)
+    options: dict[str, Any] = {"seed": 7, "shuffle": True, "num_workers": workers}
+    keys: list[dict[int, int]] = []
+    dataset = Filled(range(23))
+    with DataLoader(dataset, 5, **options) as loader:
+        for epoch in range(2):
+            dataset.runs.clear()
+            batches = [batch.tolist() for batch in loader]
+            asked = {i: key for run in dataset.runs for i, key in zip(*run, strict=True)}
+            assert sum(len(indices) for indices, _ in dataset.runs) == len(asked) == 23
+            for indices, _ in dataset.runs:
+                assert any(
+                    batch[k : k + len(indices)] == indices
+                    for batch in batches
+                    for k in range(len(batch))
+                )
+            order = [index for batch in batches for index in batch]
+            for position, index in enumerate(order):
+                with random_stream(seed=7, epoch=epoch, position=position, index=index):
+                    assert torch.initial_seed() == asked[index] & LOW_63
+                    drawn = sample_rng().random()
+                rng = np.random.Generator(np.random.Philox(key=asked[index]))
+                assert rng.random() == drawn
+            keys.append(asked)
+    assert not dataset.reads
+    if units < 5 and workers:  # without workers a batch is one run
+        assert max(len(indices) for indices, _ in dataset.runs) == units
+    assert not set(keys[0].values()) & set(keys[1].values())
+    other = Filled(range(23))
+    with DataLoader(other, 5, **options | {"seed": 8}) as loader:
+        list(loader)
+    assert not set(keys[0].values()) & {key for _, run in other.runs for key in run}
+
+
+class SaysSeed(Filled):
+    """Leaves every sample to `__getitem__`, which notes the seed of its stream."""
+
+    def __init__(self, samples: Any) -> None:
+        super().__init__(samples, missing=())
+        self.seeds: list[tuple[Any, int]] = []
+
+    def __getitem__(self, index: Any) -> Any:
+        self.seeds.append((repr(index), torch.initial_seed()))
+        return 0
+
+    def fill_rows(self, run: Run) -> Any:
+        indices = [repr(index) for index in run.indices]
+        self.runs.append((indices, (run.keys & np.uint64(LOW_63)).tolist()))
+        assert run.keys.dtype == np.uint64
+        assert run.keys.shape == (len(run),)
+        return range(len(run))
+
+
+INDICES: dict[str, list[Any]] = {
+    "int": [3, 0, -1, 2**62, -(2**63)],
+    "beyond 64 bits": [2**63, 2**64 - 1, -1, 2**70, 0],
+    "unsigned": [2**63, 2**64 - 1, 5],
+    "NumPy": [np.int64(4), np.int32(-2), np.uint8(200), np.uint64(2**64 - 1)],
+    "tensor": [torch.tensor(4), torch.tensor(-2)],
+    "bool": [True, False],
+    "str": ["a", "b"],
+    "tuple": [(1, 2), (3, 4)],
+    "ragged": [(1, 2), 3, "x"],
+    "float": [1.0, 2.5],
+}
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", INDICES)
+def test_keys_are_those_that_the_samples_alone_would_have(
+    kind: str, workers: int, seed: int | None, cut: Callable[[int], None]
+) -> None:
+    cut(2)
+    dataset = SaysSeed([0])
+    batches = [INDICES[kind], INDICES[kind][:1]]
+    with DataLoader(dataset, batch_sampler=batches, num_workers=workers, seed=seed) as loader:
+        list(loader)
+    given = sorted((i, key) for run in dataset.runs for i, key in zip(*run, strict=True))
+    assert given == sorted(dataset.seeds)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_have_the_keys_of_their_global_positions(
+    workers: int, cut: Callable[[int], None]
+) -> None:
+    cut(2)
+    for rank in range(3):
+        dataset = Filled(range(20))
+        sampler = RankSampler(dataset, rank=rank, world_size=3, shuffle=True, seed=5)
+        with DataLoader(dataset, 4, sampler=sampler, seed=5, num_workers=workers) as loader:
+            order = [index for batch in loader for index in batch.tolist()]
+        asked = {i: key for run in dataset.runs for i, key in zip(*run, strict=True)}
+        for place, index in enumerate(order):
+            with random_stream(seed=5, epoch=0, position=3 * place + rank, index=index):
+                assert torch.initial_seed() == asked[index] & LOW_63
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_epoch_goes_on_with_the_same_keys(workers: int) -> None:
+    whole, rest = Filled(range(20)), Filled(range(20))
+    options: dict[str, Any] = {"seed": 7, "shuffle": True, "num_workers": workers}
+    with DataLoader(whole, 4, **options) as loader:
+        batches, states = [], []
+        for batch in loader:
+            batches.append(batch.tolist())
+            states.append(loader.state_dict())
+    with DataLoader(rest, 4, **options) as loader:
+        loader.load_state_dict(json.loads(json.dumps(states[1])))
+        assert [batch.tolist() for batch in loader] == batches[2:]
+    keys = {i: key for run in whole.runs for i, key in zip(*run, strict=True)}
+    assert rest.runs
+    for run in rest.runs:
+        for i, key in zip(*run, strict=True):
+            assert keys[i] == key
+
+
+def test_runs_of_one_batch_are_filled_at_once_by_several_workers(
+    cut: Callable[[int], None],
+) -> None:
+    """Both are in `fill_rows` at the same time; the second half is written first."""
+
+    class Meets(Filled):
+        def __init__(self, samples: Any) -> None:
+            super().__init__(samples)
+            self.meeting, self.second = threading.Barrier(2), threading.Event()
+
+        def fill_rows(self, run: Run) -> Any:
+            self.meeting.wait(DEADLINE_S)
+            if run.indices[0] % 4 == 0:
+                assert self.second.wait(DEADLINE_S)
+            missing = super().fill_rows(run)
+            if run.indices[0] % 4:
+                self.second.set()
+            return missing
+
+    cut(2)
+    samples = [SAMPLES["nested"](i) for i in range(4)]
+    with DataLoader(Meets(samples), 4, num_workers=2) as loader:
+        assert_same(list(loader), [default_collate(samples)])
+
+
+# ---- samples that are left to __getitem__ ----
+
+
+class Raising(Filled):
+    """Cannot do its `bad` samples, neither in a row nor alone."""
+
+    def __init__(self, samples: Any, bad: Any) -> None:
+        super().__init__(samples, bad)
+
+    def __getitem__(self, index: Any) -> Any:
+        if index in self.missing:
+            raise ValueError(f"sample {index} is bad")
+        return super().__getitem__(index)
+
+    fill_rows = Filled.fill_rows
+
+
+ON_ERROR: dict[str, dict[str, Any]] = {
+    "raise": {},
+    "skip": {"on_error": "skip"},
+    "callable": {"on_error": lambda index, error: (torch.full((2,), -1.0), index)},
+    "SKIP": {"on_error": lambda index, error: fastload.SKIP},
+    "raises": {"on_error": lambda index, error: 1 // 0},
+    "max_errors": {"on_error": "skip", "max_errors": 2},
+}
+
+
+@pytest.mark.parametrize("units", [2, 100])
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("how", ON_ERROR)
+def test_errors_and_on_error_are_those_of_samples_read_one_by_one(
+    how: str, workers: int, units: int, cut: Callable[[int], None]
+) -> None:
+    cut(units)
+    samples = [SAMPLES["tuple"](i) for i in range(15)]
+    bad = {1, 3, 5, 8, 9, 10, 11}  # batch 2 has no other
+    dataset = Raising(samples, bad)
+    options: dict[str, Any] = {"num_workers": workers} | ON_ERROR[how]
+    expected = outcomes(DataLoader(plain(dataset), 4, **options))
+    found = outcomes(DataLoader(dataset, 4, **options))
+    assert dataset.runs
+    assert not set(dataset.reads) - bad
+    if how == "max_errors" and workers:
+        found, expected = found[-1:], expected[-1:]
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(other, tuple):
+            assert one == other
+        else:
+            assert_equal_part(one, other)
+
+
+def test_an_error_has_index_position_and_batch_in_its_note() -> None:
+    with DataLoader(Raising(range(8), {6}), 4, num_workers=2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(ValueError, match="sample 6 is bad") as caught:
+            next(iterator)
+    assert "sample index 6, position 2 of batch 1 of epoch 0; stage: sample" in "\n".join(
+        caught.value.__notes__
+    )
+
+
+@pytest.mark.parametrize("first", [1, 6])
+def test_of_several_errors_the_first_in_order_is_raised(
+    first: int, cut: Callable[[int], None]
+) -> None:
+    """Sample 1 and sample 6, in runs of two workers, whichever fails first."""
+
+    class InTurn(Raising):
+        def __init__(self) -> None:
+            super().__init__(range(8), {1, 6})
+            self.meeting, self.failed = threading.Barrier(2), threading.Event()
+
+        def fill_rows(self, run: Run) -> Any:
+            self.meeting.wait(DEADLINE_S)
+            return super().fill_rows(run)
+
+        def __getitem__(self, index: Any) -> Any:
+            if index == first:
+                self.failed.set()
+            else:
+                assert self.failed.wait(DEADLINE_S)
+            return super().__getitem__(index)
+
+    cut(4)
+    with (
+        DataLoader(InTurn(), 8, num_workers=2) as loader,
+        pytest.raises(ValueError, match="sample 1 is bad"),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("order", [[5, 2, 7], [7, 5, 2], {7, 2, 5}], ids=str)
+def test_positions_may_be_returned_in_any_order(order: Any) -> None:
+    class Answers(Raising):
+        def fill_rows(self, run: Run) -> Any:
+            super().fill_rows(run)
+            return order
+
+    with (
+        DataLoader(Answers(range(8), {2, 5, 7}), 8) as loader,
+        pytest.raises(ValueError, match="sample 2 is bad"),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_transient_error_is_tried_again(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastload.fetch, "RETRY_SECONDS", 0.001)
+
+    class Flaky(Filled):
+        failures = 2
+
+        def __getitem__(self, index: Any) -> Any:
+            if self.failures:
+                self.failures -= 1
+                raise OSError(errno.EIO, "flaky")
+            return super().__getitem__(index)
+
+        fill_rows = Filled.fill_rows
+
+    for retries in (2, 1):
+        dataset = Flaky(range(8), {5})
+        with DataLoader(dataset, 4, num_workers=workers, retries=retries) as loader:
+            iterator = iter(loader)
+            assert next(iterator).tolist() == [0, 1, 2, 3]
+            if retries == 2:
+                assert next(iterator).tolist() == [4, 5, 6, 7]
+                assert loader.stats().retries == 2
+            else:
+                with pytest.raises(OSError, match="flaky"):
+                    next(iterator)
+
+
+class Special(torch.Tensor):
+    """A subclass of Tensor, as torchvision's."""
+
+
+ODD: dict[str, Any] = {
+    "shape": {"x": torch.zeros(3), "y": 1},
+    "dtype": {"x": torch.zeros(2, dtype=torch.float64), "y": 1},
+    "int dtype": {"x": torch.zeros(2, dtype=torch.int64), "y": 1},
+    "array": {"x": np.zeros(2, np.float32), "y": 1},
+    "gradient": {"x": torch.zeros(2, requires_grad=True), "y": 1},
+    "subclass": {"x": torch.zeros(2).as_subclass(Special), "y": 1},
+    "sparse": {"x": torch.zeros(2).to_sparse(), "y": 1},
+    "strided": {"x": torch.arange(4.0)[::2], "y": 1},
+    "float": {"x": torch.zeros(2), "y": 1.5},
+    "NumPy's float": {"x": torch.zeros(2), "y": np.float64(1.5)},
+    "NumPy's int": {"x": torch.zeros(2), "y": np.int64(1)},
+    "bool": {"x": torch.zeros(2), "y": True},
+    "beyond 64 bits": {"x": torch.zeros(2), "y": 2**63},
+    "least": {"x": torch.zeros(2), "y": -(2**63)},
+    "order of keys": {"y": 1, "x": torch.zeros(2)},
+    "more keys": {"x": torch.zeros(2), "y": 1, "z": 2},
+    "fewer keys": {"x": torch.zeros(2)},
+    "ordered dict": OrderedDict(x=torch.zeros(2), y=1),
+    "tuple": (torch.zeros(2), 1),
+    "None": None,
+    "text": "text",
+}
+
+
+@pytest.mark.parametrize("where", ["getitem", "on_error"])
+@pytest.mark.parametrize("kind", ODD)
+def test_a_sample_unlike_the_empty_one_is_collated_as_by_torch(kind: str, where: str) -> None:
+    """Its errors included; first and last in the batch."""
+    ordinary = [{"x": torch.full((2,), float(i)), "y": i} for i in range(4)]
+
+    class Replaces(Filled):
+        def __getitem__(self, index: Any) -> Any:
+            if index in self.missing and where == "on_error":
+                raise ValueError("bad")
+            return super().__getitem__(index)
+
+        def empty_sample(self) -> Any:
+            return ordinary[0]
+
+        fill_rows = Filled.fill_rows
+
+    def replaced(index: int, error: Exception) -> Any:
+        return ODD[kind]
+
+    for bad, workers in (({0}, 0), ({3}, 1), ({0, 1, 2, 3}, 0)):
+        samples = [ODD[kind] if i in bad else sample for i, sample in enumerate(ordinary)]
+        dataset = Replaces(samples, bad)
+        expected = outcomes(DataLoader(plain(dataset), 4, on_error=replaced))
+        found = outcomes(DataLoader(dataset, 4, on_error=replaced, num_workers=workers))
+        assert dataset.runs
+        if isinstance(expected[0], tuple):
+            assert found == expected
+        else:
+            assert_same(strided(found), strided(expected))
+
+
+def strided(batches: list[Any]) -> list[Any]:
+    return [
+        {k: v.to_dense().detach() if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+        if isinstance(batch, dict)
+        else batch
+        for batch in batches
+    ]
+
+
+# ---- fill_rows that does what it should not ----
+
+
+class Misbehaves(Filled):
+    """Returns, or does, what `answer` does with the run and what is missing."""
+
+    def __init__(self, samples: Any, answer: Callable[[Run], Any], missing: Any = ()) -> None:
+        super().__init__(samples, missing)
+        self.answer = answer
+
+    def fill_rows(self, run: Run) -> Any:
+        super().fill_rows(run)
+        return self.answer(run)
+
+
+def raises_after_garbage(run: Run) -> Any:
+    run.rows[...] = -99
+    raise KeyError("the key that is missing")
+
+
+def raises_late(run: Run) -> Iterator[int]:
+    yield 0
+    run.rows[...] = -99
+    raise KeyError("the key that is missing")
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("answer", [raises_after_garbage, raises_late])
+def test_fill_rows_that_raises_is_named_once_and_the_batches_are_right(
+    answer: Callable[[Run], Any], workers: int, cut: Callable[[int], None]
+) -> None:
+    cut(3)
+    dataset = Misbehaves(range(20), answer)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with DataLoader(dataset, 5, num_workers=workers) as loader:
+            for _ in range(2):
+                batches = [batch.tolist() for batch in loader]
+                assert batches == [list(range(k, k + 5)) for k in range(0, 20, 5)]
+    assert [w.category for w in said] == [RuntimeWarning]
+    for text in ("Misbehaves", "KeyError", "the key that is missing"):
+        assert text in str(said[0].message)
+    assert said[0].filename == __file__
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), StopIteration()], ids=repr)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_fill_rows_that_raises_what_is_no_exception(workers: int, error: BaseException) -> None:
+    def fails(run: Run) -> Any:
+        raise error
+
+    with DataLoader(Misbehaves(range(8), fails), 4, num_workers=workers) as loader:
+        if workers == 0 and isinstance(error, KeyboardInterrupt):  # as of a signal handler
+            with pytest.raises(KeyboardInterrupt):
+                next(iter(loader))
+            return
+        with pytest.warns(RuntimeWarning, match=type(error).__name__):
+            assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+ANSWERS: dict[str, Callable[[Run], Any]] = {
+    "list": lambda run: [0, 2],
+    "tuple": lambda run: (2, 0),
+    "set": lambda run: {0, 2},
+    "range": lambda run: range(len(run)),
+    "array": lambda run: np.array([0, 2]),
+    "small array": lambda run: np.array([0, 2], np.uint8),
+    "generator": lambda run: (k for k in (0, 2)),
+    "dict": lambda run: {0: "why", 2: "so"},
+    "empty array": lambda run: np.flatnonzero(np.zeros(3)),
+    "tensor": lambda run: torch.tensor([0, 2]),
+    "twice": lambda run: [0, 2, 0, 0],
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_positions_come_in_any_iterable(
+    kind: str, workers: int, cut: Callable[[int], None]
+) -> None:
+    cut(4)
+    dataset = Misbehaves(range(8), ANSWERS[kind])
+    with DataLoader(dataset, 4, num_workers=workers) as loader:
+        batches = [batch.tolist() for batch in loader]
+    assert batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_position_that_is_returned_twice_is_read_once(
+    workers: int, cut: Callable[[int], None]
+) -> None:
+    cut(4)
+    dataset = Misbehaves(range(8), lambda run: [2, 0, 2, 2])
+    with DataLoader(dataset, 4, num_workers=workers) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert sorted(dataset.reads) == [0, 2, 4, 6]
+    calls: list[int] = []
+
+    def replaced(index: int, error: Exception) -> int:
+        calls.append(index)
+        return -1
+
+    class Twice(Raising):
+        def fill_rows(self, run: Run) -> Any:
+            return [*super().fill_rows(run)] * 2
+
+    with DataLoader(Twice(range(4), {2}), 4, num_workers=workers, on_error=replaced) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, -1, 3]]
+    assert calls == [2]
+
+
+WRONG_ANSWERS: dict[str, Callable[[Run], Any]] = {
+    "None": lambda run: None,
+    "int": lambda run: 0,
+    "out of range": lambda run: [len(run)],
+    "negative": lambda run: [-1],
+    "float": lambda run: [0.0],
+    "indices": lambda run: [100 + index for index in run.indices],
+    "mask": lambda run: np.zeros(len(run), bool),
+    "list of bools": lambda run: [False] * len(run),
+    "text": lambda run: "0",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_ANSWERS)
+def test_an_answer_that_is_no_position_is_named(kind: str, cut: Callable[[int], None]) -> None:
+    """It is a mistake in `fill_rows`, of which the user wants to hear; the batches are right nevertheless."""
+    cut(4)
+    loader = DataLoader(Misbehaves(range(8), WRONG_ANSWERS[kind]), 4)
+    with loader, pytest.warns(RuntimeWarning, match="Misbehaves"):
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "torch.rand": lambda: torch.rand(1),
+    "torch.randperm": lambda: torch.randperm(3),
+    "torch.normal": lambda: torch.normal(0.0, 1.0, (2,)),
+    "in place": lambda: torch.empty(2).uniform_(),
+    "rand_like": lambda: torch.rand_like(torch.empty(2)),
+    "random.random": lambda: random.random(),
+    "random.shuffle": lambda: random.shuffle([1, 2, 3]),
+    "np.random.rand": lambda: np.random.rand(),
+    "np.random.permutation": lambda: np.random.permutation(4),
+    "sample_rng": lambda: sample_rng().random(),
+    "sample_generator": lambda: torch.rand(1, generator=fastload.sample_generator()),
+}
+
+
+class Draws(Filled):
+    """Draws for every sample: in `fill_rows`, where it should not, and in `__getitem__`."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        super().__init__(range(12))
+        self.draw = draw
+
+    def __getitem__(self, index: Any) -> Any:
+        self.draw()
+        return float(torch.rand(())) + np.random.rand() + random.random()
+
+    def empty_sample(self) -> Any:
+        return 0.0
+
+    def fill_rows(self, run: Run) -> Any:
+        for k in range(len(run)):
+            self.draw()
+            run.rows[k] = float(torch.rand(())) + np.random.rand() + random.random()
+        return ()
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_global_random_functions_raise_in_fill_rows(name: str, cut: Callable[[int], None]) -> None:
+    """And so the batches are what the samples alone draw."""
+    expected = []
+    for index in range(12):
+        with random_stream(seed=3, epoch=0, position=index, index=index):
+            expected.append(Draws(DRAWS[name])[index])
+    for workers, units in ((0, 100), (1, 1), (2, 4)):
+        cut(units)
+        loader = DataLoader(Draws(DRAWS[name]), 4, num_workers=workers, seed=3)
+        with loader, pytest.warns(RuntimeWarning, match=r"fill_rows.*RuntimeError.*run\.keys"):
+            batches = list(loader)
+        assert torch.cat(batches).tolist() == expected
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_without_workers_and_seed_draws_are_those_of_a_plain_loop_or_raise(name: str) -> None:
+    class Draws(Filled):
+        def __getitem__(self, index: Any) -> Any:
+            return self.of(DRAWS[name]())
+
+        def empty_sample(self) -> Any:
+            return 0.0
+
+        @staticmethod
+        def of(drawn: Any) -> float:
+            return 0.0 if drawn is None else float(np.asarray(drawn).flat[0])
+
+        def fill_rows(self, run: Run) -> Any:
+            run.rows[:] = [self.of(DRAWS[name]()) for _ in run.indices]
+            return ()
+
+    seen = []
+    for _ in range(2):
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        with DataLoader(Draws(range(12)), 4) as loader, warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            seen.append(torch.cat(list(loader)).tolist())
+    assert seen[0] == seen[1]
+
+
+def test_functions_that_take_no_generator_are_noticed(cut: Callable[[int], None]) -> None:
+    """Today's warning for them holds in `fill_rows` too, or it raises."""
+
+    def drops(run: Run) -> Any:
+        for _ in run.indices:
+            torch.nn.functional.dropout(torch.ones(4))
+        return ()
+
+    cut(4)
+    loader = DataLoader(Misbehaves(range(40), drops), 8, num_workers=2, seed=1)
+    with loader, pytest.warns((UserWarning, RuntimeWarning), match="drew|seems to draw"):
+        list(loader)
+
+
+def test_modules_that_are_not_routed_are_noticed(cut: Callable[[int], None]) -> None:
+    def draws(run: Run) -> Any:
+        np.random.rand()
+        return ()
+
+    cut(4)
+    dataset = Misbehaves(range(80), draws)
+    loader = DataLoader(dataset, 8, num_workers=1, seed=1, random_modules=())
+    with loader, pytest.warns((UserWarning, RuntimeWarning), match="drew|seems to draw"):
+        list(loader)
+
+
+def test_fill_rows_may_draw_from_generators_of_the_keys(cut: Callable[[int], None]) -> None:
+    def value(key: int) -> float:
+        generator = torch.Generator().manual_seed(key & 0xFFFF_FFFF)
+        rng = np.random.Generator(np.random.Philox(key=key))
+        return float(torch.rand((), generator=generator)) + rng.random()
+
+    def draws(run: Run) -> Any:
+        run.rows[:] = [value(key) for key in run.keys.tolist()]
+        return ()
+
+    seen = []
+    for workers, units in ((0, 100), (2, 1), (2, 3)):
+        cut(units)
+        dataset = Misbehaves([0.0] * 12, draws)
+        with DataLoader(dataset, 4, num_workers=workers, seed=1) as loader:
+            seen.append(torch.cat(list(loader)).tolist())
+    assert seen[0] == seen[1] == seen[2]
+    assert len(set(seen[0])) == 12
+
+
+def test_samples_that_cannot_be_rows_are_read_one_by_one() -> None:
+    for sample in ("text", OrderedDict(a=1), np.float64(1), {"a": (1, "b")}):
+        dataset = Filled([sample] * 4)
+        expected = list(TorchDataLoader(plain(dataset), 2))
+        with warnings.catch_warnings(record=True) as said, DataLoader(dataset, 2) as loader:
+            warnings.simplefilter("always")
+            batches = list(loader)
+        assert all("Filled is read sample by sample" in str(w.message) for w in said)
+        assert len(said) <= 1
+        assert len(batches) == len(expected)
+        assert all(type(a) is type(b) for a, b in zip(batches, expected, strict=True))
+        assert len(dataset.reads) == 4
+        assert not dataset.runs
+
+
+# ---- where it is not used ----
+
+
+class Base(Filled):
+    """With all that a nearer class may override."""
+
+    factor = 2
+    table: ClassVar[list[int]] = [1, 2, 3]
+
+    def __init__(self, length: int = 8) -> None:
+        super().__init__(range(length))
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.factor * self.number(index) + self.offset + self.static() + self.by_class()
+
+    def number(self, index: int) -> int:
+        return index
+
+    @property
+    def offset(self) -> int:
+        return 100
+
+    @staticmethod
+    def static() -> int:
+        return 0
+
+    @classmethod
+    def by_class(cls) -> int:
+        return 0
+
+    def empty_sample(self) -> Any:
+        return 0
+
+    def fill_rows(self, run: Run) -> Any:
+        self.runs.append((list(run.indices), []))
+        numbers = [self.factor * index + 100 for index in run.indices]
+        run.rows[:] = numbers
+        return ()
+
+
+class OwnGetitem(Base):
+    def __getitem__(self, index: Any) -> Any:
+        return -index
+
+
+class OwnHelper(Base):
+    def number(self, index: int) -> int:
+        return 10 * index
+
+
+class OwnProperty(Base):
+    offset = property(lambda self: 7)  # type: ignore[assignment]
+
+
+class OwnStatic(Base):
+    @staticmethod
+    def static() -> int:
+        return 5
+
+
+class OwnClassMethod(Base):
+    @classmethod
+    def by_class(cls) -> int:
+        return 5
+
+
+class OwnCallable(Base):
+    number = lambda self, index: 3 * index  # noqa: E731
+
+
+class OwnCached(Base):
+    number = staticmethod(lru_cache(None)(lambda index: 3 * index))
+
+
+class OwnConstantForProperty(Base):
+    offset = 3  # type: ignore[assignment]
+
+
+class OwnBatches(Base):
+    def __getitems__(self, indices: Any) -> Any:
+        return [-index for index in indices]
+
+
+class OwnAttributes(Base):
+    def __getattribute__(self, name: str) -> Any:
+        if name == "factor":
+            return 11
+        return super().__getattribute__(name)
+
+
+class Grandchild(OwnHelper):
+    pass
+
+
+class Overrides:
+    def number(self, index: int) -> int:
+        return 10 * index
+
+
+class Mixed(Overrides, Base):
+    pass
+
+
+class Fills:
+    """The protocol as a mixin, beside a dataset that it knows."""
+
+    runs: list[Any]
+
+    def empty_sample(self) -> Any:
+        return 0
+
+    def fill_rows(self, run: Run) -> Any:
+        self.runs.append((list(run.indices), []))
+        run.rows[:] = [10 * index for index in run.indices]
+        return ()
+
+
+class Tens(Dataset[Any]):
+    fastload_per_worker = ()
+
+    def __init__(self) -> None:
+        self.runs: list[Any] = []
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: Any) -> Any:
+        return 10 * index
+
+
+class ByMixin(Fills, Tens):
+    fastload_per_worker = ()
+
+
+class ByMixinOwnGetitem(ByMixin):
+    fastload_per_worker = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        return -index
+
+
+class NoEmptySample(Tens):
+    fastload_per_worker = ()
+    fill_rows = Fills.fill_rows
+
+
+class EmptyIsNone(Base):
+    def empty_sample(self) -> Any:
+        return None
+
+    fill_rows = Base.fill_rows
+
+
+class OwnSubset(Subset[Any]):
+    def __getitem__(self, index: Any) -> Any:
+        return -index
+
+    def __getitems__(self, indices: Any) -> Any:
+        return [-index for index in indices]
+
+
+class OwnConcat(ConcatDataset[Any]):
+    def __getitem__(self, index: Any) -> Any:
+        return -index
+
+
+class OwnTensors(TensorDataset):
+    def __getitem__(self, index: Any) -> Any:
+        return -index
+
+
+def patched(**attributes: Any) -> Any:
+    dataset = Base()
+    vars(dataset).update(attributes)
+    return dataset
+
+
+def patched_below(**attributes: Any) -> Any:
+    return Subset(patched(**attributes), range(8))
+
+
+NOT_USED: dict[str, Callable[[], Any]] = {
+    "__getitem__": OwnGetitem,
+    "helper": OwnHelper,
+    "property": OwnProperty,
+    "static": OwnStatic,
+    "class method": OwnClassMethod,
+    "lambda": OwnCallable,
+    "cached function": OwnCached,
+    "constant for a property": OwnConstantForProperty,
+    "__getitems__": OwnBatches,
+    "__getattribute__": OwnAttributes,
+    "grandchild": Grandchild,
+    "mixed": Mixed,
+    "mixin": ByMixinOwnGetitem,
+    "no empty_sample": NoEmptySample,
+    "empty_sample is None": EmptyIsNone,
+    "instance's helper": lambda: patched(number=lambda index: 10 * index),
+    "instance's static": lambda: patched(static=lambda: 5),
+    "instance's fill_rows": lambda: patched(fill_rows=None),
+    "instance's cache": lambda: patched(number=lru_cache(None)(lambda index: 10 * index)),
+    "subset of an own": lambda: Subset(OwnHelper(), [3, 1, 2]),
+    "subset of a patched": lambda: patched_below(number=lambda index: 10 * index),
+    "own Subset": lambda: OwnSubset(Base(), range(8)),
+    "own ConcatDataset": lambda: OwnConcat([Base(), Base()]),
+    "own TensorDataset": lambda: OwnTensors(torch.arange(8)),
+    "part of a ConcatDataset": lambda: ConcatDataset([Base(), OwnHelper()]),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", NOT_USED)
+def test_what_is_overridden_is_read_as_by_torch(name: str, workers: int) -> None:
+    dataset = NOT_USED[name]()
+    expected = list(TorchDataLoader(dataset, 3))
+    with DataLoader(dataset, 3, num_workers=workers) as loader:
+        assert_same(list(loader), expected)
+    assert not filled_runs(dataset)
+
+
+def filled_runs(dataset: Any) -> list[Any]:
+    if isinstance(dataset, Subset):
+        return filled_runs(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        parts = {id(leaf): leaf for leaf in leaves_of(dataset)}
+        return [run for part in parts.values() for run in part.runs]
+    return list(getattr(dataset, "runs", ()))
+
+
+class OtherFactor(Base):
+    factor = 5
+
+
+class MoreMethods(Base):
+    def describe(self) -> str:
+        return "more"
+
+    def __len__(self) -> int:
+        return 6
+
+
+class FillsAnew(OwnGetitem):
+    def fill_rows(self, run: Run) -> Any:
+        self.runs.append((list(run.indices), []))
+        run.rows[:] = [-index for index in run.indices]
+        return ()
+
+
+def with_instance_factor() -> Any:
+    dataset = Base()
+    dataset.factor = 9
+    return dataset
+
+
+USED: dict[str, Callable[[], Any]] = {
+    "itself": Base,
+    "number overridden": OtherFactor,
+    "more methods": MoreMethods,
+    "filled anew": FillsAnew,
+    "instance's number": with_instance_factor,
+    "mixin": ByMixin,
+    "subset": lambda: Subset(Base(), [3, 1, 2]),
+    "concatenated": lambda: ConcatDataset([Base(), OtherFactor()]),
+}
+
+
+@pytest.mark.parametrize("name", USED)
+def test_what_overrides_nothing_that_counts_is_filled(name: str) -> None:
+    dataset = USED[name]()
+    expected = list(TorchDataLoader(dataset, 3))
+    with DataLoader(dataset, 3, num_workers=2) as loader:
+        assert_same(list(loader), expected)
+    assert filled_runs(dataset)
+
+
+def test_a_class_that_is_patched_after_its_first_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Child(Base):
+        pass
+
+    with DataLoader(Child(), 8) as loader:
+        list(loader)
+    monkeypatch.setattr(Child, "__getitem__", lambda self, index: -index, raising=False)
+    with DataLoader(Child(), 8) as loader:
+        assert next(iter(loader)).tolist() == [0, -1, -2, -3, -4, -5, -6, -7]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_fn_of_the_users_gets_samples(workers: int) -> None:
+    dataset = Filled([SAMPLES["nested"](i) for i in range(8)])
+    expected = list(TorchDataLoader(plain(dataset), 4, collate_fn=list))
+    with DataLoader(dataset, 4, num_workers=workers, collate_fn=list) as loader:
+        assert same(list(loader), expected)
+    with DataLoader(dataset, 4, num_workers=workers, collate_fn=lambda s: default_collate(s)) as l2:
+        list(l2)
+    with DataLoader(dataset, batch_size=None, num_workers=workers) as loader:
+        expected = list(TorchDataLoader(plain(dataset), batch_size=None))
+        assert_same(list(loader), expected)
+    assert not dataset.runs
+
+
+def test_a_class_may_have_both_this_and_getitems() -> None:
+    class Both(Filled):
+        def __getitems__(self, indices: Any) -> Any:
+            return [self.samples[index] for index in indices]
+
+    samples = [SAMPLES["nested"](i) for i in range(8)]
+    for missing in ((), {2}):
+        dataset = Both(samples, missing)
+        with DataLoader(dataset, 4, num_workers=2) as loader:
+            assert_same(list(loader), list(TorchDataLoader(plain(dataset), 4)))
+
+
+GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
+    "torch": (
+        lambda: torch.Generator().manual_seed(1),
+        lambda generator: float(torch.rand((), generator=generator)),
+    ),
+    "NumPy": (lambda: np.random.default_rng(1), lambda generator: generator.random()),
+    "Python": (lambda: random.Random(1), lambda generator: generator.random()),
+}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_generator_that_the_dataset_holds_stays_keyed(
+    kind: str, nested: bool, cut: Callable[[int], None]
+) -> None:
+    make, draw = GENERATORS[kind]
+
+    class Holds(Dataset[Any]):
+        def __init__(self) -> None:
+            self.held = {"deep": [make()]} if nested else make()
+
+        def __len__(self) -> int:
+            return 12
+
+        def one(self) -> float:
+            return draw(self.held["deep"][0] if nested else self.held)
+
+        def __getitem__(self, index: Any) -> Any:
+            return self.one()
+
+        def empty_sample(self) -> Any:
+            return 0.0
+
+        def fill_rows(self, run: Run) -> Any:
+            run.rows[:] = [self.one() for _ in run.indices]
+            return ()
+
+    seen = []
+    for workers, units in ((0, 100), (1, 2), (2, 3), (8, 1)):
+        cut(units)
+        with DataLoader(Holds(), 4, num_workers=workers, seed=3) as loader:
+            seen.append(torch.cat(list(loader)).tolist())
+    assert seen[1:] == seen[:1] * 3
+    assert len(set(seen[0])) == 12
+
+
+def test_a_generator_that_fill_rows_makes_for_itself_is_noticed(
+    cut: Callable[[int], None],
+) -> None:
+    class Makes(Filled):
+        fastload_per_worker = ("made",)
+        made: Any = None
+
+        def one(self) -> float:
+            if self.made is None:
+                self.made = torch.Generator().manual_seed(1)
+            return float(torch.rand((), generator=self.made))
+
+        def __getitem__(self, index: Any) -> Any:
+            return self.one()
+
+        def fill_rows(self, run: Run) -> Any:
+            run.rows[:] = [self.one() for _ in run.indices]
+            return ()
+
+    said = []
+    for hidden in (True, False):
+        cut(2)
+        dataset = Makes([0.0] * 200)
+        if hidden:
+            dataset.empty_sample = lambda: None  # type: ignore[method-assign]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with DataLoader(dataset, 4, num_workers=1, seed=3) as loader:
+                list(loader)
+        said.append({w.category for w in caught})
+    assert said[1] == said[0]
+
+
+# ---- datasets around datasets ----
+
+
+def wrapped() -> dict[str, Any]:
+    first, second = (
+        Filled(shaped(i, 3) for i in range(8)),
+        Filled(shaped(i, 3) for i in range(40, 45)),
+    )
+    torch.manual_seed(0)
+    return {
+        "subset": Subset(first, [5, 0, 3, 3, 7, 1, 2]),
+        "subset of a range": Subset(first, range(7, 0, -1)),
+        "subset by an array": Subset(first, np.array([5, 0, 3, 7])),  # type: ignore[arg-type]
+        "subset by a tensor": Subset(first, torch.tensor([5, 0, 3, 7])),  # type: ignore[arg-type]
+        "subset by negative": Subset(first, [-1, 0, -3]),
+        "nested": Subset(Subset(Subset(first, range(1, 8)), [6, 0, 2, 5, 1]), [4, 3, 0, 1]),
+        "split": random_split(first, [5, 3])[0],
+        "concatenated": ConcatDataset([first, second]),
+        "concatenated with an empty one": ConcatDataset([first, Subset(second, []), second]),
+        "concatenated alone": ConcatDataset([first]),
+        "concatenated subsets": ConcatDataset([Subset(first, [4, 1]), Subset(second, [2, 0, 1])]),
+        "subset of concatenated": Subset(ConcatDataset([first, second]), [12, 0, 9, 3, 8, 7]),
+        "deep": ConcatDataset(
+            [ConcatDataset([first, second]), Subset(ConcatDataset([second]), [1])]
+        ),
+        "the same twice": ConcatDataset([first, first]),
+    }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", wrapped())
+def test_wrappers_of_torch_fill_what_they_wrap(
+    name: str, workers: int, cut: Callable[[int], None]
+) -> None:
+    dataset = wrapped()[name]
+    for units in (1, 3, 100):
+        cut(units)
+        for options in ({}, {"shuffle": True}):
+            torch.manual_seed(2)
+            expected = list(TorchDataLoader(dataset, 4, **options))
+            torch.manual_seed(2)
+            for leaf in leaves_of(dataset):
+                leaf.reads.clear()
+                leaf.runs.clear()
+            with DataLoader(dataset, 4, num_workers=workers, **options) as loader:
+                assert_same(list(loader), expected)
+            assert not any(leaf.reads for leaf in leaves_of(dataset))
+            asked = sum(len(run) for run, _ in filled_runs(dataset))
+            assert asked == len(dataset)
+
+
+def leaves_of(dataset: Any) -> list[Any]:
+    if isinstance(dataset, Subset):
+        return leaves_of(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return [leaf for part in dataset.datasets for leaf in leaves_of(part)]
+    return [dataset]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["nested", "torch.bfloat16", "0-dimensional", "four dimensions"])
+def test_parts_that_lie_apart_in_a_run(kind: str, workers: int) -> None:
+    """Shuffled, the samples of a run come from several parts, and some of them are left to `__getitem__`."""
+    first = Filled([SAMPLES[kind](i) for i in range(8)], {3})
+    second = Filled([SAMPLES[kind](i) for i in range(20, 26)], {2, 5})
+    dataset = ConcatDataset([first, second])
+    torch.manual_seed(2)
+    expected = list(TorchDataLoader(dataset, 7, shuffle=True))
+    first.reads.clear()
+    second.reads.clear()
+    torch.manual_seed(2)
+    options: dict[str, Any] = {"shuffle": True, "num_workers": workers}
+    with DataLoader(dataset, 7, **options) as loader:
+        assert_same(list(loader), expected)
+    assert sorted(first.reads) == [3]
+    assert sorted(second.reads) == [2, 5]
+
+
+@pytest.mark.parametrize("name", ["nested", "split", "subset of concatenated", "deep"])
+def test_wrapped_datasets_get_the_keys_of_the_loaders_samples(
+    name: str, cut: Callable[[int], None]
+) -> None:
+    """Whose indices are those that the sampler gave."""
+    cut(3)
+    dataset = wrapped()[name]
+    with DataLoader(dataset, 4, num_workers=2, seed=9) as loader:
+        batches = torch.cat(list(loader))
+    found = sorted(key for leaf in set(leaves_of(dataset)) for _, keys in leaf.runs for key in keys)
+    expected = []
+    for position in range(len(dataset)):
+        with random_stream(seed=9, epoch=0, position=position, index=position):
+            expected.append(torch.initial_seed())
+        assert torch.equal(batches[position], dataset[position])
+    assert sorted(key & LOW_63 for key in found) == sorted(expected)
+
+
+PARTS: dict[str, Any] = {
+    "without the protocol": lambda: plain(Filled(shaped(i, 3) for i in range(5))),
+    "of another dtype": lambda: Filled(shaped(i, 3).double() for i in range(5)),
+    "of another shape": lambda: Filled(shaped(i, 4) for i in range(5)),
+    "of another type": lambda: Filled(shaped(i, 3).numpy() for i in range(5)),
+    "of other containers": lambda: Filled((shaped(i, 3),) for i in range(5)),
+}
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_are_not_alike_are_read_as_by_torch(name: str, first: bool) -> None:
+    parts = [Filled(shaped(i, 3) for i in range(6)), PARTS[name]()]
+    dataset = ConcatDataset(parts[::-1] if first else parts)
+    twin = ConcatDataset([plain(part) for part in dataset.datasets])  # type: ignore[arg-type]
+    found = outcomes(DataLoader(dataset, 4, num_workers=2))
+    expected = outcomes(DataLoader(twin, 4, num_workers=2))
+    assert [type(f) for f in found] == [type(e) for e in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one == other if isinstance(other, tuple) else same(one, other)
+
+
+CONTAINERS: dict[str, Callable[[], Any]] = {
+    "subset": lambda: Subset(Filled(range(8)), [5, 0, 3, 7]),
+    "concatenated": lambda: ConcatDataset([Filled(range(8)), Filled(range(40, 45))]),
+    "tensors": lambda: TensorDataset(torch.arange(30).view(10, 3)),
+    "subset of tensors": lambda: Subset(TensorDataset(torch.arange(10)), [5, 0, 3, 7]),
+    "concatenated tensors": lambda: ConcatDataset(
+        [TensorDataset(torch.arange(4)), TensorDataset(torch.arange(40, 45))]
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "indices",
+    [
+        [0, -1, 2],
+        [-4, -2],
+        [1, 99, 0],
+        [0, -99],
+        [torch.tensor(1), torch.tensor(-1)],
+        [np.int64(1), np.int32(2), np.int64(-1)],
+        [np.int64(1), np.int64(3)],
+        [True, False],
+        [0, 2**63],
+        ["a", 1],
+        [1.0, 2],
+        [None],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_indices_of_any_kind(name: str, indices: list[Any], workers: int) -> None:
+    """Negative, out of range, NumPy's, tensors and nonsense: what torch makes of the sample, or its error."""
+    dataset = CONTAINERS[name]()
+    sampler = [[1, 0], indices, [2, 3]]
+    expected = []
+    for batch in sampler:
+        try:
+            expected.append(default_collate([dataset[index] for index in batch]))
+        except Exception as error:
+            expected.append((type(error).__name__, str(error)))
+    found = outcomes(DataLoader(dataset, batch_sampler=sampler, num_workers=workers))
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one[:2] == other if isinstance(other, tuple) else same(one, other)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_index_that_does_not_exist_is_noted_as_today(workers: int) -> None:
+    dataset = TensorDataset(torch.arange(8))
+
+    class Twin(Dataset[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            return dataset[index]
+
+    sampler = [[1, 0], [2, 88, 99, 3]]
+    options: dict[str, Any] = {"batch_sampler": sampler, "num_workers": workers}
+    found, expected = (
+        outcomes(DataLoader(dataset, **options)),
+        outcomes(DataLoader(Twin(), **options)),
+    )
+    assert found[1] == expected[1]
+    assert "sample index 88, position 1" in found[1][2][0]
+
+
+# ---- TensorDataset ----
+
+
+def tensors_of_every_kind() -> dict[str, Any]:
+    counted = torch.arange(240)
+    kinds = {str(d): (counted.to(d).view(24, 2, 5), counted[:24].to(d)) for d in TORCH_DTYPES}
+    return kinds | {
+        "1 dimension": (counted,),
+        "2 dimensions": (counted.view(24, 10),),
+        "3 dimensions": (counted.view(24, 5, 2),),
+        "4 dimensions": (counted.view(24, 5, 2, 1),),
+        "5 dimensions": (counted.view(12, 5, 2, 2, 1),),
+        "6 dimensions": (counted.view(6, 5, 2, 2, 1, 2),),
+        "several": (
+            counted.view(24, 10),
+            counted[:24],
+            torch.randn(24, 3, 2),
+            torch.rand(24) > 0.5,
+        ),
+        "transposed": (counted.view(10, 24).t(), counted.view(2, 5, 24).permute(2, 1, 0)),
+        "every second": (counted.view(48, 5)[::2], counted.view(24, 10)[:, ::3]),
+        "expanded": (torch.tensor(3.0).expand(24, 2), counted[:24]),
+        "channels last": (torch.randn(24, 3, 4, 5).contiguous(memory_format=torch.channels_last),),
+        "channels last 3d": (
+            torch.randn(6, 3, 4, 5, 2).contiguous(memory_format=torch.channels_last_3d),
+        ),
+        "permuted samples": (torch.randn(6, 2, 3, 4, 5).permute(0, 4, 2, 3, 1),),
+        "no elements": (torch.empty(24, 0), torch.empty(24, 3, 0, dtype=torch.bfloat16)),
+        "conjugate": (torch.randn(24, 2, dtype=torch.complex64).conj(),),
+        "negative view": (torch.randn(24, 2, dtype=torch.complex64).conj().imag,),
+        "no samples": (torch.empty(0, 3),),
+        "off its beginning": (counted[5:].view(47, 5)[3:], torch.arange(44)),
+        "unaligned": (torch.frombuffer(bytearray(range(97)), dtype=torch.uint8)[1:].view(24, 4),),
+    }
+
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
+    TENSORS = tensors_of_every_kind()
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensor_datasets_load_as_by_torch(name: str) -> None:
+    dataset = TensorDataset(*TENSORS[name])
+    shuffle = len(dataset) > 0
+    options: dict[str, Any] = {"batch_size": 5, "shuffle": shuffle}
+    torch.manual_seed(2)
+    expected = list(TorchDataLoader(dataset, **options))
+    for workers in (0, 2):
+        for memory in (torch.contiguous_format, torch.channels_last):
+            torch.manual_seed(2)
+            more: dict[str, Any] = {"num_workers": workers, "memory_format": memory}
+            with DataLoader(dataset, **options, **more) as loader:
+                batches = list(loader)
+            if memory is torch.channels_last:
+                wanted = [
+                    [t.contiguous(memory_format=memory) if t.dim() == 4 else t for t in batch]
+                    for batch in expected
+                ]
+                assert_same(batches, wanted)
+            else:
+                assert_same(batches, expected)
+
+
+def test_a_tensor_dataset_that_needs_a_gradient() -> None:
+    tensor = torch.randn(6, 3, requires_grad=True)
+    with DataLoader(TensorDataset(tensor), 3) as loader:
+        total = sum(batch.sum() for (batch,) in loader)
+    total.backward()
+    assert tensor.grad is not None
+    assert torch.equal(tensor.grad, torch.ones(6, 3))
+
+
+def test_a_tensor_dataset_that_comes_to_need_a_gradient() -> None:
+    tensor = torch.randn(6, 3)
+    with DataLoader(TensorDataset(tensor), 3) as loader:
+        list(loader)
+        tensor.requires_grad_()
+        assert all(batch.requires_grad for (batch,) in loader)
+
+
+def test_a_tensor_dataset_of_sparse_tensors_and_subclasses() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(6), requires_grad=False)
+    for tensor in (torch.eye(6).to_sparse(), torch.arange(6.0).as_subclass(Special), parameter):
+        dataset = TensorDataset(tensor)
+
+        class Twin(Dataset[Any]):
+            def __getitem__(self, index: Any) -> Any:
+                return dataset[index]  # noqa: B023
+
+        batches = [[0, 1, 2], [3, 4, 5]]
+        options: dict[str, Any] = {"num_workers": 2, "copy_dataset": False}
+        found = outcomes(DataLoader(dataset, batch_sampler=batches, **options))
+        expected = outcomes(DataLoader(Twin(), batch_sampler=batches, **options))
+        assert same(found, expected)
+
+
+def test_a_tensor_that_is_changed_or_replaced_between_epochs_is_seen() -> None:
+    dataset = TensorDataset(torch.arange(6))
+    for workers in (0, 2):
+        tensor = torch.arange(6)
+        dataset.tensors = (tensor,)
+        with DataLoader(dataset, 6, num_workers=workers) as loader:
+            assert next(iter(loader))[0].tolist() == [0, 1, 2, 3, 4, 5]
+            tensor.add_(10)
+            assert [b[0].tolist() for b in loader] == [[10, 11, 12, 13, 14, 15]]
+            tensor.set_(torch.arange(20, 26))  # type: ignore[call-overload]
+            assert [b[0].tolist() for b in loader] == [[20, 21, 22, 23, 24, 25]]
+            dataset.tensors = (torch.arange(30, 36),)
+            assert [b[0].tolist() for b in loader] == [[30, 31, 32, 33, 34, 35]]
+
+
+def test_the_tensors_of_a_dataset_stay_resizable() -> None:
+    """Of a tensor that was given out as an array, torch lets nobody change the memory any more."""
+    tensor = torch.arange(6)
+    with DataLoader(TensorDataset(tensor), 6) as loader:
+        list(loader)
+    tensor.resize_(100)
+
+
+def test_batches_of_a_tensor_dataset_are_the_loops_own() -> None:
+    tensor = torch.arange(8)
+    with DataLoader(TensorDataset(tensor), 4) as loader:
+        for (batch,) in loader:
+            batch.zero_()
+    assert tensor.tolist() == list(range(8))
+
+
+def test_a_class_of_the_users_is_not_kept() -> None:
+    """What its methods refer to, a memory map say, would be kept with it."""
+
+    class Local(Base):
+        pass
+
+    with DataLoader(Local(), 4, num_workers=1) as loader:
+        list(loader)
+    gone = weakref.ref(Local)
+    del Local, loader
+    gc.collect()
+    assert gone() is None
+
+
+# ---- images ----
+
+COUNT, BATCH, BAD = 12, 5, 6
+CROP = RandomResizedCrop(48, flip=0.5)
+PLANS: dict[str, Any] = {
+    "crop": CROP,
+    "crop, float32": RandomResizedCrop((40, 56), flip=0.5, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    "crop, last": RandomResizedCrop(48, flip=0.5, channels_last=True),
+    "crop, whole decode": RandomResizedCrop(48, flip=0.5, scaled_decode=False),
+    "resize": Resize((40, 56)),
+    "resize, float32": Resize((56, 40), mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    "center crop": ResizeCenterCrop(64, 48),
+    "center crop, float32, last": ResizeCenterCrop(
+        64, 48, mean=IMAGENET_MEAN, std=IMAGENET_STD, channels_last=True
+    ),
+    "padded": ResizeCenterCrop(40, (72, 50)),
+}
+KINDS = ("jpeg list", "png list", "folder", "packed raw", "packed jpeg")
+
+
+def pictures() -> Iterator[Any]:
+    sources = list(photographs().values())
+    for number in range(COUNT):
+        yield sources[number % len(sources)][: 60 + 9 * number, 40 : 190 - 7 * number]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same pictures in files of their own and packed, in three shards."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for kind in ("jpeg", "png"):
+        (folder / kind / "class").mkdir(parents=True)
+    with (
+        PackedWriter(folder / "packed raw", mode="raw", shard_bytes=200_000) as raw,
+        PackedWriter(folder / "packed jpeg", mode="jpeg", shard_bytes=20_000) as packed,
+    ):
+        for number, pixels in enumerate(pictures()):
+            height, width, _ = pixels.shape
+            sides, jpeg = {"height": height, "width": width}, encoded(pixels, quality=90)
+            raw.add(pixels.tobytes(), label=number, source=str(number), **sides)
+            packed.add(jpeg, label=number, source=str(number))
+            (folder / f"jpeg/class/{number:02}.jpeg").write_bytes(jpeg)
+            Image.fromarray(pixels).save(folder / f"png/class/{number:02}.png", compress_level=1)
+    for kind in ("jpeg", "png"):
+        names = [f"class/{number:02}.{kind}\n" for number in range(COUNT)]
+        (folder / kind / "list.txt").write_text("".join(names))
+    return folder
+
+
+def of_kind(kind: str, stored: Path, **options: Any) -> Any:
+    if kind.startswith("packed"):
+        return PackedDataset(stored / kind, **options)
+    if kind == "folder":
+        return ImageFolder(stored / "jpeg", **options)
+    return ImageFileList(stored / kind.split()[0] / "list.txt", **options)
+
+
+@pytest.fixture(scope="module")
+def _kernels() -> bool:
+    return fastload.image.kernels.wait(60)
+
+
+@pytest.fixture(params=["torch", "compiled"])
+def engine(request: pytest.FixtureRequest, _kernels: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """By torch's kernels, and by ours if they can be had here."""
+    if request.param == "torch":
+        monkeypatch.setattr(fastload.image.kernels, "kernels", lambda: None)
+    elif not _kernels:
+        pytest.skip(fastload.image.kernels.state())
+    return request.param
+
+
+@pytest.fixture
+def fills(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """What each call of a dataset's `fill_rows` filled: so that no test passes because nothing did."""
+    filled: list[list[Any]] = []
+    rows = fastload.rows.filler
+
+    def spied(dataset: Any) -> Any:
+        found = rows(dataset)
+        if found is not None:
+            fill = found.fill
+
+            def noted(run: Run) -> Any:
+                missing = list(fill(run))
+                filled.append([i for k, i in enumerate(run.indices) if k not in missing])
+                return missing
+
+            found.fill = noted
+        return found
+
+    monkeypatch.setattr(fastload.fetch, "filler", spied)
+    return filled
+
+
+def alone(dataset: Any, order: Any, *, epoch: int = 0) -> list[Any]:
+    """The batches of the samples that are read one by one, in their random streams."""
+    samples = []
+    rank, ranks = getattr(dataset, "rank", 0), getattr(dataset, "world_size", 1)
+    for place, index in enumerate(order):
+        position = place * ranks + rank
+        with random_stream(seed=3, epoch=epoch, position=position, index=index):
+            samples.append(dataset[index])
+    return [default_collate(samples[k : k + BATCH]) for k in range(0, len(samples), BATCH)]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_of_images_equal_the_images_alone(
+    kind: str, plan: str, engine: str, stored: Path, fills: list[Any], cut: Callable[[int], None]
+) -> None:
+    dataset = of_kind(kind, stored, transform=PLANS[plan])
+    expected = alone(dataset, range(COUNT))
+    memories = (torch.contiguous_format, torch.channels_last)
+    for workers, units, memory in ((0, 100, memories[0]), (2, 2, memories[1])):
+        cut(units)
+        fills.clear()
+        options: dict[str, Any] = {"num_workers": workers, "memory_format": memory, "seed": 3}
+        with DataLoader(of_kind(kind, stored, transform=PLANS[plan]), BATCH, **options) as loader:
+            batches = list(loader)
+        wanted = [[images.contiguous(memory_format=memory), labels] for images, labels in expected]
+        assert_same(batches, wanted)
+        assert sorted(index for run in fills for index in run) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("kind", ["jpeg list", "packed raw", "packed jpeg"])
+@pytest.mark.parametrize("how", ["subset", "concatenated", "numbered", "rank"])
+def test_images_inside_other_datasets(
+    how: str, kind: str, engine: str, stored: Path, fills: list[Any]
+) -> None:
+    dataset: Any = of_kind(kind, stored, transform=CROP)
+    if how == "subset":
+        dataset = Subset(Subset(dataset, range(1, 12)), [9, 0, 3, 8, 7, 1, 10])
+    elif how == "concatenated":
+        dataset = ConcatDataset(
+            [dataset, Subset(of_kind("png list", stored, transform=CROP), [3, 1])]
+        )
+    elif how == "numbered":
+        dataset = Numbered(dataset)
+    elif kind.startswith(("packed", "jpeg")):
+        dataset = of_kind(kind, stored, transform=CROP, rank=1, world_size=2)
+    torch.manual_seed(4)
+    order = torch.randperm(len(dataset)).tolist()
+    expected = alone(dataset, order)
+    for workers in (0, 2):
+        fills.clear()
+        options: dict[str, Any] = {"num_workers": workers, "seed": 3, "sampler": order}
+        with DataLoader(dataset, BATCH, **options) as loader:
+            assert_same(list(loader), expected)
+        assert sorted(index for run in fills for index in run) == sorted(order)
+
+
+def damage(kind: str, stored: Path, folder: Path) -> Any:
+    """A copy of a set in which sample `BAD` is cut off or flipped; returns how to open it."""
+    for path in sorted(stored.rglob("*")):
+        target = folder / path.relative_to(stored)
+        if path.is_dir():
+            target.mkdir()
+        else:
+            target.write_bytes(path.read_bytes())
+    if kind.startswith("packed"):
+        whole = PackedDataset(folder / kind)
+        payload = whole.read(BAD)
+        whole.close()
+        for shard in (folder / kind).iterdir():
+            content = bytearray(shard.read_bytes())
+            at = content.find(payload)
+            if at >= 0:
+                content[at + len(payload) // 2] ^= 0x10
+                shard.write_bytes(content)
+                break
+        else:
+            pytest.fail("the payload lies in no shard")
+    else:
+        path = next((folder / kind.split()[0] / "class").glob(f"{BAD:02}.*"))
+        path.write_bytes(path.read_bytes()[:1500])
+    return lambda **options: of_kind(kind, folder, transform=CROP, **options)
+
+
+DAMAGED = ("jpeg list", "png list", "packed raw", "packed jpeg")
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_image_in_the_middle_of_a_run(
+    kind: str, engine: str, stored: Path, tmp_path: Path, fills: list[Any]
+) -> None:
+    """Its error, notes and all, is that of the sample alone; its neighbours in the run lose nothing."""
+    opened = damage(kind, stored, tmp_path)
+
+    class Twin(Dataset[Any]):
+        fastload_per_worker = ()
+
+        def __init__(self) -> None:
+            self.inner = opened()
+
+        def __len__(self) -> int:
+            return COUNT
+
+        def __getitem__(self, index: int) -> Any:
+            return self.inner[index]
+
+        def locate(self, index: int) -> str:
+            return str(self.inner.locate(index))
+
+    black = torch.zeros(3, 48, 48, dtype=torch.uint8)
+    for how in ({}, {"on_error": "skip"}, {"on_error": lambda index, error: (black, -1)}):
+        for workers in (0, 2):
+            options: dict[str, Any] = {"num_workers": workers, "seed": 3} | how
+            fills.clear()
+            found = outcomes(DataLoader(opened(), BATCH, **options))
+            assert BAD - 1 in [index for run in fills for index in run]
+            expected = outcomes(DataLoader(Twin(), BATCH, **options))
+            assert len(found) == len(expected) == 3
+            for one, other in zip(found, expected, strict=True):
+                if isinstance(other, tuple):
+                    kinds = PackedDataError if kind.startswith("packed") else DecodeError
+                    assert one[0] == other[0] == kinds.__name__
+                    assert one[1:] == other[1:]
+                else:
+                    assert_equal_part(one, other)
+
+
+@pytest.mark.parametrize("kind", ["packed raw", "packed jpeg"])
+def test_verify_looks_at_checksums_in_runs_as_in_samples(
+    kind: str, engine: str, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = damage(kind, stored, tmp_path)
+    for verify in ("first", "always"):
+        dataset = opened(verify=verify)
+        with DataLoader(dataset, COUNT, seed=3, on_error="skip") as loader:
+            for _ in range(3):  # a damaged record is found again in each epoch
+                ((_, labels),) = list(loader)
+                assert labels.tolist() == [k for k in range(COUNT) if k != BAD]
+        dataset.close()
+    dataset = opened(verify="never")
+    with DataLoader(dataset, COUNT, seed=3, on_error="skip") as loader:
+        ((images, labels),) = list(loader)
+    if kind == "packed raw":
+        assert labels.tolist() == list(range(COUNT))
+        assert torch.equal(images, torch.cat([batch for batch, _ in alone(dataset, range(COUNT))]))
+    dataset.close()
+    # What comes to be damaged after the first epoch is seen by "always" alone.
+    for verify, sound in (("first", COUNT), ("always", COUNT - 1)):
+        folder = tmp_path / verify
+        folder.mkdir()
+        whole = of_kind(kind, stored, transform=CROP)
+        path = folder / "copy"
+        path.mkdir()
+        for file in (stored / kind).iterdir():
+            (path / file.name).write_bytes(file.read_bytes())
+        payload = whole.read(BAD)
+        dataset = PackedDataset(path, transform=CROP, verify=verify)  # type: ignore[arg-type]
+        with DataLoader(dataset, COUNT, seed=3, on_error="skip") as loader:
+            assert [len(labels) for _, labels in loader] == [COUNT]
+            for file in path.iterdir():
+                at = file.read_bytes().find(payload)
+                if at >= 0:
+                    with file.open("r+b") as opened_file:
+                        opened_file.seek(at + len(payload) - 3)
+                        opened_file.write(bytes([payload[-3] ^ 1]))
+            assert [len(labels) for _, labels in loader] == [sound]
+        dataset.close()
+        whole.close()
+
+
+def test_a_missing_shard_is_its_error_and_nothing_else(
+    engine: str, stored: Path, tmp_path: Path
+) -> None:
+    """No warning of `fill_rows`: the user cannot mend that."""
+    for file in (stored / "packed raw").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shards = sorted(tmp_path.glob("*shard*")) or sorted(
+        p for p in tmp_path.iterdir() if p.name != "index.json"
+    )
+    shards[1].unlink()
+    with DataLoader(PackedDataset(tmp_path, transform=CROP), 3, num_workers=1) as loader:
+        seen = outcomes(loader)
+    assert {one[0] for one in seen if isinstance(one, tuple)} == {"PackedDataError"}
+    assert not isinstance(seen[0], tuple)
+
+
+@pytest.mark.parametrize("kind", ["jpeg list", "packed raw", "packed jpeg"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_transform_that_is_replaced_between_epochs(
+    workers: int, kind: str, engine: str, stored: Path
+) -> None:
+    """By another plan of the same size, another size, another dtype, a function, and back."""
+
+    def function(picture: Any) -> torch.Tensor:
+        return Resize((48, 48))(picture)
+
+    transforms = [
+        CROP,
+        Resize((48, 48)),
+        Resize((32, 32)),
+        RandomResizedCrop(48, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+        function,
+        RandomResizedCrop(48, flip=1.0),
+        CROP,
+    ]
+    dataset = of_kind(kind, stored, transform=CROP)
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    twin = of_kind(kind, stored, transform=CROP)
+    with DataLoader(dataset, BATCH, seed=3, **options) as loader:
+        for epoch, transform in enumerate(transforms):
+            dataset.transform = twin.transform = transform
+            batches = list(loader)
+            if same(batches, alone(twin, range(COUNT), epoch=epoch)):
+                continue
+            assert workers  # whose copies of the transform are those of the beginning
+            first = of_kind(kind, stored, transform=CROP)
+            assert same(batches, alone(first, range(COUNT), epoch=epoch))
+
+
+def test_a_plan_at_first_unknown_and_a_target_transform(engine: str, stored: Path) -> None:
+    dataset = of_kind("packed raw", stored, transform=CROP)
+    with DataLoader(dataset, BATCH, seed=3) as loader:
+        assert_same(list(loader), alone(dataset, range(COUNT)))
+        dataset.target_transform = lambda label: -label
+        assert_same(list(loader), alone(dataset, range(COUNT), epoch=1))
+        dataset.target_transform = None
+        dataset.transform = Resize(48)  # of varying size
+        with pytest.raises(RuntimeError, match="stack expects"):
+            list(loader)
+
+
+def test_the_environment_variable_switches_the_kernels_off(stored: Path) -> None:
+    script = f"""
+import hashlib, os, sys
+import fastload
+from fastload.datasets import PackedDataset
+from fastload.image import RandomResizedCrop, kernels
+dataset = PackedDataset({str(stored / "packed jpeg")!r}, transform=RandomResizedCrop(48, flip=0.5))
+for images, labels in fastload.DataLoader(dataset, 12, seed=3, num_workers=1):
+    print(hashlib.sha256(images.numpy().tobytes()).hexdigest(), labels.tolist())
+assert not kernels.wait(), kernels.state()
+print(kernels.state())
+"""
+    before = os.environ.get("FASTLOAD_KERNELS")
+    os.environ["FASTLOAD_KERNELS"] = "0"
+    try:
+        ended = run_fresh(script)
+    finally:
+        os.environ.pop("FASTLOAD_KERNELS")
+        if before is not None:
+            os.environ["FASTLOAD_KERNELS"] = before
+    assert ended.code == 0, ended
+    assert "FASTLOAD_KERNELS=0" in ended.out
+    dataset = of_kind("packed jpeg", stored, transform=CROP)
+    with DataLoader(dataset, 12, seed=3) as loader:
+        ((images, _),) = list(loader)
+    assert hashlib.sha256(images.numpy().tobytes()).hexdigest() in ended.out
+
+
+# ---- samples that others may see ----
+
+
+class Keeps(Dataset[Any]):
+    """Around a dataset of ours, as users write them: caches, and delegates every other attribute."""
+
+    fastload_per_worker = ()  # one cache for all workers
+
+    def __init__(self, dataset: Any, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.dataset = dataset
+        self.view = view
+        self.kept: dict[int, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dataset, name)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if index not in self.kept:
+            self.kept[index] = self.dataset[index]
+        picture, label = self.kept[index]
+        return self.view(picture), label
+
+
+class KeepingList(ImageFileList):
+    def __getitem__(self, index: int) -> Any:
+        self.kept = super().__getitem__(index)
+        return self.kept
+
+
+class KeepingImages(ImageFileList):
+    def load_image(self, index: int) -> Any:
+        self.kept = super().load_image(index)
+        return self.kept
+
+
+class Heir(KeepingImages):
+    pass
+
+
+class SaysWhere(ImageFileList):
+    def locate(self, index: int) -> str:
+        return super().locate(index)
+
+
+class KeepingPlan(RandomResizedCrop):
+    kept: ClassVar[list[torch.Tensor]] = []
+
+    def decode(self, encoded: Any, *, name: str) -> torch.Tensor:
+        self.kept.append(super().decode(encoded, name=name))
+        return self.kept[-1]
+
+
+def transform_of_the_users(picture: Any) -> torch.Tensor:
+    return Resize((48, 48))(picture)
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "itself": lambda picture: picture,
+    "flip": lambda picture: picture.flip(2),
+    "transpose": lambda picture: picture.transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("inside", ["loader", "subset"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_wrapper_that_caches_and_delegates_is_read_as_by_torch(
+    view: str, inside: str, workers: int, stored: Path, fills: list[Any]
+) -> None:
+    inner = of_kind("jpeg list", stored, transform=Resize((48, 48)))
+    expected = torch.stack([VIEWS[view](picture) for picture, _ in inner])
+    dataset: Any = Keeps(inner, VIEWS[view])
+    if inside == "subset":
+        dataset = Subset(dataset, range(COUNT))
+    with DataLoader(dataset, BATCH, num_workers=workers) as loader:
+        for _ in range(2):
+            images = [batch.clone() for batch, _ in scribbled(loader)]
+            assert torch.equal(torch.cat(images), expected)
+    assert not fills
+
+
+def scribbled(loader: Any) -> Iterator[Any]:
+    """The batches of `loader`, each overwritten after its use, as a loop may do."""
+    for images, labels in loader:
+        yield images, labels
+        images.fill_(77)
+
+
+READ_ALONE: dict[str, Callable[[Path], Any]] = {
+    "__getitem__": lambda path: KeepingList(path, transform=CROP),
+    "load_image": lambda path: KeepingImages(path, transform=CROP),
+    "heir": lambda path: Heir(path, transform=CROP),
+    "locate": lambda path: SaysWhere(path, transform=CROP),
+    "plan": lambda path: ImageFileList(path, transform=KeepingPlan(48)),
+    "function": lambda path: ImageFileList(path, transform=transform_of_the_users),
+    "target": lambda path: ImageFileList(path, transform=CROP, target_transform=lambda k: -k),
+    "upright": lambda path: ImageFileList(path, transform=Resize((48, 48), upright=True)),
+    "varying": lambda path: Subset(ImageFileList(path, transform=Resize(48)), [0]),
+    "own subset": lambda path: OwnSubset(ImageFileList(path, transform=CROP), range(8)),
+}
+
+
+@pytest.mark.parametrize("name", READ_ALONE)
+def test_images_whose_reading_is_overridden_are_read_alone(
+    name: str, stored: Path, fills: list[Any]
+) -> None:
+    dataset = READ_ALONE[name](stored / "jpeg" / "list.txt")
+    with DataLoader(dataset, BATCH, num_workers=2, seed=3) as loader:
+        batches = list(loader)
+    assert_same(batches, alone(dataset, range(len(dataset))))
+    assert not fills
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_patched_instance_is_read_as_by_torch(
+    workers: int, stored: Path, fills: list[Any]
+) -> None:
+    dataset = of_kind("jpeg list", stored, transform=Resize((48, 48)))
+    expected = torch.stack([picture for picture, _ in dataset])
+    dataset.load_image = lru_cache(None)(dataset.load_image)
+    with DataLoader(dataset, BATCH, num_workers=workers) as loader:
+        for _ in range(2):
+            images = [batch.clone() for batch, _ in scribbled(loader)]
+            assert torch.equal(torch.cat(images), expected)
+    assert not fills
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_on_error_and_the_loop_make_is_their_own(
+    workers: int, engine: str, stored: Path, tmp_path: Path
+) -> None:
+    opened = damage("jpeg list", stored, tmp_path)
+    pixels = next(pictures())
+    made: list[torch.Tensor] = []
+
+    def replaced(index: int, error: Exception) -> Any:
+        made.append(CROP(pixels))
+        return made[-1], 0
+
+    with DataLoader(opened(), BATCH, num_workers=workers, on_error=replaced) as loader:
+        batches = []
+        for images, labels in loader:
+            before = images.clone()
+            CROP(pixels).zero_()
+            assert torch.equal(images, before)
+            batches.append((images, labels))
+    (replacement,) = made
+    assert torch.equal(batches[BAD // BATCH][0][BAD % BATCH], replacement)
+    replacement.zero_()
+    assert batches[BAD // BATCH][0][BAD % BATCH].any()
+
+
+# ---- memory ----
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("missing", [(), (0, 3, 9, 21)], ids=["filled", "some read"])
+@pytest.mark.parametrize("size", [3, 20_000])
+def test_a_batch_that_is_kept_is_never_written_again(size: int, missing: Any, workers: int) -> None:
+    """Every second batch of four epochs is kept, by a view of one of its members."""
+    samples = [(torch.full((size,), float(i)), i) for i in range(24)]
+    dataset = Filled(samples, missing)
+    options: dict[str, Any] = {"shuffle": True, "persistent_workers": workers > 0}
+    kept: list[tuple[Any, list[int]]] = []
+    with DataLoader(dataset, 4, num_workers=workers, **options) as loader:
+        for epoch in range(4):
+            for number, (rows, numbers) in enumerate(loader):
+                assert rows[:, 0].tolist() == rows[:, -1].tolist() == numbers.tolist()
+                if number % 2:
+                    member = rows[:, 1].numpy() if epoch % 2 else numbers[:]
+                    kept.append((member, numbers.tolist()))
+                del rows, numbers
+    del loader
+    for member, values in kept:
+        assert member.tolist() == values
+
+
+def test_memory_that_nobody_keeps_is_used_again() -> None:
+    dataset = Filled([torch.full((20_000,), float(i)) for i in range(24)])
+    addresses = set()
+    with DataLoader(dataset, 4, num_workers=1) as loader:
+        for _ in range(5):
+            for batch in loader:
+                addresses.add(batch.data_ptr())
+                del batch
+    assert len(addresses) < 15
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> list[SlotPool]:
+    made: list[SlotPool] = []
+    init = SlotPool.__init__
+
+    def noted(self: SlotPool, **options: Any) -> None:
+        made.append(self)
+        init(self, **options)
+
+    monkeypatch.setattr(SlotPool, "__init__", noted)
+    return made
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", ["raise", "on_error"])
+def test_an_error_that_is_kept_holds_no_memory_of_its_batch(
+    how: str, workers: int, pools: list[SlotPool], cut: Callable[[int], None]
+) -> None:
+    cut(3)
+    errors: list[BaseException] = []
+
+    dataset = Raising([shaped(i, 10_000) for i in range(12)], {1, 5})
+
+    def replaced(index: int, error: Exception) -> Any:
+        errors.append(error)
+        return shaped(0, 10_000)
+
+    options: dict[str, Any] = {"on_error": replaced} if how == "on_error" else {}
+    loader = DataLoader(dataset, 4, num_workers=workers, **options)
+    with loader:
+        iterator = iter(loader)
+        while True:
+            try:
+                next(iterator)
+            except StopIteration:
+                break
+            except ValueError as error:
+                errors.append(error)
+    del loader, iterator
+    assert len(errors) >= 2
+    assert all(error.__traceback__ is not None for error in errors)
+    gc.collect()
+    assert [pool.lent for pool in pools] == [0] * len(pools)
+
+
+def test_a_kept_error_of_an_image_holds_no_memory(
+    engine: str, stored: Path, tmp_path: Path, pools: list[SlotPool]
+) -> None:
+    opened, kept = damage("packed raw", stored, tmp_path), []
+
+    def replaced(index: int, error: Exception) -> Any:
+        kept.append(error)
+        return torch.zeros(3, 48, 48, dtype=torch.uint8), 0
+
+    with DataLoader(opened(), BATCH, on_error=replaced, num_workers=1) as loader:
+        list(loader)
+    del loader
+    gc.collect()
+    assert len(kept) == 1
+    assert [pool.lent for pool in pools] == [0] * len(pools)
+
+
+# ---- stopping ----
+
+
+class Gated(Filled):
+    """From index 8 on, `fill_rows` waits until the gate is open; `waiting` counts the calls that came to it."""
+
+    def __init__(self, length: int = 24) -> None:
+        super().__init__(range(length))
+        self.gate, self.waiting = threading.Event(), threading.Semaphore(0)
+
+    def fill_rows(self, run: Run) -> Any:
+        if run.indices[0] >= 8:
+            self.waiting.release()
+            assert self.gate.wait(DEADLINE_S)
+        return super().fill_rows(run)
+
+
+def test_close_during_fill_rows_waits_for_it_and_begins_no_other(
+    cut: Callable[[int], None],
+) -> None:
+    cut(4)
+    dataset = Gated()
+    loader = DataLoader(dataset, 4, num_workers=2)
+    iterator = iter(loader)
+    assert [next(iterator).tolist(), next(iterator).tolist()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    outcome: list[object] = []
+
+    def loop() -> None:
+        try:
+            outcome.append(next(iterator))
+        except BaseException as error:
+            outcome.append(error)
+
+    waiter = threading.Thread(target=loop)
+    waiter.start()
+    for _ in range(2):
+        assert dataset.waiting.acquire(timeout=DEADLINE_S)
+    state = loader.state_dict()
+    closer = threading.Thread(target=loader.close)
+    closer.start()
+    waiter.join(DEADLINE_S)
+    assert isinstance(outcome[0], LoaderClosedError)
+    calls = len(dataset.runs)
+    dataset.gate.set()
+    closer.join(DEADLINE_S)
+    assert not closer.is_alive()
+    assert len(dataset.runs) <= calls + 2
+    again = Filled(range(24))
+    with DataLoader(again, 4, num_workers=2) as resumed:
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in resumed] == [
+            list(range(k, k + 4)) for k in range(8, 24, 4)
+        ]
+
+
+class Interrupted(Filled):
+    """Sends Ctrl-C to the main thread from within `fill_rows`, before or after it wrote, until it struck."""
+
+    def __init__(self, index: int, late: bool) -> None:
+        super().__init__(range(24))
+        self.index, self.late, self.struck = index, late, threading.Event()
+
+    def send(self, run: Run) -> None:
+        while self.index in run.indices and not self.struck.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+            self.struck.wait(0.001)
+
+    def fill_rows(self, run: Run) -> Any:
+        if not self.late:
+            self.send(run)
+        missing = super().fill_rows(run)
+        if self.late:
+            self.send(run)
+        return missing
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("index", [0, 6, 23])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_during_fill_rows_loses_no_batch(workers: int, index: int, late: bool) -> None:
+    """`next()` raises it, and the same iterator goes on where it was."""
+    dataset = Interrupted(index, late)
+
+    def strike(number: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code.co_name != "__next__":
+            frame = frame.f_back
+        if frame is not None and not dataset.struck.is_set():
+            dataset.struck.set()
+            raise KeyboardInterrupt
+
+    batches: list[list[int]] = []
+    interrupts = 0
+    before = signal.signal(signal.SIGINT, strike)
+    try:
+        with DataLoader(dataset, 4, num_workers=workers) as loader:
+            iterator = iter(loader)
+            while interrupts < 2:
+                try:
+                    batches.append(next(iterator).tolist())
+                except StopIteration:
+                    break
+                except KeyboardInterrupt:
+                    interrupts += 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert interrupts == 1
+    assert batches == [list(range(k, k + 4)) for k in range(0, 24, 4)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_abandoned_iterator_ends_its_threads(workers: int) -> None:
+    dataset = Gated()
+    loader = DataLoader(dataset, 4, num_workers=workers)
+    iterator = iter(loader)
+    next(iterator)
+    gone = weakref.ref(iterator)
+    assert dataset.waiting.acquire(timeout=DEADLINE_S)
+    del iterator
+    gc.collect()
+    assert gone() is None
+    dataset.gate.set()
+    loader.close()
