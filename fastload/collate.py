@@ -23,7 +23,6 @@ from torch.utils.data import default_collate
 
 from fastload.faults import pass_signals
 from fastload.slots import Layout, Slot, SlotPool
-from fastload.torch_private import no_torch_function
 
 
 class Box(Protocol):
@@ -164,20 +163,20 @@ class SlotBox:
     def put(self, position: int, sample: Any) -> None:
         """See `Box`."""
         try:
-            # Every attribute of a tensor would pass through the stream's mode, at a microsecond each.
-            with no_torch_function():
-                layout, slot = self._slot.get(None) or self._slot_for(sample)
-                fits = layout.fits(sample)
-                if fits:
-                    layout.write(slot, position, sample)
+            layout, slot = self._slot.get(None) or self._slot_for(sample)
+            fits = layout.fits(sample)
+            if fits:
+                layout.write(slot, position, sample)
         except Exception:
             fits = False  # whatever is wrong with this sample, torch's collate shall say it when the batch is made
         if not fits:
             self._odd[position] = sample
 
     def _slot_for(self, sample: Any) -> tuple[Layout, Slot]:
-        layout = self._layout or self._pool.layout
-        if layout is None or not (layout.filled or layout.fits(sample)):
+        if self._layout is not None:
+            return self._new_slot(self._layout)
+        layout = self._pool.layout
+        if layout is None or not layout.fits(sample):
             self._pool.layout = layout = Layout(sample)
         return self._new_slot(layout)
 

@@ -157,9 +157,8 @@ class Batch(Ticket):
 
     def stream_keys(self, start: int, stop: int) -> NDArray[np.uint64]:
         """Return the keys of the random streams of samples `start` to `stop`, uint64[stop - start]."""
-        if (
-            self._sample_keys is None
-        ):  # of all at once; threads that do so at the same time find the same
+        # Of all at once; threads that do so at the same time find the same.
+        if self._sample_keys is None:
             self._sample_keys = self.keys.samples(self.position, self.indices)
         return self._sample_keys[start:stop]
 
@@ -180,8 +179,8 @@ _NO_STREAM = _NoStream()
 class Fetcher:
     """Reads and finishes batches of one data set. Shared by all workers.
 
-    `noticed` collects what the workers noticed of samples that depend on other threads, `lost` what they cannot
-    read any more, `shared` names the first object with a state that they share, if any; None without workers.
+    `noticed` collects what the workers noticed of samples that depend on other threads, `warnings` what else the loop
+    is to warn of, `shared` names the first object with a state that they share, if any; None without workers.
 
     Args:
         batched: indices come as one sequence a batch (torch's automatic batching); else one index is
@@ -210,47 +209,38 @@ class Fetcher:
         self._pool = pool
         self.pause: Callable[[Batch, float], None] = _no_pause
         self.noticed: deque[tuple[type[Warning], str]] = deque()
-        self.lost: deque[str] = deque()
+        self.warnings: deque[tuple[str, str]] = deque()
         self.shared: str | None = None
         self._slots = batched and collate_fn is default_collate
-        # By the id of the workers' own datasets, which the fillers keep alive.
-        self._fillers: dict[int, Filler | None] = {}
-        self._filled = self._layout(dataset) if self._slots else None
-        self._getitems = batched and self._filled is None and _reads_batches(dataset)
+        found = filler(dataset) if self._slots else None
+        self._layout = None if found is None else self._layout_of(found, dataset)
+        # A batch is only copied together: no code of the user's runs, and nothing is drawn.
+        self.copies = self._layout is not None and found is not None and found.copies
+        self._getitems = batched and self._layout is None and _reads_batches(dataset)
 
-    def _layout(self, dataset: Any) -> Layout | None:
-        """Return how samples lie in a batch whose rows the dataset fills, or None if it does not."""
-        found = self._filler(dataset)
-        if found is None:
-            return None
+    def _layout_of(self, found: Filler, dataset: Any) -> Layout | None:
+        """Return how samples lie in a batch whose rows the dataset fills, or None if they cannot be rows."""
         try:
             return Layout(found.sample, filled=True)
         except LookupError:
             return None
         except TypeError as error:
-            self.lost.append(
-                f"{type(dataset).__name__} is read sample by sample: {error}. empty_sample() must return tensors, "
-                "arrays and numbers, in tuples, lists and dicts"
+            name = type(dataset).__name__
+            self.warn(
+                "rows",
+                f"{name} is read sample by sample: {error}. empty_sample() must return tensors, arrays and numbers, in "
+                "tuples, lists and dicts",
             )
             return None
 
-    def _filler(self, dataset: Any) -> Filler | None:
-        try:
-            return self._fillers[id(dataset)]
-        except KeyError:
-            found = self._fillers[id(dataset)] = filler(dataset)
-            return found
+    def filler_of(self, dataset: Any) -> Filler | None:
+        """Return what fills rows from a worker's own dataset, or None if samples are read one by one."""
+        return None if self._layout is None else filler(dataset)
 
     @property
     def fills(self) -> bool:
         """Whether the dataset fills the rows of a batch itself: then a run of samples is one call."""
-        return self._filled is not None
-
-    @property
-    def copies(self) -> bool:
-        """Whether a batch is only copied together: no code of the user's runs, and nothing is drawn."""
-        found = self._fillers.values()
-        return self.fills and any(one is not None and one.copies for one in found)
+        return self._layout is not None
 
     @property
     def whole(self) -> bool:
@@ -269,9 +259,9 @@ class Fetcher:
 
     def is_light(self, batch_size: int | None) -> bool:
         """Return whether batches run no code of the user's and are made sooner than handed to a thread and back."""
-        if self._filled is None or not self.copies or batch_size is None:
+        if self._layout is None or not self.copies or batch_size is None:
             return False
-        return batch_size * self._filled.nbytes <= LIGHT_BYTES
+        return batch_size * self._layout.nbytes <= LIGHT_BYTES
 
     def batch(self, indices: Any, **place: Any) -> Batch:
         """A new batch, to be issued; `place` as of `Batch`.
@@ -299,12 +289,20 @@ class Fetcher:
 
     def _box(self, batch: Batch) -> Box:
         n = len(batch.indices)
-        if self._filled is not None:
-            return SlotBox(n, self._pool, self._filled)
+        if self._layout is not None:
+            return SlotBox(n, self._pool, self._layout)
         return collate_box(n, self._pool) if self._slots else SampleBox([None] * n)
 
-    def read(self, batch: Batch, start: int, stop: int, dataset: Any, stream: Stream) -> None:
-        """Read units `start` to `stop` of `batch`, each sample in its random stream.
+    def read(
+        self,
+        batch: Batch,
+        start: int,
+        stop: int,
+        dataset: Any,
+        stream: Stream,
+        found: Filler | None = None,
+    ) -> None:
+        """Read units `start` to `stop` of `batch`, each sample in its random stream, or let `found` fill their rows.
 
         Gives up between samples once the batch is dropped.
         """
@@ -312,37 +310,39 @@ class Fetcher:
             self._read_whole(batch, dataset, stream)
             return
         stop = min(stop, len(batch.indices))
-        for k in self._fill_rows(batch, start, stop, dataset, stream) if self.fills else (start,):
-            last = k + 1 if self.fills else stop
-            self._read_samples(batch, k, last, dataset, stream)
+        if found is None:
+            self._read_samples(batch, start, stop, dataset, stream)
+            return
+        for k in self._fill_rows(batch, start, stop, dataset, stream, found):
+            self._read_samples(batch, k, k + 1, dataset, stream)
 
     def _fill_rows(
-        self, batch: Batch, start: int, stop: int, dataset: Any, stream: Stream
+        self, batch: Batch, start: int, stop: int, dataset: Any, stream: Stream, found: Filler
     ) -> Iterable[int]:
         """Let the dataset fill the rows of its samples; return the positions that are to be read one by one."""
-        found = self._filler(dataset)
         every = range(start, stop)
         box = batch.box
         # Generators that the dataset holds are keyed for each sample: those are read one by one.
-        if not every or found is None or stream.held is not None or batch.dropped or box is VOID:
+        if not every or stream.held is not None or not isinstance(box, SlotBox):
             return every
-        assert isinstance(box, SlotBox)
-        stream.source, stream.at, stream.stale = _NO_STREAM, None, True
+        stream.move(_NO_STREAM, None)
         indices = batch.indices if stop - start == batch.units else batch.indices[start:stop]
-        run = Run(
-            indices,
-            box.rows(start, stop),
-            lambda: batch.stream_keys(start, stop),
-        )
+        run = Run(indices, box.rows(start, stop), lambda: batch.stream_keys(start, stop))
         try:
             return [every[k] for k in _positions(found.fill(run), len(every))]
         except BaseException as exc:
             pass_signals(exc)
-            self.lost.append(
-                f"{type(dataset).__name__}.fill_rows() raised {type(exc).__name__}: {shown(exc, str)}. Its samples are "
-                "read one by one instead, which is right and slower"
+            name = type(dataset).__name__
+            self.warn(
+                "fill_rows",
+                f"{name}.fill_rows() raised {type(exc).__name__}: {shown(exc, str)}. Its samples are read one by one "
+                "instead, which is right and slower",
             )
             return every
+
+    def warn(self, kind: str, sentence: str) -> None:
+        """Let the loop warn, once for each kind."""
+        self.warnings.append((kind, sentence))
 
     def _read_samples(
         self, batch: Batch, start: int, stop: int, dataset: Any, stream: Stream

@@ -67,7 +67,7 @@ class ThreadIterator(Iterator[Any]):
         )
         num_workers = 0 if light else loader.num_workers
         self._inline = num_workers == 0
-        # Without workers and seed all but torch's functions draws as if there were no loader.
+        # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
         keys = not self._fetcher.copies and (loader.seed is not None or not self._inline)
         modules = routable(chosen_modules(loader.random_modules)) if keys else frozenset()
         streams = Streams(
@@ -83,6 +83,7 @@ class ThreadIterator(Iterator[Any]):
             own = Own(loader.dataset, loader.collate_fn, None)
             own = own if isolation is None else isolation.originals()
             self._site = Site(0, own, None, streams.make(own))
+            self._site.filler = self._fetcher.filler_of(own.dataset)
         self._window: Window[Batch] = Window(
             _depth(loader, self._fetcher, num_workers),
             in_order=loader.in_order,
@@ -99,7 +100,7 @@ class ThreadIterator(Iterator[Any]):
         weakref.finalize(self, _retire, self._tally, self._window).atexit = False
         base_seed = self._begin_first(loader)
         if loader.worker_init_fn is None:
-            self._issue_ahead()  # a thread finds work the moment that it is there
+            self._issue()  # a thread finds work the moment that it is there
         self._threads: list[threading.Thread] = []
         if isolation is not None and not self._inline:
             self._threads = workers.start(
@@ -112,7 +113,7 @@ class ThreadIterator(Iterator[Any]):
             )
         loader._threads = [t for t in loader._threads if t.is_alive()] + self._threads
         loader._iterators.add(self)
-        self._issue_ahead()
+        self._issue()
 
     def _make_fetcher(self, loader: DataLoader[Any], pool: SlotPool) -> Fetcher:
         how: dict[str, Any] = {
@@ -166,7 +167,7 @@ class ThreadIterator(Iterator[Any]):
             self._window.begin()
             order = self._make_order(loader)
             self._begin(loader, order, self._stream_seed(loader, self._order.seed))
-        self._issue_ahead()
+        self._issue()
 
     def _make_order(self, loader: DataLoader[Any]) -> Order:
         how: dict[str, Any] = {
@@ -239,7 +240,7 @@ class ThreadIterator(Iterator[Any]):
         return len(self._sampler)
 
     def __next__(self) -> Any:
-        if self._fetcher.noticed or self._fetcher.lost:
+        if self._fetcher.noticed or self._fetcher.warnings:
             self._warn()
         if not self._begun:
             self._follow_set_epoch()
@@ -322,15 +323,13 @@ class ThreadIterator(Iterator[Any]):
                 f"{exc}. Nothing is lost, next() may be called again. The workers were here:\n"
                 f"{workers.whereabouts(self._threads)}"
             ) from None
-        self._issue_ahead()
+        self._issue()
         return batch
 
-    def _issue_ahead(self) -> None:
-        if not self._inline:
-            self._issue()
-
     def _issue(self) -> None:
-        """Fill the window. The only place that runs the sampler, and only on the loop's thread, as torch does."""
+        """Fill the window, if there are workers. The sampler runs here and in `_read_here`, on the loop's thread."""
+        if self._inline:
+            return
         order = self._ahead or self._order
         while not order.exhausted and self._window.has_room():
             started = perf_counter()
@@ -437,10 +436,10 @@ class ThreadIterator(Iterator[Any]):
     def _warn(self) -> None:
         """Warn, once for a loader, of what the workers noticed; before a batch is taken, so that none is lost where
         warnings are errors."""
-        while self._fetcher.lost:
-            what = self._fetcher.lost.popleft()
-            if "lost" not in self._warned:
-                self._warned.add("lost")
+        while self._fetcher.warnings:
+            kind, what = self._fetcher.warnings.popleft()
+            if kind not in self._warned:
+                self._warned.add(kind)
                 warnings.warn(f"fastload: {what}", RuntimeWarning, stacklevel=3)
         while self._fetcher.noticed:
             category, what = self._fetcher.noticed.popleft()

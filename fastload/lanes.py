@@ -18,6 +18,7 @@ from fastload.fetch import Batch, Fetcher
 from fastload.hashing import mix64
 from fastload.order import Order
 from fastload.randomness import Stream, StreamKeys
+from fastload.rows import Filler
 from fastload.telemetry import Recorder
 
 BEGINNING: dict[str, Any] = {"samples": 0, "state": None, "ended": False}
@@ -62,7 +63,15 @@ class LaneFetcher(Fetcher):
         """A batch is read in one go."""
         return True
 
-    def read(self, batch: Batch, start: int, stop: int, dataset: Any, stream: Stream) -> None:
+    def read(
+        self,
+        batch: Batch,
+        start: int,
+        stop: int,
+        dataset: Any,
+        stream: Stream,
+        found: Filler | None = None,
+    ) -> None:
         """Take the samples of `batch` out of its lane, each in its random stream."""
         assert isinstance(batch, Part)
         stream.move(batch, None)
@@ -76,10 +85,11 @@ class LaneFetcher(Fetcher):
                 lane.ended = True
                 self._fail(batch, 0, contained(exc), f"{batch}; stage: iter")
             if batch.saved["state"] is not None and not lane.ended and _shuffles(dataset):
-                self.lost.append(
+                self.warn(
+                    "shuffle buffer",
                     f"{type(dataset).__name__} resumes without its shuffle buffer: the examples that were in it are "
                     "missing in the rest of this epoch. Save at the end of an epoch, or shuffle without a buffer, as "
-                    "shuffle(buffer_size=1) does"
+                    "shuffle(buffer_size=1) does",
                 )
             self._lanes[batch.lane] = lane
         self._fill(batch, lane, stream)
@@ -105,10 +115,11 @@ class LaneFetcher(Fetcher):
                 batch.size += 1
                 self._sample_failed(batch, k, lane.dataset, exc)
                 if k in batch.handled and lane.is_dead():
-                    self.lost.append(
+                    self.warn(
+                        "generator",
                         f"a generator that raises has ended: {type(lane.dataset).__name__} gives nothing more in "
                         f"worker {batch.lane}, whatever on_error made of the sample. Let the data set catch "
-                        "the error itself, or iterate with an object that has __next__"
+                        "the error itself, or iterate with an object that has __next__",
                     )
             else:
                 if not lane.ended:

@@ -50,7 +50,7 @@ class DataLoader(TorchDataLoader[T]):
     where only that is given, or by default `2 + ceil(num_workers / batch_size)`; `2 + num_workers`
     where a batch is one worker's work (a `collate_fn` of the user's, `__getitems__`, a
     TensorDataset, `batch_size=None`). A TensorDataset with batches of up to 1 MiB needs no thread:
-    the loop gathers them itself, sooner than a thread could hand them over.
+    the loop copies them itself, sooner than a thread could hand them over.
 
     Args beyond torch's, all keyword-only:
         seed: the order of `shuffle=True` becomes a pure function of (seed, epoch), on every machine;

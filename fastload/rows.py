@@ -7,7 +7,7 @@ floats and bools, in tuples, lists and dicts. It returns None if samples have no
 
 `fill_rows(run)` writes every sample of a `Run` into its row: what `self[index]` would have returned. It returns the
 positions in the run that it could not do. The loader reads those by `__getitem__`, so their errors, `retries` and
-`on_error` stay what they are. Random numbers come from `run.keys`; torch's, NumPy's and Python's functions raise.
+`on_error` stay what they are. Random numbers come from `run.keys`: what draws from the stream of a sample raises.
 
 The loader calls `fill_rows` only with torch's default collate. It reads sample by sample if a nearer class, or the
 instance, overrides `__getitem__` or any other method of the class that defines `fill_rows`.
@@ -16,6 +16,7 @@ instance, overrides `__getitem__` or any other method of the class that defines 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from inspect import getattr_static
 from typing import Any
 
@@ -53,29 +54,21 @@ class Run:
         """Return the keys of the samples' random streams, uint64[len(run)]: functions of seed, epoch, place, index."""
         return self._keys()
 
-    def part(self, start: int, stop: int, indices: Sequence[Any]) -> Run:
-        """Return samples `start` to `stop` of this run under other indices: those that a wrapped dataset knows."""
-        rows = mapped(self.rows, lambda leaf: leaf[start:stop])
-        return Run(indices, rows, lambda: self._keys()[start:stop])
+    def renamed(self, indices: Sequence[Any], rows: Any = None) -> Run:
+        """Return the same samples under the indices that a wrapped dataset knows, and perhaps with fewer rows."""
+        return Run(indices, self.rows if rows is None else rows, self._keys)
 
 
+@dataclass(slots=True)
 class Filler:
-    """Fills runs of one dataset.
+    """Fills runs of one dataset."""
 
-    Attributes:
-        sample: what `empty_sample()` returned.
-        fill: takes a run and returns the positions that it could not do.
-        copies: it only copies memory. No code of the user's runs, and nothing is drawn.
-    """
-
-    __slots__ = ("copies", "fill", "sample")
-
-    def __init__(
-        self, sample: Any, fill: Callable[[Run], Iterable[int]], *, copies: bool = False
-    ) -> None:
-        self.sample = sample
-        self.fill = fill
-        self.copies = copies
+    sample: Any
+    """What `empty_sample()` returned."""
+    fill: Callable[[Run], Iterable[int]]
+    """Takes a run and returns the positions that it could not do."""
+    copies: bool = False
+    """It only copies memory. No code of the user's runs, and nothing is drawn."""
 
 
 def filler(dataset: Any) -> Filler | None:
@@ -115,7 +108,7 @@ def _is_code(attribute: Any) -> bool:
 
 
 def as_indices(indices: Sequence[Any]) -> NDArray[np.int64] | None:
-    """Return indices as int64[n], or None if they are no integers."""
+    """Return indices as int64[n], or None unless NumPy makes int64 of them."""
     try:
         found = np.array(indices)
     except ValueError:  # some are sequences
@@ -160,24 +153,12 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
         try:
             for tensor, row in zip(tensors, run.rows, strict=True):
                 torch.index_select(tensor, 0, rows, out=row)
-        except (
-            IndexError
-        ):  # torch's own indexing takes what is negative, or says what is out of range
+        # Torch's own indexing takes what is negative, or says what is out of range.
+        except (IndexError, RuntimeError):
             return range(len(run))
         return ()
 
     return Filler(tuple(t.new_empty(t.shape[1:]) for t in tensors), fill, copies=True)
-
-
-def _as_array(leaf: Any) -> NDArray[Any]:
-    """Return the memory of a tensor as an array, of another dtype of the same size if NumPy lacks its own."""
-    if isinstance(leaf, np.ndarray):
-        return leaf
-    try:
-        array: NDArray[Any] = leaf.numpy()
-    except TypeError:
-        array = leaf.view(_OF_SIZE[leaf.element_size()]).numpy()
-    return array
 
 
 def _empty_like(leaf: Any) -> Any:
@@ -204,7 +185,7 @@ def _subset(dataset: Subset[Any]) -> Filler | None:
             indices = [dataset.indices[index] for index in run.indices]
         except (IndexError, TypeError):
             return range(len(run))
-        return fill(run.part(0, len(run), indices))
+        return fill(run.renamed(indices))
 
     return Filler(inner.sample, fill_subset, copies=inner.copies)
 
@@ -242,12 +223,12 @@ def _fill_some(
 ) -> Iterable[int]:
     """Fill the samples at `places` of a run, and return those that could not be done."""
     if len(places) == len(run):
-        return found.fill(run.part(0, len(run), indices))
+        return found.fill(run.renamed(indices))
     # Those of one part lie apart: they are made side by side, and copied.
     rows = mapped(run.rows, lambda leaf: _empty_like(leaf[: len(places)]))
     missing = [int(places[k]) for k in found.fill(Run(indices, rows, lambda: run.keys[places]))]
     for leaf, made in zip(_leaves(run.rows), _leaves(rows), strict=True):
-        _as_array(leaf)[places] = _as_array(made)
+        leaf[places] = made
     return missing
 
 

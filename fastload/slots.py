@@ -276,7 +276,7 @@ class Layout:
         return sum(row.nbytes for row in self.rows)
 
     def runs(self, slot: Slot, start: int, stop: int) -> Any:
-        """The rows of samples `start` to `stop`, for a dataset that fills them; see `fastload.rows`."""
+        """Return the rows of samples `start` to `stop`, for a dataset that fills them; see `fastload.rows`."""
         rows = self._root.rows(slot)
         return rows if stop - start == slot.n else mapped(rows, lambda leaf: leaf[start:stop])
 
@@ -300,7 +300,7 @@ class Layout:
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
     """Return NumPy's dtype of the same name, or None if it has none (bfloat16 and the like)."""
     try:
-        found: np.dtype[Any] = torch.empty(0, dtype=dtype).numpy().dtype
+        found: np.dtype[Any] = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     except TypeError:
         return None
     return found

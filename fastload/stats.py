@@ -110,7 +110,7 @@ class Stats:
     `iter()`, as Linux counts them in ticks of 10 ms; 0 elsewhere."""
 
     workers_asked: int = 0
-    """`num_workers` as it was given. Where `workers` is 0 all the same, batches are so light that the loop gathers
+    """`num_workers` as it was given. Where `workers` is 0 all the same, batches are so light that the loop copies
     them itself sooner than it would hand them to a thread and back."""
     ended: bool = False
     """Whether the epoch is over: the figures no longer change."""

@@ -143,7 +143,7 @@ def overload(name: str) -> Any:
 
 
 def takes_generator(operator: Any) -> bool:
-    """Whether an operator, as `overload` returns it, has an argument of that name."""
+    """Return whether an operator, as `overload` returns it, has an argument of that name."""
     return any(argument.name == "generator" for argument in operator._schema.arguments)
 
 
@@ -151,7 +151,7 @@ _default_generator: Any = torch.default_generator  # Any: the stubs do not know 
 
 
 def is_default_generator(generator: Any) -> bool:
-    """Whether it is torch's default generator. Kernels get another object of Python's for it at each call."""
+    """Return whether it is torch's default generator. Kernels get another object of Python's for it at each call."""
     return bool(generator._cdata == _default_generator._cdata)
 
 
@@ -160,7 +160,7 @@ dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 def is_faking() -> bool:
-    """Whether this thread computes without values, as torch does while it traces a graph."""
+    """Return whether this thread computes without values, as torch does while it traces a graph."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 

@@ -39,6 +39,7 @@ from fastload.randomness import (
     global_states,
     restore_global_states,
 )
+from fastload.rows import Filler
 from fastload.telemetry import Place, Recorder, recording, span
 from fastload.torch_private import (
     current_worker_info,
@@ -183,8 +184,9 @@ def _end_all() -> None:
 class Site:
     """Where claimed samples are read: by which worker, from which dataset, with which random stream.
 
-    `own` is what the worker reads through. `info` is what `get_worker_info()` returns in the dataset; None if the loop
-    itself serves: then it returns whatever it did, which is an outer worker's if the loop runs in a sample.
+    `own` is what the worker reads through. `filler` fills rows from its dataset, if anything does. `info` is what
+    `get_worker_info()` returns in the dataset; None if the loop itself serves: then it returns whatever it did, which
+    is an outer worker's if the loop runs in a sample.
     """
 
     def __init__(self, worker: int, own: Own, info: Any, stream: Stream, *, lane: int = 0) -> None:
@@ -194,6 +196,7 @@ class Site:
         self.info = info
         self.lane = lane
         self.stream = stream
+        self.filler: Filler | None = None
         # Of what the loop is to warn, by category: "the dataset seems to ...".
         self.noticed: dict[type[Warning], set[str]] = {
             UserWarning: self.stream.noticed,
@@ -258,26 +261,32 @@ def _work(
         lane = info.id if window.lanes > 1 else 0
         site = Site(info.id, own, info, streams.make(own), lane=lane)
         with own.entered(), entered(site.stream):
+            site.filler = fetcher.filler_of(own.dataset)
             while serve(window, fetcher, site):
                 pass
         window.discard()  # it is closed: whoever keeps an error of ours shall not keep the batches
 
 
-def neutral_modes() -> AbstractContextManager[Any]:
+def neutral_modes() -> AbstractContextManager[None]:
     """Grad mode on, no inference mode, no autocast: the state of a fresh thread, where the loop serves itself."""
     accelerator = torch.accelerator.current_accelerator()
     devices = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
     autocast = [device for device in devices if torch.is_autocast_enabled(device)]
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not autocast:
         return nullcontext()
-    stack = ExitStack()
-    if torch.is_inference_mode_enabled():
-        stack.enter_context(torch.inference_mode(mode=False))
-    if not torch.is_grad_enabled():
-        stack.enter_context(torch.enable_grad())
-    for device in autocast:
-        stack.enter_context(torch.autocast(device, enabled=False))
-    return stack
+    return _neutral(autocast)
+
+
+@contextmanager
+def _neutral(autocast: list[str]) -> Iterator[None]:
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(mode=False))
+        if not torch.is_grad_enabled():
+            stack.enter_context(torch.enable_grad())
+        for device in autocast:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:
@@ -300,7 +309,7 @@ def read_run(batch: Batch, start: int, stop: int, fetcher: Fetcher, site: Site) 
     recorder = batch.recorders[site.worker]
     started = perf_counter()
     if fetcher.copies:  # no code of the user's, nothing drawn: a batch may take 30 us in all
-        fetcher.read(batch, start, stop, site.dataset, site.stream)
+        fetcher.read(batch, start, stop, site.dataset, site.stream, site.filler)
         cpu_s = perf_counter() - started
     else:
         cpu_s = _read(batch, start, stop, fetcher, site, recorder)
@@ -337,7 +346,7 @@ def _read(
     cpu_started = thread_time()
     try:
         with recording(recorder), span("sample"), site.looking("sample"):
-            fetcher.read(batch, start, stop, site.dataset, stream)
+            fetcher.read(batch, start, stop, site.dataset, stream, site.filler)
     finally:
         # Not while collating: where torch's collate finds a worker info, it takes shared memory.
         set_worker_info(outer)

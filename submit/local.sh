@@ -15,7 +15,6 @@ source submit/_job.sh
 : "${DEPTH:=}"
 
 use_environment images arrow tensorboard
-use_each kernels
 load_environment
 if [[ -z "$PACKED$FILE_LIST" ]]; then
     say "sample pictures"

@@ -229,14 +229,14 @@ def test_test_fails_with_each_of_its_steps(checkout: Checkout, step: str) -> Non
 
 
 def test_what_is_installed_is_reused_until_the_project_changes(checkout: Checkout) -> None:
-    everything = "ROOT[images,arrow,bench,tensorboard,dev]"
+    everything = "ROOT[images,kernels,arrow,bench,tensorboard,dev]"
     assert installations(checkout.run("scripts/test", "-x")[2]) == [everything]
     assert installations(checkout.run("scripts/test", "-x")[2]) == []
     assert installations(checkout.run("scripts/demo")[2]) == []
     with (checkout.root / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
     assert installations(checkout.run("scripts/demo")[2]) == ["ROOT[images,bench]"]
-    rest = "ROOT[arrow,tensorboard,dev]"
+    rest = "ROOT[kernels,arrow,tensorboard,dev]"
     assert installations(checkout.run("scripts/test", "-x")[2]) == [rest]
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "--compile",
     "compile_kernels",
     is_flag=True,
-    help="Compile the image kernels now, if they are not in the cache.",
+    help="Compile the image kernels now (default: in the first seconds of training).",
 )
 def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
     """Say which rank this process is, and from which variables that was found.
@@ -123,14 +123,16 @@ def _cores() -> Iterator[str]:
 
 
 def _kernels(compile_now: bool) -> list[str]:
-    """Say which kernels make images into batches, and why."""
+    """Say which kernels make images into batches, and why. Raises ClickException if they cannot be compiled."""
     try:
         from fastload.image import kernels, libjpeg
     except ImportError as error:  # Pillow or torchvision
         return [f"image kernels: off: {error}"]
     if compile_now:
-        kernels.wait()
-    return [f"image kernels: {kernels.state()}", f"region decoder: {libjpeg.usable()}"]
+        libjpeg.wait()
+        if kernels.state().startswith(kernels.FAILED):
+            raise click.ClickException(f"image kernels: {kernels.state()}")
+    return [f"image kernels: {kernels.state()}", f"region decoder: {libjpeg.state()}"]
 
 
 def _ranges(numbers: Collection[int]) -> str:

@@ -49,6 +49,7 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
 
     def __init__(self, dataset: Source) -> None:
         self.dataset = dataset
+        self._fills = hasattr(dataset, "fill_rows") and filler(dataset) is not None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -64,12 +65,13 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
 
     def fill_rows(self, run: Run) -> Iterable[int]:
         """Let the wrapped dataset fill its rows, and number them; see `fastload.rows`."""
-        inner = filler(self.dataset)
-        if inner is None:
+        dataset: Any = self.dataset
+        if not self._fills:
             return range(len(run))
         *rows, numbers = run.rows
         numbers[:] = run.indices
-        return inner.fill(Run(run.indices, tuple(rows), lambda: run.keys))
+        missing: Iterable[int] = dataset.fill_rows(run.renamed(run.indices, tuple(rows)))
+        return missing
 
     def locate(self, index: int) -> str:
         """Where a sample lies, for the loader's error notes."""

@@ -101,12 +101,26 @@ def why() -> str:
     return _state.text
 
 
-def usable() -> str:
-    """Say in a line whether this machine's libjpeg is one that the region decoder takes."""
+def wait() -> None:
+    """Wait until it is known whether regions can be decoded here."""
+    compiled.wait()
+    while region_decoder() is None and not _state.given_up and _state.check is not None:
+        _state.check.wait(CHECK_S)
+
+
+def state() -> str:
+    """Say in a line whether boxes can be decoded here, as far as that is known; begins nothing."""
+    if _state.factory is not None or _state.given_up:
+        return _state.text
     try:
-        return f"{TESTED_BUILDS[library().sha256]} is a tested build; region_decode=True uses it"
+        found = library()
     except Unusable as error:
-        return f"not here: {error}"
+        return f"off: {error}"
+    if importlib.util.find_spec("simplejpeg") is None:
+        return "off: simplejpeg is not installed"
+    if not compiled.state().startswith("compiled"):
+        return "off without the image kernels"
+    return f"{TESTED_BUILDS[found.sha256]} is a tested build; the first use checks it"
 
 
 @lru_cache(maxsize=1)
@@ -142,9 +156,8 @@ class _State:
     """How far this process has come."""
 
     def __init__(self) -> None:
-        self.lock = (
-            threading.Lock()
-        )  # owns the rest, while a thread advances it; the others do not wait
+        # Owns the rest, while a thread advances it; the others do not wait.
+        self.lock = threading.Lock()
         self.factory: Callable[[], Decoder] | None = None
         self.given_up = False
         self.text = "not asked for"
@@ -183,9 +196,8 @@ class _State:
             self.check = _start_check(name)
             return None
         verdict = f"the check ended with status {self.check.returncode}"
-        if (
-            -self.check.returncode in _CRASHES
-        ):  # whatever else ended it, the next process checks again
+        # Whatever else ended it, the next process checks again.
+        if -self.check.returncode in _CRASHES:
             with suppress(OSError):
                 cache.store(name, verdict.encode())
         return verdict

@@ -202,9 +202,8 @@ def _damaged(encoded: bytes) -> Iterator[bytes]:
     """Yield inputs of which libjpeg reports an error, in its header and in its scan, or warns."""
     yield encoded[:1] + b"\0" + encoded[2:]  # not the first marker
     tables_begin = encoded.index(b"\xff\xdb")
-    yield (
-        encoded[: tables_begin + 4] + b"\x0f" + encoded[tables_begin + 5 :]
-    )  # quantization table 15
+    # Quantization table 15.
+    yield (encoded[: tables_begin + 4] + b"\x0f" + encoded[tables_begin + 5 :])
     yield encoded[: len(encoded) // 8] + b"\xff\xd9"  # too few rows
     yield encoded[: len(encoded) // 2]
 

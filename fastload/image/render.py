@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,13 +44,14 @@ _MOST_ARENA = 256 * 1024 * 1024
 
 
 def empty_result(transform: Any) -> torch.Tensor | None:
-    """Return an empty result of a plan, or None if `transform` is none, or its results vary in size."""
+    """Return an empty result of `transform`, or None unless it is a plan of fastload's whose results have one size."""
     if not is_known_plan(transform) or uniform_of_word() is None:
         return None
     size = _size(transform)
     if not isinstance(size, tuple):
         return None
-    return torch.empty(3, *size, dtype=torch.uint8 if transform.mean is None else torch.float32)
+    dtype = torch.uint8 if transform.mean is None else torch.float32
+    return torch.empty(3, *size, dtype=dtype, device="cpu")
 
 
 class Render:
@@ -101,35 +102,35 @@ class Render:
             arena.nbytes,
         )
         _scratch.grow(needed)
-        return self._told(pictures)
+        return self._missing(pictures)
 
     def encoded(
-        self, read: Callable[[int], Encoded], place: Callable[[NDArray[Any]], None], *, name: str
+        self, read: Callable[[int], Encoded], place: Callable[[NDArray[Any]], None]
     ) -> list[int]:
         """Make images of encoded files.
 
         Args:
             read: returns the bytes of image k, checked, good until the next call.
             place: writes into the kernels' table where the bytes are: `file`, `source`, `length` and `checksum`.
-            name: of what holds them, for errors.
         """
         if self._kernels is None:
             return self._by_torch(
-                lambda k, choose: self._plan.decoded(self._timed(read, k), choose, name=name)
+                lambda k, choose: self._plan.decoded(self._timed(read, k), choose, name="")
             )
         pictures = self._pictures()
         decoder = _scratch.decoder() if self._decodes_regions() else None
         if decoder is not None:
             place(pictures)
-            self._call(self._kernels.jpeg_run, pictures, decoder.address)
-            return self._told(pictures)
+            self._call(self._kernels.jpeg_run, pictures.ctypes.data, len(pictures), decoder.address)
+            return self._missing(pictures)
+        table = pictures.view(np.int64).reshape(len(pictures), -1)
         for k in range(len(pictures)):
             try:
-                self._decode(k, pictures, read, name)
+                self._decode(k, table, read)
             except Exception:
                 # Whatever it is, reading this one alone raises it again, in its place.
                 pictures[k]["state"] = tables.DAMAGED
-        return self._told(pictures)
+        return self._missing(pictures)
 
     def files(self, paths: Sequence[bytes], read: Callable[[int], Encoded]) -> list[int]:
         """Make images of the files at `paths`; `read` is as in `encoded`."""
@@ -137,59 +138,50 @@ class Render:
         if self._kernels is not None and self._decodes_regions():
             decoder = _scratch.decoder()
         if self._kernels is None or decoder is None:
-            return self.encoded(read, lambda _: None, name="")
+            return self.encoded(read, lambda _: None)
         pictures = self._pictures()
         names = np.frombuffer(b"\0".join(paths) + b"\0", np.uint8)
         ends = np.cumsum([len(path) + 1 for path in paths])
         pictures["file"], pictures["checksum"] = -1, -1
         pictures["source"] = names.ctypes.data + np.array([0, *ends[:-1]])
-        self._call(self._kernels.file_run, pictures, decoder.address)
-        return self._told(pictures)
+        self._call(self._kernels.file_run, pictures.ctypes.data, len(pictures), decoder.address)
+        return self._missing(pictures)
 
     def _decodes_regions(self) -> bool:
         asked = self._plan.region_decode
         return _REGIONS if asked is None else asked
 
-    def _decode(
-        self,
-        k: int,
-        pictures: NDArray[Any],
-        read: Callable[[int], Encoded],
-        name: str,
-    ) -> None:
+    def _decode(self, k: int, table: NDArray[np.int64], read: Callable[[int], Encoded]) -> None:
         """Decode image k as much as its box needs, and make its row by the kernel."""
         assert self._kernels is not None
-        began = perf_counter()
+        row, address = table[k], table.ctypes.data + k * tables.PICTURE.itemsize
+        began = perf_counter_ns()
         encoded = read(k)
-        was_read = perf_counter()
-        header = read_header(encoded, name=name)
-        picture = pictures[k : k + 1]
-        picture["height"], picture["width"] = header.height, header.width
-        if not self._kernels.draw_run(picture.ctypes.data, 1, self._table.address):
+        was_read = perf_counter_ns()
+        header = read_header(encoded, name="")
+        height, width = row[_SIDES] = header.height, header.width
+        if not self._kernels.draw_run(address, 1, self._table.address):
             return
-        top, left, height, width = picture[["top", "left", "box_height", "box_width"]][0].item()
-        region = Region(Box(top, left, height, width), (0, 0))
-        least = self._plan.least(header.height, header.width, region.box)
-        pixels = pixels_at_least(encoded, header, *least, name=name)
-        box = scaled(region, header.height, header.width, pixels).box
-        picture["box_height"], picture["box_width"] = box.height, box.width
-        stride = pixels.strides[0]
+        box = Box(*row[_BOX].tolist())
+        least = self._plan.least(height, width, box)
+        pixels = pixels_at_least(encoded, header, *least, name="")
         if pixels.strides[1:] != (3, 1):
             pixels = np.ascontiguousarray(pixels)
-            stride = pixels.strides[0]
-        picture["source"] = pixels.ctypes.data + box.top * stride + 3 * box.left
-        picture["stride"] = stride
-        picture["read_ns"] = 1e9 * (was_read - began)
-        picture["decode_ns"] = 1e9 * (perf_counter() - was_read)
-        self._call(self._kernels.resample_run, picture)
+        box = scaled(Region(box, (0, 0)), height, width, pixels).box
+        row[_BOX] = box
+        stride = pixels.strides[0]
+        row[_AT["source"]] = pixels.ctypes.data + box.top * stride + 3 * box.left
+        row[_AT["stride"]] = stride
+        row[_AT["read_ns"]] = was_read - began
+        row[_AT["decode_ns"]] = perf_counter_ns() - was_read
+        self._call(self._kernels.resample_run, address, 1)
 
     # ---- tables ----
 
-    def _call(self, entry: Callable[..., int], pictures: NDArray[Any], *more: int) -> None:
-        """Call a kernel for a table of images; it lets the GIL go."""
-        table, arena = self._table.address, _scratch.arena
-        where = arena.ctypes.data, arena.nbytes
-        _scratch.grow(entry(pictures.ctypes.data, len(pictures), table, *where, *more))
+    def _call(self, entry: Callable[..., int], pictures: int, count: int, *more: int) -> None:
+        """Call a kernel for `count` images of a table; it lets the GIL go."""
+        arena = _scratch.address, _scratch.arena.nbytes
+        _scratch.grow(entry(pictures, count, self._table.address, *arena, *more))
 
     def _pictures(self) -> NDArray[Any]:
         """Return a table of the run's images, with their keys and rows."""
@@ -200,7 +192,7 @@ class Render:
         pictures["row"] = self._rows.data_ptr() + step * np.arange(n)
         return pictures
 
-    def _told(self, pictures: NDArray[Any]) -> list[int]:
+    def _missing(self, pictures: NDArray[Any]) -> list[int]:
         """Count the stages of the run, and return the images that are not done."""
         done = pictures["state"] == tables.DONE
         count = int(np.count_nonzero(done))
@@ -233,13 +225,9 @@ class Render:
                 decode_s += was_decoded - began
                 transform_s += perf_counter() - was_decoded
         count = len(out) - len(missing)
-        for stage, seconds in (
-            ("read", self._read_s),
-            ("decode", decode_s - self._read_s),
-            ("transform", transform_s),
-        ):
-            if count:
-                add_to_stage(stage, seconds, count)
+        stages = {"read": self._read_s, "decode": decode_s - self._read_s, "transform": transform_s}
+        for stage in stages if count else ():
+            add_to_stage(stage, stages[stage], count)
         return missing
 
     def _timed(self, read: Callable[..., T], *place: int) -> T:
@@ -263,11 +251,18 @@ class Render:
         return self._timed(read, k, top, top + h), region._replace(box=Box(0, left, h, w))
 
 
+_AT = {name: place for place, name in enumerate(tables.PICTURE.names or ())}
+_SIDES = slice(_AT["height"], _AT["width"] + 1)
+_BOX = slice(_AT["top"], _AT["box_width"] + 1)
+"""Where fields lie in a row of the table, as int64: to set them by their names takes ten times as long."""
+
+
 class _Scratch(threading.local):
     """A thread's own memory, generator and decoder."""
 
     def __init__(self) -> None:
         self.arena = np.empty(0, np.uint8)
+        self.address = 0
         self.draws = KeyDraws()
         self._decoder: libjpeg.Decoder | None = None
         self.grow(4 * 1024 * 1024)
@@ -283,6 +278,7 @@ class _Scratch(threading.local):
         if self.arena.nbytes < nbytes <= _MOST_ARENA:
             whole = np.empty(nbytes * 5 // 4 + 64, np.uint8)
             self.arena = whole[-whole.ctypes.data % 64 :]
+            self.address = self.arena.ctypes.data
 
 
 _scratch = _Scratch()

@@ -73,7 +73,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_lock = threading.Lock()  # held while the kernels are registered
+_lock = threading.Lock()  # owns `_show` and `_failure` until they are decided
 _show: Callable[[bool], None] | None = None  # see `register_kernels`
 _failure: str | None = None
 
@@ -87,6 +87,7 @@ def install() -> None:
         try:
             _show = register_kernels(kernels())
             if not _works():
+                _show = None
                 _failure = "a test at the start drew other numbers than torch"
         except Exception as error:
             _failure = f"torch {torch.__version__} has no place for it ({error!r})"
@@ -104,7 +105,7 @@ def enter(own: Own | None) -> None:
     """
     _thread.own = own
     if _show is not None:
-        _show(own is not None and _failure is None)
+        _show(own is not None)
 
 
 def kernels() -> dict[str, Callable[..., Any]]:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.kernels import Kernels
-from fastload.image.kernels.agreement import agrees_with_torch
 from fastload.image.kernels.tables import DAMAGED, DONE, PICTURE, PLAN, TOO_LARGE, UNDECIDED
+from fastload.image.kernels_check import agrees_with_torch
 from fastload.image.render import plan_table
 from tests.image.kernel_runs import (
     ARENA,

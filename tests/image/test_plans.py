@@ -35,7 +35,7 @@ from fastload.image import (
     normalize_on,
 )
 from fastload.image.drawing import GeneratorDraws, WordDraws, sample_draws, uniform_of_word
-from fastload.image.plans import _log_ratio
+from fastload.image.plans import log_ratio
 from fastload.randomness import sample_words
 from tests.image.photographs import Pixels, encoded, photographs
 
@@ -189,11 +189,11 @@ def test_words_are_not_drawn_behind_torchs_back() -> None:
 def test_what_is_drawn_does_not_depend_on_the_default_dtype() -> None:
     def drawn() -> tuple[Any, ...]:
         uniform_of_word.cache_clear()
-        _log_ratio.cache_clear()
+        log_ratio.cache_clear()
         with random_stream(seed=0, epoch=0, position=0, index=0):
             assert isinstance(sample_draws(), WordDraws)
             regions = [RandomResizedCrop(224)._sample_region(300, 400) for _ in range(3)]
-            return _log_ratio((3 / 4, 4 / 3)), regions, torch.rand(1, dtype=torch.float32).item()
+            return log_ratio((3 / 4, 4 / 3)), regions, torch.rand(1, dtype=torch.float32).item()
 
     expected = drawn()
     torch.set_default_dtype(torch.float64)
@@ -202,7 +202,7 @@ def test_what_is_drawn_does_not_depend_on_the_default_dtype() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
         uniform_of_word.cache_clear()
-        _log_ratio.cache_clear()
+        log_ratio.cache_clear()
 
 
 def test_a_subclass_chooses_its_own_region() -> None:

@@ -110,9 +110,8 @@ class Columns:
             whole = getattr(self, field.name)
             if whole is not None:
                 parts[field.name] = part = whole[first:stop]
-                if (
-                    field.name != "seen"
-                ):  # another thread may have read the shard, and marked records
+                # Another thread may have read the shard, and marked records.
+                if field.name != "seen":
                     part[:] = getattr(table, field.name)
         return replace(table, **parts)
 

@@ -100,9 +100,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             raise ValueError(
                 f"read_ahead_bytes must be 0 or more, and 0 with memory_map; got {read_ahead_bytes}"
             )
-        self.path = os.path.abspath(
-            path
-        )  # the working directory may change before a shard is opened
+        # The working directory may change before a shard is opened.
+        self.path = os.path.abspath(path)
         self._index = index = read_index(self.path)
         own = len(schema_of(index.mode))
         known = [name for name, _ in index.schema[own:]]
@@ -244,10 +243,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
                     self._table(number)
             # Held until the end: a descriptor is closed with its file.
             files = {number: self._file(number) for number in present}
-        except (
-            OSError,
-            PackedDataError,
-        ):  # each sample that lies there raises it again, in its place
+        # Each sample that lies there raises it again, in its place.
+        except (OSError, PackedDataError):
             return range(len(run))
         columns = self._columns
         labels[:] = columns.labels[records]
@@ -275,7 +272,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
                 pictures["source"] = columns.begins[records]
                 pictures["length"] = columns.lengths[records]
 
-            missing = render.encoded(lambda k: self._payload(*places[k]), place, name=self.path)
+            missing = render.encoded(lambda k: self._payload(*places[k]), place)
         checked[missing] = False
         columns.seen[records[checked]] = True
         return missing
@@ -283,10 +280,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     def _part(self, number: int, row: int, first: int, stop: int) -> NDArray[np.uint8]:
         """Rows of the raw pixels of a record, in this thread's buffer, checked as `verify` says."""
         table = self._tables[number] or self._table(number)
-        assert table.sides is not None
         with _Buffer(int(table.lengths[row])) as buffer:
-            rows = self._rows(number, row, table, buffer, *table.sides[row].tolist())
-            return rows(first, stop)
+            return self._read_rows(number, row, table, buffer, first, stop)
 
     def _payload(self, number: int, row: int) -> memoryview:
         """The payload of a record in this thread's buffer, checked as `verify` says."""
@@ -316,9 +311,12 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         if plan is not None:
             with _Buffer(int(table.lengths[row])) as buffer:
                 if sides is not None:
-                    height, width = sides.tolist()
-                    rows = self._rows(number, row, table, buffer, height, width)
-                    return plan.resample_rows(rows, height, width)
+
+                    def rows(first: int, stop: int) -> NDArray[np.uint8]:
+                        with stage("read"):
+                            return self._read_rows(number, row, table, buffer, first, stop)
+
+                    return plan.resample_rows(rows, *sides.tolist())
                 with stage("read"):
                     payload = self._read(number, row, table, buffer)
                 return plan.decode(payload, name=self._index.shards[number].name)
@@ -340,30 +338,21 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         with stage("transform"):
             return self.transform(picture)
 
-    def _rows(
-        self,
-        number: int,
-        row: int,
-        table: Table,
-        buffer: NDArray[np.uint8],
-        height: int,
-        width: int,
-    ) -> Callable[[int, int], NDArray[np.uint8]]:
-        """What reads rows `first` to `stop` of raw pixels: no more than these, unless the checksum wants all."""
+    def _read_rows(
+        self, number: int, row: int, table: Table, buffer: NDArray[np.uint8], first: int, stop: int
+    ) -> NDArray[np.uint8]:
+        """Read rows `first` to `stop` of raw pixels, uint8[stop - first, width, 3], checked as `verify` says.
 
-        def read(first: int, stop: int) -> NDArray[np.uint8]:
-            with stage("read"):
-                if self._is_checked(row, table):
-                    payload = self._read(number, row, table, buffer)[
-                        3 * width * first : 3 * width * stop
-                    ]
-                else:
-                    payload = self._fetch(
-                        number, row, table, buffer, 3 * width * first, 3 * width * stop
-                    )
-                return np.frombuffer(payload, np.uint8).reshape(stop - first, width, 3)
-
-        return read
+        No more than these are read, unless the checksum wants all.
+        """
+        assert table.sides is not None
+        width = int(table.sides[row, 1])
+        begin, end = 3 * width * first, 3 * width * stop
+        if self._is_checked(row, table):
+            payload = self._read(number, row, table, buffer)[begin:end]
+        else:
+            payload = self._fetch(number, row, table, buffer, begin, end)
+        return np.frombuffer(payload, np.uint8).reshape(stop - first, width, 3)
 
     def _is_checked(self, row: int, table: Table) -> bool:
         """Whether the record's payload is to be held against its checksum now."""

@@ -31,9 +31,7 @@ import torch
 
 from fastload.image.kernels import cache
 
-MODULES: Sequence[str] = tuple(
-    f"{__name__}.{name}" for name in ("runs", "jpeg", "checksum", "agreement")
-)
+MODULES: Sequence[str] = (f"{__name__}.runs", f"{__name__}.jpeg", "fastload.image.kernels_check")
 """What is compiled: the functions in each module's ENTRY_POINTS; see `build` for what else a module may name."""
 
 FEATURES = ("avx2", "pclmul")
@@ -112,7 +110,7 @@ def state() -> str:
 
 _ready: Kernels | None = None
 _work: _Work | None = None
-_beginning = threading.Lock()
+_beginning = threading.Lock()  # owns the step from no `_work` to one
 _undivided = threading.Lock()
 """Held during what neither a fork nor the end of the interpreter may cut in two."""
 _forking: int | None = None  # the thread that holds `_undivided` as it forks
@@ -162,9 +160,8 @@ class _Work:
             if found := cache.find(name):
                 return found
             line = f"{FAILED}{_last_line(name) or f'status {status}'}"
-            _log(
-                name, f"{line}\n"
-            )  # for the processes that wait: the same again would help none of them
+            # For the processes that wait: the same again would help none of them.
+            _log(name, f"{line}\n")
             raise Unavailable(line)
 
 
@@ -298,9 +295,7 @@ def _at_exit() -> None:
 
 
 os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
 )
 atexit.register(_at_exit)
 

@@ -157,9 +157,8 @@ def _can_write(plan: int) -> bool:
 def bytes_needed(picture: int, plan: int) -> int:
     """Return the bytes of an arena that `resample` needs."""
     work = stack(_WORK_BYTES)
-    return _lay_out(
-        work, picture, plan, work
-    )  # any address will do, since nothing is touched there
+    # Any address will do, since nothing is touched there.
+    return _lay_out(work, picture, plan, work)
 
 
 @njit(**OPTIONS)

@@ -48,15 +48,13 @@ PLAN = np.dtype(
         # ResizeCenterCrop: the size before the crop. With resize_width -1, resize_height is that of the shorter side.
         ("resize_height", np.int64),
         ("resize_width", np.int64),
-        ("scaled", np.int64),  # 1: a decoder may decode at 1/2, 1/4, 1/8
+        ("scaled", np.int64),  # 1: a decoder may decode at 1/2, 3/8, 1/4, 1/8
         # Distances in the result, elements: from one colour, row, pixel to the next.
         ("colour_step", np.int64),
         ("row_step", np.int64),
         ("pixel_step", np.int64),
-        (
-            "levels",
-            np.int64,
-        ),  # address of float32[3, 256], what becomes of a pixel; 0: uint8 results
+        # Address of float32[3, 256], what becomes of a pixel; 0: the results are uint8.
+        ("levels", np.int64),
         ("most_pixels", np.int64),  # a larger picture is refused; 0: no limit
     ]
 )

@@ -12,14 +12,8 @@ from fastload.image.kernels.tables import DONE, PICTURE, UNDECIDED
 from fastload.image.plans import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.render import plan_table
 
-_SIDES = (
-    (1, 1),
-    (1, 90),
-    (77, 1),
-    (40, 64),
-    (131, 97),
-    (64, 300),
-)  # height and width of the pictures
+# Height and width of the pictures.
+_SIDES = ((1, 1), (1, 90), (77, 1), (40, 64), (131, 97), (64, 300))
 _ARENA_BYTES = 4 << 20
 
 
