@@ -64,9 +64,8 @@ def _one_time_descriptors() -> None:
     multiprocessing.resource_tracker.ensure_running()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _kernels_are_ready() -> None:
-    """Compile the image kernels, if Numba is there, so that no test meets them half-way."""
+def pytest_sessionstart() -> None:
+    """Compile the image kernels, if Numba is there, so that no test meets them half-way, or waits for them."""
     with suppress(ModuleNotFoundError):
         from fastload.image import kernels
 
