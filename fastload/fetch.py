@@ -6,7 +6,6 @@ signal handler passes through.
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import count, islice
@@ -37,7 +36,7 @@ from fastload.faults import (
     transient_errno,
 )
 from fastload.randomness import Stream, StreamKeys
-from fastload.rows import Filler, Run, filler
+from fastload.rows import Filler, Run, filler, positions
 from fastload.slots import Layout, SlotPool
 from fastload.telemetry import Recorder
 from fastload.window import Ticket
@@ -235,7 +234,12 @@ class Fetcher:
 
     def filler_of(self, dataset: Any) -> Filler | None:
         """Return what fills rows from a worker's own dataset, or None if samples are read one by one."""
-        return None if self._layout is None else filler(dataset)
+        try:
+            return None if self._layout is None else filler(dataset)
+        except Exception as error:
+            name = type(dataset).__name__
+            self.warn("rows", f"{name} is read sample by sample: empty_sample() raised {error!r}")
+            return None
 
     @property
     def fills(self) -> bool:
@@ -329,7 +333,7 @@ class Fetcher:
         indices = batch.indices if stop - start == batch.units else batch.indices[start:stop]
         run = Run(indices, box.rows(start, stop), lambda: batch.stream_keys(start, stop))
         try:
-            return [every[k] for k in _positions(found.fill(run), len(every))]
+            return [every[k] for k in positions(found.fill(run), len(every))]
         except BaseException as exc:
             pass_signals(exc)
             name = type(dataset).__name__
@@ -494,17 +498,6 @@ class Fetcher:
 
 def _no_pause(batch: Batch, seconds: float) -> None:
     return
-
-
-def _positions(missing: Iterable[Any], n: int) -> list[int]:
-    """The positions that `fill_rows` returned, each once. Raises ValueError for anything else, such as a mask."""
-    found = set(missing)
-    for k in found:
-        if isinstance(k, bool | np.bool_) or not 0 <= operator.index(k) < n:
-            raise ValueError(
-                f"it must return positions in the run, from 0 to {n - 1}, and returned {k!r}"
-            )
-    return sorted(map(operator.index, found))
 
 
 def _is_collection(given: Any) -> bool:

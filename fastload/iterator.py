@@ -24,7 +24,14 @@ from fastload.hashing import mix64
 from fastload.isolation import Isolation, Own
 from fastload.lanes import LaneFetcher, LaneOrder, Part
 from fastload.order import Order, SampledOrder, is_function, partition
-from fastload.randomness import Streams, chosen_modules, entered, routable
+from fastload.randomness import (
+    Streams,
+    chosen_modules,
+    current_stream,
+    entered,
+    leave,
+    routable,
+)
 from fastload.sampler import RankSampler, integer
 from fastload.slots import SlotPool
 from fastload.state import describe
@@ -334,6 +341,7 @@ class ThreadIterator(Iterator[Any]):
         while not order.exhausted and self._window.has_room():
             started = perf_counter()
             batch: Batch | None = None
+            mark = order.mark()
             try:
                 with span("sampler"):
                     batch = next(order)
@@ -346,7 +354,7 @@ class ThreadIterator(Iterator[Any]):
             except BaseException:
                 if batch is not None:
                     self._window.recall(batch)
-                    order.take_back(batch)
+                order.go_back(mark)
                 raise
             batch.recorders[LOOP].add("sampler", perf_counter() - started)
             if batch.error is not None:
@@ -368,8 +376,9 @@ class ThreadIterator(Iterator[Any]):
     def _read_here(self) -> Batch | None:
         """Without workers: read the next batch here, in the modes of a fresh thread. None at the end."""
         assert self._site is not None
-        started = perf_counter()
+        started, mark, outer = perf_counter(), self._order.mark(), current_stream()
         batch: Batch | None = None
+        stream = self._site.stream
         try:
             with span("sampler"):
                 batch = next(self._order, None)
@@ -377,15 +386,17 @@ class ThreadIterator(Iterator[Any]):
                 return None
             batch.recorders[LOOP].add("sampler", perf_counter() - started)
             if batch.error is None:
-                drawing = nullcontext() if self._fetcher.copies else entered(self._site.stream)
+                drawing = nullcontext() if self._fetcher.copies else entered(stream)
                 with neutral_modes(), drawing:
                     read_run(batch, 0, batch.units, self._fetcher, self._site)
                     finish(batch, self._fetcher, self._site)
-                self._site.stream.move(None, None)  # which keeps no batch
+                stream.move(None, None)  # which keeps no batch
             self._window.check()
         except BaseException:
-            if batch is not None:  # Ctrl-C
-                self._order.take_back(batch)
+            # Ctrl-C. It may have struck as a stream was entered or left, or before the batch had its name.
+            self._order.go_back(mark)
+            leave(stream, outer)
+            if batch is not None:
                 batch.release()
             raise
         self._held.append(batch)

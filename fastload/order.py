@@ -69,8 +69,12 @@ class Order(ABC):
         """The next batch to be read; at the end sets `exhausted`, and raises StopIteration."""
 
     @abstractmethod
-    def take_back(self, batch: Batch) -> None:
-        """Ctrl-C struck before `batch`, which was the latest, could be read: give it again."""
+    def mark(self) -> tuple[int, int]:
+        """Where the next batch comes from; for `go_back`."""
+
+    @abstractmethod
+    def go_back(self, mark: tuple[int, int]) -> None:
+        """Ctrl-C struck before the batch after `mark` could be read, or was had: give it again."""
 
     @abstractmethod
     def delivered(self, batch: Batch) -> None:
@@ -212,9 +216,15 @@ class SampledOrder(Order):
             batch.error, batch.where = contained(exc), f"{batch}; stage: sampler"
             return batch
 
-    def take_back(self, batch: Batch) -> None:
+    def mark(self) -> tuple[int, int]:
         """See `Order`."""
-        self._ordinal, self._position, self._indices = batch.ordinal, batch.position, None
+        return self._ordinal, self._position
+
+    def go_back(self, mark: tuple[int, int]) -> None:
+        """See `Order`."""
+        self._ordinal, self._position = mark
+        self._indices = None
+        self.exhausted = False
 
     def _watched(self, indices: Iterator[Any]) -> Any:
         """What `indices` gives next; what the sampler draws from is kept of `_draws` at first, and counted then."""

@@ -413,6 +413,13 @@ def _enter(stream: Stream | None, modules: Collection[str]) -> None:
         MODULES[name].enter(getattr(stream, name) if mine else None)
 
 
+def leave(stream: Stream, outer: Stream | None) -> None:
+    """Bring this thread back to `outer`, wherever Ctrl-C struck as it entered or left `stream`."""
+    stream.move(None, None)
+    if current_stream() is not outer:
+        _enter(outer, stream.modules)
+
+
 class _Fixed:
     def __init__(self, key: int) -> None:
         self._key = key

@@ -15,6 +15,7 @@ instance, overrides `__getitem__` or any other method of the class that defines 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import getattr_static
@@ -116,6 +117,22 @@ def as_indices(indices: Sequence[Any]) -> NDArray[np.int64] | None:
     return found if found.dtype == np.int64 and found.ndim == 1 else None
 
 
+def positions(missing: Iterable[Any] | None, n: int) -> list[int]:
+    """Return the positions that `fill_rows` returned for `n` samples, each once.
+
+    Raises ValueError for anything else, such as a mask.
+    """
+    if missing is None:
+        raise ValueError("it returned None. Return () if all samples are done")
+    found = set(missing)
+    for k in found:
+        if isinstance(k, bool | np.bool_) or not 0 <= operator.index(k) < n:
+            raise ValueError(
+                f"it must return positions in the run, from 0 to {n - 1}, and returned {k!r}"
+            )
+    return sorted(map(operator.index, found))
+
+
 def mapped(rows: Any, function: Callable[[Any], Any]) -> Any:
     """Return the containers of a sample with `function` of every leaf."""
     if isinstance(rows, dict):
@@ -147,7 +164,7 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
 
     def fill(run: Run) -> Iterable[int]:
         places = as_indices(run.indices)
-        if places is None:
+        if places is None or dataset.tensors is not tensors:  # replaced since the loader began
             return range(len(run))
         rows = torch.from_numpy(places)
         try:
@@ -175,12 +192,15 @@ _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _subset(dataset: Subset[Any]) -> Filler | None:
-    inner = filler(dataset.dataset)
+    whole = dataset.dataset
+    inner = filler(whole)
     if inner is None:
         return None
     fill = inner.fill
 
     def fill_subset(run: Run) -> Iterable[int]:
+        if dataset.dataset is not whole:  # replaced since the loader began
+            return range(len(run))
         try:
             indices = [dataset.indices[index] for index in run.indices]
         except (IndexError, TypeError):
@@ -199,6 +219,7 @@ def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
     if len(alike) < len(parts):
         return None
     ends = np.array(dataset.cumulative_sizes)
+    copies = all(part.copies for part in alike)
 
     def fill(run: Run) -> Iterator[int]:
         indices = as_indices(run.indices)
@@ -207,7 +228,11 @@ def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
             return
         numbers = np.searchsorted(ends, indices, side="right")
         numbers[indices < 0] = len(ends)
-        for number in np.unique(numbers).tolist():
+        present = np.unique(numbers).tolist()
+        if copies and 4 * len(present) > len(run):  # a call for each part would cost more
+            yield from range(len(run))
+            return
+        for number in present:
             places = np.flatnonzero(numbers == number)
             if number == len(ends):  # negative, or out of range
                 yield from places.tolist()
@@ -215,20 +240,23 @@ def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
             begin = ends[number - 1] if number else 0
             yield from _fill_some(alike[number], run, places, (indices[places] - begin).tolist())
 
-    return Filler(first.sample, fill, copies=all(part.copies for part in alike))
+    return Filler(first.sample, fill, copies=copies)
 
 
 def _fill_some(
     found: Filler, run: Run, places: NDArray[np.intp], indices: list[int]
 ) -> Iterable[int]:
     """Fill the samples at `places` of a run, and return those that could not be done."""
-    if len(places) == len(run):
-        return found.fill(run.renamed(indices))
-    # Those of one part lie apart: they are made side by side, and copied.
-    rows = mapped(run.rows, lambda leaf: _empty_like(leaf[: len(places)]))
-    missing = [int(places[k]) for k in found.fill(Run(indices, rows, lambda: run.keys[places]))]
-    for leaf, made in zip(_leaves(run.rows), _leaves(rows), strict=True):
-        leaf[places] = made
+    start, stop = int(places[0]), int(places[-1]) + 1
+    if stop - start == len(places):
+        rows = mapped(run.rows, lambda leaf: leaf[start:stop])
+    else:  # they are made side by side, and copied
+        rows = mapped(run.rows, lambda leaf: _empty_like(leaf[: len(places)]))
+    part = Run(indices, rows, lambda: run.keys[places])
+    missing = [int(places[k]) for k in positions(found.fill(part), len(part))]
+    if stop - start > len(places):
+        for leaf, made in zip(_leaves(run.rows), _leaves(rows), strict=True):
+            leaf[places] = made
     return missing
 
 

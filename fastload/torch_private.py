@@ -127,12 +127,16 @@ def register_kernels(kernels: dict[str, Callable[..., Any]]) -> Callable[[bool],
         What makes the calling thread look at the key (True), or not (False); 0.2 us.
     """
     key = torch._C._dispatch_key_parse(_KERNELS_KEY)
-    others = _Library("_", "IMPL")
-    others.fallback(torch.library.fallthrough_kernel, _KERNELS_KEY)
-    ours = _Library("aten", "IMPL")
-    for name, kernel in kernels.items():
-        ours.impl(name, kernel, _KERNELS_KEY)
-    _libraries.extend([others, ours])
+    others, ours = libraries = _Library("_", "IMPL"), _Library("aten", "IMPL")
+    try:
+        others.fallback(torch.library.fallthrough_kernel, _KERNELS_KEY)
+        for name, kernel in kernels.items():
+            ours.impl(name, kernel, _KERNELS_KEY)
+    except BaseException:  # Ctrl-C: half of them would stand in the way of the next attempt
+        for library in libraries:
+            library._destroy()
+        raise
+    _libraries.extend(libraries)
     return partial(torch._C._dispatch_tls_set_dispatch_key_included, key)
 
 

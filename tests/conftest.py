@@ -69,7 +69,8 @@ def pytest_sessionstart() -> None:
     with suppress(ModuleNotFoundError):
         from fastload.image import kernels
 
-        kernels.wait()
+        if not kernels.wait() and kernels.state().startswith(kernels.FAILED):
+            raise pytest.UsageError(f"image kernels: {kernels.state()}")
 
 
 @pytest.fixture(scope="session", autouse=True)

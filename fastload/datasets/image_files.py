@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from fastload.errors import FileListError
 from fastload.image import open_picture
 from fastload.image.decode import read_file
-from fastload.image.render import Render, empty_result
+from fastload.image.render import Render, empty_result, fits
 from fastload.rows import Run, as_indices
 from fastload.telemetry import stage
 
@@ -112,15 +112,13 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
     def fill_rows(self, run: Run) -> Sequence[int]:
         """Make the images and labels of a run in the batch; see `fastload.rows`."""
         images, labels = run.rows
-        sample, indices = self.empty_sample(), as_indices(run.indices)
-        # The transform may have been replaced since the loader began.
-        like = sample is not None and sample[0].dtype == images.dtype
-        if indices is None or not like or sample[0].shape != images.shape[1:]:
+        plan: Any = self.transform  # read once: it may be replaced at any time
+        indices = as_indices(run.indices)
+        if indices is None or not fits(plan, images) or plan.upright:
             return range(len(run))
         if indices.min() < 0 or indices.max() >= len(self):
             return range(len(run))
         labels[:] = self.targets[indices]
-        plan: Any = self.transform
         render = Render(plan, images, run.keys)
         paths = [self.image_paths[index] for index in indices.tolist()]
         return render.files([*map(os.fsencode, paths)], lambda k: read_file(paths[k]))

@@ -56,6 +56,6 @@ def _render(
     picture["source"], picture["length"] = pixels.ctypes.data, pixels.size
     picture["height"], picture["width"] = pixels.shape[:2]
     picture["row"] = row.data_ptr()
-    table = plan_table(plan, row.stride(), None)
+    table = plan_table(plan, row.stride(), 0)
     raw_run(picture.ctypes.data, 1, table.address, arena.ctypes.data, arena.nbytes)
     return int(picture["state"][0])

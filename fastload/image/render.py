@@ -36,7 +36,7 @@ from fastload.torch_private import no_torch_function
 
 T = TypeVar("T")
 
-_REGIONS = os.environ.get("FASTLOAD_REGION_DECODE", "0") == "1"
+_REGIONS = os.environ.get("FASTLOAD_REGION_DECODE", "0") in ("1", "on", "yes", "true")
 """Whether plans that do not say so decode only the box of a JPEG."""
 
 _MOST_ARENA = 256 * 1024 * 1024
@@ -54,20 +54,45 @@ def empty_result(transform: Any) -> torch.Tensor | None:
     return torch.empty(3, *size, dtype=dtype, device="cpu")
 
 
+def fits(transform: Any, rows: torch.Tensor) -> bool:
+    """Return whether `transform` makes images such as `rows` are for, on this machine."""
+    like = empty_result(transform)
+    return (
+        like is not None
+        and like.dtype is rows.dtype
+        and like.shape == rows.shape[1:]
+        and rows.is_cpu
+        and _most_pixels() >= 0
+    )
+
+
+def _most_pixels() -> int:
+    """Return the limit of pixels as the kernels take it: 0 if there is none, -1 if no image is small enough."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is None or limit >= 2**61:
+        return 0
+    return int(2 * limit) if 2 * limit >= 1 else -1
+
+
 class Render:
     """Makes the images of one run by `plan` in `rows`, uint8[n, 3, H, W] (or float32), of any strides.
 
     `keys`, uint64[n], are those of the samples' random streams. Each method returns the positions that it could not do.
+    Raises ValueError if the plan makes other images than `rows` are for: the kernels write there unchecked.
     """
 
     def __init__(self, plan: Plan, rows: torch.Tensor, keys: NDArray[np.uint64]) -> None:
+        if not fits(plan, rows) or len(rows) != len(keys):
+            raise ValueError(
+                f"{len(keys)} images of {plan} do not fit rows of {rows.dtype} {list(rows.shape)}"
+            )
         self._plan = plan
         self._rows = rows
         self._keys = keys
         self._kernels = kernels.kernels()
         self._read_s = 0.0
         # Held: the kernels read it by its address.
-        self._table = plan_table(plan, rows.stride()[1:], Image.MAX_IMAGE_PIXELS)
+        self._table = plan_table(plan, rows.stride()[1:], _most_pixels())
 
     def raw(
         self,
@@ -168,6 +193,8 @@ class Render:
         if pixels.strides[1:] != (3, 1):
             pixels = np.ascontiguousarray(pixels)
         box = scaled(Region(box, (0, 0)), height, width, pixels).box
+        if box.top + box.height > pixels.shape[0] or box.left + box.width > pixels.shape[1]:
+            raise ValueError("fewer pixels were decoded than the header says")
         row[_BOX] = box
         stride = pixels.strides[0]
         row[_AT["source"]] = pixels.ctypes.data + box.top * stride + 3 * box.left
@@ -287,12 +314,12 @@ _scratch = _Scratch()
 class _PlanTable:
     """A plan as the kernels read it, at `address`."""
 
-    def __init__(self, plan: Plan, strides: tuple[int, ...], limit: int | None) -> None:
+    def __init__(self, plan: Plan, strides: tuple[int, ...], most_pixels: int) -> None:
         self._table = table = np.zeros((), tables.PLAN)
         self.address = table.ctypes.data
         table["colour_step"], table["row_step"], table["pixel_step"] = strides
         table["scaled"] = plan.scaled_decode
-        table["most_pixels"] = 2 * limit if limit else 0
+        table["most_pixels"] = most_pixels
         if plan.mean is not None:
             self._levels = _levels(plan)
             table["levels"] = self._levels.ctypes.data

@@ -104,7 +104,7 @@ def make(
     picture = picture_of(pixels, row, key=key)
     for name, value in fields.items():
         picture[name] = value
-    table = plan_table(plan, row.stride(), limit)
+    table = plan_table(plan, row.stride(), 2 * (limit or 0))
     needed = getattr(kernels, entry)(
         picture.ctypes.data, 1, table.address, arena.ctypes.data, arena.nbytes
     )

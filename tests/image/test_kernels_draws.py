@@ -29,7 +29,7 @@ def draw(
     """The rows of PICTURE after `draw_run`."""
     pictures = np.zeros(len(keys), PICTURE)
     pictures["key"], pictures["height"], pictures["width"] = keys, heights, widths
-    table = plan_table(plan, (1, 1, 1), limit)
+    table = plan_table(plan, (1, 1, 1), 2 * (limit or 0))
     done = kernels.draw_run(pictures.ctypes.data, len(pictures), table.address)
     assert done == (pictures["state"] == DONE).sum()
     return pictures
@@ -162,6 +162,6 @@ def test_pictures_that_are_not_done_are_left_alone(kernels: Kernels) -> None:
     pictures = np.zeros(3, PICTURE)
     pictures["height"] = pictures["width"] = 9
     pictures["state"][1] = DAMAGED
-    table = plan_table(Resize((8, 8)), (1, 1, 1), None)
+    table = plan_table(Resize((8, 8)), (1, 1, 1), 0)
     assert kernels.draw_run(pictures.ctypes.data, 3, table.address) == 2
     assert pictures["box_height"].tolist() == [9, 0, 9]

@@ -161,7 +161,7 @@ def test_floats_by_a_table_that_no_line_goes_through(
     plan = Resize((20, width), channels_last=channels_last, **FLOATS)
     pixels = noise(30, 40)
     row = empty_row(plan)
-    table = plan_table(plan, row.stride(), None)
+    table = plan_table(plan, row.stride(), 0)
     changed = np.zeros((), PLAN)
     changed[...] = np.frombuffer(
         (ctypes.c_uint8 * PLAN.itemsize).from_address(table.address), PLAN
@@ -205,7 +205,7 @@ def test_a_box_inside_of_decoded_pixels(kernels: Kernels) -> None:
     box = pixels[20:61, 13:55]
     row = empty_row(plan)
     picture = picture_of(box, row)
-    table = plan_table(plan, row.stride(), None)
+    table = plan_table(plan, row.stride(), 0)
     arena = ARENA.ctypes.data, ARENA.nbytes
     assert kernels.resample_run(picture.ctypes.data, 1, table.address, *arena) == 0
     assert picture["stride"] == 240
@@ -240,7 +240,7 @@ def test_a_run_does_what_it_can(kernels: Kernels) -> None:
     plan = Resize((16, 16))
     many = [noise(20 + k, 30, k) for k in range(4)]
     rows = torch.full((4, 3, 16, 16), 77, dtype=torch.uint8)
-    table = plan_table(plan, rows.stride()[1:], None)
+    table = plan_table(plan, rows.stride()[1:], 0)
     pictures = np.concatenate([picture_of(p, row) for p, row in zip(many, rows, strict=True)])
     pictures["state"][0] = UNDECIDED
     pictures["length"][2] += 1

@@ -228,13 +228,14 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     def fill_rows(self, run: Run) -> Sequence[int]:
         """Make the images and labels of a run in the batch; see `fastload.rows`."""
         images, labels = run.rows
-        sample, records = self.empty_sample(), self._records(run.indices)
-        # The transform may have been replaced since the loader began.
-        like = sample is not None and sample[0].dtype == images.dtype
-        if records is None or not like or sample[0].shape != images.shape[1:]:
+        plan: Any = self.transform  # read once: it may be replaced at any time
+        columns, records = self._columns, self._records(run.indices)
+        if records is None or self.empty_sample() is None:
             return range(len(run))
-        from fastload.image.render import Render
+        from fastload.image.render import Render, fits
 
+        if not fits(plan, images) or (columns.sides is None and plan.upright):
+            return range(len(run))
         numbers = np.searchsorted(self._ends, records, side="right")
         present = np.unique(numbers).tolist()
         try:
@@ -246,7 +247,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         # Each sample that lies there raises it again, in its place.
         except (OSError, PackedDataError):
             return range(len(run))
-        columns = self._columns
+        if self._columns is not columns:  # closed meanwhile, by another thread
+            return range(len(run))
         labels[:] = columns.labels[records]
         checked = np.full(len(records), self.verify == "always")
         if self.verify == "first":
@@ -254,7 +256,6 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         checksums = np.where(checked, columns.checksums[records].astype(np.int64), -1)
         descriptors = np.array([files[number].fd for number in numbers.tolist()])
         places = [*zip(numbers.tolist(), (records - self._begins[numbers]).tolist(), strict=True)]
-        plan: Any = self.transform
         render = Render(plan, images, run.keys)
         if columns.sides is not None:
             sides, begins = columns.sides[records], columns.begins[records]

@@ -237,6 +237,8 @@ def _environment() -> dict[str, str]:
     dropped = ("NUMBA_", "PYTHONINSPECT", "PYTHONWARNINGS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     path = os.pathsep.join(map(os.path.abspath, sys.path))
+    if folder := kept.get("FASTLOAD_CACHE"):
+        kept["FASTLOAD_CACHE"] = os.path.abspath(folder)  # the child works elsewhere
     return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
@@ -314,8 +316,8 @@ def _object_name() -> str:
 
 def _identity() -> dict[str, str]:
     """Return all that the object depends on."""
-    if os.environ.get("FASTLOAD_KERNELS") == "0":
-        raise Unavailable("off: FASTLOAD_KERNELS=0")
+    if (switch := os.environ.get("FASTLOAD_KERNELS", "1")) in ("0", "off", "no", "false"):
+        raise Unavailable(f"off: FASTLOAD_KERNELS={switch}")
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise Unavailable(f"not for this processor ({sys.platform}, {platform.machine()})")
     try:
