@@ -1,0 +1,192 @@
+"""Promise: what is replaced, forged or interrupted while rows are filled neither writes beyond them nor loses any."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from fastload import DataLoader, iterator
+from fastload.datasets import ImageFolder
+from fastload.image import RandomResizedCrop, Resize, kernels, render
+from fastload.order import SampledOrder
+from fastload.randomness import current_stream
+
+PLAN = RandomResizedCrop(8, scale=(0.08, 0.2))
+KEYS = np.arange(3, dtype=np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("plan", "rows"),
+    [
+        (Resize((9, 8)), torch.zeros(3, 3, 8, 8, dtype=torch.uint8)),
+        (Resize((8, 8)), torch.zeros(3, 3, 8, 8)),
+        (Resize((8, 8)), torch.zeros(2, 3, 8, 8, dtype=torch.uint8)),
+        (Resize((8, 8)), torch.zeros(3, 3, 8, 8, dtype=torch.uint8, device="meta")),
+    ],
+    ids=["larger", "floats", "fewer", "another device"],
+)
+def test_a_plan_writes_only_into_rows_that_it_fits(plan: Any, rows: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        render.Render(plan, rows, KEYS)
+
+
+@pytest.mark.skipif(not kernels.wait(), reason=kernels.state())
+def test_an_image_with_fewer_pixels_than_its_header_says_is_not_read_beyond_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.full((512, 512, 3), 200, np.uint8)).save(file, "JPEG")
+    encoded = file.getvalue()
+    monkeypatch.setattr(
+        render, "pixels_at_least", lambda *_, **__: np.full((1, 1, 3), 200, np.uint8)
+    )
+    keys = np.arange(64, dtype=np.uint64)
+    rows = torch.full((64, 3, 8, 8), 77, dtype=torch.uint8)
+    missing = render.Render(PLAN, rows, keys).encoded(lambda _: encoded, lambda _: None)
+    done = sorted(set(range(64)) - set(missing))
+    assert missing
+    assert (rows[done] == 200).all()
+
+
+@pytest.mark.parametrize("limit", [0, -5, 0.25])
+def test_a_limit_that_refuses_every_image_is_kept(
+    limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
+    assert render.fits(PLAN, rows)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    assert not render.fits(PLAN, rows)
+
+
+def test_a_default_device_changes_nothing(tmp_path: Any) -> None:
+    (tmp_path / "a").mkdir()
+    Image.fromarray(np.full((20, 20, 3), 9, np.uint8)).save(tmp_path / "a/1.png")
+    dataset = ImageFolder(tmp_path, transform=Resize((8, 8)))
+    with torch.device("meta"):
+        ((images, labels),) = DataLoader(dataset, seed=1)
+    assert images.is_cpu
+    assert (images == 9).all()
+    assert labels.tolist() == [0]
+
+
+def test_tensors_and_datasets_that_are_replaced_are_seen_at_once() -> None:
+    dataset = TensorDataset(torch.zeros(8))
+    subset = Subset(TensorDataset(torch.zeros(8)), range(8))
+    for replaced, name, value in (
+        (dataset, "tensors", (torch.ones(8),)),
+        (subset, "dataset", TensorDataset(torch.ones(8))),
+    ):
+        batches = iter(DataLoader(replaced, batch_size=4))  # type: ignore[arg-type]
+        next(batches)
+        setattr(replaced, name, value)
+        (second,) = next(batches)
+        assert second.tolist() == [1, 1, 1, 1]
+
+
+class Ones(Dataset[Any]):
+    """Returns a position that is none."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(2)
+
+    def empty_sample(self) -> torch.Tensor:
+        return torch.empty(2)
+
+    def fill_rows(self, run: Any) -> list[int]:
+        run.rows.fill_(99)
+        return [-1]
+
+
+def test_a_part_that_returns_no_position_is_named() -> None:
+    loader = DataLoader(ConcatDataset([Ones(), Ones()]), batch_size=4, sampler=[0, 4, 1, 5])
+    with pytest.warns(RuntimeWarning, match="positions in the run"):
+        (batch,) = loader
+    assert (batch == 1).all()
+
+
+def test_a_relative_cache_is_where_the_loop_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTLOAD_CACHE", "mycache")
+    assert kernels._environment()["FASTLOAD_CACHE"].endswith("/mycache")
+    assert kernels._environment()["FASTLOAD_CACHE"].startswith("/")
+
+
+def test_ctrl_c_before_a_batch_has_its_name_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    following = SampledOrder.__next__
+    strikes = [False, True, False]
+
+    def struck(order: SampledOrder) -> Any:
+        batch = following(order)
+        if strikes and strikes.pop(0):
+            raise KeyboardInterrupt
+        return batch
+
+    monkeypatch.setattr(SampledOrder, "__next__", struck)
+    batches = iter(DataLoader(TensorDataset(torch.arange(6)), batch_size=2))
+    assert next(batches)[0].tolist() == [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert [batch[0].tolist() for batch in batches] == [[2, 3], [4, 5]]
+
+
+def test_ctrl_c_as_a_stream_is_left_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = iterator.entered
+
+    @contextmanager
+    def struck(stream: Any) -> Iterator[None]:
+        inner = entered(stream)
+        inner.__enter__()
+        yield
+        raise KeyboardInterrupt  # before anything was put back
+
+    class Draws(Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.rand(1)
+
+    monkeypatch.setattr(iterator, "entered", struck)
+    batches = iter(DataLoader(Draws(), seed=1))
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert current_stream() is None
+    torch.manual_seed(5)
+    expected = torch.rand(1, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_ctrl_c_while_torch_s_operators_are_registered_leaves_the_next_attempt_free() -> None:
+    script = """
+import torch
+from fastload import torch_private
+from fastload.isolation import torch_random
+library, calls = torch.library.Library, []
+class Struck(library):
+    def impl(self, *args, **options):
+        calls.append(args)
+        if len(calls) == 10:
+            raise KeyboardInterrupt
+        return super().impl(*args, **options)
+torch_private._Library = Struck
+try:
+    torch_random.install()
+except KeyboardInterrupt as error:
+    kept = error
+torch_random.install()
+print(len(calls) > 20, torch_random.unusable())
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout == "True None\n", run.stdout + run.stderr
