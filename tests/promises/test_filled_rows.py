@@ -1346,7 +1346,7 @@ def test_a_generator_that_the_dataset_holds_stays_keyed(
     seen = []
     for workers, units in ((0, 100), (1, 2), (2, 3), (8, 1)):
         cut(units)
-        with DataLoader(Holds(), 4, num_workers=workers, seed=3) as loader:
+        with DataLoader(Holds(), 4, num_workers=workers, seed=3, copy_dataset="state") as loader:
             seen.append(torch.cat(list(loader)).tolist())
     assert seen[1:] == seen[:1] * 3
     assert len(set(seen[0])) == 12
@@ -2013,6 +2013,9 @@ def test_a_transform_that_is_replaced_between_epochs(
     ]
     dataset = of_kind(kind, stored, transform=CROP)
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
+    options["copy_dataset"] = (
+        "state"  # else workers see another transform in the middle of an epoch
+    )
     twin = of_kind(kind, stored, transform=CROP)
     with DataLoader(dataset, BATCH, seed=3, **options) as loader:
         for epoch, transform in enumerate(transforms):
