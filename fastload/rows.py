@@ -108,13 +108,17 @@ def _is_code(attribute: Any) -> bool:
     return callable(attribute) or hasattr(attribute, "__get__")
 
 
-def as_indices(indices: Sequence[Any]) -> NDArray[np.int64] | None:
-    """Return indices as int64[n], or None unless NumPy makes int64 of them."""
+def as_indices(indices: Sequence[Any], length: int | None = None) -> NDArray[np.int64] | None:
+    """Return indices as int64[n], or None unless NumPy makes int64 of them; with `length`, all from 0 to `length - 1`."""
     try:
         found = np.array(indices)
     except ValueError:  # some are sequences
         return None
-    return found if found.dtype == np.int64 and found.ndim == 1 else None
+    if found.dtype != np.int64 or found.ndim != 1:
+        return None
+    # A negative number is a very large one of the other type.
+    inside = length is None or bool((found.view(np.uint64) < length).all())
+    return found if inside else None
 
 
 def positions(missing: Iterable[Any] | None, n: int) -> list[int]:

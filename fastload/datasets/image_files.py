@@ -113,10 +113,8 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         """Make the images and labels of a run in the batch; see `fastload.rows`."""
         images, labels = run.rows
         plan: Any = self.transform  # read once: it may be replaced at any time
-        indices = as_indices(run.indices)
+        indices = as_indices(run.indices, len(self))
         if indices is None or not fits(plan, images) or plan.upright:
-            return range(len(run))
-        if indices.min() < 0 or indices.max() >= len(self):
             return range(len(run))
         labels[:] = self.targets[indices]
         render = Render(plan, images, run.keys)

@@ -292,10 +292,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
 
     def _records(self, indices: Sequence[Any]) -> NDArray[np.int64] | None:
         """The numbers of records in the whole set, int64; None if an index is none of this dataset."""
-        found = as_indices(indices)
-        if found is None or found.min() < 0 or found.max() >= len(self):
-            return None
-        return found * self.world_size + self.rank
+        found = as_indices(indices, len(self))
+        return None if found is None else found * self.world_size + self.rank
 
     def _place(self, index: int) -> tuple[int, int]:
         """The shard, and the record in it, of sample `index`."""
