@@ -109,7 +109,10 @@ def _is_code(attribute: Any) -> bool:
 
 
 def as_indices(indices: Sequence[Any], length: int | None = None) -> NDArray[np.int64] | None:
-    """Return indices as int64[n], or None unless NumPy makes int64 of them; with `length`, all from 0 to `length - 1`."""
+    """Return indices as int64[n], or None unless NumPy makes int64 of them.
+
+    With `length`, None unless all are from 0 to `length - 1` too.
+    """
     try:
         found = np.array(indices)
     except ValueError:  # some are sequences

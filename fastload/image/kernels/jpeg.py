@@ -18,7 +18,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from fastload.image.kernels import jpeg_layout as library
-from fastload.image.kernels.checksum import crc32
 from fastload.image.kernels.draws import draw, size_before_crop
 from fastload.image.kernels.jpeg_layout import AT
 from fastload.image.kernels.memory import (
@@ -28,6 +27,7 @@ from fastload.image.kernels.memory import (
     PICTURE_AT,
     PICTURE_BYTES,
     PLAN_AT,
+    add_time,
     caller,
     function,
     load_i32,
@@ -35,19 +35,17 @@ from fastload.image.kernels.memory import (
     load_u8,
     load_u32,
     nanoseconds,
-    read_all,
     store_i32,
     store_i64,
 )
-from fastload.image.kernels.resample import aligned, bytes_needed, resample
-from fastload.image.kernels.tables import DAMAGED, DONE, TOO_LARGE, UNREADABLE
+from fastload.image.kernels.payload import read_file, read_payload
+from fastload.image.kernels.resample import resample
+from fastload.image.kernels.tables import DAMAGED, DONE, TOO_LARGE
+from fastload.image.kernels.workspace import aligned, bytes_needed
 
-EXTERNALS = ("_setjmp", "close", "longjmp", "lseek", "memchr", "open")
+EXTERNALS = ("_setjmp", "longjmp", "memchr")
 """The C functions that only this kernel calls."""
 
-_O_RDONLY_CLOEXEC = 0o2000000
-_SEEK_END = 2
-_MOST_FILE_BYTES = 1 << 30  # a larger file, or a directory, which says so, is for Python
 _FIRST_RESTART, _END_OF_IMAGE = 0xD0, 0xD9  # second bytes of markers
 _MOST_MEMORY = 1 << 28  # what libjpeg may take for whole pictures, which this kernel never asks for
 _MARGIN = 2  # columns
@@ -72,34 +70,24 @@ def _set_jump(typing_context: Any, buffer: Any) -> Any:
 
 
 _long_jump = function("longjmp", types.void, types.int64, types.int32)
-_open = function("open", types.int32, types.int64, types.int32)
-_close = function("close", types.int32, types.int32)
 _find = function("memchr", types.int64, types.int64, types.int32, types.int64)
-_seek = function("lseek", types.int64, types.int32, types.int64, types.int32)
 
-_create = caller(None, I64, I32, I64)
-_memory_source = caller(None, I64, I64, I64)
-_read_header = caller(I32, I64, I32)
-_has_multiple_scans = caller(I32, I64)
-_start = caller(I32, I64)
-_crop = caller(None, I64, I64, I64)
-_skip_rows = caller(I32, I64, I32)
-_read_rows = caller(I32, I64, I64, I32)
-_finish = caller(I32, I64)
-_destroy = caller(None, I64)
 
-(
-    _CREATE,
-    _MEMORY_SOURCE,
-    _READ_HEADER,
-    _HAS_MULTIPLE_SCANS,
-    _START,
-    _CROP,
-    _SKIP_ROWS,
-    _READ_ROWS,
-    _FINISH,
-    _DESTROY,
-) = (AT.functions + 8 * place for place in range(len(library.FUNCTIONS)))
+def _of_libjpeg(name: str, result: Any, *arguments: Any) -> Any:
+    """Make the function that calls one of libjpeg's: `call(decoder, *arguments)`."""
+    return caller(AT.functions + 8 * library.FUNCTIONS.index(name), result, *arguments)
+
+
+_create = _of_libjpeg("jpeg_CreateDecompress", None, I64, I32, I64)
+_memory_source = _of_libjpeg("jpeg_mem_src", None, I64, I64, I64)
+_read_header = _of_libjpeg("jpeg_read_header", I32, I64, I32)
+_has_multiple_scans = _of_libjpeg("jpeg_has_multiple_scans", I32, I64)
+_start = _of_libjpeg("jpeg_start_decompress", I32, I64)
+_crop = _of_libjpeg("jpeg_crop_scanline", None, I64, I64, I64)
+_skip_rows = _of_libjpeg("jpeg_skip_scanlines", I32, I64, I32)
+_read_rows = _of_libjpeg("jpeg_read_scanlines", I32, I64, I64, I32)
+_finish = _of_libjpeg("jpeg_finish_decompress", I32, I64)
+_destroy = _of_libjpeg("jpeg_destroy_decompress", None, I64)
 
 
 # ---- what libjpeg calls ----
@@ -124,7 +112,7 @@ def jpeg_message(decompressor: int, level: int) -> int:
 
 @njit(**OPTIONS)
 def _least(side: int, result: int, box: int) -> int:
-    """Return the length to which a side of the picture may shrink; see `Plan._least`."""
+    """Return the length to which a side of the picture may shrink; see `Plan.least`."""
     return min(side, math.ceil(side * result / box))
 
 
@@ -238,7 +226,7 @@ def _make(decoder: int) -> None:
     store_i64(decompressor + library.ERROR_MANAGER, decoder + AT.error_manager)
     store_i64(decompressor + library.CLIENT_DATA, decoder + AT.jump_buffer)
     _create(
-        load_i64(decoder + _CREATE),
+        decoder,
         decompressor,
         library.LIBRARY_VERSION,
         library.DECOMPRESSOR_BYTES,
@@ -254,13 +242,11 @@ def _header(picture: int, plan: int, decoder: int, payload: int) -> int:
     length = load_i64(picture + PICTURE_AT.length)
     if length < 1:
         return DAMAGED
-    _memory_source(load_i64(decoder + _MEMORY_SOURCE), decompressor, payload, length)
-    _read_header(load_i64(decoder + _READ_HEADER), decompressor, 1)
+    _memory_source(decoder, decompressor, payload, length)
+    _read_header(decoder, decompressor, 1)
     store_i64(picture + PICTURE_AT.height, load_u32(decompressor + library.IMAGE_HEIGHT))
     store_i64(picture + PICTURE_AT.width, load_u32(decompressor + library.IMAGE_WIDTH))
-    if not _is_plain(decompressor) or _has_multiple_scans(
-        load_i64(decoder + _HAS_MULTIPLE_SCANS), decompressor
-    ):
+    if not _is_plain(decompressor) or _has_multiple_scans(decoder, decompressor):
         return DAMAGED
     scan = load_i64(load_i64(decompressor + library.SOURCE_MANAGER) + library.NEXT_BYTE)
     restarts = load_u32(decompressor + library.RESTART_INTERVAL) != 0
@@ -278,7 +264,7 @@ def _begin(decoder: int, eighths: int) -> None:
     store_i32(decompressor + library.SCALE_DENOMINATOR, 8)
     store_i32(decompressor + library.DCT_METHOD, library.ACCURATE_DCT)
     store_i32(decompressor + library.FANCY_UPSAMPLING, 1)
-    _start(load_i64(decoder + _START), decompressor)
+    _start(decoder, decompressor)
 
 
 @njit(**OPTIONS)
@@ -299,7 +285,7 @@ def _crop_columns(decoder: int, left: int, count: int) -> None:
     store_i32(decoder + AT.crop_left, first)
     store_i32(decoder + AT.crop_width, last - first)
     _crop(
-        load_i64(decoder + _CROP),
+        decoder,
         decompressor,
         decoder + AT.crop_left,
         decoder + AT.crop_width,
@@ -311,21 +297,19 @@ def _decode_rows(decoder: int, first: int, count: int, pixels: int, stride: int)
     """Decode `count` rows to `pixels`; False if libjpeg gives fewer."""
     decompressor = decoder + AT.decompressor
     if first:
-        _skip_rows(load_i64(decoder + _SKIP_ROWS), decompressor, first)
+        _skip_rows(decoder, decompressor, first)
     row = 0
     while row < count:
         asked = min(library.MOST_ROWS, count - row)
         for place in range(asked):
             store_i64(decoder + AT.row_addresses + 8 * place, pixels + (row + place) * stride)
-        got = _read_rows(
-            load_i64(decoder + _READ_ROWS), decompressor, decoder + AT.row_addresses, asked
-        )
+        got = _read_rows(decoder, decompressor, decoder + AT.row_addresses, asked)
         if got < 1:
             return False
         row += got
     if first + count == load_u32(decompressor + library.OUTPUT_HEIGHT):
         # Nothing is left below, so that the end can be looked at too: it may warn of what it finds there.
-        _finish(load_i64(decoder + _FINISH), decompressor)
+        _finish(decoder, decompressor)
     return True
 
 
@@ -379,11 +363,6 @@ def _guarded(
 
 
 @njit(**OPTIONS)
-def _add_time(picture: int, field: int, began: int) -> None:
-    store_i64(picture + field, load_i64(picture + field) + nanoseconds() - began)
-
-
-@njit(**OPTIONS)
 def _decode_to_row(
     picture: int, plan: int, payload: int, arena: int, arena_bytes: int, decoder: int
 ) -> int:
@@ -391,9 +370,9 @@ def _decode_to_row(
     began = nanoseconds()
     store_i64(decoder + AT.bytes, 0)
     state = _guarded(picture, plan, decoder, payload, arena, arena_bytes)
-    # Another image must not find the tables of this one, nor what an error has left behind.
-    _destroy(load_i64(decoder + _DESTROY), decoder + AT.decompressor)
-    _add_time(picture, PICTURE_AT.decode_ns, began)
+    # libjpeg keeps Huffman and quantisation tables, and what an error leaves: the next image would be decoded by them.
+    _destroy(decoder, decoder + AT.decompressor)
+    add_time(picture + PICTURE_AT.decode_ns, began)
     store_i64(picture + PICTURE_AT.state, state)
     taken = aligned(load_i64(decoder + AT.bytes))
     if state != DONE and not (state == TOO_LARGE and taken > 0):
@@ -416,49 +395,7 @@ def _decode_to_row(
     return taken + needed if needed > 0 else 0
 
 
-# ---- reading ----
-
-
-@njit(**OPTIONS)
-def _read_file(picture: int, arena: int, arena_bytes: int) -> int:
-    """Read the file whose name is at `source`; set length and state; return the bytes needed, 0 if they are there."""
-    file = _open(load_i64(picture + PICTURE_AT.source), _O_RDONLY_CLOEXEC)
-    if file < 0:
-        store_i64(picture + PICTURE_AT.state, UNREADABLE)
-        return 0
-    length = _seek(file, 0, _SEEK_END)
-    state, needed = DONE, 0
-    if length < 1 or length > _MOST_FILE_BYTES:
-        state = UNREADABLE
-    elif length > arena_bytes:
-        state, needed = TOO_LARGE, length
-    elif not read_all(file, arena, length, 0) or _seek(file, 0, _SEEK_END) != length:
-        state = UNREADABLE
-    _close(file)
-    store_i64(picture + PICTURE_AT.length, length)
-    store_i64(picture + PICTURE_AT.state, state)
-    return needed
-
-
-@njit(**OPTIONS)
-def _read_record(picture: int, arena: int, arena_bytes: int) -> int:
-    """Read the payload from an open file; set the state; return the bytes needed, 0 if they are there."""
-    length = load_i64(picture + PICTURE_AT.length)
-    if length > arena_bytes:
-        store_i64(picture + PICTURE_AT.state, TOO_LARGE)
-        return length
-    file = load_i64(picture + PICTURE_AT.file)
-    if not read_all(file, arena, length, load_i64(picture + PICTURE_AT.source)):
-        store_i64(picture + PICTURE_AT.state, UNREADABLE)
-    return 0
-
-
-@njit(**OPTIONS)
-def _check(picture: int, payload: int) -> None:
-    """Set the state to DAMAGED if the payload has another checksum than it must have."""
-    expected = load_i64(picture + PICTURE_AT.checksum)
-    if expected >= 0 and crc32(payload, load_i64(picture + PICTURE_AT.length), 0) != expected:
-        store_i64(picture + PICTURE_AT.state, DAMAGED)
+# ---- entry points ----
 
 
 @njit(**OPTIONS)
@@ -466,19 +403,17 @@ def _run_one(
     picture: int, plan: int, arena: int, arena_bytes: int, decoder: int, named: int
 ) -> int:
     """Read, decode and resample a picture; set its state; return the bytes needed, 0 if they are there."""
-    began = nanoseconds()
     payload, needed, taken = arena, 0, 0
     if named:
-        needed = _read_file(picture, arena, arena_bytes)
-        taken = load_i64(picture + PICTURE_AT.length)
-    elif load_i64(picture + PICTURE_AT.file) >= 0:
-        needed = _read_record(picture, arena, arena_bytes)
+        needed = read_file(picture, arena, arena_bytes)
         taken = load_i64(picture + PICTURE_AT.length)
     else:
-        payload = load_i64(picture + PICTURE_AT.source)
-    if load_i64(picture + PICTURE_AT.state) == DONE:
-        _check(picture, payload)
-    _add_time(picture, PICTURE_AT.read_ns, began)
+        length = load_i64(picture + PICTURE_AT.length)
+        taken = length if load_i64(picture + PICTURE_AT.file) >= 0 else 0
+        if taken > arena_bytes:
+            store_i64(picture + PICTURE_AT.state, TOO_LARGE)
+            return taken
+        payload = read_payload(picture, load_i64(picture + PICTURE_AT.source), length, arena)
     if load_i64(picture + PICTURE_AT.state) != DONE:
         return needed
     taken = aligned(taken)
@@ -497,9 +432,6 @@ def _run(
         if load_i64(picture + PICTURE_AT.state) == DONE:
             needed = max(needed, _run_one(picture, plan, arena, arena_bytes, decoder, named))
     return needed
-
-
-# ---- entry points ----
 
 
 def jpeg_run(

@@ -183,8 +183,14 @@ def read_all(file: int, to: int, count: int, offset: int) -> bool:
     return True
 
 
-def caller(result: Any, *arguments: Any) -> Any:
-    """Make the function that calls a C function at an address: `call(address, *arguments)`.
+@njit(**OPTIONS)
+def add_time(field: int, began: int) -> None:
+    """Add the nanoseconds since `began` to the number at `field`."""
+    store_i64(field, load_i64(field) + nanoseconds() - began)
+
+
+def caller(offset: int, result: Any, *arguments: Any) -> Any:
+    """Make the function that calls the C function whose address lies at `table + offset`: `call(table, *arguments)`.
 
     `result` and `arguments` are LLVM types: I32 for int, I64 for size_t and pointers, None for void. In the kernel all
     are int64; an int result keeps its sign.
@@ -193,7 +199,9 @@ def caller(result: Any, *arguments: Any) -> Any:
     kind = types.void if result is None else types.int64
 
     @operation(kind, types.int64, *[types.int64] * len(arguments))
-    def call(builder: Any, address: Any, *values: Any) -> Any:
+    def call(builder: Any, table: Any, *values: Any) -> Any:
+        place = builder.add(table, ir.Constant(I64, offset))
+        address = builder.load(builder.inttoptr(place, I64.as_pointer()))
         operands = [
             builder.trunc(value, type_) if type_.width < 64 else value
             for value, type_ in zip(values, arguments, strict=True)

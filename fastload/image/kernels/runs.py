@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from numba import njit
 
@@ -13,12 +14,12 @@ from fastload.image.kernels.memory import (
     PICTURE_AT,
     PICTURE_BYTES,
     load_i64,
-    nanoseconds,
-    read_all,
     store_i64,
 )
-from fastload.image.kernels.resample import aligned, bytes_needed, resample
-from fastload.image.kernels.tables import DAMAGED, DONE, TOO_LARGE, UNREADABLE
+from fastload.image.kernels.payload import read_payload
+from fastload.image.kernels.resample import resample
+from fastload.image.kernels.tables import DAMAGED, DONE, TOO_LARGE
+from fastload.image.kernels.workspace import aligned, bytes_needed
 
 
 def draw_run(pictures: int, count: int, plan: int) -> int:
@@ -31,30 +32,19 @@ def draw_run(pictures: int, count: int, plan: int) -> int:
     return done
 
 
-def resample_run(pictures: int, count: int, plan: int, arena: int, arena_bytes: int) -> int:
-    """Make the rows of the pictures that are DONE from their boxes at `source`.
+def _run_of(make: Any, docstring: str) -> Callable[..., int]:
+    """Make the entry point that makes the row of each picture that is DONE."""
 
-    Returns the bytes of the arena that the largest picture would have needed, 0 if all fitted.
-    """
-    needed = 0
-    for place in range(count):
-        picture = pictures + PICTURE_BYTES * place
-        if load_i64(picture + PICTURE_AT.state) == DONE:
-            needed = max(needed, resample(picture, plan, arena, arena_bytes))
-    return needed
+    def run(pictures: int, count: int, plan: int, arena: int, arena_bytes: int) -> int:
+        needed = 0
+        for place in range(count):
+            picture = pictures + PICTURE_BYTES * place
+            if load_i64(picture + PICTURE_AT.state) == DONE:
+                needed = max(needed, make(picture, plan, arena, arena_bytes))
+        return needed
 
-
-def raw_run(pictures: int, count: int, plan: int, arena: int, arena_bytes: int) -> int:
-    """Make the rows of the pictures that are DONE, of raw pixels in a file or in memory.
-
-    Returns as `resample_run`.
-    """
-    needed = 0
-    for place in range(count):
-        picture = pictures + PICTURE_BYTES * place
-        if load_i64(picture + PICTURE_AT.state) == DONE:
-            needed = max(needed, _raw(picture, plan, arena, arena_bytes))
-    return needed
+    run.__doc__ = docstring
+    return run
 
 
 def crc32(address: int, length: int, begin: int) -> int:
@@ -85,7 +75,7 @@ def _raw(picture: int, plan: int, arena: int, arena_bytes: int) -> int:
         store_i64(picture + PICTURE_AT.state, TOO_LARGE)
         return taken + bytes_needed(picture, plan)
     source = load_i64(picture + PICTURE_AT.source)
-    pixels = _payload(picture, source + first, length, arena)
+    pixels = read_payload(picture, source + first, length, arena)
     if pixels == 0:
         return 0
     store_i64(picture + PICTURE_AT.source, pixels + begin - first)
@@ -95,24 +85,17 @@ def _raw(picture: int, plan: int, arena: int, arena_bytes: int) -> int:
     return needed + taken if needed > 0 else 0
 
 
-@njit(**OPTIONS)
-def _payload(picture: int, source: int, length: int, arena: int) -> int:
-    """Read bytes of the payload, if it is in a file, and check them; return their address, 0 after setting a state."""
-    began = nanoseconds()
-    file, pixels = load_i64(picture + PICTURE_AT.file), source
-    state = DONE
-    if file >= 0:
-        pixels = arena
-        if not read_all(file, arena, length, source):
-            state = UNREADABLE
-    expected = load_i64(picture + PICTURE_AT.checksum)
-    if state == DONE and expected >= 0 and checksum_of(pixels, length, 0) != expected:
-        state = DAMAGED
-    store_i64(picture + PICTURE_AT.state, state)
-    spent = load_i64(picture + PICTURE_AT.read_ns) + nanoseconds() - began
-    store_i64(picture + PICTURE_AT.read_ns, spent)
-    return pixels if state == DONE else 0
+resample_run = _run_of(
+    resample,
+    """Make the rows of the pictures that are DONE from their boxes at `source`.
 
+    Returns the bytes of the arena that the largest picture would have needed, 0 if all fitted.
+    """,
+)
+raw_run = _run_of(
+    _raw,
+    """Make the rows of the pictures that are DONE, of raw pixels in a file or in memory. Returns as `resample_run`.""",
+)
 
 ENTRY_POINTS: dict[str, tuple[Callable[..., int], int]] = {
     "draw_run": (draw_run, 3),
