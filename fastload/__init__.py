@@ -5,9 +5,9 @@
     epoch), one part   read, transform, write    ordered      batches in order   in loader:
     per rank           into the batch's slot     hand-off     and pins them
 
-Files are the pipeline: `sampler` (the order), `randomness` (a stream for each sample), `fetch` (a batch
-is read and finished; `lanes`: of an iterable data set), `collate` (from samples to a batch, in the
-memory of `slots`, which by `rows` a dataset may fill), `window` (the hand-off; all locks), `workers`
+Files are the pipeline: `sampler` (the order), `randomness` (a stream for each sample), `batch` (what
+travels), `fetch` (a batch is read and finished; `lanes`: of an iterable data set), `collate` (from samples
+to a batch, in the memory of `slots`, which by `rows` a dataset may fill), `window` (the hand-off; all locks), `workers`
 (all threads), `order` (what is next, and what the loop has had; `draws`: what a sampler draws from;
 `state`: whether a saved one fits), `iterator` (the loop's side of an epoch), `loader` (wires these),
 `prefetch` (puts the batches on a device). They share `telemetry` (what threads

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastload import workers
+from fastload.batch import Batch
 from fastload.draws import single_sampler
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, TooManyErrorsError
 from fastload.faults import annotate, shown
-from fastload.fetch import Batch, Fetcher
+from fastload.fetch import Fetcher
 from fastload.hashing import mix64
 from fastload.isolation import Isolation, Own
 from fastload.lanes import LaneFetcher, LaneOrder, Part

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from inspect import GEN_CLOSED, getgeneratorstate, isgenerator
 from typing import Any, NamedTuple
 
+from fastload.batch import Batch
 from fastload.collate import SampleBox
 from fastload.errors import StateError
 from fastload.faults import annotate, contained, pass_signals, shown
-from fastload.fetch import Batch, Fetcher
+from fastload.fetch import Fetcher, Reader
 from fastload.hashing import mix64
 from fastload.order import Order
 from fastload.randomness import Stream, StreamKeys
-from fastload.rows import Filler
 from fastload.telemetry import Recorder
 
 BEGINNING: dict[str, Any] = {"samples": 0, "state": None, "ended": False}
@@ -63,17 +63,10 @@ class LaneFetcher(Fetcher):
         """A batch is read in one go."""
         return True
 
-    def read(
-        self,
-        batch: Batch,
-        start: int,
-        stop: int,
-        dataset: Any,
-        stream: Stream,
-        found: Filler | None = None,
-    ) -> None:
+    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
         """Take the samples of `batch` out of its lane, each in its random stream."""
         assert isinstance(batch, Part)
+        dataset, stream = by.dataset, by.stream
         stream.move(batch, None)
         lane = self._lanes[batch.lane]
         if lane is None or lane.keys is not batch.keys:  # a new epoch

@@ -24,13 +24,13 @@ from torch.utils.data import (
 )
 
 from fastload import draws
+from fastload.batch import Batch
 from fastload.draws import Draws, single_sampler
 from fastload.faults import contained, pass_signals
-from fastload.fetch import Batch, Fetcher
+from fastload.fetch import Fetcher
 from fastload.randomness import StreamKeys
-from fastload.sampler import RankSampler
+from fastload.sampler import RankSampler, random_batches
 from fastload.telemetry import Recorder
-from fastload.torch_private import random_batches
 
 _LOOKS = 5
 """How often it is looked what a sampler draws from: once for its beginning, then that each of four indices

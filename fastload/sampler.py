@@ -12,12 +12,13 @@ import operator
 import os
 import warnings
 from collections.abc import Iterator, Sized
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import torch.distributed as dist
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler
 
 from fastload.hashing import MASK, mix64
 
@@ -264,3 +265,27 @@ class RankSampler(Sampler[int]):
         n = len(self)
         for first in range(start, n, _CHUNK):
             yield from self._indices(epoch, first, min(first + _CHUNK, n)).tolist()
+
+
+def random_batches(sampler: BatchSampler) -> Iterator[list[int]]:
+    """Yield what a BatchSampler of a RandomSampler without replacement yields, from the same draws at the same moments.
+
+    Torch's own passes every index through two generators, at 0.3 us an index.
+    """
+    single: Any = sampler.sampler
+    n, size = len(single.data_source), sampler.batch_size
+    generator = single.generator
+    if generator is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+    rest: list[int] = []
+    # Torch draws another order at the end, even if nothing is left to take of it.
+    for count in [n] * (single.num_samples // n) + [single.num_samples % n]:
+        rest += torch.randperm(n, generator=generator).tolist()[:count]
+        full = len(rest) - len(rest) % size
+        for start in range(0, full, size):
+            yield rest[start : start + size]
+        del rest[:full]
+    if rest and not sampler.drop_last:
+        yield rest

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import isnan
 from time import perf_counter, process_time
 
-from fastload.fetch import Batch
+from fastload.batch import Batch
 from fastload.slots import SlotPool
 from fastload.stats import Stats
 from fastload.telemetry import Recorder, cores_busy_s, merge

@@ -347,11 +347,14 @@ def stage(name: str) -> _Stage:
     return _Stage(name)
 
 
-def add_to_stage(name: str, seconds: float, count: int) -> None:
-    """Count `count` samples that took `seconds` in a stage together: what `stage` does for each, for a run of them."""
+def add_to_stage(name: str, seconds: float, count: int, *, computed: bool) -> None:
+    """Count `count` samples that took `seconds` in a stage together: what `stage` does for each, for a run of them.
+
+    `computed` says that the thread used a core all the time.
+    """
     recorder = _local.recorder
     if recorder is not None:
-        recorder.add(name, seconds / count, count, cpu_seconds=0.0 if name == "read" else seconds)
+        recorder.add(name, seconds / count, count, cpu_seconds=seconds if computed else 0.0)
 
 
 def span(name: str) -> AbstractContextManager[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from types import FunctionType
@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler as torch_profiler
-from torch.utils.data import BatchSampler
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
@@ -179,30 +178,6 @@ def make_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any) 
     if dataclasses.is_dataclass(WorkerInfo):
         fields["worker_method"] = "thread"
     return WorkerInfo(**fields)
-
-
-def random_batches(sampler: BatchSampler) -> Iterator[list[int]]:
-    """Yield what a BatchSampler of a RandomSampler without replacement yields, from the same draws at the same moments.
-
-    By the batch: torch's own hands every index through two generators, 0.3 us each.
-    """
-    single: Any = sampler.sampler
-    n, size = len(single.data_source), sampler.batch_size
-    generator = single.generator
-    if generator is None:
-        seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        generator = torch.Generator()
-        generator.manual_seed(seed)
-    rest: list[int] = []
-    # Torch draws another order at the end, even if nothing is left to take of it.
-    for count in [n] * (single.num_samples // n) + [single.num_samples % n]:
-        rest += torch.randperm(n, generator=generator).tolist()[:count]
-        full = len(rest) - len(rest) % size
-        for start in range(0, full, size):
-            yield rest[start : start + size]
-        del rest[:full]
-    if rest and not sampler.drop_last:
-        yield rest
 
 
 def pin(data: Any) -> Any:

@@ -26,9 +26,10 @@ from typing import Any
 import torch
 
 from fastload import window as window_module
+from fastload.batch import Batch
 from fastload.errors import ModuleStateWarning, SharedStateWarning
 from fastload.faults import annotate, contained, file_of
-from fastload.fetch import Batch, Fetcher
+from fastload.fetch import Fetcher
 from fastload.isolation import Isolation, Own, Watch
 from fastload.isolation.generators import NewGenerators
 from fastload.randomness import (
@@ -309,7 +310,7 @@ def read_run(batch: Batch, start: int, stop: int, fetcher: Fetcher, site: Site) 
     recorder = batch.recorders[site.worker]
     started = perf_counter()
     if fetcher.copies:  # no code of the user's, nothing drawn: a batch may take 30 us in all
-        fetcher.read(batch, start, stop, site.dataset, site.stream, site.filler)
+        fetcher.read(batch, start, stop, site)
         cpu_s = perf_counter() - started
     else:
         cpu_s = _read(batch, start, stop, fetcher, site, recorder)
@@ -340,13 +341,12 @@ def _read(
     batch: Batch, start: int, stop: int, fetcher: Fetcher, site: Site, recorder: Recorder
 ) -> float:
     """Read what was claimed with all that user code may ask for in place; the CPU seconds that it took."""
-    stream = site.stream
     outer = current_worker_info()
     set_worker_info(site.info or outer)
     cpu_started = thread_time()
     try:
         with recording(recorder), span("sample"), site.looking("sample"):
-            fetcher.read(batch, start, stop, site.dataset, stream, site.filler)
+            fetcher.read(batch, start, stop, site)
     finally:
         # Not while collating: where torch's collate finds a worker info, it takes shared memory.
         set_worker_info(outer)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain, islice
+from itertools import chain, islice, product
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, RandomSampler
 
 import fastload
 from fastload.hashing import mix64
-from fastload.sampler import RankSampler, permuted
+from fastload.sampler import RankSampler, permuted, random_batches
 
 
 @given(n=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
@@ -193,3 +195,25 @@ def test_a_window_beyond_every_length_is_the_whole_order() -> None:
     assert order == list(RankSampler(100, seed=1, window=1 << 62, run=1))
     assert sorted(order) == list(range(100))
     assert list(RankSampler(100, seed=1, window=10**30, run=10**30)) != list(range(100))
+
+
+@pytest.mark.parametrize("length", [1, 5, 12])
+@pytest.mark.parametrize("count", [None, 1, 4, 12, 13, 29])
+def test_random_batches_are_torch_s_from_the_same_draws(length: int, count: int | None) -> None:
+    for size, drop_last, own in product((1, 3, 4, 40), (False, True), (False, True)):
+
+        def sampler(own: bool = own, size: int = size, drop_last: bool = drop_last) -> BatchSampler:
+            torch.manual_seed(1)
+            generator = torch.Generator().manual_seed(3) if own else None
+            samples = RandomSampler(range(length), num_samples=count, generator=generator)
+            return BatchSampler(samples, size, drop_last)
+
+        def drawn(batches: BatchSampler) -> list[float]:
+            """What the generators give next."""
+            given: torch.Generator | None = batches.sampler.generator  # type: ignore[attr-defined]
+            return [torch.rand(1).item(), torch.rand(1, generator=given).item()]
+
+        theirs = sampler()
+        expected = [list(theirs), drawn(theirs)]
+        ours = sampler()
+        assert [list(random_batches(ours)), drawn(ours)] == expected

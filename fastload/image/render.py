@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastload.image import kernels, libjpeg
-from fastload.image.decode import Encoded, Pixels, pixels_at_least, read_header
+from fastload.image.decode import Encoded, Pixels
 from fastload.image.drawing import KeyDraws, base_and_span, fused, uniform_of_word
 from fastload.image.kernels import tables
 from fastload.image.normalize import factor_and_shift
@@ -30,7 +30,7 @@ from fastload.image.plans import (
     is_known_plan,
     log_ratio,
 )
-from fastload.image.regions import Box, Region, scaled
+from fastload.image.regions import Box, Region
 from fastload.telemetry import add_to_stage
 from fastload.torch_private import no_torch_function
 
@@ -90,7 +90,7 @@ class Render:
         self._rows = rows
         self._keys = keys
         self._kernels = kernels.kernels()
-        self._read_s = 0.0
+        self._read_s = 0.0  # of the images that torch makes
         # Held: the kernels read it by its address.
         self._table = plan_table(plan, rows.stride()[1:], _most_pixels())
 
@@ -118,15 +118,7 @@ class Render:
         pictures["height"], pictures["width"] = sides.T
         pictures["length"] = 3 * sides[:, 0].astype(np.int64) * sides[:, 1]
         pictures["checksum"] = checksums
-        arena = _scratch.arena
-        needed = self._kernels.raw_run(
-            pictures.ctypes.data,
-            len(pictures),
-            self._table.address,
-            arena.ctypes.data,
-            arena.nbytes,
-        )
-        _scratch.grow(needed)
+        self._call(self._kernels.raw_run, pictures.ctypes.data, len(pictures))
         return self._missing(pictures)
 
     def encoded(
@@ -143,8 +135,7 @@ class Render:
                 lambda k, choose: self._plan.decoded(self._timed(read, k), choose, name="")
             )
         pictures = self._pictures()
-        decoder = _scratch.decoder() if self._decodes_regions() else None
-        if decoder is not None:
+        if (decoder := self._region_decoder()) is not None:
             place(pictures)
             self._call(self._kernels.jpeg_run, pictures.ctypes.data, len(pictures), decoder.address)
             return self._missing(pictures)
@@ -159,10 +150,7 @@ class Render:
 
     def files(self, paths: Sequence[bytes], read: Callable[[int], Encoded]) -> list[int]:
         """Make images of the files at `paths`; `read` is as in `encoded`."""
-        decoder = None
-        if self._kernels is not None and self._decodes_regions():
-            decoder = _scratch.decoder()
-        if self._kernels is None or decoder is None:
+        if self._kernels is None or (decoder := self._region_decoder()) is None:
             return self.encoded(read, lambda _: None)
         pictures = self._pictures()
         names = np.frombuffer(b"\0".join(paths) + b"\0", np.uint8)
@@ -172,36 +160,37 @@ class Render:
         self._call(self._kernels.file_run, pictures.ctypes.data, len(pictures), decoder.address)
         return self._missing(pictures)
 
-    def _decodes_regions(self) -> bool:
+    def _region_decoder(self) -> libjpeg.Decoder | None:
         asked = self._plan.region_decode
-        return _REGIONS if asked is None else asked
+        return _scratch.decoder() if (_REGIONS if asked is None else asked) else None
 
     def _decode(self, k: int, table: NDArray[np.int64], read: Callable[[int], Encoded]) -> None:
         """Decode image k as much as its box needs, and make its row by the kernel."""
         assert self._kernels is not None
+        entries = self._kernels
         row, address = table[k], table.ctypes.data + k * tables.PICTURE.itemsize
+
+        def choose(height: int, width: int) -> Region:
+            row[_SIDES] = height, width
+            if not entries.draw_run(address, 1, self._table.address):
+                raise ValueError("the kernel leaves the box to Python")
+            return Region(Box(*row[_BOX].tolist()), (0, 0))
+
         began = perf_counter_ns()
         encoded = read(k)
         was_read = perf_counter_ns()
-        header = read_header(encoded, name="")
-        height, width = row[_SIDES] = header.height, header.width
-        if not self._kernels.draw_run(address, 1, self._table.address):
-            return
-        box = Box(*row[_BOX].tolist())
-        least = self._plan.least(height, width, box)
-        pixels = pixels_at_least(encoded, header, *least, name="")
+        pixels, region = self._plan.decoded(encoded, choose, name="")
         if pixels.strides[1:] != (3, 1):
             pixels = np.ascontiguousarray(pixels)
-        box = scaled(Region(box, (0, 0)), height, width, pixels).box
+        box, stride = region.box, pixels.strides[0]
         if box.top + box.height > pixels.shape[0] or box.left + box.width > pixels.shape[1]:
             raise ValueError("fewer pixels were decoded than the header says")
         row[_BOX] = box
-        stride = pixels.strides[0]
         row[_AT["source"]] = pixels.ctypes.data + box.top * stride + 3 * box.left
         row[_AT["stride"]] = stride
         row[_AT["read_ns"]] = was_read - began
         row[_AT["decode_ns"]] = perf_counter_ns() - was_read
-        self._call(self._kernels.resample_run, address, 1)
+        self._call(entries.resample_run, address, 1)
 
     # ---- tables ----
 
@@ -226,7 +215,8 @@ class Render:
         for stage in ("read", "decode", "transform"):
             spent = int(pictures[f"{stage}_ns"].sum())
             if spent and count:
-                add_to_stage(stage, spent * 1e-9, count)
+                seconds = spent * 1e-9
+                add_to_stage(stage, seconds, count, computed=stage != "read")
         return [] if count == len(pictures) else np.flatnonzero(~done).tolist()
 
     # ---- by torch ----
@@ -237,7 +227,7 @@ class Render:
         """Make the images by torch's kernel. `decoded(k, choose)` returns pixels and the region in them."""
         missing = []
         plan, out = self._plan, self._rows.numpy()
-        self._read_s = decode_s = transform_s = 0.0
+        decode_s = transform_s = 0.0
         with no_torch_function():
             for k, key in enumerate(self._keys.tolist()):
                 choose = partial(plan.drawn_region, draws=_scratch.draws.of(key))
@@ -253,8 +243,8 @@ class Render:
                 transform_s += perf_counter() - was_decoded
         count = len(out) - len(missing)
         stages = {"read": self._read_s, "decode": decode_s - self._read_s, "transform": transform_s}
-        for stage in stages if count else ():
-            add_to_stage(stage, stages[stage], count)
+        for stage, seconds in stages.items() if count else ():
+            add_to_stage(stage, seconds, count, computed=stage != "read")
         return missing
 
     def _timed(self, read: Callable[..., T], *place: int) -> T:
@@ -301,7 +291,7 @@ class _Scratch(threading.local):
         return self._decoder
 
     def grow(self, nbytes: int) -> None:
-        """Make room for an image that needed so many bytes, if it may have them."""
+        """Make room for an image that needed `nbytes`, if that is not too much."""
         if self.arena.nbytes < nbytes <= _MOST_ARENA:
             whole = np.empty(nbytes * 5 // 4 + 64, np.uint8)
             self.arena = whole[-whole.ctypes.data % 64 :]

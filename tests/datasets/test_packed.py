@@ -303,10 +303,10 @@ def test_of_many_shards_few_are_open_at_once(
 def test_threads_read_at_once_without_mixing_up_their_records(packed: Path) -> None:
     """More files than may be open, first reads and reads again, in eight threads that switch often."""
     dataset = PackedDataset(packed, decode=False)
-    dataset._files = [None, None]
+    dataset._shards._files = [None, None]
     expected = [dataset.read(k) for k in range(20)]
     dataset.close()
-    dataset._files = [None, None]
+    dataset._shards._files = [None, None]
     wrong: list[Any] = []
     barrier = threading.Barrier(8)
 
@@ -377,7 +377,7 @@ def test_reading_ahead_asks_for_the_piece_around_what_is_not_in_memory(
         asked.append((offset, length, advice))
 
     dataset = PackedDataset(packed, transform=np.asarray, read_ahead_bytes=64)
-    begin, length = dataset._table(0).begins[1].item(), dataset._table(0).lengths[1].item()
+    begin, length = dataset._shards.table(0).begins[1].item(), dataset._table(0).lengths[1].item()
     monkeypatch.setattr("os.preadv", preadv)
     monkeypatch.setattr("os.posix_fadvise", advise)
     for _ in range(2):
@@ -540,7 +540,9 @@ def test_a_shard_that_was_replaced_is_not_read_with_the_old_table(tmp_path: Path
             for label in range(3):
                 writer.add(byte * 100, label=label)
     dataset = PackedDataset(tmp_path / "a", decode=False)
-    dataset._files = [None]  # room for one open shard, as where there are more than may be open
+    dataset._shards._files = [
+        None
+    ]  # room for one open shard, as where there are more than may be open
     assert [dataset[k][0] for k in range(3)] == [b"\1" * 100] * 3
     for shard in (tmp_path / "b").glob("*.arrow"):
         os.replace(shard, tmp_path / "a" / shard.name)

@@ -22,7 +22,7 @@ ARENA = np.empty(64 << 20, np.uint8)
 
 
 class _Pages:
-    """So many bytes between two pages that nobody may touch: they end at the second one."""
+    """Memory that ends at a page without access, and begins after one."""
 
     def __init__(self, nbytes: int) -> None:
         page = mmap.PAGESIZE

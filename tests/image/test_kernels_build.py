@@ -358,7 +358,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_what_was_stored_is_found_and_nobody_else_may_write_it(folder: Path) -> None:
+def test_what_was_stored_is_found_and_no_other_user_may_write_it(folder: Path) -> None:
     before = os.umask(0o002)
     try:
         path = cache.store("x", b"content")
@@ -437,7 +437,7 @@ def test_the_folder_is_found_by_the_variables_and_the_home(
 def test_if_the_home_takes_nothing_a_private_temporary_folder_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", "/proc/nobody")  # nothing can be made there, by root neither
+    monkeypatch.setenv("HOME", "/proc/nobody")  # not even root can make a folder there
     monkeypatch.delenv("FASTLOAD_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -447,7 +447,7 @@ def test_if_the_home_takes_nothing_a_private_temporary_folder_does(
     assert cache.find("x") == (path, b"content")
     path.parent.rename(tmp_path / "elsewhere")
     path.parent.symlink_to(tmp_path / "elsewhere")
-    assert cache.find("x") is None, "anybody may put a link there"
+    assert cache.find("x") is None, "any user may put a link there"
 
 
 def test_a_full_disk_sends_the_file_to_the_temporary_folder(

@@ -76,7 +76,7 @@ def test_boxes_are_those_of_torchvision(kernels: Kernels) -> None:
 
 
 def test_both_ways_of_rounding(kernels: Kernels) -> None:
-    """A build of torch rounds `unit * span + base` once or twice; a kernel does as it is told."""
+    """A build of torch rounds `unit * span + base` once or twice. The plan tells the kernel which."""
     plan = RandomResizedCrop(8, flip=0.5)
     generator = np.random.MT19937()
     seed = np.random.RandomState(generator).seed

@@ -34,7 +34,7 @@ from torch.utils.data import (
 )
 
 import fastload
-from fastload.fetch import Batch
+from fastload.batch import Batch
 from fastload.order import SampledOrder
 
 WORKERS = [0, 1, 2, 4, 8, 32]

@@ -69,7 +69,7 @@ LOW_63 = (1 << 63) - 1
 
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return a function that lets every run have so many samples, however long they take."""
+    """Return a function that sets the number of samples in every run, whatever their cost."""
 
     def runs_of(units: int) -> None:
         monkeypatch.setattr(
@@ -1682,7 +1682,7 @@ def test_a_tensor_that_is_changed_or_replaced_between_epochs_is_seen() -> None:
 
 
 def test_the_tensors_of_a_dataset_stay_resizable() -> None:
-    """Of a tensor that was given out as an array, torch lets nobody change the memory any more."""
+    """Torch refuses to resize a tensor after `numpy()` was called on it, so the loader must not call that."""
     tensor = torch.arange(6)
     with DataLoader(TensorDataset(tensor), 6) as loader:
         list(loader)
@@ -2248,7 +2248,7 @@ def test_a_batch_that_is_kept_is_never_written_again(size: int, missing: Any, wo
         assert member.tolist() == values
 
 
-def test_memory_that_nobody_keeps_is_used_again() -> None:
+def test_memory_that_the_loop_lets_go_is_used_again() -> None:
     dataset = Filled([torch.full((20_000,), float(i)) for i in range(24)])
     addresses = set()
     with DataLoader(dataset, 4, num_workers=1) as loader:

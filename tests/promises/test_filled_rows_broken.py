@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from fastload import DataLoader, iterator
 from fastload.datasets import ImageFolder
-from fastload.image import RandomResizedCrop, Resize, kernels, render
+from fastload.image import RandomResizedCrop, Resize, kernels, plans, render
 from fastload.order import SampledOrder
 from fastload.randomness import current_stream
 
@@ -48,7 +48,7 @@ def test_an_image_with_fewer_pixels_than_its_header_says_is_not_read_beyond_them
     Image.fromarray(np.full((512, 512, 3), 200, np.uint8)).save(file, "JPEG")
     encoded = file.getvalue()
     monkeypatch.setattr(
-        render, "pixels_at_least", lambda *_, **__: np.full((1, 1, 3), 200, np.uint8)
+        plans, "pixels_at_least", lambda *_, **__: np.full((1, 1, 3), 200, np.uint8)
     )
     keys = np.arange(64, dtype=np.uint64)
     rows = torch.full((64, 3, 8, 8), 77, dtype=torch.uint8)

@@ -71,29 +71,11 @@ class Index:
 
 
 @dataclass
-class Table:
-    """The columns of one shard, checked; row k of each is record k.
+class Columns:
+    """Columns of records, checked; row k of each is record k.
 
     `begins` and `lengths` (int64, bytes) say where in the file payloads are: within it, end to end. `sides`
-    are int32[rows, 2], height and width, of raw pictures. `seen` marks the records whose payload was found
-    right. `extras` are the batches of the columns asked for, `batch_ends` the rows up to each one's end.
-    """
-
-    begins: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    checksums: NDArray[np.uint32]
-    sides: NDArray[np.int32] | None
-    seen: NDArray[np.bool_]
-    extras: list[pa.RecordBatch]
-    batch_ends: NDArray[np.int64]
-
-
-@dataclass
-class Columns:
-    """The columns of all shards of a set, end to end, as `Table` has them; a shard's are filled in when it is read.
-
-    Memory that is not filled in yet costs nothing.
+    are int32[rows, 2], height and width, of raw pictures. `seen` marks the records whose payload was found right.
     """
 
     begins: NDArray[np.int64]
@@ -106,7 +88,7 @@ class Columns:
     def hold(self, table: Table, first: int, stop: int) -> Table:
         """Copy a shard's columns to records `first` to `stop`; return its table with those in place of its own."""
         parts = {}
-        for field in fields(self):
+        for field in fields(Columns):
             whole = getattr(self, field.name)
             if whole is not None:
                 parts[field.name] = part = whole[first:stop]
@@ -116,8 +98,16 @@ class Columns:
         return replace(table, **parts)
 
 
+@dataclass
+class Table(Columns):
+    """The columns of one shard. `extras` are the batches of the columns asked for, `batch_ends` where each one ends."""
+
+    extras: list[pa.RecordBatch]
+    batch_ends: NDArray[np.int64]
+
+
 def columns_of(index: Index) -> Columns:
-    """The columns of a set of which no shard was read yet."""
+    """Return the columns of all shards, end to end, none of which was read yet: until then they cost no memory."""
     n = index.rows
     return Columns(
         begins=np.empty(n, np.int64),

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import operator
 import os
-import resource
 import threading
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from fastload.datasets.packed.format import (
-    Shard,
+    Columns,
     Table,
-    columns_of,
     preadv,
     read_index,
     read_table,
     schema_of,
 )
+from fastload.datasets.packed.shards import OpenFile, Shards
 from fastload.errors import DecodeError, PackedDataError
 from fastload.rows import Run, as_indices
 from fastload.telemetry import stage
+
+if TYPE_CHECKING:
+    from fastload.image.render import Render
 
 Verify = Literal["first", "always", "never"]
 _scratch = threading.local()  # `buffer`: uint8[n], what the thread reads encoded records into
@@ -123,21 +124,14 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         self.classes = list(index.classes)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self._ends = list(accumulate(shard.rows for shard in index.shards))
-        self._begins = np.array([0, *self._ends])
         self._forget()
 
     def _forget(self) -> None:
         """Let go of everything that reading has opened or loaded."""
-        # Threads that need the same shard at once may each load it; storing either result is one
-        # step under the GIL. A file that is replaced here closes with its last reader.
-        self._tables: list[Table | None] = [None] * len(self._index.shards)
-        self._columns = columns_of(self._index)  # of all shards; those of `_tables` are parts of it
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        bound = len(self._index.shards)
-        if limit != resource.RLIM_INFINITY:
-            bound = min(bound, max(16, limit // 4))
-        self._files: list[_File | None] = [None] * bound
-        self._identities: dict[int, tuple[int, ...]] = {}  # of the shards that were opened
+        # A thread that reads meanwhile goes on with the shards that it holds.
+        self._shards = Shards(
+            self.path, self._index, extras=self.columns, memory_map=self.memory_map
+        )
         self._targets: NDArray[np.int64] | None = None
         # The shard that `locate` looked at last: who names many bad records reads its columns once.
         self._sources: tuple[int, Table] | None = None
@@ -147,7 +141,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_tables", "_columns", "_files", "_identities", "_targets", "_sources")
+        own = ("_shards", "_targets", "_sources")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -166,7 +160,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     def targets(self) -> NDArray[np.int64]:
         """The labels, int64[len(self)]."""
         if self._targets is None:
-            tables = (table or self._table(k) for k, table in enumerate(self._tables))
+            tables = (self._shards.table(k) for k in range(len(self._index.shards)))
             labels = np.concatenate([table.labels for table in tables])
             self._targets = labels[self.rank :: self.world_size]
         return self._targets
@@ -179,7 +173,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         named, sources = self._sources or (-1, None)
         if named != number or sources is None:
             try:
-                file = self._file(number)  # held: its descriptor is closed with it
+                file = self._shards.file(number)  # held: its descriptor is closed with it
                 sources = read_table(self.path, self._index, shard, file.fd, columns=["source"])
             except (OSError, PackedDataError):
                 return place  # damaged beyond its name
@@ -189,18 +183,17 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     def load(self, index: int) -> None:
         """Read the columns of the shard that sample `index` lies in, where that is not done. Raises as reading it."""
         number, _ = self._place(index)
-        if self._tables[number] is None:
-            self._table(number)
+        self._shards.table(number)
 
     def read(self, index: int) -> bytes:
         """The payload of sample `index`, as it lies in the file; checked as `verify` says."""
         number, row = self._place(index)
-        table = self._tables[number] or self._table(number)
+        table = self._shards.table(number)
         return bytes(self._read(number, row, table, None))
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         number, row = self._place(index)
-        table = self._tables[number] or self._table(number)
+        table = self._shards.table(number)
         target: Any = int(table.labels[row])
         try:
             sample = self._sample(number, row, table)
@@ -215,78 +208,85 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     def empty_sample(self) -> Any:
         """Return an empty sample, or None if samples vary or cannot be filled by the run; see `fastload.rows`."""
         plan: Any = self.transform
-        ordinary = self.memory_map or self.read_ahead_bytes or not self.decode
-        if ordinary or self.columns or self.target_transform is not None:
-            return None
-        if not _is_plan(plan) or (self.mode == "jpeg" and plan.upright):
+        if not self._can_fill(plan):
             return None
         from fastload.image.render import empty_result
 
         image = empty_result(plan)
         return None if image is None else (image, 0)
 
+    def _can_fill(self, plan: Any) -> bool:
+        ordinary = self.memory_map or self.read_ahead_bytes or not self.decode or self.columns
+        if ordinary or self.target_transform is not None or not _is_plan(plan):
+            return False
+        return self.mode == "raw" or not plan.upright
+
     def fill_rows(self, run: Run) -> Sequence[int]:
         """Make the images and labels of a run in the batch; see `fastload.rows`."""
         images, labels = run.rows
         plan: Any = self.transform  # read once: it may be replaced at any time
-        columns, records = self._columns, self._records(run.indices)
-        if records is None or self.empty_sample() is None:
+        records, shards = self._records(run.indices), self._shards
+        if records is None or not self._can_fill(plan):
             return range(len(run))
         from fastload.image.render import Render, fits
 
-        if not fits(plan, images) or (columns.sides is None and plan.upright):
+        if not fits(plan, images):
             return range(len(run))
         numbers = np.searchsorted(self._ends, records, side="right")
-        present = np.unique(numbers).tolist()
         try:
-            for number in present:
-                if self._tables[number] is None:
-                    self._table(number)
             # Held until the end: a descriptor is closed with its file.
-            files = {number: self._file(number) for number in present}
-        # Each sample that lies there raises it again, in its place.
+            files = {number: _opened(shards, number) for number in set(numbers.tolist())}
         except (OSError, PackedDataError):
-            return range(len(run))
-        if self._columns is not columns:  # closed meanwhile, by another thread
-            return range(len(run))
+            return range(len(run))  # each sample that lies there raises it again, in its place
+        columns = shards.columns
         labels[:] = columns.labels[records]
         checked = np.full(len(records), self.verify == "always")
         if self.verify == "first":
             checked = ~columns.seen[records]
-        checksums = np.where(checked, columns.checksums[records].astype(np.int64), -1)
-        descriptors = np.array([files[number].fd for number in numbers.tolist()])
-        places = [*zip(numbers.tolist(), (records - self._begins[numbers]).tolist(), strict=True)]
-        render = Render(plan, images, run.keys)
-        if columns.sides is not None:
-            sides, begins = columns.sides[records], columns.begins[records]
-            missing = render.raw(
-                descriptors,
-                begins,
-                sides,
-                checksums,
-                lambda k, *rows: self._part(*places[k], *rows),
-            )
-        else:
-
-            def place(pictures: NDArray[Any]) -> None:
-                pictures["file"], pictures["checksum"] = descriptors, checksums
-                pictures["source"] = columns.begins[records]
-                pictures["length"] = columns.lengths[records]
-
-            missing = render.encoded(lambda k: self._payload(*places[k]), place)
+        source = _Source(
+            np.array([files[number].fd for number in numbers.tolist()]),
+            np.where(checked, columns.checksums[records].astype(np.int64), -1),
+        )
+        places = [*zip(numbers.tolist(), (records - shards.begins[numbers]).tolist(), strict=True)]
+        missing = self._render(Render(plan, images, run.keys), source, columns, records, places)
         checked[missing] = False
         columns.seen[records[checked]] = True
         return missing
 
+    def _render(
+        self,
+        render: Render,
+        source: _Source,
+        columns: Columns,
+        records: NDArray[np.int64],
+        places: list[tuple[int, int]],
+    ) -> list[int]:
+        """Make the images of `records`, which lie at `places` (shard, record); return those that were not done."""
+        if columns.sides is not None:
+            return render.raw(
+                source.files,
+                columns.begins[records],
+                columns.sides[records],
+                source.checksums,
+                lambda k, *rows: self._part(*places[k], *rows),
+            )
+
+        def place(pictures: NDArray[Any]) -> None:
+            pictures["file"], pictures["checksum"] = source
+            pictures["source"] = columns.begins[records]
+            pictures["length"] = columns.lengths[records]
+
+        return render.encoded(lambda k: self._payload(*places[k]), place)
+
     def _part(self, number: int, row: int, first: int, stop: int) -> NDArray[np.uint8]:
         """Rows of the raw pixels of a record, in this thread's buffer, checked as `verify` says."""
-        table = self._tables[number] or self._table(number)
+        table = self._shards.table(number)
         with _Buffer(int(table.lengths[row])) as buffer:
             return self._read_rows(number, row, table, buffer, first, stop)
 
     def _payload(self, number: int, row: int) -> memoryview:
         """The payload of a record in this thread's buffer, checked as `verify` says."""
-        table = self._tables[number] or self._table(number)
+        table = self._shards.table(number)
         with _Buffer(int(table.lengths[row])) as buffer:
             return self._read(number, row, table, buffer)
 
@@ -366,7 +366,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             found, expected = zlib.crc32(payload), int(table.checksums[row])
             if found != expected:
                 text = f"the payload has checksum {found:#010x}, expected {expected:#010x}: damaged"
-                raise self._bad(number, row, text)
+                raise self._shards.bad(number, row, text)
             table.seen[row] = True
         return payload
 
@@ -381,7 +381,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     ) -> memoryview:
         """Bytes `first` to `stop` of a record's payload, unchecked; as `_read`."""
         begin, length = int(table.begins[row]) + first, stop - first
-        file = self._file(number)
+        file = self._shards.file(number)
         if file.map is not None:
             # The map is as long as the file was; the look says that it still is.
             whole = os.fstat(file.fd).st_size >= begin + length
@@ -394,10 +394,12 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
                     self.read_ahead_bytes > 0 and self._read_cached(file.fd, payload, begin)
                 ) or preadv(file.fd, payload, begin) == length
             except OSError as error:
-                error.filename = self._where(number)  # unlike open(), a read does not say
+                error.filename = self._shards.where(number)  # unlike open(), a read does not say
                 raise
         if not whole:
-            raise self._bad(number, row, f"the file ends before byte {begin + length:,}: cut off")
+            raise self._shards.bad(
+                number, row, f"the file ends before byte {begin + length:,}: cut off"
+            )
         return payload
 
     def _read_cached(self, fd: int, payload: memoryview, begin: int) -> bool:
@@ -414,62 +416,20 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         os.posix_fadvise(fd, piece, max(length, self.read_ahead_bytes), os.POSIX_FADV_WILLNEED)
         return False
 
-    def _table(self, number: int) -> Table:
-        file, shard = self._file(number), self._index.shards[number]  # held, as in `locate`
-        try:
-            with stage("read"):
-                table = read_table(self.path, self._index, shard, file.fd, columns=self.columns)
-        except OSError as error:
-            error.filename = self._where(number)  # as in `_read`
-            raise
-        first, stop = self._begins[number : number + 2]
-        self._tables[number] = table = self._columns.hold(table, first, stop)
-        return table
 
-    def _file(self, number: int) -> _File:
-        place = number % len(self._files)
-        file = self._files[place]
-        if file is None or file.number != number:
-            shard = self._index.shards[number]
-            try:
-                file = _File(self._where(number), number, shard, memory_map=self.memory_map)
-            except FileNotFoundError as error:
-                raise self._bad(number, None, "the file is missing") from error
-            except ValueError as error:
-                raise self._bad(number, None, str(error)) from error
-            # An evicted shard is opened again: it must be the file whose table is kept.
-            if self._identities.setdefault(number, file.identity) != file.identity:
-                raise self._bad(number, None, "the file was replaced since it was first read")
-            self._files[place] = file
-        return file
-
-    def _where(self, number: int) -> str:
-        return os.path.join(self.path, self._index.shards[number].name)
-
-    def _bad(self, number: int, row: int | None, reason: str) -> PackedDataError:
-        return PackedDataError(self.path, reason, shard=self._index.shards[number].name, record=row)
+def _opened(shards: Shards, number: int) -> OpenFile:
+    """The open file of a shard whose columns are loaded."""
+    shards.table(number)
+    return shards.file(number)
 
 
-class _File:
-    """An open shard; closed when nobody refers to it any more."""
+class _Source(NamedTuple):
+    """Where the payloads of a run lie."""
 
-    def __init__(self, name: str, number: int, shard: Shard, *, memory_map: bool) -> None:
-        self.number = number
-        self.map: mmap.mmap | None = None
-        self.fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-        found = os.fstat(self.fd)
-        self.identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-        if memory_map:
-            size = found.st_size
-            if size != shard.bytes:
-                raise ValueError(
-                    f"the file has {size:,} bytes, expected {shard.bytes:,}: cut off or changed"
-                )
-            self.map = mmap.mmap(self.fd, size, access=mmap.ACCESS_READ)
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if hasattr(self, "fd"):
-            close(self.fd)  # by its own name: `os` is empty already when the interpreter ends
+    files: NDArray[np.int64]
+    """Descriptors."""
+    checksums: NDArray[np.int64]
+    """What payloads are held against; -1: they were found right before."""
 
 
 class _Buffer:

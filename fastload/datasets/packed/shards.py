@@ -1,0 +1,106 @@
+"""The shards of a packed set: opened when they are needed, as many at once as may be; their columns stay loaded."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fastload.datasets.packed.format import Index, Shard, Table, columns_of, read_table
+from fastload.errors import PackedDataError
+from fastload.telemetry import stage
+
+
+class Shards:
+    """The open files and the loaded columns of a set. Threads that need the same shard at once may each load it.
+
+    Args:
+        path, index: which set.
+        extras: names of further columns to load.
+        memory_map: map the files.
+
+    `columns` are those of all shards, end to end; `begins`, int64[shards + 1], says where each one's are.
+    """
+
+    def __init__(self, path: str, index: Index, *, extras: Sequence[str], memory_map: bool) -> None:
+        self._path = path
+        self._index = index
+        self._extras = extras
+        self._memory_map = memory_map
+        self.begins = np.cumsum([0, *(shard.rows for shard in index.shards)])
+        self.columns = columns_of(index)
+        self._tables: list[Table | None] = [None] * len(index.shards)  # parts of `columns`
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        bound = len(index.shards)
+        if limit != resource.RLIM_INFINITY:
+            bound = min(bound, max(16, limit // 4))
+        self._files: list[OpenFile | None] = [None] * bound
+        self._identities: dict[int, tuple[int, ...]] = {}  # of the shards that were opened
+
+    def table(self, number: int) -> Table:
+        """Return the columns of a shard. Raises PackedDataError if it is damaged or missing, OSError."""
+        if (table := self._tables[number]) is not None:
+            return table
+        file, shard = self.file(number), self._index.shards[number]
+        try:
+            with stage("read"):
+                table = read_table(self._path, self._index, shard, file.fd, columns=self._extras)
+        except OSError as error:
+            error.filename = self.where(number)  # unlike open(), a read does not say
+            raise
+        first, stop = self.begins[number : number + 2]
+        self._tables[number] = table = self.columns.hold(table, first, stop)
+        return table
+
+    def file(self, number: int) -> OpenFile:
+        """Return an open shard. Hold it while its descriptor is in use: it closes with its last reader."""
+        place = number % len(self._files)
+        file = self._files[place]
+        if file is None or file.number != number:
+            shard = self._index.shards[number]
+            try:
+                file = OpenFile(self.where(number), number, shard, memory_map=self._memory_map)
+            except FileNotFoundError as error:
+                raise self.bad(number, None, "the file is missing") from error
+            except ValueError as error:
+                raise self.bad(number, None, str(error)) from error
+            # An evicted shard is opened again: it must be the file whose table is kept.
+            if self._identities.setdefault(number, file.identity) != file.identity:
+                raise self.bad(number, None, "the file was replaced since it was first read")
+            self._files[place] = file
+        return file
+
+    def where(self, number: int) -> str:
+        """Return the path of a shard."""
+        return os.path.join(self._path, self._index.shards[number].name)
+
+    def bad(self, number: int, row: int | None, reason: str) -> PackedDataError:
+        """Return the error that names a shard, and a record in it."""
+        return PackedDataError(
+            self._path, reason, shard=self._index.shards[number].name, record=row
+        )
+
+
+class OpenFile:
+    """An open shard; closed when nobody refers to it any more."""
+
+    def __init__(self, name: str, number: int, shard: Shard, *, memory_map: bool) -> None:
+        self.number = number
+        self.map: mmap.mmap | None = None
+        self.fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        found = os.fstat(self.fd)
+        self.identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        if memory_map:
+            size = found.st_size
+            if size != shard.bytes:
+                raise ValueError(
+                    f"the file has {size:,} bytes, expected {shard.bytes:,}: cut off or changed"
+                )
+            self.map = mmap.mmap(self.fd, size, access=mmap.ACCESS_READ)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if hasattr(self, "fd"):
+            close(self.fd)  # by its own name: `os` is empty already when the interpreter ends
