@@ -377,7 +377,8 @@ def test_reading_ahead_asks_for_the_piece_around_what_is_not_in_memory(
         asked.append((offset, length, advice))
 
     dataset = PackedDataset(packed, transform=np.asarray, read_ahead_bytes=64)
-    begin, length = dataset._shards.table(0).begins[1].item(), dataset._table(0).lengths[1].item()
+    table = dataset._shards.table(0)
+    begin, length = table.begins[1].item(), table.lengths[1].item()
     monkeypatch.setattr("os.preadv", preadv)
     monkeypatch.setattr("os.posix_fadvise", advise)
     for _ in range(2):

@@ -239,7 +239,8 @@ def test_the_more_is_bad_the_longer_is_the_list_and_not_each_look(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return packed_format.read_table(*arguments, **keywords)
 
-    monkeypatch.setattr("fastload.datasets.packed.reader.read_table", counted)
+    for module in ("shards", "reader"):
+        monkeypatch.setattr(f"fastload.datasets.packed.{module}.read_table", counted)
     found = verify(tmp_path / "set", workers=workers)
     assert found.records == records
     if damage == "payloads":

@@ -601,7 +601,8 @@ def test_ctrl_c_at_any_point_of_next_loses_no_batch(kind: str) -> None:
             break
     assert point > 20
     assert not wrong, "\n".join(wrong)
-    assert len(lost) <= 3, "\n".join(lost)
+    # Places, not points: the moments before one of them depend on what the workers have done by then.
+    assert len(set(lost)) <= 3, "\n".join(lost)
     assert all("__next__" in where for where in lost), "\n".join(lost)
 
 
