@@ -45,6 +45,14 @@ interval. A late wake alone looks like 0.02."""
 ONE_CORE = (0.5, 1.15)
 """Cores used under the GIL: one and a little that runs without, or less where other processes have a share."""
 
+TURN_S = 1e-4
+"""Seconds for each time that a worker stopped. Threads that call into libraries take the GIL in turns of 15 to 50 us
+each; a read that is not in memory takes 80 us at least, and mostly more."""
+
+TURNS = 0.25
+"""Share of the time of samples that goes to such turns. Tiny tensors, whose rate two workers halve, lose 0.4 of it;
+Pillow and torchvision's transforms, whose rate they nearly double, lose 0.1."""
+
 STRAGGLER = 20
 """Times the median. JPEG files of one set differ by 10 at most, a cold read differs by 20 from a cached one
 but comes often; and `MOSTLY` must hold as well."""
@@ -122,6 +130,7 @@ def bound(stats: Stats) -> Finding:
         _straggler(stats)
         or _others(stats)
         or _gil(stats)
+        or _turns(stats)
         or _after_samples(stats)
         or _idle(stats)
         or _work(stats)
@@ -231,6 +240,22 @@ def _gil(stats: Stats) -> Finding | None:
         f"Python code under the GIL bounds the run{_in_most_computing(stats)}: {stats.workers} workers take turns, "
         f"GIL pressure {stats.gil_pressure:.2f}",
         'worker_method="process", or data that is packed ready to use, or fewer workers; not more',
+    )
+
+
+def _turns(stats: Stats) -> Finding | None:
+    """Many short waits: each call into a library lets go of the GIL, and a worker is woken to take it."""
+    sample_s = seconds_in(stats, "sample")
+    waits_s = sample_s - stats.sample_cpu_s - stats.core_wait_s
+    if stats.workers < 2 or waits_s < TURNS * sample_s or waits_s > TURN_S * stats.blocked:
+        return None
+    each = stats.blocked / max(1, stats.samples)
+    return _finding(
+        "gil",
+        f"Handing over the GIL bounds the run: {stats.workers} workers stopped {each:.1f} times for each sample, "
+        f"{duration(waits_s / stats.blocked)} each time, {percent(waits_s / sample_s)} of the time of samples",
+        f"fewer workers (num_workers={stats.workers // 2}), larger pieces of work in each call, or rows that the data "
+        "set fills itself (docs/rows.md); not more workers",
     )
 
 

@@ -492,6 +492,20 @@ def test_time_without_a_core_is_no_wait_for_the_gil(
     assert merge([recorder, recorder]).core_wait_s == pytest.approx(2 * 2.008)
 
 
+def test_how_often_a_thread_stopped_is_counted_between_probes_and_naps_are_not(
+    clock: Clock,
+) -> None:
+    recorder = Recorder()
+    time.sleep(0.001)
+    recorder.probe()
+    assert merge([recorder]).blocked == 0  # what was before the first
+    for k in range(10):
+        time.sleep(0.001)  # each stops the thread once, at least
+        clock.wall += 1.0
+        recorder.probe()
+        assert k + 1 <= merge([recorder]).blocked
+
+
 def test_where_the_kernel_does_not_say_the_probe_works_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,7 +11,7 @@ from fastload.stats import Stage, Stats
 _SUMS = (
     *("samples", "batches", "errors", "retries", "bytes", "elapsed_s", "consumer_wait_s"),
     *("worker_wait_s", "busy_s", "sample_cpu_s", "core_wait_s", "gil_probes"),
-    *("process_cpu_s", "others_cpu_s"),
+    *("blocked", "process_cpu_s", "others_cpu_s"),
 )
 
 
