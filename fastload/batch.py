@@ -1,4 +1,4 @@
-"""What travels through the pipeline: a batch, with the indices of its samples, then its data or its error."""
+"""`Batch`, the ticket that carries samples from the sampler to the loop."""
 
 from __future__ import annotations
 
@@ -70,16 +70,13 @@ class Batch(Ticket):
         self.position = position
         self.box: Box | None = None
         self._sample_keys: NDArray[np.uint64] | None = None
-        # By position in the batch: failures with their places, of which the batch raises the first,
-        # and some key of these (see `_read_samples`); then what on_error handled, and of those the
-        # positions that it left out.
+        # Position -> error and where it happened. The batch raises the one at the lowest position.
         self.failed: dict[int, tuple[Exception, str]] = {}
-        self.first_failed = units
-        self.handled: dict[int, Exception] = {}
+        self.first_failed = units  # a position in `failed`, not always the lowest
+        self.handled: dict[int, Exception] = {}  # position -> error that on_error took
+        self.skipped: set[int] = set()  # positions that on_error left out
         self.retries: deque[int] = deque()  # the error number of each read that was tried again
-        self.skipped: set[int] = set()
-        # What the loop gets: the data, or the error with its place, or nothing at all, where a
-        # single sample, without batching, was skipped.
+        # For the loop: data or an error. Neither if a single sample, without batching, was skipped.
         self.data: Any = None
         self.error: Exception | None = None
         self.where = str(self)
@@ -95,7 +92,7 @@ class Batch(Ticket):
         self.data = None
 
     def first_index(self, start: int) -> Any:
-        """The index of the sample at a position, to show where a run began."""
+        """Return the index of the sample at `start`, or None past the end."""
         return next(islice(self.indices, start, None), None)
 
     def stream_key(self, at: int | None, *, seeded: bool = True) -> int:

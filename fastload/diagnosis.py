@@ -247,15 +247,16 @@ def _turns(stats: Stats) -> Finding | None:
     """Many short waits: each call into a library lets go of the GIL, and a worker is woken to take it."""
     sample_s = seconds_in(stats, "sample")
     waits_s = sample_s - stats.sample_cpu_s - stats.core_wait_s
-    if stats.workers < 2 or waits_s < TURNS * sample_s or waits_s > TURN_S * stats.blocked:
+    short = waits_s < TURN_S * stats.blocked
+    if stats.workers < 2 or sample_s < MOSTLY * stats.busy_s or waits_s < TURNS * sample_s or not short:
         return None
     each = stats.blocked / max(1, stats.samples)
     return _finding(
         "gil",
         f"Handing over the GIL bounds the run: {stats.workers} workers stopped {each:.1f} times for each sample, "
         f"{duration(waits_s / stats.blocked)} each time, {percent(waits_s / sample_s)} of the time of samples",
-        f"fewer workers (num_workers={stats.workers // 2}), larger pieces of work in each call, or rows that the data "
-        "set fills itself (docs/rows.md); not more workers",
+        f"fewer workers (num_workers={stats.workers // 2}), larger pieces of work in each call, or rows that the "
+        "dataset fills itself (docs/rows.md); not more workers",
     )
 
 

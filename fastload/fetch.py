@@ -34,7 +34,7 @@ from fastload.faults import (
     transient_errno,
 )
 from fastload.randomness import Stream
-from fastload.rows import Filler, Run, filler, positions
+from fastload.rows import Filler, NotPositions, Run, alike, filler, positions
 from fastload.slots import Layout, SlotPool
 
 
@@ -119,7 +119,8 @@ class Fetcher:
         self.warnings: deque[tuple[str, str]] = deque()
         self.shared: str | None = None
         self._slots = batched and collate_fn is default_collate
-        found = filler(dataset) if self._slots else None
+        found = self._filler(dataset) if self._slots else None
+        self._sample = None if found is None else found.sample
         self._layout = None if found is None else self._layout_of(found, dataset)
         # A batch is only copied together: no code of the user's runs, and nothing is drawn.
         self.copies = self._layout is not None and found is not None and found.copies
@@ -142,8 +143,13 @@ class Fetcher:
 
     def filler_of(self, dataset: Any) -> Filler | None:
         """Return what fills rows from a worker's own dataset, or None if samples are read one by one."""
+        found = None if self._layout is None else self._filler(dataset)
+        # `worker_init_fn` may have changed what its samples are.
+        return found if found is not None and alike(found.sample, self._sample) else None
+
+    def _filler(self, dataset: Any) -> Filler | None:
         try:
-            return None if self._layout is None else filler(dataset)
+            return filler(dataset)
         except Exception as error:
             name = type(dataset).__name__
             self.warn("rows", f"{name} is read sample by sample: empty_sample() raised {error!r}")
@@ -231,19 +237,24 @@ class Fetcher:
         if not every or stream.held is not None or not isinstance(box, SlotBox):
             return every
         stream.move(_NO_STREAM, None)
-        indices = batch.indices if stop - start == batch.units else batch.indices[start:stop]
-        run = Run(indices, box.rows(start, stop), lambda: batch.stream_keys(start, stop))
+        try:
+            indices = batch.indices if stop - start == batch.units else batch.indices[start:stop]
+            run = Run(indices, box.rows(start, stop), lambda: batch.stream_keys(start, stop))
+        except Exception:
+            return every  # no memory, or strange indices: it is raised in its place
         try:
             return [every[k] for k in positions(found.fill(run), len(every))]
+        except NotPositions as exc:
+            what = str(exc)
         except BaseException as exc:
             pass_signals(exc)
-            name = type(dataset).__name__
-            self.warn(
-                "fill_rows",
-                f"{name}.fill_rows() raised {type(exc).__name__}: {shown(exc, str)}. Its samples are read one by one "
-                "instead, which is right and slower",
-            )
-            return every
+            what = f"raised {type(exc).__name__}: {shown(exc, str)}"
+        self.warn(
+            "fill_rows",
+            f"{type(dataset).__name__}.fill_rows() {what}. Its samples are read one by one instead. This is slower; the "
+            "batches are the same",
+        )
+        return every
 
     def warn(self, kind: str, sentence: str) -> None:
         """Let the loop warn, once for each kind."""
@@ -272,14 +283,14 @@ class Fetcher:
                 return
             except BaseException as exc:
                 pass_signals(exc)
-                if not self._is_retried(batch, exc, attempt):
+                if not self._pause_for_retry(batch, exc, attempt):
                     self._sample_failed(batch, k, dataset, exc)
                     k, attempt = k + 1, 0
                 else:
                     attempt += 1
 
-    def _is_retried(self, batch: Batch, exc: BaseException, attempt: int) -> bool:
-        """Return whether to read again after `exc`, if the batch is still wanted; count it and wait before."""
+    def _pause_for_retry(self, batch: Batch, exc: BaseException, attempt: int) -> bool:
+        """Return False unless `exc` may be retried; otherwise count the retry, wait, and return True."""
         number = transient_errno(exc) if attempt < self._retries else None
         if number is None:
             return False
@@ -324,15 +335,17 @@ class Fetcher:
                 return
             stream.move(batch, None if self._batched else 0)
             try:
-                self._read_at_once(batch, dataset, stream)
+                self._read_at_once(batch, dataset)
             except BaseException as exc:
                 pass_signals(exc)
-                if not isinstance(batch.given, Iterator) and self._is_retried(batch, exc, attempt):
+                if not isinstance(batch.given, Iterator) and self._pause_for_retry(
+                    batch, exc, attempt
+                ):
                     continue
                 self._whole_failed(batch, dataset, exc, stream)
             return
 
-    def _read_at_once(self, batch: Batch, dataset: Any, stream: Stream) -> None:
+    def _read_at_once(self, batch: Batch, dataset: Any) -> None:
         if not self._batched:
             (index,) = batch.indices
             batch.box = SampleBox([None])

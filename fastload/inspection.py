@@ -13,7 +13,7 @@ from time import perf_counter, process_time
 from typing import Any, Literal
 
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, default_collate
 
 from fastload.equality import differing, same
 from fastload.errors import DatasetCopyError, SharedStateWarning
@@ -27,6 +27,7 @@ from fastload.readings import (
     Reading,
     noticing_seeds,
     read,
+    read_filled,
     share_under_gil,
     switching_often,
 )
@@ -137,7 +138,8 @@ def check(
 
     What it can find: what cannot be copied for each worker; samples that raise; samples that differ between a
     serial loop and threads, or between two serial loops (the time); draws from global random state, and whether a
-    sample seeds that state as well; a buffer that is used again; an iterable dataset that is its own iterator, or
+    sample seeds that state as well; a buffer that is used again; rows that `fill_rows` writes otherwise than
+    `__getitem__` returns; an iterable dataset that is its own iterator, or
     that every worker would read whole; time under the GIL. A race that did not show in these readings it cannot find.
 
     The command of this name reads in a child process, and reports a dataset that ends it.
@@ -312,6 +314,8 @@ def _check_map(
         )
     else:
         _find_races(dataset, indices, expected, workers, seed, findings, compared=compared)
+        if compared:
+            _find_fills(serially, indices, expected, seed, findings)
     return _Seen(expected, serial, threads, findings, compared)
 
 
@@ -383,6 +387,22 @@ def _find_races(
                 )
             )
             return
+
+
+def _find_fills(
+    dataset: Any, indices: list[int], expected: list[Any], seed: int, findings: list[Finding]
+) -> None:
+    """Compare the rows that the dataset fills itself, if it does, with what `__getitem__` returned."""
+    if filled := read_filled(dataset, indices, seed):
+        batches = [_raised(sample) or default_collate([sample]) for sample in expected]
+        if wrong := differing(indices, batches, filled):
+            findings.append(
+                Finding(
+                    "fault",
+                    f"fill_rows() writes other samples than __getitem__ returns, in {wrong}",
+                    "Write what self[index] returns, with random numbers from run.keys; see docs/rows.md.",
+                )
+            )
 
 
 def _raised(sample: Any) -> Raised | None:

@@ -406,17 +406,19 @@ def entered(stream: Stream) -> Iterator[None]:
 
 
 def _enter(stream: Stream | None, modules: Collection[str]) -> None:
+    _local.entering = True  # until all of it is done, for `leave`
     _local.stream = stream
     torch_random.enter(None if stream is None else stream.of_sample)
     for name in modules:
         mine = stream is not None and name in stream.modules
         MODULES[name].enter(getattr(stream, name) if mine else None)
+    _local.entering = False
 
 
 def leave(stream: Stream, outer: Stream | None) -> None:
     """Bring this thread back to `outer`, wherever Ctrl-C struck as it entered or left `stream`."""
     stream.move(None, None)
-    if current_stream() is not outer:
+    if current_stream() is not outer or getattr(_local, "entering", False):
         _enter(outer, stream.modules)
 
 

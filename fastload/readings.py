@@ -7,7 +7,7 @@ import random
 import select
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from textwrap import shorten
 from time import perf_counter
@@ -21,6 +21,7 @@ from fastload.errors import DatasetCopyError
 from fastload.faults import shown
 from fastload.loader import DataLoader
 from fastload.randomness import is_profiled
+from fastload.rows import filler
 from fastload.stats import seconds_in
 from fastload.telemetry import delayed_s
 
@@ -113,6 +114,26 @@ def read(
         cpu_share=stats.sample_cpu_s / had_core if had_core else 0.0,
         lacked_share=lacked_share,
     )
+
+
+def read_filled(dataset: Any, indices: Iterable[int], seed: int) -> list[Any]:
+    """Return batches of one sample each, or what raised in their place, from rows that the dataset fills itself.
+
+    Return nothing if it fills none.
+    """
+    with suppress(Exception):  # code of the user's, of which the loader warns
+        if filler(dataset) is None:
+            return []
+    got: list[Any] = []
+    with DataLoader(dataset, 1, sampler=[*indices], seed=seed) as loader:
+        iterator = iter(loader)
+        while True:
+            try:
+                got.append(_kept(next(iterator)))
+            except StopIteration:
+                return got
+            except Exception as error:
+                got.append(Raised(type(error).__name__, shown(error, str)))
 
 
 def _kept(sample: Any) -> Any:

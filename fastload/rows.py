@@ -1,22 +1,13 @@
 """How a dataset fills the rows of a batch itself: one call for a run of samples, in place of one for each.
 
-A class takes part with two methods, `empty_sample` and `fill_rows`; docs/rows.md has an example.
-
-`empty_sample()` returns a sample like those of `__getitem__`, whose values do not count: tensors, NumPy arrays, ints,
-floats and bools, in tuples, lists and dicts. It returns None if samples have no common shape.
-
-`fill_rows(run)` writes every sample of a `Run` into its row: what `self[index]` would have returned. It returns the
-positions in the run that it could not do. The loader reads those by `__getitem__`, so their errors, `retries` and
-`on_error` stay what they are. Random numbers come from `run.keys`: what draws from the stream of a sample raises.
-
-The loader calls `fill_rows` only with torch's default collate. It reads sample by sample if a nearer class, or the
-instance, overrides `__getitem__` or any other method of the class that defines `fill_rows`.
+A class takes part with two methods, `empty_sample()` and `fill_rows(run)`; docs/rows.md states what they must do.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import getattr_static
 from typing import Any
@@ -56,7 +47,7 @@ class Run:
         return self._keys()
 
     def renamed(self, indices: Sequence[Any], rows: Any = None) -> Run:
-        """Return the same samples under the indices that a wrapped dataset knows, and perhaps with fewer rows."""
+        """Return the same samples with the indices that a wrapped dataset knows, and, if given, other rows."""
         return Run(indices, self.rows if rows is None else rows, self._keys)
 
 
@@ -75,6 +66,9 @@ class Filler:
 def filler(dataset: Any) -> Filler | None:
     """Return what fills the rows of `dataset`, or None if its samples are to be read one by one."""
     kind: Any = type(dataset)
+    own = getattr(dataset, "__dict__", {})
+    if not own.keys().isdisjoint(_READS):
+        return None
     if kind is TensorDataset:
         return _tensors(dataset)
     if kind is Subset:
@@ -82,10 +76,17 @@ def filler(dataset: Any) -> Filler | None:
     if kind is ConcatDataset:
         return _concatenated(dataset)
     methods = _methods(kind)
-    if methods is None or not methods.isdisjoint(getattr(dataset, "__dict__", ())):
+    if methods is None or not methods.isdisjoint(own):
         return None
+
+    def fill(run: Run) -> Iterable[int]:
+        if methods.isdisjoint(own):
+            found: Iterable[int] = dataset.fill_rows(run)
+            return found
+        return range(len(run))  # overridden since the loader began
+
     sample = dataset.empty_sample()
-    return None if sample is None else Filler(sample, dataset.fill_rows)
+    return None if sample is None else Filler(sample, fill)
 
 
 _READS = ("__getitem__", "__getitems__", "__getattr__", "__getattribute__")
@@ -108,6 +109,9 @@ def _is_code(attribute: Any) -> bool:
     return callable(attribute) or hasattr(attribute, "__get__")
 
 
+_BOOLS = {bool, np.bool_}
+
+
 def as_indices(indices: Sequence[Any], length: int | None = None) -> NDArray[np.int64] | None:
     """Return indices as int64[n], or None unless NumPy makes int64 of them.
 
@@ -117,27 +121,31 @@ def as_indices(indices: Sequence[Any], length: int | None = None) -> NDArray[np.
         found = np.array(indices)
     except ValueError:  # some are sequences
         return None
-    if found.dtype != np.int64 or found.ndim != 1:
+    # NumPy makes integers of bools among integers, which are no indices of one sample to torch.
+    if found.dtype != np.int64 or found.ndim != 1 or not _BOOLS.isdisjoint(map(type, indices)):
         return None
-    # A negative number is a very large one of the other type.
+    # As uint64 a negative index is huge, so one comparison checks both ends.
     inside = length is None or bool((found.view(np.uint64) < length).all())
     return found if inside else None
 
 
-def positions(missing: Iterable[Any] | None, n: int) -> list[int]:
-    """Return the positions that `fill_rows` returned for `n` samples, each once.
+class NotPositions(ValueError):
+    """`fill_rows` returned something else, such as a mask or None."""
 
-    Raises ValueError for anything else, such as a mask.
-    """
-    if missing is None:
-        raise ValueError("it returned None. Return () if all samples are done")
-    found = set(missing)
-    for k in found:
-        if isinstance(k, bool | np.bool_) or not 0 <= operator.index(k) < n:
-            raise ValueError(
-                f"it must return positions in the run, from 0 to {n - 1}, and returned {k!r}"
-            )
-    return sorted(map(operator.index, found))
+
+def positions(missing: Iterable[Any] | None, n: int) -> list[int]:
+    """Return the positions that `fill_rows` returned for `n` samples, each once. Raises NotPositions."""
+    found = set()
+    if isinstance(missing, Iterable):
+        for k in missing:  # a generator may fill while it is asked, and raise
+            if type(k) in _BOOLS or not hasattr(k, "__index__") or not 0 <= operator.index(k) < n:
+                break
+            found.add(operator.index(k))
+        else:
+            return sorted(found)
+    raise NotPositions(
+        f"returned {reprlib.repr(missing)}, expected positions in the run from 0 to {n - 1}, or ()"
+    )
 
 
 def mapped(rows: Any, function: Callable[[Any], Any]) -> Any:
@@ -171,7 +179,8 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
 
     def fill(run: Run) -> Iterable[int]:
         places = as_indices(run.indices)
-        if places is None or dataset.tensors is not tensors:  # replaced since the loader began
+        # Replaced or changed since the loader began? `index_select` would resize the rows.
+        if places is None or dataset.tensors is not tensors or not _are_rows(run.rows, tensors):
             return range(len(run))
         rows = torch.from_numpy(places)
         try:
@@ -185,6 +194,13 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
     return Filler(tuple(t.new_empty(t.shape[1:]) for t in tensors), fill, copies=True)
 
 
+def _are_rows(rows: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
+    return all(
+        row.shape[1:] == tensor.shape[1:] and row.dtype is tensor.dtype
+        for row, tensor in zip(rows, tensors, strict=True)
+    )
+
+
 def _empty_like(leaf: Any) -> Any:
     return torch.empty_like(leaf) if isinstance(leaf, torch.Tensor) else np.empty_like(leaf)
 
@@ -193,9 +209,6 @@ def _leaves(rows: Any) -> list[Any]:
     found: list[Any] = []
     mapped(rows, found.append)
     return found
-
-
-_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _subset(dataset: Subset[Any]) -> Filler | None:
@@ -218,34 +231,38 @@ def _subset(dataset: Subset[Any]) -> Filler | None:
 
 
 def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
-    parts = [filler(part) for part in dataset.datasets]
+    datasets = list(dataset.datasets)
+    parts = [filler(part) for part in datasets]
     first = parts[0]
     if first is None:
         return None
-    alike = [part for part in parts if part is not None and _alike(part.sample, first.sample)]
-    if len(alike) < len(parts):
+    same = [part for part in parts if part is not None and alike(part.sample, first.sample)]
+    if len(same) < len(parts):
         return None
     ends = np.array(dataset.cumulative_sizes)
-    copies = all(part.copies for part in alike)
+    copies = all(part.copies for part in same)
 
-    def fill(run: Run) -> Iterator[int]:
+    def fill(run: Run) -> Iterable[int]:
         indices = as_indices(run.indices)
-        if indices is None:
-            yield from range(len(run))
-            return
+        replaced = len(dataset.datasets) != len(datasets) or not all(
+            map(operator.is_, dataset.datasets, datasets)
+        )
+        if indices is None or replaced:
+            return range(len(run))
         numbers = np.searchsorted(ends, indices, side="right")
         numbers[indices < 0] = len(ends)
         present = np.unique(numbers).tolist()
         if copies and 4 * len(present) > len(run):  # a call for each part would cost more
-            yield from range(len(run))
-            return
+            return range(len(run))
+        missing: list[int] = []
         for number in present:
             places = np.flatnonzero(numbers == number)
-            if number == len(ends):  # negative, or out of range
-                yield from places.tolist()
+            if number == len(ends):  # negative or out of range: torch takes it, or raises its own error
+                missing += places.tolist()
                 continue
             begin = ends[number - 1] if number else 0
-            yield from _fill_some(alike[number], run, places, (indices[places] - begin).tolist())
+            missing += _fill_some(same[number], run, places, (indices[places] - begin).tolist())
+        return missing
 
     return Filler(first.sample, fill, copies=copies)
 
@@ -267,14 +284,14 @@ def _fill_some(
     return missing
 
 
-def _alike(a: Any, b: Any) -> bool:
+def alike(a: Any, b: Any) -> bool:
     """Return whether two samples have the same containers, types, dtypes and shapes."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
-        return list(a) == list(b) and all(_alike(a[key], b[key]) for key in a)
+        return list(a) == list(b) and all(alike(a[key], b[key]) for key in a)
     if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(_alike, a, b))
+        return len(a) == len(b) and all(map(alike, a, b))
     if isinstance(a, torch.Tensor | np.ndarray):
         return bool(a.dtype == b.dtype and a.shape == b.shape)
     return True

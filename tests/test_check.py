@@ -25,9 +25,11 @@ import torch
 from click.testing import CliRunner
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
+import fastload
 from fastload import DataLoader as FastDataLoader
 from fastload.cli import main
 from fastload.inspection import Report, check
+from fastload.rows import Run
 from tests.fakes import OwnIterator
 
 ROOT = Path(__file__).parents[1]
@@ -482,6 +484,38 @@ def test_samples_of_any_kind_are_compared(make: Callable[[int], Any]) -> None:
 
     assert check(Makes(moves=False), samples=8, workers=2).ok
     assert "two serial readings differ" in words(check(Makes(moves=True), samples=8, workers=2))
+
+
+class Fills(Dataset[Any]):
+    """Fills rows itself; those of index `wrong` and beyond with other values than `__getitem__` returns."""
+
+    def __init__(self, wrong: int) -> None:
+        self.wrong = wrong
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        noise = torch.rand(2, generator=fastload.sample_generator())
+        return index + noise, index
+
+    def empty_sample(self) -> Any:
+        return torch.empty(2), 0
+
+    def fill_rows(self, run: Run) -> list[int]:
+        values, labels = run.rows
+        labels[:] = run.indices
+        for row, index, key in zip(values, run.indices, run.keys.tolist(), strict=True):
+            torch.rand(2, generator=torch.Generator().manual_seed(key), out=row)
+            row += index + (index >= self.wrong)
+        return []
+
+
+def test_rows_that_are_filled_otherwise_than_samples_are_a_fault() -> None:
+    assert check(Fills(40), samples=20, workers=2).ok
+    report = check(Fills(30), samples=20, workers=2)
+    assert not report.ok
+    assert "fill_rows() writes other samples than __getitem__ returns, in 5 of 20" in words(report)
 
 
 # ---- no fault ----

@@ -27,7 +27,11 @@ case "$*" in
 -c* | -) exec {python} "$@" ;;
 "-m pip --version") exit 0 ;;
 esac
-echo "${{FASTLOAD_TEST_COPY_DATASET:+copy_dataset=$FASTLOAD_TEST_COPY_DATASET }}$*" >>{log}
+said=""
+for name in FASTLOAD_TEST_COPY_DATASET FASTLOAD_KERNELS FASTLOAD_REGION_DECODE; do
+    if [[ -n "${{!name:-}}" ]]; then said+="$name=${{!name}} "; fi
+done
+echo "$said$*" >>{log}
 for argument in "$@"; do
     if [[ "$previous" == --constraint ]]; then cat "$argument" >>{constraints}; fi
     previous="$argument"
@@ -110,12 +114,27 @@ def test_test_runs_everything_that_must_hold(checkout: Checkout) -> None:
     ]
 
 
-EVERYTHING = ["-m pytest", "copy_dataset=False -m pytest tests/promises"]
+IMAGES = [
+    *("tests/image/test_plans.py", "tests/image/test_pixels.py"),
+    *(
+        f"tests/promises/test_{name}.py"
+        for name in ("plans_in_the_loader", "memory_format", "packed_damage", "filled_rows")
+    ),
+]
+EVERYTHING = [
+    "-m pytest",
+    "FASTLOAD_TEST_COPY_DATASET=False -m pytest tests/promises",
+    " ".join(["FASTLOAD_KERNELS=0 -m pytest", *IMAGES]),
+    " ".join(["FASTLOAD_REGION_DECODE=1 -m pytest", *IMAGES]),
+]
 
 
-def test_test_runs_the_promises_without_copies_too(checkout: Checkout) -> None:
+def test_test_runs_the_promises_without_copies_and_each_way_of_images_too(
+    checkout: Checkout,
+) -> None:
     status, _, asked = checkout.run("scripts/test")
-    assert (status, asked[-2:]) == (0, EVERYTHING)
+    assert (status, asked[-4:]) == (0, EVERYTHING)
+    assert all((ROOT / name).is_file() for name in IMAGES)
 
 
 def test_test_says_what_it_runs_on(checkout: Checkout) -> None:
@@ -150,13 +169,13 @@ def test_test_installs_chromium_where_it_may(
 ) -> None:
     log = Path(without_chromium["APT_LOG"])
     status, output, asked = checkout.run("scripts/test", **without_chromium)
-    assert (status, asked[-2:]) == (0, EVERYTHING)
+    assert (status, asked[-4:]) == (0, EVERYTHING)
     wanted = "install --yes --no-install-recommends chromium chromium-driver"
     assert log.read_text().splitlines() == ["update", wanted]
     assert "Installing Chromium (once)\n" in output
 
     status, output, asked = checkout.run("scripts/test", APT_STATUS="100", **without_chromium)
-    assert (status, asked[-2:]) == (0, EVERYTHING), "the other tests run"
+    assert (status, asked[-4:]) == (0, EVERYTHING), "the other tests run"
     assert "Chromium could not be installed: no such archive\n" in output
 
     log.write_text("")
@@ -207,7 +226,7 @@ def test_a_python_that_fails_is_told_after_the_others_ran(
         "scripts/test", "--pythons", FAIL_ON="/venv-3.12", **pythons
     )
     assert status == 1
-    assert asked[-2:] == EVERYTHING
+    assert asked[-4:] == EVERYTHING
     verdicts = ["3.11: not found", "3.12: FAILS", "3.13: holds"]
     assert output.splitlines()[-3:] == [f"fastload: Python {verdict}" for verdict in verdicts]
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from fastload.errors import FileListError
 from fastload.image import open_picture
 from fastload.image.decode import read_file
-from fastload.image.render import Render, empty_result, fits
+from fastload.image.render import empty_result, make_render
 from fastload.rows import Run, as_indices
 from fastload.telemetry import stage
 
@@ -103,21 +103,21 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
 
     def empty_sample(self) -> Any:
         """Return an empty sample, or None if samples vary or cannot be filled by the run; see `fastload.rows`."""
-        plan: Any = self.transform
-        image = empty_result(plan)
-        if image is None or self.target_transform is not None or plan.upright:
-            return None
-        return image, 0
+        image = empty_result(self.transform) if self._can_fill(self.transform) else None
+        return None if image is None else (image, 0)
+
+    def _can_fill(self, plan: Any) -> bool:
+        return self.target_transform is None and not getattr(plan, "upright", False)
 
     def fill_rows(self, run: Run) -> Sequence[int]:
         """Make the images and labels of a run in the batch; see `fastload.rows`."""
         images, labels = run.rows
         plan: Any = self.transform  # read once: it may be replaced at any time
         indices = as_indices(run.indices, len(self))
-        if indices is None or not fits(plan, images) or plan.upright:
+        render = make_render(plan, images, run.keys)
+        if indices is None or render is None or not self._can_fill(plan):
             return range(len(run))
         labels[:] = self.targets[indices]
-        render = Render(plan, images, run.keys)
         paths = [self.image_paths[index] for index in indices.tolist()]
         return render.files([*map(os.fsencode, paths)], lambda k: read_file(paths[k]))
 

@@ -96,11 +96,6 @@ def region_decoder() -> Callable[[], Decoder] | None:
     return state.factory
 
 
-def why() -> str:
-    """Say in a line what `region_decoder` gives, and why."""
-    return _state.text
-
-
 def wait() -> None:
     """Wait until it is known whether regions can be decoded here."""
     compiled.wait()

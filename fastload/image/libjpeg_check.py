@@ -5,26 +5,22 @@ A library whose structs are others, or that fails on this machine, ends this pro
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import simplejpeg
-import torch
-from numpy.typing import NDArray
 
 from fastload.image import kernels as compiled
+from fastload.image.decode import Pixels
 from fastload.image.kernels import Kernels, cache, tables
 from fastload.image.libjpeg import CHECK_S, Decoder, library, verdict_name
-from fastload.image.plans import Plan
+from fastload.image.plans import Plan, RandomResizedCrop
 from fastload.image.regions import Box, Region
+from fastload.image.render import plan_table, result_size
 
-Pixels = NDArray[np.uint8]
 KEYS = range(6)
 SIZES = ((24, 24), (40, 64), (130, 90))  # of results: images are decoded at several scales
 
@@ -39,12 +35,12 @@ class Trial:
         self._kernels = kernels
         self._arena = np.empty(arena_bytes, np.uint8)
 
-    def run(self, plan: NDArray[Any], key: int, **fields: int) -> tuple[int, Pixels]:
+    def run(self, plan: Plan, key: int, **fields: int) -> tuple[int, Pixels]:
         """Return the state and the result, uint8[H, W, 3], of an image; `fields` are those of its row in the table.
 
         `source` is the address of `length` bytes in memory, unless `file` is given; with `named=1`, of a file's name.
         """
-        result = np.zeros((*plan[["height", "width"]][0].item(), 3), np.uint8)
+        result = np.zeros((*result_size(plan), 3), np.uint8)
         state = self.run_into(result, self._arena, plan, key, **fields)
         for _ in range(2):  # the arena may have to grow for the file, then for its pixels
             if self.needed:
@@ -56,13 +52,15 @@ class Trial:
         self,
         result: Pixels,
         arena: Pixels,
-        plan: NDArray[Any],
+        plan: Plan,
         key: int,
         *,
         named: int = 0,
+        most_pixels: int = 0,
         **fields: int,
     ) -> int:
         """Return the state of an image after one call; `needed` is what the arena should have had then, else 0."""
+        table = plan_table(plan, (1, 3 * result.shape[1], 3), most_pixels)
         self.picture[:] = 0
         fields = {"key": key, "row": result.ctypes.data, "file": -1, "checksum": -1} | fields
         for name, value in fields.items():
@@ -71,80 +69,34 @@ class Trial:
         self.needed = run(
             self.picture.ctypes.data,
             1,
-            plan.ctypes.data,
+            table.address,
             arena.ctypes.data,
             arena.nbytes,
             self.decoder.address,
         )
         return int(self.picture["state"][0])
 
-    def run_bytes(self, plan: NDArray[Any], key: int, encoded: bytes) -> tuple[int, Pixels]:
+    def run_bytes(
+        self, plan: Plan, key: int, encoded: bytes, most_pixels: int = 0
+    ) -> tuple[int, Pixels]:
         """As `run`, of the bytes of a file."""
         payload = np.frombuffer(encoded, np.uint8)
-        return self.run(plan, key, source=payload.ctypes.data, length=len(encoded))
+        place = {"source": payload.ctypes.data, "length": len(encoded)}
+        return self.run(plan, key, most_pixels=most_pixels, **place)
 
-    def expected(self, plan: NDArray[Any], encoded: bytes) -> Pixels:
-        """Return the result of the last box in the ordinary way. Raises DecodeError."""
-        height, width, scaled_decode = plan[["height", "width", "scaled"]][0].item()
-        top, left, rows, columns, flip = self.picture[
-            ["top", "left", "box_height", "box_width", "flip"]
-        ][0].item()
-        region = Region(Box(top, left, rows, columns), (height, width), flip=bool(flip))
-        chosen = _Chosen(region, channels_last=True, scaled_decode=bool(scaled_decode))
-        pixels: Pixels = chosen.decode(encoded, name="trial").permute(1, 2, 0).numpy()
+    def expected(self, plan: Plan, encoded: bytes) -> Pixels:
+        """Return what the last box gives in the ordinary way, uint8[H, W, 3]. Raises DecodeError."""
+        fields = self.picture[["top", "left", "box_height", "box_width", "flip"]]
+        top, left, rows, columns, flip = fields[0].item()
+        region = Region(Box(top, left, rows, columns), result_size(plan), flip=bool(flip))
+        whole, region = plan.decoded(encoded, lambda *_: region, name="trial")
+        pixels: Pixels = plan.finished(whole, region).permute(1, 2, 0).contiguous().numpy()
         return pixels
 
 
-@dataclass(frozen=True)
-class _Chosen(Plan):
-    """A plan with a region that is known before."""
-
-    chosen: Region
-
-    def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
-        """See `Plan`."""
-        return self.chosen
-
-    def resized(self, height: int, width: int) -> tuple[int, int]:
-        """See `Plan`."""
-        return self.chosen.size
-
-
-def crop_table(
-    size: tuple[int, int],
-    *,
-    scale: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-    flip: float = 0.5,
-    scaled: bool = True,
-) -> NDArray[Any]:
-    """Return the table of a RandomResizedCrop whose results are uint8[H, W, 3]. Its draws need not be torch's."""
-    plan = np.zeros(1, tables.PLAN)
-    low, high = map(math.log, ratio)
-    values = {
-        "kind": tables.RANDOM_RESIZED_CROP,
-        "area_base": scale[0],
-        "area_span": scale[1] - scale[0],
-        "log_ratio_base": low,
-        "log_ratio_span": high - low,
-        "ratio_low": ratio[0],
-        "ratio_high": ratio[1],
-        "flip": flip,
-    }
-    return with_result(plan, size, scaled=scaled, **values)
-
-
-def with_result(
-    plan: NDArray[Any], size: tuple[int, int], *, scaled: bool = True, **values: float
-) -> NDArray[Any]:
-    """Return the table of a plan with results of uint8[H, W, 3] and further fields."""
-    height, width = size
-    steps = {"colour_step": 1, "pixel_step": 3, "row_step": 3 * width}
-    for name, value in (
-        {"height": height, "width": width, "scaled": scaled} | steps | values
-    ).items():
-        plan[name] = value
-    return plan
+def crop(size: tuple[int, int], *, scaled: bool = True) -> Plan:
+    """Return a RandomResizedCrop that mirrors half of the images."""
+    return RandomResizedCrop(size, flip=0.5, scaled_decode=scaled)
 
 
 def main() -> None:
@@ -164,12 +116,12 @@ def objection(trial: Trial) -> str:
     """Return what a trial finds wrong, "" if nothing."""
     for encoded in _images():
         for damaged in _damaged(encoded):
-            if trial.run_bytes(crop_table(SIZES[0]), 0, damaged)[0] != tables.DAMAGED:
+            if trial.run_bytes(crop(SIZES[0]), 0, damaged)[0] != tables.DAMAGED:
                 return "a damaged image was not noticed"
         for key in KEYS:
             for size in SIZES:
                 for scaled in (False, True):
-                    plan = crop_table(size, scaled=scaled)
+                    plan = crop(size, scaled=scaled)
                     state, result = trial.run_bytes(plan, key, encoded)
                     if state == tables.UNDECIDED:
                         continue

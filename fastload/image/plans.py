@@ -5,11 +5,9 @@ pixels (`Plan.region`, pure); `Plan.decode` then decodes no more than that needs
 own antialiased uint8 kernel, and gives a tensor. In its place a plan is also a transform like
 torchvision's: `plan(picture)` takes a PIL picture.
 
-Distance to torchvision's transforms on the same decoded PIL picture: the boxes are the same, pixel
-values at most 3 of 255 apart, on average under 0.5 (another rounding in the kernel). So it is for
-files with `scaled_decode=False`, against Pillow's decoding. libjpeg's own scaling, where a JPEG has
-pixels to spare, filters otherwise, and the box is rounded to the pixels that it leaves, half a pixel
-of the result at most: on photographs 1 to 5 of 255 on average, up to 8 in one crop.
+The boxes equal torchvision's. With `scaled_decode=False`, pixels differ from torchvision's by at most 3 of 255, by less
+than 0.5 on average, because the kernel rounds otherwise. libjpeg's scaling adds more, because it filters otherwise and the
+box is rounded to the pixels that it leaves: 1 to 5 of 255 on average on photographs, up to 8 in one crop.
 """
 
 from __future__ import annotations
@@ -51,13 +49,12 @@ Size = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class Plan(ABC):
-    """What all plans have in common. Immutable; equal plans are equal; safe in any number of threads.
+    """The base of all plans. Immutable and thread-safe; plans with equal arguments compare equal.
 
     Args:
         mean, std: of each channel, on the scale of 0 to 1: the result is float32,
             `(pixel / 255 - mean) / std`, as torchvision's ToTensor and Normalize. Both or neither.
-        channels_last: the result lies in memory as [H, W, 3], though its shape is [3, H, W]: as it is
-            made, so it saves a copy. A batch is contiguous nevertheless, unless the loader has
+        channels_last: return a tensor [3, H, W] that lies in memory as [H, W, 3]. That saves a copy. A batch is contiguous nevertheless, unless the loader has
             `memory_format=torch.channels_last`.
         upright: apply the EXIF orientation first, as PIL.ImageOps.exif_transpose; some 50 us more.
             torchvision does not.

@@ -47,23 +47,27 @@ def empty_result(transform: Any) -> torch.Tensor | None:
     """Return an empty result of `transform`, or None unless it is a plan of fastload's whose results have one size."""
     if not is_known_plan(transform) or uniform_of_word() is None:
         return None
-    size = _size(transform)
+    size = result_size(transform)
     if not isinstance(size, tuple):
         return None
     dtype = torch.uint8 if transform.mean is None else torch.float32
     return torch.empty(3, *size, dtype=dtype, device="cpu")
 
 
-def fits(transform: Any, rows: torch.Tensor) -> bool:
-    """Return whether `transform` makes images such as `rows` are for, on this machine."""
+def make_render(transform: Any, rows: torch.Tensor, keys: NDArray[np.uint64]) -> Render | None:
+    """Return what makes the images of a run, or None if `transform` makes no such images as `rows` are for.
+
+    The kernels write there unchecked, so nothing else may make a `Render`.
+    """
     like = empty_result(transform)
-    return (
+    fits = (
         like is not None
         and like.dtype is rows.dtype
-        and like.shape == rows.shape[1:]
+        and rows.shape == (len(keys), *like.shape)
         and rows.is_cpu
         and _most_pixels() >= 0
     )
+    return Render(transform, rows, keys) if fits else None
 
 
 def _most_pixels() -> int:
@@ -78,14 +82,9 @@ class Render:
     """Makes the images of one run by `plan` in `rows`, uint8[n, 3, H, W] (or float32), of any strides.
 
     `keys`, uint64[n], are those of the samples' random streams. Each method returns the positions that it could not do.
-    Raises ValueError if the plan makes other images than `rows` are for: the kernels write there unchecked.
     """
 
     def __init__(self, plan: Plan, rows: torch.Tensor, keys: NDArray[np.uint64]) -> None:
-        if not fits(plan, rows) or len(rows) != len(keys):
-            raise ValueError(
-                f"{len(keys)} images of {plan} do not fit rows of {rows.dtype} {list(rows.shape)}"
-            )
         self._plan = plan
         self._rows = rows
         self._keys = keys
@@ -130,15 +129,21 @@ class Render:
             read: returns the bytes of image k, checked, good until the next call.
             place: writes into the kernels' table where the bytes are: `file`, `source`, `length` and `checksum`.
         """
+        decoder = self._region_decoder()
+        if self._kernels is None or decoder is None:
+            return self._decode_each(read)
+        pictures = self._pictures()
+        place(pictures)
+        self._call(self._kernels.jpeg_run, pictures.ctypes.data, len(pictures), decoder.address)
+        return self._missing(pictures)
+
+    def _decode_each(self, read: Callable[[int], Encoded]) -> list[int]:
+        """Make images of encoded files, each decoded in Python."""
         if self._kernels is None:
             return self._by_torch(
                 lambda k, choose: self._plan.decoded(self._timed(read, k), choose, name="")
             )
         pictures = self._pictures()
-        if (decoder := self._region_decoder()) is not None:
-            place(pictures)
-            self._call(self._kernels.jpeg_run, pictures.ctypes.data, len(pictures), decoder.address)
-            return self._missing(pictures)
         table = pictures.view(np.int64).reshape(len(pictures), -1)
         for k in range(len(pictures)):
             try:
@@ -150,8 +155,9 @@ class Render:
 
     def files(self, paths: Sequence[bytes], read: Callable[[int], Encoded]) -> list[int]:
         """Make images of the files at `paths`; `read` is as in `encoded`."""
-        if self._kernels is None or (decoder := self._region_decoder()) is None:
-            return self.encoded(read, lambda _: None)
+        decoder = self._region_decoder()
+        if self._kernels is None or decoder is None:
+            return self._decode_each(read)
         pictures = self._pictures()
         names = np.frombuffer(b"\0".join(paths) + b"\0", np.uint8)
         ends = np.cumsum([len(path) + 1 for path in paths])
@@ -162,6 +168,8 @@ class Render:
 
     def _region_decoder(self) -> libjpeg.Decoder | None:
         asked = self._plan.region_decode
+        if self._kernels is None:
+            return None
         return _scratch.decoder() if (_REGIONS if asked is None else asked) else None
 
     def _decode(self, k: int, table: NDArray[np.int64], read: Callable[[int], Encoded]) -> None:
@@ -226,11 +234,11 @@ class Render:
     ) -> list[int]:
         """Make the images by torch's kernel. `decoded(k, choose)` returns pixels and the region in them."""
         missing = []
-        plan, out = self._plan, self._rows.numpy()
+        plan, out, draws = self._plan, self._rows.numpy(), KeyDraws()
         decode_s = transform_s = 0.0
         with no_torch_function():
             for k, key in enumerate(self._keys.tolist()):
-                choose = partial(plan.drawn_region, draws=_scratch.draws.of(key))
+                choose = partial(plan.drawn_region, draws=draws.of(key))
                 began = perf_counter()
                 try:
                     pixels, region = decoded(k, choose)
@@ -275,12 +283,11 @@ _BOX = slice(_AT["top"], _AT["box_width"] + 1)
 
 
 class _Scratch(threading.local):
-    """A thread's own memory, generator and decoder."""
+    """A thread's own memory and decoder."""
 
     def __init__(self) -> None:
         self.arena = np.empty(0, np.uint8)
         self.address = 0
-        self.draws = KeyDraws()
         self._decoder: libjpeg.Decoder | None = None
         self.grow(4 * 1024 * 1024)
 
@@ -313,7 +320,7 @@ class _PlanTable:
         if plan.mean is not None:
             self._levels = _levels(plan)
             table["levels"] = self._levels.ctypes.data
-        table["height"], table["width"] = _size(plan)
+        table["height"], table["width"] = result_size(plan)
         table["kind"] = _KINDS[type(plan)]
         if isinstance(plan, RandomResizedCrop):
             self._set_crop(plan)
@@ -339,7 +346,8 @@ _KINDS: dict[type[Plan], int] = {
 }
 
 
-def _size(plan: Any) -> Any:
+def result_size(plan: Any) -> Any:
+    """Return (height, width) of a plan's results, or one number if they vary."""
     return plan.crop if type(plan) is ResizeCenterCrop else plan.size
 
 

@@ -25,7 +25,9 @@ from fastload.errors import DecodeError
 from fastload.image import kernels as compiled
 from fastload.image.kernels import tables
 from fastload.image.libjpeg import Decoder, library
-from fastload.image.libjpeg_check import Trial, crop_table
+from fastload.image.libjpeg_check import Trial
+from fastload.image.plans import Plan, RandomResizedCrop
+from fastload.image.render import result_size
 from fastload.image.regions import Box, Region, boxed, scaled
 from fastload.torch_private import resize_antialiased
 from tests.image.photographs import encoded, photographs
@@ -204,8 +206,9 @@ class Fuzz:
         size = tuple(self.random.integers(1, 100, 2).tolist())
         ratio = (0.3, 3.0) if self.random.random() < 0.5 else (3 / 4, 4 / 3)
         scaled_decode = bool(self.random.random() < 0.6)
-        plan = crop_table(size, scale=(0.02, 1.0), ratio=ratio, scaled=scaled_decode)
-        plan["most_pixels"] = 1 << 24
+        plan = RandomResizedCrop(
+            size, scale=(0.02, 1.0), ratio=ratio, flip=0.5, scaled_decode=scaled_decode
+        )
         state, result = self._by_kernel(plan, content)
         self.counts[f"state {state}"] += 1
         if state == tables.DONE:
@@ -214,19 +217,19 @@ class Fuzz:
             self.counts["refused, looked at"] += 1
             self.counts[f"refused, and simplejpeg does not: {kind}"] += _takes(content)
 
-    def _by_kernel(self, plan: NDArray[Any], content: bytes) -> tuple[int, Pixels]:
+    def _by_kernel(self, plan: Plan, content: bytes) -> tuple[int, Pixels]:
         payload = self._input.last(len(content))
         payload[:] = np.frombuffer(content, np.uint8)
-        height, width = plan[["height", "width"]][0].item()
+        height, width = result_size(plan)
         result = self._result.last(3 * height * width).reshape(height, width, 3)
         # Sometimes too little, for a bound that is off by a few bytes.
         arena = self._scratch.last(int(self.random.choice([1 << 26, 1 << 22, 1 << 18, 150_000])))
         fields = {"source": payload.ctypes.data, "length": len(content)}
         key = int(self.random.integers(0, 2**63))
-        state = self.trial.run_into(result, arena, plan, key, **fields)
+        state = self.trial.run_into(result, arena, plan, key, most_pixels=1 << 24, **fields)
         return state, result
 
-    def _compare(self, plan: NDArray[Any], content: bytes, kind: str, result: Pixels) -> None:
+    def _compare(self, plan: Plan, content: bytes, kind: str, result: Pixels) -> None:
         """Compare with simplejpeg, which goes on after warnings here."""
         try:
             wanted = self._by_simplejpeg(plan, content)
@@ -247,12 +250,12 @@ class Fuzz:
                     f"unseen, and {'the same' if same else 'other'} pixels in the ordinary way"
                 ] += 1
 
-    def _by_simplejpeg(self, plan: NDArray[Any], content: bytes) -> Pixels:
+    def _by_simplejpeg(self, plan: Plan, content: bytes) -> Pixels:
         height, width, top, left, h, w, flip = self.trial.picture[
             ["height", "width", "top", "left", "box_height", "box_width", "flip"]
         ][0].item()
-        size, least = plan[["height", "width"]][0].item(), (height, width)
-        if plan["scaled"][0]:
+        size, least = result_size(plan), (height, width)
+        if plan.scaled_decode:
             least = math.ceil(height * size[0] / h), math.ceil(width * size[1] / w)
         pixels = simplejpeg.decode_jpeg(
             content,

@@ -23,10 +23,12 @@ pytest.importorskip("simplejpeg")
 
 import simplejpeg
 
-from fastload.image import Resize, ResizeCenterCrop, libjpeg
+from fastload.image import RandomResizedCrop, Resize, ResizeCenterCrop, libjpeg
 from fastload.image.kernels import Kernels, tables
-from fastload.image.libjpeg import Decoder, Unusable, library, region_decoder, why
-from fastload.image.libjpeg_check import Trial, crop_table, objection, with_result
+from fastload.image.libjpeg import Decoder, Unusable, library, region_decoder, state
+from fastload.image.libjpeg_check import Trial, objection
+from fastload.image.plans import Plan
+from fastload.image.render import plan_table
 from tests.image.jpeg_fuzz import GuardedMemory, segments
 from tests.image.photographs import Pixels, encoded, photographs
 
@@ -81,7 +83,11 @@ def trial(make_trial: Callable[[], Trial]) -> Trial:
     return make_trial()
 
 
-def check(trial: Trial, content: bytes, plan: np.ndarray[Any, Any], keys: range) -> None:
+def crop(size: tuple[int, int], **options: Any) -> Plan:
+    return RandomResizedCrop(size, flip=0.5, **options)
+
+
+def check(trial: Trial, content: bytes, plan: Plan, keys: range) -> None:
     for key in keys:
         state, result = trial.run_bytes(plan, key, content)
         assert state in (DONE, UNDECIDED)
@@ -98,14 +104,14 @@ def test_pixels_are_those_of_the_ordinary_way(kind: str, trial: Trial) -> None:
                 check(
                     trial,
                     content,
-                    crop_table(size, scaled=scaled),
+                    crop(size, scaled_decode=scaled),
                     range(5 * number, 5 * number + 5),
                 )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_and_odd_sizes(kind: str, trial: Trial) -> None:
-    wide = crop_table((3, 2), scale=(0.01, 1), ratio=(0.1, 10))
+    wide = crop((3, 2), scale=(0.01, 1), ratio=(0.1, 10))
     for height in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 33):
         for width in (1, 2, 4, 5, 8, 11, 16, 17, 18, 31, 35):
             content = KINDS[kind](NOISE[:height, :width])
@@ -117,7 +123,7 @@ def test_sixteen_qualities_of_photographs(subsampling: str, trial: Trial) -> Non
     for pixels in photographs().values():
         for quality in (1, 5, 10, 20, 30, 40, 50, 60, 70, 75, 80, 85, 90, 95, 98, 100):
             content = jpeg(pixels, subsampling, quality)
-            check(trial, content, crop_table((96, 96)), range(quality, quality + 2))
+            check(trial, content, crop((96, 96)), range(quality, quality + 2))
 
 
 def test_boxes_at_each_border_and_at_each_scale(trial: Trial) -> None:
@@ -125,7 +131,7 @@ def test_boxes_at_each_border_and_at_each_scale(trial: Trial) -> None:
     seen = set()
     for key in range(400):
         side = (6, 12, 24, 48, 96)[key % 5]
-        plan = crop_table((side, side), scale=(0.03, 1.0))
+        plan = crop((side, side), scale=(0.03, 1.0))
         state, result = trial.run_bytes(plan, key, content)
         if state == UNDECIDED:
             continue
@@ -147,25 +153,14 @@ def test_plans_of_the_whole_image(trial: Trial) -> None:
     for side in (20, 45, 64, 120):
         size = (side, side + 9)
         for scaled in (True, False):
-            plan = with_result(np.zeros(1, tables.PLAN), size, scaled=scaled, kind=tables.RESIZE)
-            wanted = Resize(size, scaled_decode=scaled).decode(content, name="a.jpg")
-            state, result = trial.run_bytes(plan, 0, content)
-            assert state == DONE
-            assert np.array_equal(result, wanted.permute(1, 2, 0))
-            plan = with_result(
-                plan,
-                size,
-                scaled=scaled,
-                kind=tables.RESIZE_CENTER_CROP,
-                resize_height=side + 12,
-                resize_width=-1,
-            )
-            wanted = ResizeCenterCrop(side + 12, size, scaled_decode=scaled).decode(
-                content, name="a.jpg"
-            )
-            state, result = trial.run_bytes(plan, 0, content)
-            assert state == DONE
-            assert np.array_equal(result, wanted.permute(1, 2, 0))
+            for plan in (
+                Resize(size, scaled_decode=scaled),
+                ResizeCenterCrop(side + 12, size, scaled_decode=scaled),
+            ):
+                state, result = trial.run_bytes(plan, 0, content)
+                assert state == DONE
+                wanted = plan.decode(content, name="a.jpg")
+                assert np.array_equal(result, wanted.permute(1, 2, 0))
 
 
 # ---- what is left to Python ----
@@ -208,7 +203,7 @@ UNFIT: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("kind", UNFIT)
 def test_what_is_not_plain_is_left_to_python(kind: str, trial: Trial) -> None:
-    plan = crop_table((64, 64), scale=(0.9, 1.0))
+    plan = crop((64, 64), scale=(0.9, 1.0))
     content = UNFIT[kind]()
     assert content != JPEG
     for key in range(3):
@@ -219,7 +214,7 @@ def test_what_is_not_plain_is_left_to_python(kind: str, trial: Trial) -> None:
 def test_bytes_after_the_end_do_not_matter(trial: Trial) -> None:
     """Telephones append a second image, or a film."""
     for rest in (b"more", JPEG, bytes(100), b"\xff"):
-        check(trial, JPEG + rest, crop_table((64, 64)), range(3))
+        check(trial, JPEG + rest, crop((64, 64)), range(3))
 
 
 def test_an_image_finds_no_tables_of_the_one_before(trial: Trial) -> None:
@@ -231,23 +226,21 @@ def test_an_image_finds_no_tables_of_the_one_before(trial: Trial) -> None:
         + [JPEG[begin:end] for begin, end in parts if JPEG[begin + 1] != 0xC4]
         + [JPEG[parts[-1][1] :]]
     )
-    plan = crop_table((64, 64), scale=(0.2, 1.0))
+    plan = crop((64, 64), scale=(0.2, 1.0))
     check(trial, own_tables, plan, range(2))
     check(trial, none, plan, range(2))
 
 
 def test_an_image_beyond_the_limit_of_pixels(trial: Trial) -> None:
-    plan = crop_table((32, 32))
+    plan = crop((32, 32))
     height, width = NOISE.shape[:2]
-    plan["most_pixels"] = height * width
-    check(trial, JPEG, plan, range(1))
-    plan["most_pixels"] = height * width - 1
-    assert trial.run_bytes(plan, 0, JPEG)[0] == TOO_LARGE
+    assert trial.run_bytes(plan, 0, JPEG, most_pixels=height * width)[0] == DONE
+    assert trial.run_bytes(plan, 0, JPEG, most_pixels=height * width - 1)[0] == TOO_LARGE
 
 
 def test_a_small_arena_says_what_it_lacks(trial: Trial, tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(JPEG)
-    plan = crop_table((32, 32), scale=(1.0, 1.0), scaled=False)
+    plan = crop((32, 32), scale=(1.0, 1.0), scaled_decode=False)
     name = np.frombuffer(os.fsencode(tmp_path / "a.jpg") + b"\0", np.uint8)
     result = np.zeros((32, 32, 3), np.uint8)
     sizes = [0]
@@ -269,11 +262,11 @@ def test_a_small_arena_says_what_it_lacks(trial: Trial, tmp_path: Path) -> None:
 
 def run_file(trial: Trial, path: Path | str) -> tuple[int, Pixels]:
     name = np.frombuffer(os.fsencode(path) + b"\0", np.uint8)
-    return trial.run(crop_table((40, 40)), 3, named=1, source=name.ctypes.data)
+    return trial.run(crop((40, 40)), 3, named=1, source=name.ctypes.data)
 
 
 def test_files_by_name(trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = crop_table((40, 40))
+    plan = crop((40, 40))
     wanted = trial.run_bytes(plan, 3, JPEG)[1]
     monkeypatch.chdir(tmp_path)
     for name in ("a.jpg", "Größe.jpg", "with space.jpg"):
@@ -302,7 +295,7 @@ def test_records_of_a_file(trial: Trial, tmp_path: Path) -> None:
     other = jpeg(PHOTOGRAPH[:99, :140])
     path = tmp_path / "shard"
     path.write_bytes(b"head" + JPEG + other)
-    plan = crop_table((40, 40))
+    plan = crop((40, 40))
     wanted = trial.run_bytes(plan, 5, other)[1]
     place = {"source": 4 + len(JPEG), "length": len(other)}
     file = os.open(path, os.O_RDONLY)
@@ -321,7 +314,7 @@ def test_records_of_a_file(trial: Trial, tmp_path: Path) -> None:
 def test_a_run_of_several_images_leaves_out_what_is_not_to_be_done(
     trial: Trial, kernels: Kernels
 ) -> None:
-    plan, arena = crop_table((20, 20)), np.empty(1 << 22, np.uint8)
+    plan, arena = crop((20, 20)), np.empty(1 << 22, np.uint8)
     payload, rows = np.frombuffer(JPEG, np.uint8), np.zeros((4, 20, 20, 3), np.uint8)
     pictures = np.zeros(4, tables.PICTURE)
     pictures["file"], pictures["checksum"] = -1, [-1, -1, 7, -1]
@@ -331,7 +324,7 @@ def test_a_run_of_several_images_leaves_out_what_is_not_to_be_done(
     assert not kernels.jpeg_run(
         pictures.ctypes.data,
         4,
-        plan.ctypes.data,
+        plan_table(plan, (1, 3 * 20, 3), 0).address,
         arena.ctypes.data,
         arena.nbytes,
         trial.decoder.address,
@@ -367,7 +360,7 @@ def test_damaged_images_end_no_process_and_change_no_pixels(
 
 
 def test_threads_decode_as_one_does(make_trial: Callable[[], Trial]) -> None:
-    plan = crop_table((50, 50))
+    plan = crop((50, 50))
 
     def results() -> list[bytes]:
         trial = make_trial()
@@ -380,7 +373,7 @@ def test_threads_decode_as_one_does(make_trial: Callable[[], Trial]) -> None:
 
 
 def test_images_and_errors_leave_no_memory_behind(trial: Trial) -> None:
-    plan = crop_table((8, 8), scale=(0.01, 0.02))
+    plan = crop((8, 8), scale=(0.01, 0.02))
 
     def pages() -> int:
         gc.collect()
@@ -409,19 +402,19 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def asked() -> Callable[[], Decoder] | None:
     deadline = time.monotonic() + 100
-    while region_decoder() is None and not why().startswith("off") and time.monotonic() < deadline:
+    while region_decoder() is None and not state().startswith("off") and time.monotonic() < deadline:
         time.sleep(0.05)
     return region_decoder()
 
 
 @pytest.mark.usefixtures("fresh", "make_trial")
 def test_a_child_checks_before_the_first_use(kernels: Kernels) -> None:
-    assert why() == "not asked for"
+    assert "the first use checks it" in state()
     factory = asked()
-    assert factory is not None, why()
-    assert why().startswith("on (Pillow ")
+    assert factory is not None, state()
+    assert state().startswith("on (Pillow ")
     trial = Trial(kernels, factory())
-    check(trial, JPEG, crop_table((40, 40)), range(4))
+    check(trial, JPEG, crop((40, 40)), range(4))
     libjpeg._state = libjpeg._State()
     assert region_decoder() is not None  # what the check has found is in the cache
 
@@ -432,25 +425,25 @@ def test_a_check_that_crashes_turns_it_off(monkeypatch: pytest.MonkeyPatch, tmp_
     crash = [sys.executable, "-c", "import os; os.abort()"]
     monkeypatch.setattr(libjpeg, "_start_check", lambda name: subprocess.Popen(crash))
     assert asked() is None
-    assert why() == "off: the check ended with status -6"
+    assert state() == "off: the check ended with status -6"
     libjpeg._state = libjpeg._State()
     monkeypatch.setattr(libjpeg, "_start_check", lambda name: pytest.fail("checked again"))
     assert region_decoder() is None
-    assert why() == "off: the check ended with status -6"
+    assert state() == "off: the check ended with status -6"
 
 
 @pytest.mark.usefixtures("fresh")
 def test_another_library_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libjpeg, "TESTED_BUILDS", {})
     assert region_decoder() is None
-    assert "is none of the tested libraries (SHA-256" in why()
+    assert "is none of the tested libraries (SHA-256" in state()
 
 
 @pytest.mark.usefixtures("fresh")
 def test_without_simplejpeg_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libjpeg.importlib.util, "find_spec", lambda name: None)
     assert region_decoder() is None
-    assert why() == "off: simplejpeg is not installed"
+    assert state() == "off: simplejpeg is not installed"
 
 
 def test_a_check_notices_other_pixels_and_missed_damage(trial: Trial) -> None:

@@ -7,19 +7,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
-from fastload import DataLoader, iterator
+from fastload import DataLoader, iterator, randomness
+from fastload.collate import SlotBox
 from fastload.datasets import ImageFolder
 from fastload.image import RandomResizedCrop, Resize, kernels, plans, render
+from fastload.isolation import python_random
 from fastload.order import SampledOrder
 from fastload.randomness import current_stream
+from fastload.rows import NotPositions, Run, as_indices, positions
 
 PLAN = RandomResizedCrop(8, scale=(0.08, 0.2))
 KEYS = np.arange(3, dtype=np.uint64)
@@ -36,8 +40,7 @@ KEYS = np.arange(3, dtype=np.uint64)
     ids=["larger", "floats", "fewer", "another device"],
 )
 def test_a_plan_writes_only_into_rows_that_it_fits(plan: Any, rows: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="do not fit"):
-        render.Render(plan, rows, KEYS)
+    assert render.make_render(plan, rows, KEYS) is None
 
 
 @pytest.mark.skipif(not kernels.wait(), reason=kernels.state())
@@ -52,7 +55,9 @@ def test_an_image_with_fewer_pixels_than_its_header_says_is_not_read_beyond_them
     )
     keys = np.arange(64, dtype=np.uint64)
     rows = torch.full((64, 3, 8, 8), 77, dtype=torch.uint8)
-    missing = render.Render(PLAN, rows, keys).encoded(lambda _: encoded, lambda _: None)
+    made = render.make_render(PLAN, rows, keys)
+    assert made is not None
+    missing = made.encoded(lambda _: encoded, lambda _: None)
     done = sorted(set(range(64)) - set(missing))
     assert missing
     assert (rows[done] == 200).all()
@@ -63,9 +68,9 @@ def test_a_limit_that_refuses_every_image_is_kept(
     limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
-    assert render.fits(PLAN, rows)
+    assert render.make_render(PLAN, rows, KEYS) is not None
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    assert not render.fits(PLAN, rows)
+    assert render.make_render(PLAN, rows, KEYS) is None
 
 
 def test_a_default_device_changes_nothing(tmp_path: Any) -> None:
@@ -91,6 +96,146 @@ def test_tensors_and_datasets_that_are_replaced_are_seen_at_once() -> None:
         setattr(replaced, name, value)
         (second,) = next(batches)
         assert second.tolist() == [1, 1, 1, 1]
+
+
+def test_parts_of_a_concat_dataset_that_are_replaced_are_seen_at_once() -> None:
+    dataset = ConcatDataset([TensorDataset(torch.zeros(16)), TensorDataset(torch.zeros(16))])
+    batches = iter(DataLoader(dataset, batch_size=16))
+    next(batches)
+    dataset.datasets[1] = TensorDataset(torch.ones(16))
+    (second,) = next(batches)
+    assert second.tolist() == [1] * 16
+
+
+def test_a_target_transform_and_a_method_that_come_later_are_seen_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for k in range(4):
+        Image.fromarray(np.full((20, 20, 3), k, np.uint8)).save(tmp_path / f"a/{k}.png")
+    dataset = ImageFolder(tmp_path, transform=Resize((8, 8)))
+    batches = iter(DataLoader(dataset))
+    assert next(batches)[1].tolist() == [0]
+    dataset.target_transform = lambda target: target + 100
+    assert next(batches)[1].tolist() == [100]
+    dataset.target_transform = None
+    assert next(batches)[1].tolist() == [0]
+    dataset.load_image = lambda index: (torch.zeros(3, 8, 8), 7)  # type: ignore[method-assign]
+    assert next(batches)[1].tolist() == [7]
+
+
+@pytest.mark.parametrize("change", [(slice(None), slice(2)), (slice(None), None)], ids=["fewer", "more axes"])
+def test_tensors_that_change_their_shape_are_read_as_by_torch(change: Any) -> None:
+    tensors = [torch.arange(32.0).reshape(8, 4), torch.arange(32.0, 64.0).reshape(8, 4)]
+    dataset = ConcatDataset([TensorDataset(tensor) for tensor in tensors])
+    batches = iter(DataLoader(dataset, batch_size=16))
+    for tensor in tensors:
+        tensor.set_(tensor[change].clone())  # type: ignore[no-untyped-call]
+    (batch,) = next(batches)
+    assert torch.equal(batch, torch.cat(tensors))
+
+
+class Windows(Dataset[Any]):
+    """Samples of `length` numbers."""
+
+    length = 4
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.arange(index, index + self.length)
+
+    def empty_sample(self) -> torch.Tensor:
+        return torch.empty(self.length, dtype=torch.int64)
+
+    def fill_rows(self, run: Run) -> list[int]:
+        for row, index in zip(run.rows, run.indices, strict=True):
+            row[:] = self[index]
+        return []
+
+
+def test_what_worker_init_fn_makes_of_the_samples_is_what_comes() -> None:
+    def shorten(_: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        info.dataset.length = 1  # type: ignore[attr-defined]
+
+    loader = DataLoader(Windows(), batch_size=4, num_workers=2, worker_init_fn=shorten)
+    assert [batch.tolist() for batch in loader] == [[[0], [1], [2], [3]], [[4], [5], [6], [7]]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_for_which_there_is_no_memory_are_read_one_by_one(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, failures = SlotBox.rows, [MemoryError("no room")]
+
+    def fails(box: SlotBox, start: int, stop: int) -> Any:
+        if failures:
+            raise failures.pop()
+        return rows(box, start, stop)
+
+    monkeypatch.setattr(SlotBox, "rows", fails)
+    with DataLoader(Windows(), batch_size=4, num_workers=workers) as loader:
+        assert torch.equal(torch.cat([*loader]), torch.stack([*Windows()]))
+    assert not failures
+
+
+class NoSample(Windows):
+    def empty_sample(self) -> torch.Tensor:
+        raise KeyError("no sample yet")
+
+
+def test_an_empty_sample_that_raises_is_warned_of_and_the_batches_are_right() -> None:
+    with pytest.warns(RuntimeWarning, match="KeyError"):
+        batches = [*DataLoader(NoSample(), batch_size=4)]
+    assert torch.equal(torch.cat(batches), torch.stack([*Windows()]))
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [((), []), ([2, 0, 2], [0, 2]), (torch.tensor([2, 2, 0]), [0, 2]), (np.array([1]), [1])],
+)
+def test_positions_are_each_given_once(returned: Any, expected: list[int]) -> None:
+    assert positions(returned, 3) == expected
+
+
+@pytest.mark.parametrize("returned", [None, 5, [3], [-1], [True], np.array([True]), ["1"], [1.0]])
+def test_what_are_no_positions_is_quoted(returned: Any) -> None:
+    with pytest.raises(NotPositions, match="expected positions in the run from 0 to 2"):
+        positions(returned, 3)
+
+
+def test_a_generator_s_own_error_is_not_taken_for_a_wrong_answer() -> None:
+    def lazily() -> Iterator[int]:
+        yield 1
+        raise TypeError("of the user's")
+
+    with pytest.raises(TypeError, match="of the user's"):
+        positions(lazily(), 3)
+
+
+def test_bools_among_indices_are_left_to_the_dataset() -> None:
+    assert as_indices([True, 2]) is None
+    assert as_indices([np.True_, 2]) is None
+    assert as_indices([1, 2]) is not None
+
+
+def test_a_stream_that_ctrl_c_left_half_way_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The strike is after the first step of going back to no stream: the rest must still be done."""
+    enter, entered = randomness.torch_random.enter, []
+
+    def struck(stream: Any) -> None:
+        enter(stream)
+        entered.append(stream)
+        if len(entered) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(randomness.torch_random, "enter", struck)
+    batches = iter(DataLoader(Windows(), seed=1, collate_fn=torch.stack))
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert current_stream() is None
+    assert python_random._thread.own is None
 
 
 class Ones(Dataset[Any]):

@@ -40,7 +40,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     """A packed set as a map-style data set of `(transform(picture), label)`; made by `fastload pack`.
 
     Records are read by position, with the GIL released: no Arrow and no lock on the way. Safe to
-    share between threads, to pickle, to copy and to use behind a fork.
+    share between threads, to pickle, to copy and to use after a fork.
 
     Args:
         path: the directory of the set.
@@ -219,7 +219,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         ordinary = self.memory_map or self.read_ahead_bytes or not self.decode or self.columns
         if ordinary or self.target_transform is not None or not _is_plan(plan):
             return False
-        return self.mode == "raw" or not plan.upright
+        return self.mode == "raw" or not getattr(plan, "upright", False)
 
     def fill_rows(self, run: Run) -> Sequence[int]:
         """Make the images and labels of a run in the batch; see `fastload.rows`."""
@@ -228,11 +228,14 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         records, shards = self._records(run.indices), self._shards
         if records is None or not self._can_fill(plan):
             return range(len(run))
-        from fastload.image.render import Render, fits
+        from fastload.image.render import make_render
 
-        if not fits(plan, images):
+        render = make_render(plan, images, run.keys)
+        if render is None:
             return range(len(run))
         numbers = np.searchsorted(self._ends, records, side="right")
+        if len(np.unique(numbers)) > shards.most_open:
+            return range(len(run))
         try:
             # Held until the end: a descriptor is closed with its file.
             files = {number: _opened(shards, number) for number in set(numbers.tolist())}
@@ -248,7 +251,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             np.where(checked, columns.checksums[records].astype(np.int64), -1),
         )
         places = [*zip(numbers.tolist(), (records - shards.begins[numbers]).tolist(), strict=True)]
-        missing = self._render(Render(plan, images, run.keys), source, columns, records, places)
+        missing = self._render(render, source, columns, records, places)
         checked[missing] = False
         columns.seen[records[checked]] = True
         return missing

@@ -22,7 +22,8 @@ class Shards:
         extras: names of further columns to load.
         memory_map: map the files.
 
-    `columns` are those of all shards, end to end; `begins`, int64[shards + 1], says where each one's are.
+    `columns` are those of all shards, end to end; `begins`, int64[shards + 1], says where each one's are. At most
+    `most_open` files stay open.
     """
 
     def __init__(self, path: str, index: Index, *, extras: Sequence[str], memory_map: bool) -> None:
@@ -31,13 +32,17 @@ class Shards:
         self._extras = extras
         self._memory_map = memory_map
         self.begins = np.cumsum([0, *(shard.rows for shard in index.shards)])
-        self.columns = columns_of(index)
+        try:
+            self.columns = columns_of(index)
+        except (MemoryError, ValueError) as error:
+            reason = f"the columns of {index.rows:,} records do not fit into memory"
+            raise PackedDataError(path, reason) from error
         self._tables: list[Table | None] = [None] * len(index.shards)  # parts of `columns`
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        bound = len(index.shards)
+        self.most_open = len(index.shards)
         if limit != resource.RLIM_INFINITY:
-            bound = min(bound, max(16, limit // 4))
-        self._files: list[OpenFile | None] = [None] * bound
+            self.most_open = min(self.most_open, max(16, limit // 4))
+        self._files: list[OpenFile | None] = [None] * self.most_open
         self._identities: dict[int, tuple[int, ...]] = {}  # of the shards that were opened
 
     def table(self, number: int) -> Table:

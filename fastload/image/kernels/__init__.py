@@ -185,7 +185,7 @@ def _whole() -> Iterator[None]:
 def _locked(name: str) -> Iterator[tuple[int, bool]]:
     """Hold a lock among processes: its descriptor, and True if another held it before."""
     with _whole():
-        _, lock = cache.open_file(name, os.O_RDWR)
+        lock = cache.open_file(name, os.O_RDWR)
         _descriptors.add(lock)
     waited = False
     try:
@@ -205,7 +205,7 @@ def _run_child(name: str, lock: int) -> int:
     """Compile in a child process, which holds `lock` as long as it lives, and ends if this process does."""
     command = [sys.executable, "-P", "-m", f"{__name__}.build", name, *MODULES]
     with _whole():
-        _, log = cache.open_file(f"{name}.log", os.O_WRONLY | os.O_TRUNC)
+        log = cache.open_file(f"{name}.log", os.O_WRONLY | os.O_TRUNC)
         reader, writer = os.pipe()
         _descriptors.add(writer)
         try:
@@ -245,7 +245,7 @@ def _environment() -> dict[str, str]:
 def _last_line(name: str) -> str:
     """Return the last line of the child's log, "" if there is none."""
     with suppress(OSError):
-        _, log = cache.open_file(f"{name}.log", os.O_RDONLY)
+        log = cache.open_file(f"{name}.log", os.O_RDONLY)
         with open(log, encoding="utf-8", errors="replace") as opened:
             return next((line for line in reversed(opened.read().split("\n")) if line), "")
     return ""
@@ -253,7 +253,7 @@ def _last_line(name: str) -> str:
 
 def _log(name: str, line: str) -> None:
     with suppress(OSError):
-        _, log = cache.open_file(f"{name}.log", os.O_WRONLY | os.O_APPEND)
+        log = cache.open_file(f"{name}.log", os.O_WRONLY | os.O_APPEND)
         with open(log, "a", encoding="utf-8") as opened:
             opened.write(line)
 
@@ -334,7 +334,7 @@ def _identity() -> dict[str, str]:
     return versions | {
         "processor": llvm.get_host_cpu_name(),
         "features": features.flatten(),
-        "torch": torch.__version__,
+        "torch": f"{torch.__version__} {torch.version.git_version} {torch.__config__.show()}",
         "capability": torch.backends.cpu.get_cpu_capability(),
         "sources": _sources(),
     }

@@ -49,23 +49,22 @@ def store(name: str, content: bytes) -> Path:
                 os.unlink(unfinished)
             raise
 
-    return in_first_folder(write)
+    return _in_first_folder(write)
 
 
-def open_file(name: str, flags: int) -> tuple[Path, int]:
-    """Open a file, made if need be, that holds nothing to run: its path and descriptor.
+def open_file(name: str, flags: int) -> int:
+    """Return the descriptor of a file, made if need be, that holds nothing to run.
 
     Raises OSError if no folder takes it.
     """
 
-    def opened(folder: Path) -> tuple[Path, int]:
-        path = folder / name
-        return path, os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    def opened(folder: Path) -> int:
+        return os.open(folder / name, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
-    return in_first_folder(opened)
+    return _in_first_folder(opened)
 
 
-def in_first_folder(write: Callable[[Path], T]) -> T:
+def _in_first_folder(write: Callable[[Path], T]) -> T:
     """Return `write(folder)` of the first folder for which it succeeds; raises OSError if there is none."""
     failures = []
     for folder in _candidates():

@@ -84,7 +84,6 @@ def _store(stored: Any, given: Any) -> Any:
 
 # All integers are int64 and all floats float64 in the kernels, whatever lies in memory.
 load_u8 = _load(I8, types.int64)
-load_u16 = _load(I16, types.int64)
 load_u32 = _load(I32, types.int64)
 load_i32 = _load(I32, types.int64, signed=True)
 load_i64 = _load(I64, types.int64)
