@@ -13,14 +13,12 @@ to a batch, in the memory of `slots`, which by `rows` a dataset may fill), `wind
 `prefetch` (puts the batches on a device). They share `telemetry` (what threads
 measure; `tally` makes `stats` of it, which `diagnosis` reads), `isolation` (what each worker owns), `faults`
 (what user code raises), `errors` and `torch_private` (all that torch does not promise).
-`inspection` tells whether a data set suits threads, by `readings` that it compares by `equality`;
-`testing` has fakes. Folders are plug-ins, which the files never import: `datasets`, `image`, `harness`,
-and `cli`, the command.
+`testing` has fakes. Folders are plug-ins, which the files never import: `datasets`, `image`, `check` (does a dataset
+suit threads), `harness`, and `cli`, the command.
 """
 
 from fastload import errors
 from fastload.fetch import SKIP
-from fastload.inspection import check
 from fastload.loader import DataLoader
 from fastload.prefetch import prefetch_to
 from fastload.randomness import random_stream, sample_generator, sample_rng
@@ -36,7 +34,6 @@ __all__ = [
     "RankSampler",
     "Stats",
     "__version__",
-    "check",
     "errors",
     "prefetch_to",
     "profiler_config",

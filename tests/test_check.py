@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import fastload
 from fastload import DataLoader as FastDataLoader
 from fastload.cli import main
-from fastload.inspection import Report, check
+from fastload.check import Report, check
 from fastload.rows import Run
 from tests.fakes import OwnIterator
 

@@ -17,10 +17,8 @@ from typing import Any
 
 import click
 
-import fastload
 from fastload.cli._common import sigterm_raises
 from fastload.errors import FastloadError, in_one_line
-from fastload.inspection import Finding, require_data_set
 
 
 @click.command()
@@ -114,6 +112,8 @@ _EXIT_S = 5.0
 
 def _of_death(code: int, how: str) -> str:
     """Return the report on a data set that ended the process that read it, with an exit code or (negative) a signal."""
+    from fastload.check import Finding
+
     by = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     advice = (
         'A library that it calls is not safe in threads: use worker_method="process", or call it under a lock.'
@@ -126,9 +126,11 @@ def _of_death(code: int, how: str) -> str:
 
 def _check_here(path: str, samples: int, workers: int, parent: Any) -> None:
     """Check the data set at `path`, and send what is to be said."""
+    from fastload.check import check as compare
+
     faulthandler.enable()  # the stacks say which call ended the process
     try:
-        report = fastload.check(
+        report = compare(
             _import(path),
             samples=samples,
             workers=workers,
@@ -162,6 +164,8 @@ def _import(path: str) -> Any:
             found = found()
         except TypeError as error:
             raise click.UsageError(f"cannot call {path} without arguments: {error}") from error
+    from fastload.check import require_data_set
+
     try:
         require_data_set(found)
     except TypeError as error:

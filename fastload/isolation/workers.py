@@ -24,7 +24,6 @@ from fastload.isolation.kinds import Instance, Protocolled
 from fastload.isolation.module_state import ModuleState, original
 from fastload.isolation.plan import Named, Plan
 from fastload.isolation.rules import is_open, own_dict
-from fastload.isolation.summary import Summary, summary
 from fastload.isolation.users import is_users_module
 from fastload.isolation.watch import is_descriptor
 
@@ -144,9 +143,9 @@ class Isolation:
         return type(x).__module__.partition(".")[0] not in sys.stdlib_module_names
 
     @property
-    def summary(self) -> Summary:
-        """What is copied for each worker, and what all of them share."""
-        return summary(self.plan, self._modules.unreached)
+    def unreached(self) -> Sequence[ModuleObject]:
+        """The module-level objects that all workers share."""
+        return self._modules.unreached
 
     @property
     def initialises(self) -> bool:

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 import fastload
 from fastload.errors import DatasetCopyError, ModuleStateWarning
-from fastload.inspection import check
+from fastload.check import check
 from fastload.isolation.cached import CACHED, Place, Router, contents
 from fastload.isolation.code import module_level
 from fastload.isolation.module_state import ModuleState

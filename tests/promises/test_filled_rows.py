@@ -41,7 +41,7 @@ import fastload.image.kernels
 import fastload.rows
 from fastload import DataLoader, RankSampler, random_stream, sample_rng
 from fastload.datasets import ImageFileList, ImageFolder, PackedDataset, PackedWriter
-from fastload.equality import same
+from fastload.check.equality import same
 from fastload.errors import (
     DecodeError,
     LoaderClosedError,

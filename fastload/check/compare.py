@@ -15,13 +15,13 @@ from typing import Any, Literal
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, default_collate
 
-from fastload.equality import differing, same
+from fastload.check.equality import differing, same
 from fastload.errors import DatasetCopyError, SharedStateWarning
 from fastload.faults import shown
 from fastload.isolation import Isolation
-from fastload.isolation.summary import Piece, Summary
+from fastload.check.summary import Piece, Summary, summary
 from fastload.randomness import global_states, restore_global_states
-from fastload.readings import (
+from fastload.check.reading import (
     SERIALLY,
     Raised,
     Reading,
@@ -205,7 +205,7 @@ def check(
         threads_ratio=None if threads is None or crowded else serial.ms / threads.ms,
         failed=failed,
         findings=findings,
-        isolation=_with_classes(isolation.summary, said),
+        isolation=_with_classes(summary(isolation.plan, isolation.unreached), said),
         compared=seen.compared,
     )
 

@@ -1,4 +1,4 @@
-"""Samples of a data set read once, serially or in threads, with what the reading cost: what `inspection` compares."""
+"""Samples of a data set read once, serially or in threads, with what the reading cost: `compare` compares them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fastload.equality import same
+from fastload.check.equality import same
 from fastload.errors import DatasetCopyError
 from fastload.faults import shown
 from fastload.loader import DataLoader
