@@ -67,12 +67,11 @@ def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write(tmp_path / "set", request.param)
 
 
-@pytest.mark.parametrize("memory_map", [False, True])
 @pytest.mark.parametrize("verify", ["first", "always", "never"])
 def test_pictures_and_labels_are_those_that_went_in(
-    packed: Path, verify: Any, memory_map: bool
+    packed: Path, verify: Any
 ) -> None:
-    dataset = PackedDataset(packed, verify=verify, memory_map=memory_map)
+    dataset = PackedDataset(packed, verify=verify)
     assert len(dataset) == 20
     assert len(list(packed.glob("shard-*.arrow"))) > 3
     for _ in range(2):
@@ -86,13 +85,12 @@ def test_pictures_and_labels_are_those_that_went_in(
     assert dataset.class_to_idx == {"ant": 0, "bee": 1, "cat": 2}
 
 
-@pytest.mark.parametrize("memory_map", [False, True])
 def test_a_plan_gives_what_it_gives_of_the_same_bytes_and_nothing_is_overwritten(
-    packed: Path, memory_map: bool
+    packed: Path
 ) -> None:
     # 3 x 2 pixels is what the plan cuts: where nothing is resized, it could hand out the reader's buffer.
     for plan in (ResizeCenterCrop(5, 5), ResizeCenterCrop((9, 9), (9, 9)), RandomResizedCrop(8)):
-        dataset = PackedDataset(packed, transform=plan, memory_map=memory_map)
+        dataset = PackedDataset(packed, transform=plan)
         got = []
         for number in range(20):
             with fastload.random_stream(seed=1, epoch=0, position=number, index=number):
@@ -263,15 +261,14 @@ def test_it_pickles_copies_and_says_what_it_is(packed: Path) -> None:
     assert len(pickle.dumps(dataset)) < 10_000  # no file, no table, no record
 
 
-@pytest.mark.parametrize("memory_map", [False, True])
-def test_files_are_opened_late_and_closed_with_the_data_set(packed: Path, memory_map: bool) -> None:
+def test_files_are_opened_late_and_closed_with_the_data_set(packed: Path) -> None:
     def opened() -> int:
         return sum(
             str(packed) in os.path.realpath(f"/proc/self/fd/{n}")
             for n in os.listdir("/proc/self/fd")
         )
 
-    dataset = PackedDataset(packed, memory_map=memory_map)
+    dataset = PackedDataset(packed)
     assert opened() == 0
     dataset[0]
     assert 1 <= opened() <= 2
@@ -386,8 +383,8 @@ def test_reading_ahead_asks_for_the_piece_around_what_is_not_in_memory(
         cached.add(begin)
     piece = begin // 64 * 64
     assert asked == [(piece, max(64, begin + length - piece), os.POSIX_FADV_WILLNEED)]
-    with pytest.raises(ValueError, match="0 with memory_map"):
-        PackedDataset(packed, read_ahead_bytes=64, memory_map=True)
+    with pytest.raises(ValueError, match="read_ahead_bytes must be 0 or more, got -1"):
+        PackedDataset(packed, read_ahead_bytes=-1)
 
 
 def test_reading_ahead_changes_no_record(packed: Path) -> None:

@@ -76,16 +76,15 @@ def refused(dataset: PackedDataset) -> list[PackedDataError]:
 # ---- flipped and missing bytes ----
 
 
-@pytest.mark.parametrize("memory_map", [False, True])
 def test_a_flipped_bit_in_any_byte_of_a_shard_is_found_and_named(
-    packed: Path, memory_map: bool
+    packed: Path
 ) -> None:
-    dataset = open_set(packed, memory_map=memory_map)
+    dataset = open_set(packed)
     content = (packed / SHARD).read_bytes()
     index = packed_format.read_index(str(packed))
     ((start, length),) = index.shards[1].payload
     with open(packed / SHARD, "r+b", buffering=0) as file:
-        for place, byte in list(enumerate(content))[:: 7 if memory_map else 1]:
+        for place, byte in enumerate(content):
             os.pwrite(file.fileno(), bytes([byte ^ 1 << place % 8]), place)
             errors = refused(dataset)
             os.pwrite(file.fileno(), bytes([byte]), place)
@@ -117,11 +116,10 @@ def test_an_index_cut_off_anywhere_is_refused(packed: Path) -> None:
             packed_format.parse_index(str(packed), content[:length])
 
 
-@pytest.mark.parametrize("memory_map", [False, True])
 def test_a_shard_of_another_length_or_another_content_is_refused(
-    packed: Path, memory_map: bool
+    packed: Path
 ) -> None:
-    dataset = open_set(packed, memory_map=memory_map)
+    dataset = open_set(packed)
     content = (packed / SHARD).read_bytes()
     size = len(content)
     for length in (size + 1, *range(size - 1, -1, -7), 0):
@@ -138,11 +136,10 @@ def test_a_shard_of_another_length_or_another_content_is_refused(
     assert {error.reason for error in refused(dataset)} == {"the file is missing"}
 
 
-@pytest.mark.parametrize("memory_map", [False, True])
 def test_a_file_cut_off_while_it_is_open_is_an_error_and_no_signal(
-    packed: Path, memory_map: bool
+    packed: Path
 ) -> None:
-    dataset = open_set(packed, memory_map=memory_map)
+    dataset = open_set(packed)
     assert refused(dataset) == []
     ((start, _),) = packed_format.read_index(str(packed)).shards[1].payload
     os.truncate(
@@ -371,12 +368,11 @@ HUGE = 2**62
         [0, 25, 50, 75, 99],
     ],
 )
-@pytest.mark.parametrize("memory_map", [False, True])
 def test_forged_offsets_of_payloads_are_refused(
-    packed: Path, offsets: list[int], memory_map: bool
+    packed: Path, offsets: list[int]
 ) -> None:
     forge(packed, SHARD, replace_numbers([0, 25, 50, 75, 100], offsets))
-    errors = refused(open_set(packed, memory_map=memory_map))
+    errors = refused(open_set(packed))
     assert len(errors) == 4
     assert len(str(errors[0])) < 400
 

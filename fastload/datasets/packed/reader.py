@@ -54,9 +54,6 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         verify: when a record's payload is held against its checksum (0.7 ms a MB): at the "first" read
             of it in this process, "always" or "never". Everything else is checked in any case, when
             the first record of a shard is read.
-        memory_map: map the shards instead of reading from them. Then faults of pages are taken under
-            the GIL; and if a file is cut off in the instant between the look at its size and the read,
-            the process dies of SIGBUS. Reading, the default, has neither.
         read_ahead_bytes: where a record is not in memory yet, ask the kernel to begin to read the whole
             aligned piece of so many bytes around it. For slow storage and an order that comes back to a
             place soon: `RankSampler(window=, run=)`, with a piece of about a run. 0: only what is asked for.
@@ -88,7 +85,6 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         decode: bool = True,
         columns: Sequence[str] = (),
         verify: Verify = "first",
-        memory_map: bool = False,
         read_ahead_bytes: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -97,10 +93,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             raise ValueError(f'verify must be "first", "always" or "never", got {verify!r}')
         if not 0 <= rank < world_size:
             raise ValueError(f"expected 0 <= rank < world_size, got {rank=} and {world_size=}")
-        if read_ahead_bytes < 0 or (read_ahead_bytes and memory_map):
-            raise ValueError(
-                f"read_ahead_bytes must be 0 or more, and 0 with memory_map; got {read_ahead_bytes}"
-            )
+        if read_ahead_bytes < 0:
+            raise ValueError(f"read_ahead_bytes must be 0 or more, got {read_ahead_bytes}")
         # The working directory may change before a shard is opened.
         self.path = os.path.abspath(path)
         self._index = index = read_index(self.path)
@@ -113,7 +107,6 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             raise ValueError(f"{self.path}: {index.rows} records for {world_size} ranks")
         self.columns = tuple(columns)
         self.verify = verify
-        self.memory_map = memory_map
         self.read_ahead_bytes = read_ahead_bytes
         self.decode = decode
         self.rank, self.world_size = rank, world_size
@@ -130,7 +123,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         """Let go of everything that reading has opened or loaded."""
         # A thread that reads meanwhile goes on with the shards that it holds.
         self._shards = Shards(
-            self.path, self._index, extras=self.columns, memory_map=self.memory_map
+            self.path, self._index, extras=self.columns
         )
         self._targets: NDArray[np.int64] | None = None
         # The shard that `locate` looked at last: who names many bad records reads its columns once.
@@ -216,7 +209,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return None if image is None else (image, 0)
 
     def _can_fill(self, plan: Any) -> bool:
-        ordinary = self.memory_map or self.read_ahead_bytes or not self.decode or self.columns
+        ordinary = self.read_ahead_bytes or not self.decode or self.columns
         if ordinary or self.target_transform is not None or not _is_plan(plan):
             return False
         return self.mode == "raw" or not getattr(plan, "upright", False)
@@ -385,20 +378,14 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         """Bytes `first` to `stop` of a record's payload, unchecked; as `_read`."""
         begin, length = int(table.begins[row]) + first, stop - first
         file = self._shards.file(number)
-        if file.map is not None:
-            # The map is as long as the file was; the look says that it still is.
-            whole = os.fstat(file.fd).st_size >= begin + length
-            payload = memoryview(file.map)[begin : begin + length]
-        else:
-            into = np.empty(length, np.uint8) if buffer is None else buffer[:length]
-            payload = into.data
-            try:
-                whole = (
-                    self.read_ahead_bytes > 0 and self._read_cached(file.fd, payload, begin)
-                ) or preadv(file.fd, payload, begin) == length
-            except OSError as error:
-                error.filename = self._shards.where(number)  # unlike open(), a read does not say
-                raise
+        payload = (np.empty(length, np.uint8) if buffer is None else buffer[:length]).data
+        try:
+            whole = (
+                self.read_ahead_bytes > 0 and self._read_cached(file.fd, payload, begin)
+            ) or preadv(file.fd, payload, begin) == length
+        except OSError as error:
+            error.filename = self._shards.where(number)  # unlike open(), a read does not say
+            raise
         if not whole:
             raise self._shards.bad(
                 number, row, f"the file ends before byte {begin + length:,}: cut off"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import resource
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fastload.datasets.packed.format import Index, Shard, Table, columns_of, read_table
+from fastload.datasets.packed.format import Index, Table, columns_of, read_table
 from fastload.errors import PackedDataError
 from fastload.telemetry import stage
 
@@ -20,17 +19,15 @@ class Shards:
     Args:
         path, index: which set.
         extras: names of further columns to load.
-        memory_map: map the files.
 
     `columns` are those of all shards, end to end; `begins`, int64[shards + 1], says where each one's are. At most
     `most_open` files stay open.
     """
 
-    def __init__(self, path: str, index: Index, *, extras: Sequence[str], memory_map: bool) -> None:
+    def __init__(self, path: str, index: Index, *, extras: Sequence[str]) -> None:
         self._path = path
         self._index = index
         self._extras = extras
-        self._memory_map = memory_map
         self.begins = np.cumsum([0, *(shard.rows for shard in index.shards)])
         try:
             self.columns = columns_of(index)
@@ -65,13 +62,10 @@ class Shards:
         place = number % len(self._files)
         file = self._files[place]
         if file is None or file.number != number:
-            shard = self._index.shards[number]
             try:
-                file = OpenFile(self.where(number), number, shard, memory_map=self._memory_map)
+                file = OpenFile(self.where(number), number)
             except FileNotFoundError as error:
                 raise self.bad(number, None, "the file is missing") from error
-            except ValueError as error:
-                raise self.bad(number, None, str(error)) from error
             # An evicted shard is opened again: it must be the file whose table is kept.
             if self._identities.setdefault(number, file.identity) != file.identity:
                 raise self.bad(number, None, "the file was replaced since it was first read")
@@ -92,19 +86,11 @@ class Shards:
 class OpenFile:
     """An open shard; closed when nobody refers to it any more."""
 
-    def __init__(self, name: str, number: int, shard: Shard, *, memory_map: bool) -> None:
+    def __init__(self, name: str, number: int) -> None:
         self.number = number
-        self.map: mmap.mmap | None = None
         self.fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
         found = os.fstat(self.fd)
         self.identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-        if memory_map:
-            size = found.st_size
-            if size != shard.bytes:
-                raise ValueError(
-                    f"the file has {size:,} bytes, expected {shard.bytes:,}: cut off or changed"
-                )
-            self.map = mmap.mmap(self.fd, size, access=mmap.ACCESS_READ)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if hasattr(self, "fd"):
