@@ -11,7 +11,7 @@ from fastload.slots import SlotPool
 from fastload.stats import Stats
 from fastload.telemetry import Recorder, cores_busy_s, merge
 from fastload.window import Window
-from fastload.workers import usable_cores
+from fastload.cores import usable_cores
 
 
 class Tally:

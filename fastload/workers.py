@@ -154,13 +154,6 @@ def join(threads: Iterable[threading.Thread]) -> None:
         )
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def whereabouts(threads: Iterable[threading.Thread]) -> str:
     """What each thread is doing: its stack, innermost call last."""
     frames = sys._current_frames()

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "fastload"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 GROUND = {"isolation"}
 """Folders that every file may import, and that import nothing of fastload above them."""
-GROUND_FILES = ("fastload.errors.", "fastload.hashing.", "fastload.torch_private.")
+GROUND_FILES = ("fastload.cores.", "fastload.errors.", "fastload.hashing.", "fastload.torch_private.")
 FOLDERS = {path.parent.name for path in MODULES if path.parent.parent == PACKAGE} - {"cli"} - GROUND
 COMMAND_LINE = [*sorted((PACKAGE / "cli").glob("*.py")), PACKAGE / "__main__.py"]
 CORE = [path for path in MODULES if path.parent == PACKAGE and path not in COMMAND_LINE]

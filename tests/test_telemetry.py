@@ -33,7 +33,7 @@ from fastload.telemetry import (
     span,
     stage,
 )
-from fastload.workers import usable_cores
+from fastload.cores import usable_cores
 
 RESOLUTION = 2 ** (1 / 16) * (1 + 1e-9)
 

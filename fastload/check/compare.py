@@ -32,7 +32,7 @@ from fastload.check.reading import (
     switching_often,
 )
 from fastload.telemetry import cores_busy_s
-from fastload.workers import usable_cores
+from fastload.cores import usable_cores
 
 CROWDED, TICKS_S = 0.15, 0.02
 """Share of the cores that others may have, and of its time that a serial reading may lack one: beyond it a comparison

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from fastload.cores import usable_cores
 from fastload.image.encode import encode_jpeg
 from fastload.loader import DataLoader
 
@@ -75,7 +76,7 @@ def generate_images(
     _check("count", count, 1, 2**30)
     _check("seed", seed, 0, 2**63 - 1)
     _check("classes", classes, 1, 99_999_999)
-    workers = len(os.sched_getaffinity(0)) if workers is None else workers
+    workers = usable_cores() if workers is None else workers
     _check("workers", workers, 0, 1024)
     out = Path(out)
     file_list = out / "filelist.txt"

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 import fastload
+from fastload.cores import usable_cores
 from fastload.datasets.packed.format import INDEX, MODES, REJECTED, Mode, read_index
 from fastload.datasets.packed.reader import PackedDataset
 from fastload.datasets.packed.sources import Files, Input, Parquet, Source, parquet_files
@@ -124,7 +125,7 @@ def pack(
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if workers is None:
-        workers = len(os.sched_getaffinity(0))
+        workers = usable_cores()
     source, out = os.fspath(source), os.fspath(out)
     inputs: Source
     if parquet_files(source):
@@ -317,7 +318,7 @@ def verify(
     """
     dataset = PackedDataset(path, decode=False, verify="always")
     if workers is None:
-        workers = len(os.sched_getaffinity(0))
+        workers = usable_cores()
     began, records, count = time.monotonic(), 0, 0
     bad: list[str] = []
     loader: DataLoader[tuple[int, int, list[str]]] = DataLoader(

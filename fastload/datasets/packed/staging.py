@@ -21,6 +21,7 @@ import numpy as np
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from fastload.cores import usable_cores
 from fastload.datasets.packed.format import (
     INDEX,
     REJECTED,
@@ -93,7 +94,7 @@ def stage(
             f"{target}: the set lies there, or around it; name another directory for its copy"
         )
     if workers is None:
-        workers = len(os.sched_getaffinity(0))
+        workers = usable_cores()
     work = os.path.join(target, _WORK)
     os.makedirs(work, exist_ok=True)
     whole = sum(shard.bytes for shard in index.shards)
