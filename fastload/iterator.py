@@ -215,10 +215,8 @@ class ThreadIterator(Iterator[Any]):
         self._persistent = loader.persistent_workers
         self._max_errors = loader.max_errors
         self._handled = 0
-        self._held: list[Batch] = []  # the one that was taken and is not handed out yet
         self._begun = False  # the loop has asked for a batch
         self._ended = False  # the loop has had all its batches
-        self._warned_length = 0  # batches, when their number was last warned of
         self._warned = loader._warned
         self._keyed = loader.seed is not None or loader.num_workers > 0  # else torch's own draws
         self._on_stats = loader.on_stats
@@ -252,25 +250,7 @@ class ThreadIterator(Iterator[Any]):
             self._warn()
         if not self._begun:
             self._follow_set_epoch()
-        while not self._ended:
-            if self._window.is_taking():
-                raise RuntimeError(
-                    "fastload: next() was called on an iterator by its own sampler, dataset or callback. It would wait "
-                    "for itself. Read from another iterator there, or return first."
-                )
-            with self._window.taking:
-                if perf_counter() - self._told > TELL_SECONDS:
-                    self._tell()
-                batch = None if self._ended else self._take()
-                if batch is None:
-                    self._end()
-                    break
-                if isinstance(batch, Part):
-                    self._warn_of_length(batch)
-                self._count(batch)
-                # Only now, as all of the above may raise, by Ctrl-C or in user code: then `next()` gives it again.
-                self._order.delivered(batch)
-                self._held.clear()
+        while (batch := self._next_batch()) is not None:
             if batch.error is not None:
                 # The traceback of the error holds this frame and, where it was caught, the batch: with
                 # the error in neither, it is in no reference cycle; and whoever keeps a worker's
@@ -289,6 +269,38 @@ class ThreadIterator(Iterator[Any]):
                 finally:
                     batch.data = None
         raise StopIteration
+
+    def _next_batch(self) -> Batch | None:
+        """Return the next batch, which counts as delivered then, or None at the end of the epoch.
+
+        Close the iterator if anything but a time-out is raised on the way, as Ctrl-C is: a batch that nobody got is not
+        in the state, and the next `next()` raises `LoaderClosedError` in place of going on after it.
+        """
+        if self._window.is_taking():
+            raise RuntimeError(
+                "fastload: next() was called on an iterator by its own sampler, dataset or callback. It would wait "
+                "for itself. Read from another iterator there, or return first."
+            )
+        with self._window.taking:
+            if self._ended:
+                return None
+            if perf_counter() - self._told > TELL_SECONDS:
+                self._tell()
+            try:
+                batch = self._take()
+                if batch is not None:
+                    if isinstance(batch, Part):
+                        self._warn_of_length(batch)
+                    self._count(batch)
+                    self._order.delivered(batch)
+            except LoaderTimeoutError:
+                raise
+            except BaseException:
+                self.close()
+                raise
+            if batch is None:
+                self._end()
+        return batch
 
     def _follow_set_epoch(self) -> None:
         """Where the sampler was set to another epoch since `iter()`, and nothing was taken yet: that one.
@@ -313,9 +325,6 @@ class ThreadIterator(Iterator[Any]):
                 "begin an epoch of your own here with iter(loader)"
             )
         self._window.check()
-        if self._held:  # Ctrl-C struck: it may be in the window yet
-            self._window.remove(self._held[0])
-            return self._held[0]
         if self._inline:
             return self._read_here()
         self._issue()
@@ -325,7 +334,7 @@ class ThreadIterator(Iterator[Any]):
                 return None
         try:
             with waiting_span():
-                batch = self._window.take(self._timeout, into=self._held)
+                batch = self._window.take(self._timeout)
         except LoaderTimeoutError as exc:
             raise LoaderTimeoutError(
                 f"{exc}. Nothing is lost, next() may be called again. The workers were here:\n"
@@ -341,22 +350,14 @@ class ThreadIterator(Iterator[Any]):
         order = self._ahead or self._order
         while not order.exhausted and self._window.has_room():
             started = perf_counter()
-            batch: Batch | None = None
-            mark = order.mark()
-            try:
-                with span("sampler"):
-                    batch = next(order)
-                self._window.issue(batch)
-            except StopIteration:
-                if self._ahead is None and self._runs_ahead:
-                    order = self._ahead = self._next_order()
-                    continue
-                return
-            except BaseException:
-                if batch is not None:
-                    self._window.recall(batch)
-                order.go_back(mark)
-                raise
+            with span("sampler"):
+                batch = next(order, None)
+            if batch is None:
+                if self._ahead is not None or not self._runs_ahead:
+                    return
+                order = self._ahead = self._next_order()
+                continue
+            self._window.issue(batch)
             batch.recorders[LOOP].add("sampler", perf_counter() - started)
             if batch.error is not None:
                 self._window.complete(batch)
@@ -377,30 +378,22 @@ class ThreadIterator(Iterator[Any]):
     def _read_here(self) -> Batch | None:
         """Without workers: read the next batch here, in the modes of a fresh thread. None at the end."""
         assert self._site is not None
-        started, mark, outer = perf_counter(), self._order.mark(), current_stream()
-        batch: Batch | None = None
-        stream = self._site.stream
-        try:
-            with span("sampler"):
-                batch = next(self._order, None)
-            if batch is None:
-                return None
-            batch.recorders[LOOP].add("sampler", perf_counter() - started)
-            if batch.error is None:
-                drawing = nullcontext() if self._fetcher.copies else entered(stream)
+        started = perf_counter()
+        with span("sampler"):
+            batch = next(self._order, None)
+        if batch is None:
+            return None
+        batch.recorders[LOOP].add("sampler", perf_counter() - started)
+        if batch.error is None:
+            stream, outer = self._site.stream, current_stream()
+            drawing = nullcontext() if self._fetcher.copies else entered(stream)
+            try:
                 with neutral_modes(), drawing:
                     read_run(batch, 0, batch.units, self._fetcher, self._site)
                     finish(batch, self._fetcher, self._site)
-                stream.move(None, None)  # which keeps no batch
-            self._window.check()
-        except BaseException:
-            # Ctrl-C. It may have struck as a stream was entered or left, or before the batch had its name.
-            self._order.go_back(mark)
-            leave(stream, outer)
-            if batch is not None:
-                batch.release()
-            raise
-        self._held.append(batch)
+            finally:
+                leave(stream, outer)  # also if Ctrl-C struck as it was entered or left
+        self._window.check()
         self._tally.served_s += perf_counter() - started
         return batch
 
@@ -469,9 +462,7 @@ class ThreadIterator(Iterator[Any]):
         loader = self._loader()
         declared: Any = None if loader is None else loader._IterableDataset_len_called
         batches = self._tally.batches + (not batch.left_out)
-        # Once for each: if warnings are errors, `next()` gives the batch again.
-        if declared is not None and batches > max(declared, self._warned_length):
-            self._warned_length = batches
+        if declared is not None and batches > declared:
             warnings.warn(
                 f"Length of IterableDataset {self._dataset} was reported to be {declared} (when accessing "
                 f"len(dataloader)), but {batches} samples have been fetched.",

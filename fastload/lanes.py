@@ -268,15 +268,6 @@ class LaneOrder(Order):
             ordinal=self._ordinal - 1,
         )
 
-    def mark(self) -> tuple[int, int]:
-        """See `Order`."""
-        return self._ordinal, self._turn
-
-    def go_back(self, mark: tuple[int, int]) -> None:
-        """See `Order`."""
-        self._ordinal, self._turn = mark
-        self.exhausted = False
-
     def delivered(self, batch: Batch) -> None:
         """See `Order`. A batch that is left out may tell that its lane had ended."""
         assert isinstance(batch, Part)

@@ -69,19 +69,8 @@ class Order(ABC):
         """The next batch to be read; at the end sets `exhausted`, and raises StopIteration."""
 
     @abstractmethod
-    def mark(self) -> tuple[int, int]:
-        """Where the next batch comes from; for `go_back`."""
-
-    @abstractmethod
-    def go_back(self, mark: tuple[int, int]) -> None:
-        """Ctrl-C struck before the batch after `mark` could be read, or was had: give it again."""
-
-    @abstractmethod
     def delivered(self, batch: Batch) -> None:
-        """The loop has had `batch`: its data, its error, or nothing where it was left out.
-
-        May be called again with the same one, where Ctrl-C struck in the first call.
-        """
+        """The loop has had `batch`: its data, its error, or nothing where it was left out."""
 
     @abstractmethod
     def end(self) -> None:
@@ -152,18 +141,17 @@ class SampledOrder(Order):
         # Looks at what it draws from as it is asked: the first, then some that tell of each index.
         self._looks, self._changes = 0, Counter[str]()
         self._early: Draws = {}  # what it drew from in `__iter__`; a generator will when it is asked
-        self._indices: Iterator[Any] | None = None  # None: to be begun where we are
+        indices: Iterator[Any] | None = None
         if is_function(sampler):
             self._looks = _LOOKS
         elif self._draws is not None:
             self._looks = 1
         else:
             before = draws.take(sampler)
-            self._indices = _behind(sampler, epoch, self._ordinal, self._position)
+            indices = _behind(sampler, epoch, self._ordinal, self._position)
             self._early = draws.changed(before, draws.take(sampler))
             self._draws = before
-        if self._indices is None:
-            self._indices = self._rest()
+        self._indices = indices or self._rest()
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
         """See `Order`. From now on the sampler is asked."""
@@ -185,10 +173,6 @@ class SampledOrder(Order):
             except StopIteration:
                 self.exhausted = True
                 raise
-            except BaseException:
-                # Ctrl-C: what was being given is lost, and a generator that this went through is dead.
-                self._indices = None
-                raise
             self._ordinal += 1
             self._position += batch.size
             if batch.ordinal not in self._delivered.ahead:
@@ -203,8 +187,6 @@ class SampledOrder(Order):
             "ordinal": self._ordinal,
             "position": self._position,
         }
-        if self._indices is None:
-            self._indices = self._rest()
         try:
             given = next(self._indices) if self._looks >= _LOOKS else self._watched(self._indices)
             return self._fetcher.batch(given, **place)
@@ -215,16 +197,6 @@ class SampledOrder(Order):
             batch = Batch(0, [], size=0, **place)
             batch.error, batch.where = contained(exc), f"{batch}; stage: sampler"
             return batch
-
-    def mark(self) -> tuple[int, int]:
-        """See `Order`."""
-        return self._ordinal, self._position
-
-    def go_back(self, mark: tuple[int, int]) -> None:
-        """See `Order`."""
-        self._ordinal, self._position = mark
-        self._indices = None
-        self.exhausted = False
 
     def _watched(self, indices: Iterator[Any]) -> Any:
         """What `indices` gives next; what the sampler draws from is kept of `_draws` at first, and counted then."""
@@ -247,8 +219,6 @@ class SampledOrder(Order):
     def delivered(self, batch: Batch) -> None:
         """See `Order`."""
         had = self._delivered
-        if batch.ordinal < had.batches:
-            return
         ahead = {**had.ahead, batch.ordinal: batch.position + batch.size}
         batches, position = had.batches, had.position
         while (end := ahead.get(batches)) is not None:

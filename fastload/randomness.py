@@ -417,7 +417,7 @@ def _enter(stream: Stream | None, modules: Collection[str]) -> None:
 
 def leave(stream: Stream, outer: Stream | None) -> None:
     """Bring this thread back to `outer`, wherever Ctrl-C struck as it entered or left `stream`."""
-    stream.move(None, None)
+    stream.move(None, None)  # which keeps no batch
     if current_stream() is not outer or getattr(_local, "entering", False):
         _enter(outer, stream.modules)
 

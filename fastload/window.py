@@ -226,12 +226,9 @@ class Window(Generic[T]):
         with self._lock:
             return self._closed or any(self._open)
 
-    def take(self, timeout: float | None = None, *, into: list[T] | None = None) -> T | None:
+    def take(self, timeout: float | None = None) -> T | None:
         """Wait for the next ticket and take it out of the window; None at the end: nothing is in
         flight.
-
-        The ticket is put into the list `into` first of all: if Ctrl-C strikes then, it is there, and
-        `remove()` is to be called with it.
 
         Raises `LoaderTimeoutError` after `timeout` seconds (nothing is lost), `LoaderClosedError`,
         and `WorkerCrashError` where a thread of the pipeline itself failed.
@@ -249,7 +246,7 @@ class Window(Generic[T]):
                         self._occupancy_sum += len(self._ready_tickets) / len(self._flight)
                         self._takes += 1
                     if self._takeable():
-                        return self._pop([] if into is None else into)
+                        return self._pop()
                     turn = self._line_up(self._loop)
                 now = perf_counter()
                 if started is None:
@@ -262,31 +259,14 @@ class Window(Generic[T]):
                 with self._lock:
                     self._consumer_wait_s += perf_counter() - started
 
-    def _pop(self, into: list[T]) -> T:
+    def _pop(self) -> T:
         ticket = (self._flight if self.in_order else self._ready_tickets)[0]
-        into.append(ticket)
-        self.remove(ticket)
+        ticket.stage = _TAKEN
+        self._complete_bytes -= ticket.nbytes
+        self._complete_count -= 1
+        self._flight.remove(ticket)
+        self._ready_tickets.remove(ticket)
         return ticket
-
-    def remove(self, ticket: T) -> None:
-        """Take out a ticket that `take()` gave; without effect where it is out already."""
-        with self._lock:
-            if ticket.stage in (_COMPLETE, _READY):
-                ticket.stage = _TAKEN
-                self._complete_bytes -= ticket.nbytes
-                self._complete_count -= 1
-            for line in (self._flight, self._ready_tickets):
-                with suppress(ValueError):
-                    line.remove(ticket)
-
-    def recall(self, ticket: T) -> None:
-        """Take out the latest ticket, where Ctrl-C struck as it was issued: it may be there in part."""
-        with self._lock:
-            ticket.dropped = True
-            with suppress(ValueError):
-                self._open[ticket.lane].remove(ticket)
-            self.remove(ticket)
-        ticket.release()
 
     def check(self) -> None:
         """Raise `WorkerCrashError` or `LoaderClosedError` if no ticket will come any more."""

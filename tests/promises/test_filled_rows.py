@@ -19,7 +19,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -2374,60 +2373,6 @@ def test_close_during_fill_rows_waits_for_it_and_begins_no_other(
         assert [batch.tolist() for batch in resumed] == [
             list(range(k, k + 4)) for k in range(8, 24, 4)
         ]
-
-
-class Interrupted(Filled):
-    """Sends Ctrl-C to the main thread from within `fill_rows`, before or after it wrote, until it struck."""
-
-    def __init__(self, index: int, late: bool) -> None:
-        super().__init__(range(24))
-        self.index, self.late, self.struck = index, late, threading.Event()
-
-    def send(self, run: Run) -> None:
-        while self.index in run.indices and not self.struck.is_set():
-            os.kill(os.getpid(), signal.SIGINT)
-            self.struck.wait(0.001)
-
-    def fill_rows(self, run: Run) -> Any:
-        if not self.late:
-            self.send(run)
-        missing = super().fill_rows(run)
-        if self.late:
-            self.send(run)
-        return missing
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("index", [0, 6, 23])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ctrl_c_during_fill_rows_loses_no_batch(workers: int, index: int, late: bool) -> None:
-    """`next()` raises it, and the same iterator goes on where it was."""
-    dataset = Interrupted(index, late)
-
-    def strike(number: int, frame: FrameType | None) -> None:
-        while frame is not None and frame.f_code.co_name != "__next__":
-            frame = frame.f_back
-        if frame is not None and not dataset.struck.is_set():
-            dataset.struck.set()
-            raise KeyboardInterrupt
-
-    batches: list[list[int]] = []
-    interrupts = 0
-    before = signal.signal(signal.SIGINT, strike)
-    try:
-        with DataLoader(dataset, 4, num_workers=workers) as loader:
-            iterator = iter(loader)
-            while interrupts < 2:
-                try:
-                    batches.append(next(iterator).tolist())
-                except StopIteration:
-                    break
-                except KeyboardInterrupt:
-                    interrupts += 1
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert interrupts == 1
-    assert batches == [list(range(k, k + 4)) for k in range(0, 24, 4)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

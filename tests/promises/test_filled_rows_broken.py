@@ -21,7 +21,6 @@ from fastload.collate import SlotBox
 from fastload.datasets import ImageFolder
 from fastload.image import RandomResizedCrop, Resize, kernels, plans, render
 from fastload.isolation import python_random
-from fastload.order import SampledOrder
 from fastload.randomness import current_stream
 from fastload.rows import NotPositions, Run, as_indices, positions
 
@@ -266,24 +265,6 @@ def test_a_relative_cache_is_where_the_loop_is(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FASTLOAD_CACHE", "mycache")
     assert kernels._environment()["FASTLOAD_CACHE"].endswith("/mycache")
     assert kernels._environment()["FASTLOAD_CACHE"].startswith("/")
-
-
-def test_ctrl_c_before_a_batch_has_its_name_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    following = SampledOrder.__next__
-    strikes = [False, True, False]
-
-    def struck(order: SampledOrder) -> Any:
-        batch = following(order)
-        if strikes and strikes.pop(0):
-            raise KeyboardInterrupt
-        return batch
-
-    monkeypatch.setattr(SampledOrder, "__next__", struck)
-    batches = iter(DataLoader(TensorDataset(torch.arange(6)), batch_size=2))
-    assert next(batches)[0].tolist() == [0, 1]
-    with pytest.raises(KeyboardInterrupt):
-        next(batches)
-    assert [batch[0].tolist() for batch in batches] == [[2, 3], [4, 5]]
 
 
 def test_ctrl_c_as_a_stream_is_left_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:

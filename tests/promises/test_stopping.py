@@ -29,6 +29,7 @@ from torch.utils.data import Dataset, Sampler
 import fastload
 from fastload import DataLoader
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
+from fastload.iterator import ThreadIterator
 from tests.promises.children import Ended, Nursery, run_fresh
 
 PROMPT_SECONDS = 0.5
@@ -565,8 +566,8 @@ class Lazily(Sampler[int]):
 
 
 @pytest.mark.parametrize("kind", ["threads", "inline", "any order", "sampler of the user's"])
-def test_ctrl_c_at_any_point_of_next_loses_no_batch(kind: str) -> None:
-    """What `next()` did not give comes with the next one, and the state tells of what came.
+def test_after_ctrl_c_at_any_point_of_next_the_state_says_what_was_delivered(kind: str) -> None:
+    """The rest of the epoch, by a loader that resumes, has what `next()` did not give.
 
     The instructions between the count and the end of `next()` are left: there, one batch is lost.
     """
@@ -590,9 +591,11 @@ def test_ctrl_c_at_any_point_of_next_loses_no_batch(kind: str) -> None:
         strike = Strike(point)
         strike.during(lambda to=got, out=iterator: to.append(next(out).tolist()))
         state = loader.state_dict()
-        had = len(got)
-        got += [batch.tolist() for batch in iterator]
         loader.close()
+        had = len(got)
+        with make() as resumed:
+            resumed.load_state_dict(state)
+            got += [batch.tolist() for batch in resumed]
         if len(got) < len(whole):
             lost.append(strike.at)
         elif sorted(got) != whole or state["batches"] + len(state["ahead"]) != had:
@@ -602,8 +605,34 @@ def test_ctrl_c_at_any_point_of_next_loses_no_batch(kind: str) -> None:
     assert point > 20
     assert not wrong, "\n".join(wrong)
     # Places, not points: the moments before one of them depend on what the workers have done by then.
-    assert len(set(lost)) <= 3, "\n".join(lost)
-    assert all("__next__" in where for where in lost), "\n".join(lost)
+    assert len(set(lost)) <= 4, "\n".join(lost)
+    assert all("__next__" in where or "_next_batch" in where for where in lost), "\n".join(lost)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_in_next_closes_the_iterator_and_the_next_epoch_is_whole(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    take, strikes = ThreadIterator._take, [False, True]
+
+    def struck(iterator: ThreadIterator) -> Any:
+        if strikes and strikes.pop(0):
+            raise KeyboardInterrupt
+        return take(iterator)
+
+    monkeypatch.setattr(ThreadIterator, "_take", struck)
+    loader = DataLoader(Reads(16), 4, num_workers=workers, persistent_workers=workers > 0)
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    wait_until(lambda: not threads(), "the threads ended")
+    with pytest.raises(LoaderClosedError, match="begin another epoch"):
+        next(iterator)
+    assert [batch.tolist() for batch in loader] == [
+        list(range(k, k + 4)) for k in range(0, 16, 4)
+    ]
+    loader.close()
 
 
 def test_ctrl_c_at_any_point_of_the_next_epoch_leaves_a_loader_that_closes() -> None:
