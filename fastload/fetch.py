@@ -1,7 +1,7 @@
 """What a worker does with the units of a ticket: read samples, put them into the batch, finish it.
 
-What user code raises becomes part of the batch, at its place in the order; only what comes out of a
-signal handler passes through.
+What user code raises becomes part of the batch, at its place in the order; only Ctrl-C and
+SystemExit in the main thread pass through.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from fastload.faults import (
     annotate,
     contained,
     file_note,
-    pass_signals,
     sharing_note,
     shown,
     shown_indices,
@@ -247,7 +246,7 @@ class Fetcher:
         except NotPositions as exc:
             what = str(exc)
         except BaseException as exc:
-            pass_signals(exc)
+            contained(exc)  # Ctrl-C passes
             what = f"raised {type(exc).__name__}: {shown(exc, str)}"
         self.warn(
             "fill_rows",
@@ -282,7 +281,6 @@ class Fetcher:
                     k, attempt = k + 1, 0
                 return
             except BaseException as exc:
-                pass_signals(exc)
                 if not self._pause_for_retry(batch, exc, attempt):
                     self._sample_failed(batch, k, dataset, exc)
                     k, attempt = k + 1, 0
@@ -302,7 +300,7 @@ class Fetcher:
         index = batch.indices[k]
         error, stage = contained(exc), f"sample{file_note(dataset, index, exc)}"
         where = f"sample index {shown(index)}, position {k} of {batch}; stage: "
-        if self._on_error == "raise" or not issubclass(type(exc), Exception):
+        if self._on_error == "raise" or not isinstance(exc, Exception):
             self._fail(batch, k, error, where + stage)
             return
         sample: Any = SKIP
@@ -311,7 +309,6 @@ class Fetcher:
                 annotate(error, where + stage, sharing_note(self.shared, error))
                 sample = self._on_error(index, error)
         except BaseException as raised:
-            pass_signals(raised)
             if raised is not exc:
                 error, stage = contained(raised), "on_error"
             self._fail(batch, k, error, where + stage)
@@ -337,7 +334,6 @@ class Fetcher:
             try:
                 self._read_at_once(batch, dataset)
             except BaseException as exc:
-                pass_signals(exc)
                 if not isinstance(batch.given, Iterator) and self._pause_for_retry(
                     batch, exc, attempt
                 ):
@@ -358,7 +354,7 @@ class Fetcher:
             self._sample_failed(batch, 0, dataset, exc)
         elif (
             self._on_error != "raise"
-            and issubclass(type(exc), Exception)
+            and isinstance(exc, Exception)
             and _is_collection(batch.given)
         ):
             n = batch.first_failed = len(batch.indices)
@@ -402,7 +398,6 @@ class Fetcher:
         except EmptyBatchError as exc:
             batch.error = exc
         except BaseException as exc:
-            pass_signals(exc)
             where = f"{batch}; stage: collate; sample indices {shown_indices(batch.indices)}"
             if replaced := [batch.indices[k] for k in sorted(batch.handled.keys() - batch.skipped)]:
                 where += f", of which {shown_indices(replaced)} are what on_error returned"

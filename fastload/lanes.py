@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fastload.batch import Batch
 from fastload.collate import SampleBox
 from fastload.errors import StateError
-from fastload.faults import annotate, contained, pass_signals, shown
+from fastload.faults import annotate, contained, shown
 from fastload.fetch import Fetcher, Reader
 from fastload.hashing import mix64
 from fastload.order import Order
@@ -74,7 +74,6 @@ class LaneFetcher(Fetcher):
             try:
                 lane.begin(batch, stream)
             except BaseException as exc:
-                pass_signals(exc)
                 lane.ended = True
                 self._fail(batch, 0, contained(exc), f"{batch}; stage: iter")
             if batch.saved["state"] is not None and not lane.ended and _shuffles(dataset):
@@ -104,7 +103,6 @@ class LaneFetcher(Fetcher):
             try:
                 sample = lane.take()
             except BaseException as exc:
-                pass_signals(exc)
                 batch.size += 1
                 self._sample_failed(batch, k, lane.dataset, exc)
                 if k in batch.handled and lane.is_dead():
@@ -158,7 +156,7 @@ class _Lane:
             try:
                 self.take()
             except BaseException as exc:
-                pass_signals(exc)  # any other was delivered in its place
+                contained(exc)  # Ctrl-C passes, any other was delivered in its place
 
     def take(self) -> Any:
         """The next sample; sets `ended` where there is none."""
@@ -186,7 +184,6 @@ class _Lane:
                 try:
                     state = copy.deepcopy(source.state_dict())  # what it goes on with stays its own
                 except BaseException as exc:
-                    pass_signals(exc)
                     return contained(exc)
                 break
         return {"samples": self.samples, "state": state, "ended": self.ended}
@@ -211,8 +208,7 @@ def _load(source: Any, state: Any) -> None:
     """Bring a data set or its iterator to `state`, of which it gets a copy."""
     try:
         source.load_state_dict(copy.deepcopy(state))
-    except BaseException as exc:
-        pass_signals(exc)
+    except Exception as exc:
         raise StateError(
             f"lanes: {type(source).__name__} cannot go on from the state that is there of it, {shown(state):.100} "
             f"({type(exc).__name__}: {shown(exc, str)}); load it with the data set that made it"

@@ -26,7 +26,7 @@ from torch.utils.data import (
 from fastload import draws
 from fastload.batch import Batch
 from fastload.draws import Draws, single_sampler
-from fastload.faults import contained, pass_signals
+from fastload.faults import contained
 from fastload.fetch import Fetcher
 from fastload.randomness import StreamKeys
 from fastload.sampler import RankSampler, random_batches
@@ -193,7 +193,6 @@ class SampledOrder(Order):
         except StopIteration:
             raise
         except BaseException as exc:
-            pass_signals(exc)
             batch = Batch(0, [], size=0, **place)
             batch.error, batch.where = contained(exc), f"{batch}; stage: sampler"
             return batch

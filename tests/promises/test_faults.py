@@ -57,7 +57,7 @@ class Fault(ValueError):
 class Weather:
     """The faults of a run, the same for all copies of a data set.
 
-    Samples of `broken` raise, those of `quitting` raise SystemExit: always. Those of `stalled` wait
+    Samples of `broken` raise, those of `quitting` raise GeneratorExit: always. Those of `stalled` wait
     until `let_go()`; those of `flaky` raise EIO once.
     """
 
@@ -91,7 +91,7 @@ class Weather:
                 if not self.turn.wait_for(lambda: self.calm, DEADLINE_S):
                     raise TimeoutError(sample)
         if sample in self.quitting:
-            raise SystemExit(sample)
+            raise GeneratorExit(sample)
         if sample in self.broken:
             raise Fault(sample)
 
@@ -157,7 +157,7 @@ def lane(worker: int, workers: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Model:
-    """What the loop must get. `on_error="skip"` skips exceptions, not what would end the process."""
+    """What the loop must get. `on_error="skip"` skips what is an Exception, and nothing else."""
 
     batch_size: int
     broken: frozenset[int]
@@ -295,7 +295,7 @@ class Storm(RuleBasedStateMachine):
         except Fault as error:
             event = ("error", error.args)
         except RuntimeError as error:
-            assert isinstance(error.__cause__, SystemExit), error
+            assert isinstance(error.__cause__, GeneratorExit), error
             event = ("error", error.__cause__.args)
         self.match(event)
         return True
