@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from benchmarks._report import Results, Row, table
 from benchmarks._run import Case, Outcome, execute, load
-from fastload.harness.provenance import busy, caption, provenance, version
-from fastload.harness.report import write_json
+from fastload.bench.report import write_json
+from fastload.measure.provenance import busy, caption, provenance, version
 
 NAMES = (
     "images",

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 import fastload
-from fastload.harness.figures import BenchError
+from fastload.bench.figures import BenchError
 
 Kind = Literal["fastload", "torch"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fastload.harness.report import Spread
+from fastload.bench.report import Spread
 
 Figures = dict[str, float]
 

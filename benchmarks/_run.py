@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 from benchmarks._measure import NotMeasuredError
 from benchmarks._report import Figures, Results, Row
-from fastload.harness.processes import MemoryReader
+from fastload.measure.processes import MemoryReader
 
 DEADLINE_S = 600.0
 """No case takes a tenth of it. One that takes it hangs, and is ended."""

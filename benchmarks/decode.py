@@ -24,8 +24,8 @@ from torchvision.transforms.v2 import functional
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from benchmarks.images import sample_images
+from fastload.bench.figures import BenchError
 from fastload.datasets import ImageFileList
-from fastload.harness.figures import BenchError
 from fastload.image import RandomResizedCrop, Resize, encode_rgb
 
 TITLE = "decode: JPEGs of 500 x 375, warm, one thread; crop to 224 and flip from files, Resize((224, 224)) from memory"

@@ -17,7 +17,7 @@ from torchvision import transforms
 from benchmarks._measure import Kind, open_loader, rate, run_epochs
 from benchmarks._report import Aim, Figures, Results, Row, best, label, row
 from benchmarks._run import Case
-from fastload.harness.page_cache import prepare_cache
+from fastload.measure.page_cache import prepare_cache
 
 TITLE = "images: JPEG, Pillow + torchvision v1, float32, batches of 64, 2 workers; second epoch, files in page cache"
 REPEATS = 5

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from benchmarks._measure import NotMeasuredError, open_loader, run_epochs
 from benchmarks._report import Figures, Results, Row, label, row
 from benchmarks._run import Case
-from fastload.harness.processes import descendants, tree_memory
+from fastload.measure.processes import descendants, tree_memory
 
 TITLE = (
     "memory: a dataset of a million strings, a quarter of them read in random order, batches of 64"

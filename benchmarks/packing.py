@@ -15,13 +15,13 @@ from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from benchmarks.images import sample_images
 from benchmarks.recipes import PACKED_SIDE, QUALITY
+from fastload.bench.figures import BenchError
 from fastload.datasets import PackedDataset
 from fastload.datasets.packed.format import MODES, Mode
 from fastload.datasets.packed.packing import pack
-from fastload.harness.figures import BenchError
-from fastload.harness.page_cache import prepare_cache
-from fastload.harness.processes import tree_memory
 from fastload.image import decode_pixels, encode_rgb
+from fastload.measure.page_cache import prepare_cache
+from fastload.measure.processes import tree_memory
 
 TITLE = (
     f"packing: 2,048 JPEGs, in the page cache, into a set on this machine's temporary folder, 2 threads; "

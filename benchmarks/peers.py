@@ -26,9 +26,9 @@ from benchmarks._report import Aim, Bar, Figures, Results, Row, best, row, sprea
 from benchmarks._run import Case
 from benchmarks.recipes import SIZE, Task, files, packed, tree
 from benchmarks.recipes._judge import check, run_pass
-from fastload.harness.figures import BenchError
-from fastload.harness.page_cache import cached_share, prepare_cache
-from fastload.harness.processes import tree_memory
+from fastload.bench.figures import BenchError
+from fastload.measure.page_cache import cached_share, prepare_cache
+from fastload.measure.processes import tree_memory
 
 CONDITIONS = (
     "2,048 JPEGs, RandomResizedCrop(224), flip, uint8, batches of 64, shuffled; "

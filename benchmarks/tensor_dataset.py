@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, RandomSampler, TensorDataset
 from benchmarks._measure import Kind, open_loader, rate, run_epochs
 from benchmarks._report import Aim, Figures, Results, Row, best, label, row
 from benchmarks._run import Case
-from fastload.harness.figures import BenchError
+from fastload.bench.figures import BenchError
 
 TITLE = "tensor_dataset: 60,000 x uint8[784] and labels, batches of 128, shuffled; second to sixth epoch"
 REPEATS = 5

@@ -13,7 +13,7 @@ import fastload
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from benchmarks.engine import Ready
-from fastload.harness.figures import BenchError
+from fastload.bench.figures import BenchError
 
 TITLE = "thread_cost: from iter() to the first batch of 64, and closing with work in flight; samples ready in memory"
 REPEATS = 5

@@ -14,7 +14,7 @@ to a batch, in the memory of `slots`, which by `rows` a dataset may fill), `wind
 measure; `tally` makes `stats` of it, which `diagnosis` reads), `isolation` (what each worker owns), `faults`
 (what user code raises), `errors` and `torch_private` (all that torch does not promise).
 `testing` has fakes. Folders are plug-ins, which the files never import: `datasets`, `image`, `check` (does a dataset
-suit threads), `harness`, and `cli`, the command.
+suit threads), `distributed`, `measure` (what `train` and `bench` stand on), and `cli`, the command.
 """
 
 from fastload import errors

@@ -26,7 +26,7 @@ from benchmarks.__main__ import ASKED_FOR, NAMES, main
 from benchmarks._measure import run_epochs
 from benchmarks._report import Aim, best, label, row, table
 from benchmarks._run import Case, execute, load
-from fastload.harness.figures import BenchError
+from fastload.bench.figures import BenchError
 
 ROOT = Path(__file__).parent.parent
 

@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 import fastload
+from fastload.bench.figures import Outcome
+from fastload.bench.plan import Run
 from fastload.cli import main
 from fastload.errors import FastloadError, UsageError
-from fastload.harness.figures import Outcome
-from fastload.harness.plan import Run
 
 ROOT = Path(__file__).parents[1]
 SUBCOMMANDS = sorted(main.commands)
@@ -74,7 +74,7 @@ def test_module_and_command_are_the_same_and_load_no_folder_before_they_need_it(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert "fastload.cli" in loaded
-    assert not re.search(r"fastload\.(datasets|image|harness)\b|PIL|matplotlib", loaded)
+    assert not re.search(r"fastload\.(datasets|image|measure|train|bench)\b|PIL|matplotlib", loaded)
     assert version == f"fastload, version {fastload.__version__}"
 
 
@@ -186,14 +186,14 @@ def test_a_run_that_fails_is_said_the_others_go_on_and_the_command_fails(
     file_list: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torchvision")
-    from fastload.harness import bench, measure
+    from fastload.bench import loop
 
     def in_this_process(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Outcome:
         """Stand in for a process of its own; the run of torch's loader breaks."""
         broken = run.loader == "torch"
         return Outcome(
             run=run,
-            figures=None if broken else measure.measure(run, say).figures,
+            figures=None if broken else loop.measure(run, say).figures,
             error="OSError: the disk is gone" if broken else None,
             memory=None,
             cached_share=None,
@@ -201,7 +201,7 @@ def test_a_run_that_fails_is_said_the_others_go_on_and_the_command_fails(
             messages="some warning",
         )
 
-    monkeypatch.setattr(bench, "execute", in_this_process)
+    monkeypatch.setattr("fastload.bench.run.execute", in_this_process)
     options = ("--workers", "1", "-b", "2", "-s", "6", "--repeats", "2")
     result = call("bench", "--file-list", file_list, *options, "--json", tmp_path / "race.json")
     assert result.exit_code == 1

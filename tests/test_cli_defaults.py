@@ -13,13 +13,15 @@ import pytest
 
 pytest.importorskip("PIL")
 
+from fastload.bench import plan
+from fastload.bench.plan import Workload
 from fastload.cli.bench import bench
 from fastload.cli.submit import submit
 from fastload.cli.train import train
 from fastload.distributed.launch import LAUNCHERS
-from fastload.harness import plan, recipe
-from fastload.harness.plan import Workload
-from fastload.harness.recipe import Recipe
+from fastload.measure.page_cache import CacheState
+from fastload.train import recipe
+from fastload.train.recipe import Recipe
 
 ALIASES = {"nbatch": "batch_size", "nsteps": "steps"}
 CHOICES: list[tuple[click.Command, str, tuple[str, ...]]] = [
@@ -28,7 +30,7 @@ CHOICES: list[tuple[click.Command, str, tuple[str, ...]]] = [
     (train, "transform", get_args(recipe.TransformName)),
     (train, "precision", get_args(recipe.Precision)),
     (bench, "transform", get_args(plan.TransformName)),
-    (bench, "cache", get_args(plan.CacheState)),
+    (bench, "cache", get_args(CacheState)),
 ]
 
 

@@ -18,6 +18,15 @@ GROUND = {"isolation"}
 """Folders that every file may import, and that import nothing of fastload above them."""
 GROUND_FILES = ("fastload.cores.", "fastload.errors.", "fastload.hashing.", "fastload.torch_private.")
 FOLDERS = {path.parent.name for path in MODULES if path.parent.parent == PACKAGE} - {"cli"} - GROUND
+FOLDER_IMPORTS: dict[str, set[str]] = {
+    "bench": {"datasets", "measure"},
+    "datasets": {"image"},
+    "distributed": set(),
+    "image": set(),
+    "measure": set(),
+    "train": {"datasets", "distributed", "image", "measure"},
+}
+"""What each folder may import of the others. `measure` is ground of `train` and `bench`, which do not know each other."""
 COMMAND_LINE = [*sorted((PACKAGE / "cli").glob("*.py")), PACKAGE / "__main__.py"]
 CORE = [path for path in MODULES if path.parent == PACKAGE and path not in COMMAND_LINE]
 FAKES = PACKAGE / "testing.py"
@@ -144,6 +153,14 @@ def test_a_file_never_imports_a_folder(path: Path) -> None:
     assert not folders, f"{path.name} is a stage of the pipeline and imports the plug-in {folders}"
 
 
+@pytest.mark.parametrize("folder", sorted(FOLDERS))
+def test_a_folder_imports_other_folders_by_the_table_alone(folder: str) -> None:
+    for path in (PACKAGE / folder).rglob("*.py"):
+        names = (name for name, _ in imported(path.read_text(), package_of(path)))
+        others = {folder_of(name) for name in names} - {None, folder}
+        assert others <= FOLDER_IMPORTS[folder], f"{by_name(path)} imports {others}"
+
+
 @pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name in GROUND], ids=by_name)
 def test_the_ground_imports_nothing_above_it(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, "numpy", "torch"}
@@ -257,7 +274,7 @@ def test_the_core_is_all_there() -> None:
         "window.py",
         "workers.py",
     }
-    assert {"datasets", "image", "harness"} <= FOLDERS
+    assert FOLDER_IMPORTS.keys() == FOLDERS
     assert used((PACKAGE / "workers.py").read_text(), THREADS)
     assert used((PACKAGE / "window.py").read_text(), LOCKS)
 

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from fastload.cli import main
-from fastload.harness.scalars import Scalars
+from fastload.train.scalars import Scalars
 from tests.conftest import settle
 from tests.tensorboard_process import tensorboard
 

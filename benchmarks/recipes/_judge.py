@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from benchmarks.recipes import Batch, points
-from fastload.harness.figures import BenchError
-from fastload.harness.processes import cpu_seconds
+from fastload.bench.figures import BenchError
+from fastload.measure.processes import cpu_seconds
 
 
 @dataclass(frozen=True, slots=True)

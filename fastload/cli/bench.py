@@ -15,8 +15,8 @@ from fastload.cli._common import Number, list_options, require, sigterm_raises
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fastload.harness.figures import Outcome
-    from fastload.harness.plan import LoaderKind, Run
+    from fastload.bench.figures import Outcome
+    from fastload.bench.plan import LoaderKind, Run
 
 
 def _counts(_: click.Context, parameter: click.Parameter, text: str) -> list[int]:
@@ -37,7 +37,7 @@ def _counts(_: click.Context, parameter: click.Parameter, text: str) -> list[int
 
 def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[LoaderKind]:
     """Turn "serial,thread" into ["serial", "thread"]: each once, in the order given."""
-    from fastload.harness.plan import LOADERS
+    from fastload.bench.plan import LOADERS
 
     by_name = {str(kind): kind for kind in LOADERS}
     words = [word.strip() for word in text.split(",")]
@@ -191,11 +191,11 @@ def bench(
     require("images", PIL="Pillow", torchvision="torchvision")
     if plot_path is not None:
         require("bench", matplotlib="matplotlib")
-    from fastload.harness import report
-    from fastload.harness.bench import files_of
-    from fastload.harness.plan import Workload, plan_runs
-    from fastload.harness.provenance import caption, provenance
-    from fastload.harness.samples import find_list
+    from fastload.bench import report
+    from fastload.bench.plan import Workload, plan_runs
+    from fastload.bench.run import files_of
+    from fastload.measure.provenance import caption, provenance
+    from fastload.measure.samples import find_list
 
     origin = provenance(["fastload", *sys.argv[1:]])
     workload = Workload(
@@ -233,17 +233,17 @@ def bench(
         report.write_json(json_path, content)
         click.echo(f"Figures: {json_path}")
     if csv_path is not None:
-        from fastload.harness.sheet import to_csv
+        from fastload.bench.sheet import to_csv
 
         report.write_text(csv_path, to_csv(content))
         click.echo(f"Lines: {csv_path}")
     if html_path is not None:
-        from fastload.harness.page import render
+        from fastload.bench.page.render import render
 
         report.write_text(html_path, render(content))
         click.echo(f"Report: {html_path}")
     if plot_path is not None and rows:
-        from fastload.harness.plot import save_plot
+        from fastload.bench.plot import save_plot
 
         save_plot(plot_path, rows, workload, caption=" ".join([partial, caption(origin)]).strip())
         click.echo(f"Plot: {plot_path}")
@@ -263,7 +263,7 @@ def _race(
 
     `outcomes` gets what came of each as it ends: also what a signal cuts short leaves those that were completed.
     """
-    from fastload.harness.bench import execute
+    from fastload.bench.run import execute
 
     work = runs[0].workload
     began = perf_counter()
@@ -296,9 +296,9 @@ def _race(
 
 def _timeline(outcomes: Sequence[Outcome], files: Sequence[str]) -> dict[str, Any] | None:
     """The timeline of fastload's best run, or of the serial one; None where neither has figures or it fails."""
-    from fastload.harness import report
-    from fastload.harness.bench import trace
-    from fastload.harness.figures import BenchError
+    from fastload.bench import report
+    from fastload.bench.figures import BenchError
+    from fastload.bench.run import trace
 
     rows = report.summarise(outcomes)
     fewest = min((row.ranks for row in rows), default=1)

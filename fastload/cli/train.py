@@ -235,11 +235,11 @@ def _run(options: dict[str, Any], *, serial_lines: bool = False) -> None:
         require("arrow", pyarrow="pyarrow")
     if options.get("scalars"):
         require("tensorboard", tensorboard="tensorboard")
-    from fastload.harness import train as training
-    from fastload.harness.recipe import Recipe
+    from fastload.train import loop
+    from fastload.train.recipe import Recipe
 
     with sigterm_raises():
-        trained = training.train(Recipe(**options), say=_say, serial_lines=serial_lines)
+        trained = loop.train(Recipe(**options), say=_say, serial_lines=serial_lines)
     if trained.stopped_by:
         raise SystemExit(128 + trained.stopped_by)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fastload.harness.page import render
-from tests.harness.documents import RACE, TIMELINE, document
+from fastload.bench.page.render import render
+from tests.bench.documents import RACE, TIMELINE, document
 
 SIZES = """
 return all('svg').map((picture) => {

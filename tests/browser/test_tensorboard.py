@@ -16,8 +16,8 @@ import torch
 
 import fastload
 from fastload import DataLoader
-from fastload.harness.profiling import profile_steps
-from fastload.harness.scalars import Scalars, loader_scalars
+from fastload.train.profiling import profile_steps
+from fastload.train.scalars import Scalars, loader_scalars
 from tests.browser.conftest import Browser
 from tests.tensorboard_process import tensorboard
 

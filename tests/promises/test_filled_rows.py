@@ -47,7 +47,7 @@ from fastload.errors import (
     PackedDataError,
     TooManyErrorsError,
 )
-from fastload.harness.samples import Numbered
+from fastload.measure.samples import Numbered
 from fastload.image import (
     IMAGENET_MEAN,
     IMAGENET_STD,

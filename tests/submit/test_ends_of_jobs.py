@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 from PIL import Image
 
-from fastload.harness.checkpoint import Checkpoint
+from fastload.train.checkpoint import Checkpoint
 from tests.distributed.launching import ROOT, clean_environment
 from tests.submit.processes import kill_marked, left, marked, signal_session
 

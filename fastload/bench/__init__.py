@@ -1,0 +1,17 @@
+"""`fastload bench`: serial loading, threads and processes, raced on images.
+
+    plan.py        what to run, as pure values: a workload, and the runs over it, in one or several ranks
+    run.py         executes runs one after another: page cache, ranks, what else went on
+    ranks.py       starts the ranks of a run as processes, together, and watches them
+    loop.py        one rank of a run, in a process of its own: N steps over one loader, figures out
+    timeline.py    a short run in a process of its own, under torch's profiler: what each thread does
+    figures.py     what runs yield, as pure values, and what several ranks yield together
+    roofline.py    the most that a configuration could load
+    report.py      outcomes to rows, rows to a table, all of it to JSON
+    sheet.py       that JSON as CSV
+    page/          that JSON as report.html
+    plot.py        rows to a picture (matplotlib)
+
+Data goes one way: `plan_runs` -> `execute` -> `summarise` -> table, JSON -> CSV, page. A sweep is a longer plan.
+It never imports `train`, nor `train` it: what both need is in `measure`.
+"""

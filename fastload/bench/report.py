@@ -1,0 +1,332 @@
+"""Outcomes to rows, rows to a table, and all of it to JSON with its provenance."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fastload.bench.figures import Figures, Outcome
+from fastload.bench.plan import LoaderKind, Run, Workload
+from fastload.bench.roofline import roofline
+from fastload.measure import WARMUP_STEPS
+from fastload.measure.provenance import busy, caption
+
+FORMAT = "fastload-bench/1"
+QUIET_SHARE = 0.05
+"""Share of the cores that other processes may take before the report warns of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of repeated runs, with the smallest and the largest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Spread:
+        """The spread of these values, at least one."""
+        return cls(statistics.median(values), min(values), max(values))
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """The spread of the values that are known; None if none is."""
+        known = [value for value in values if value is not None]
+        return cls.over(known) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One loader with one number of workers and of ranks, over all its repeats that succeeded (at least one)."""
+
+    loader: LoaderKind
+    workers: int
+    ranks: int
+    name: str
+    runs: int
+    rate: Spread
+    """Samples per second, steady; of all ranks together."""
+    rank_rate: Spread
+    """Samples per second of one rank: over the ranks of all runs."""
+    ratio: Spread | None
+    """Rate over that of the serial loader in as many ranks, within each repeat; None without a serial run."""
+    first_batch_s: Spread
+    cpu_s_per_1000: Spread | None
+    peak_bytes: Spread | None
+    wait_share: Spread
+    occupancy: Spread | None
+    """Share (0 to 1) of the batches in flight that were ready when the loop asked; None of a loader without threads."""
+    samples: int
+    unique_samples: int
+    cached_share: Spread | None
+    others_share: Spread | None
+    intraop_threads: int
+
+
+def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
+    """One row for each loader, number of workers and of ranks that has figures, in the order of their first runs."""
+    serial_rates = {
+        (outcome.run.repeat, outcome.run.ranks): outcome.figures.rate
+        for outcome in outcomes
+        if outcome.run.loader == "serial" and outcome.figures is not None
+    }
+    groups: dict[str, list[tuple[Outcome, Figures]]] = {}
+    for outcome in outcomes:
+        if outcome.figures is not None:
+            groups.setdefault(outcome.run.name, []).append((outcome, outcome.figures))
+    return [_row(measured, serial_rates) for measured in groups.values()]
+
+
+def _row(
+    measured: Sequence[tuple[Outcome, Figures]], serial_rates: dict[tuple[int, int], float]
+) -> Row:
+    def known(value: Callable[[Figures], float]) -> Spread:
+        return Spread.over([value(figures) for _, figures in measured])
+
+    run, figures = measured[0][0].run, measured[0][1]
+    return Row(
+        loader=run.loader,
+        workers=run.workers,
+        ranks=run.ranks,
+        name=run.name,
+        runs=len(measured),
+        rate=known(lambda f: f.rate),
+        rank_rate=Spread.over([rate for _, f in measured for rate in f.rank_rates]),
+        ratio=Spread.of(
+            f.rate / serial_rates[key]
+            for o, f in measured
+            if (key := (o.run.repeat, run.ranks)) in serial_rates
+        ),
+        first_batch_s=known(lambda f: f.first_batch_s),
+        cpu_s_per_1000=Spread.of(f.cpu_s_per_1000 for _, f in measured),
+        peak_bytes=Spread.of(o.memory.allocated if o.memory else None for o, _ in measured),
+        wait_share=known(lambda f: f.wait_share),
+        occupancy=Spread.of(
+            f.loader_stats["occupancy"] for _, f in measured if f.loader_stats and run.workers
+        ),
+        samples=figures.samples,
+        unique_samples=figures.unique_samples,
+        cached_share=Spread.of(o.cached_share for o, _ in measured),
+        others_share=Spread.of(o.others_share for o, _ in measured),
+        intraop_threads=figures.intraop_threads,
+    )
+
+
+def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: int) -> list[str]:
+    """What is about to be measured, and what will make it less than it seems."""
+    lines = [
+        caption(origin),
+        f"{runs} runs of {workload.steps} steps of {workload.batch_size} samples, out of {listed} files.",
+    ]
+    if listed < workload.samples:
+        lines.append(
+            f"The list is shorter than a run: it is begun again after {listed} samples, and from then on the files "
+            "come from the page cache."
+        )
+    if warning := busy(origin):
+        lines.append(warning)
+    return lines
+
+
+def table(rows: Sequence[Row], workload: Workload) -> str:
+    """The rows as a table to read, and under it what its columns mean. Unknown figures are a dash."""
+    ranks = any(row.ranks > 1 for row in rows)
+    header = (
+        "loader",
+        "img/s",
+        "min-max",
+        *(["a rank"] if ranks else []),
+        "x serial",
+        "1st batch s",
+        "CPU s/1000",
+        "peak MiB",
+        "waited",
+        "unique",
+        "cache",
+    )
+    cells = [header, *(_cells(row, workload, ranks=ranks) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(
+            text.ljust(width) if column == 0 else text.rjust(width)
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join([*lines, "", *_notes(rows, workload, ranks=ranks)])
+
+
+def _cells(row: Row, workload: Workload, *, ranks: bool) -> tuple[str, ...]:
+    def figure(spread: Spread | None, form: str, *, scale: float = 1.0) -> str:
+        return "-" if spread is None else format(spread.median * scale, form)
+
+    cached = "" if row.cached_share is None else f" {row.cached_share.median:.0%}"
+    return (
+        row.name,
+        figure(row.rate, ".1f"),
+        f"{row.rate.low:.1f}-{row.rate.high:.1f}",
+        *([figure(row.rank_rate, ".1f")] if ranks else []),
+        figure(row.ratio, ".2f"),
+        figure(row.first_batch_s, ".3f"),
+        figure(row.cpu_s_per_1000, ".2f"),
+        figure(row.peak_bytes, ".0f", scale=2**-20),
+        figure(row.wait_share, ".0%"),
+        f"{row.unique_samples}/{row.samples}",
+        workload.cache + cached,
+    )
+
+
+def _notes(rows: Sequence[Row], workload: Workload, *, ranks: bool) -> list[str]:
+    counts = " or ".join(str(count) for count in sorted({row.runs for row in rows}))
+    cache = "read before" if workload.cache == "warm" else "dropped from the page cache before"
+    columns = {
+        "img/s": "samples per second after the warm-up; CPU and waited are of the same time",
+        "min-max": "of the runs' img/s",
+        "x serial": "img/s over that of the serial run beside it",
+        "1st batch": "seconds from iter(), starting threads or processes included",
+        "CPU": "seconds of user + system per 1000 samples, children included",
+        "peak": "PSS of anonymous and shared memory, children included, mapped libraries left out",
+        "waited": "share of the time in which the loop waited for the loader",
+        "unique": "different samples among those delivered",
+        "cache": f"the files were {cache} each run; in %, how much was in the page cache as it began",
+    }
+    if ranks:
+        columns["ranks"] = (
+            "processes on this node, started together, each its part of the samples; img/s and min-max are of all of "
+            "them, a rank is one's median, x serial is over serial in as many ranks, 1st batch is the last rank's"
+        )
+    if workload.step_ms > 0:
+        columns["step"] = (
+            f"simulated: a wait of {workload.step_ms:g} ms, with no accelerator behind it"
+        )
+    for row in rows:
+        if row.loader == "serial" and row.intraop_threads > 1:
+            columns["serial"] = (
+                f"in the loop's own process, where torch runs {row.intraop_threads} threads within an operation, "
+                "which add to its CPU seconds as they wait for work"
+            )
+    if warning := noise(rows):
+        columns["noise"] = warning
+    return [
+        f"{workload.steps} steps of {workload.batch_size} samples{' in each rank' if ranks else ''}, "
+        f"the first {WARMUP_STEPS} of them warm-up; "
+        + (
+            "one run of each, in a fresh process: no evidence of small differences."
+            if counts == "1"
+            else f"{counts} runs of each, interleaved, in fresh processes; medians."
+        ),
+        *(f"{name:<9}  {meaning}" for name, meaning in columns.items()),
+    ]
+
+
+def noise(rows: Sequence[Row]) -> str | None:
+    """A warning where other processes took more than QUIET_SHARE of the machine meanwhile; else None."""
+    worst = max((row.others_share.median for row in rows if row.others_share), default=0.0)
+    if worst <= QUIET_SHARE:
+        return None
+    return f"other processes took up to {worst:.0%} of the machine's cores: rely on none of these figures"
+
+
+def best(rows: Iterable[Row], loader: LoaderKind, *, ranks: int) -> Row | None:
+    """The row of a loader with the highest rate, in so many ranks; None if there is none."""
+    mine = (row for row in rows if row.loader == loader and row.ranks == ranks)
+    return max(mine, key=lambda row: row.rate.median, default=None)
+
+
+def verdict(rows: Sequence[Row]) -> str | None:
+    """The fastest of fastload's rows against the fastest of torch's, a sentence for each number of ranks.
+
+    None where none has both.
+    """
+    sentences = []
+    for ranks in sorted({row.ranks for row in rows}):
+        ours, theirs = best(rows, "thread", ranks=ranks), best(rows, "torch", ranks=ranks)
+        if ours is not None and theirs is not None:
+            sentences.append(
+                f"Best of each: {ours.name} {ours.rate.median:.1f} img/s, "
+                f"{theirs.name} {theirs.rate.median:.1f} img/s: "
+                f"threads are at {ours.rate.median / theirs.rate.median:.2f} x torch's processes."
+            )
+    return "\n".join(sentences) or None
+
+
+def partial(done: int, planned: int) -> str:
+    """What to say where fewer runs were completed than planned; nothing where all were."""
+    return f"Partial: stopped after {done} of {planned} runs." if done < planned else ""
+
+
+def document(
+    outcomes: Sequence[Outcome],
+    rows: Sequence[Row],
+    origin: dict[str, Any],
+    *,
+    planned: int,
+    timeline: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Everything as JSON values: provenance, the workload, the rows and their bound, and each run's raw figures.
+
+    "partial" is true where fewer than the `planned` runs are in it. `timeline` is what `run.trace` gave.
+    """
+    machine = origin.get("machine", {})
+    bound = roofline(outcomes, cores=machine.get("cores_usable") or machine.get("cores"))
+    return {
+        "format": FORMAT,
+        "partial": len(outcomes) < planned,
+        "planned_runs": planned,
+        "provenance": origin,
+        "workload": asdict(outcomes[0].run.workload) if outcomes else None,
+        "warmup_steps": WARMUP_STEPS,
+        "step": _step_label(outcomes[0].run) if outcomes else None,
+        "rows": [asdict(row) for row in rows],
+        "verdict": verdict(rows),
+        "noise": noise(rows),
+        "roofline": bound and asdict(bound),
+        "timeline": timeline,
+        "runs": [_raw(outcome) for outcome in outcomes],
+    }
+
+
+def _step_label(run: Run) -> str:
+    step_ms = run.workload.step_ms
+    return f"simulated: waits {step_ms:g} ms" if step_ms > 0 else "none: the loop only loads"
+
+
+def _raw(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "name": outcome.run.name,
+        "loader": outcome.run.loader,
+        "workers": outcome.run.workers,
+        "ranks": outcome.run.ranks,
+        "repeat": outcome.run.repeat,
+        "error": outcome.error,
+        "figures": outcome.figures and asdict(outcome.figures),
+        "memory": outcome.memory and asdict(outcome.memory),
+        "cached_share": outcome.cached_share,
+        "others_share": outcome.others_share,
+    }
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write the document whole or not at all; folders on the way are made."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all; folders on the way are made. What is no text in a file's name, as \\udcff."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+        partial.replace(path)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a write does not say
+        raise

@@ -1,0 +1,171 @@
+"""What each thread does over a few batches: spans out of torch's profiler, in a short run of its own.
+
+    python -m fastload.bench.timeline RUN.json RESULT.json RANK READY GO
+
+A run that is measured carries no profiler; this one is not measured. The arguments are those of `loop`, whose
+barrier nobody waits at here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+import fastload
+from fastload.bench.loop import end_with_parent, open_run, simulated_step, write_result
+from fastload.bench.plan import TRACED_STEPS, Run
+
+MOST_SPANS = 3000
+"""More are cut off at the end: a page is slow to draw then, and spans are narrower than a pixel."""
+_LOADER, _LOOP = "fastload.", "loop."
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One thread in one stage; seconds since the first step shown began."""
+
+    stage: str
+    from_s: float
+    to_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The spans of one thread, by their beginning; one within another comes after it."""
+
+    thread: str
+    spans: list[Span]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The queue as the loop asked for a batch."""
+
+    at_s: float
+    ready_share: float
+    """Share (0 to 1) of the batches in flight that were ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The last steps of a short run, thread by thread: the loop first, then those of the loader by name."""
+
+    run: str
+    steps: int
+    seconds: float
+    lanes: list[Lane]
+    queue: list[Asked]
+    """Empty without worker threads."""
+    cut: bool
+    """Whether spans at the end were left out, as there are more than MOST_SPANS."""
+
+
+def record(run: Run) -> Timeline:
+    """Run all steps of `run` under the profiler; the timeline of its last `TRACED_STEPS`."""
+    loader, _ = open_run(run)
+    assert isinstance(loader, fastload.DataLoader)
+    step = simulated_step(run.workload.step_ms)
+    asked: list[
+        tuple[float, float]
+    ] = []  # of each step: when, and the sum of the ready shares up to it
+    # From before the first batch on: the profiler takes seconds to come up, in which threads would get ahead.
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        experimental_config=fastload.profiler_config(),
+        acc_events=True,
+    ) as profiler:
+        batches = iter(loader)
+        for number in range(1, run.workload.steps + 1):
+            began = perf_counter()
+            with record_function(f"{_LOOP}wait"):
+                images, targets, _ = next(batches)
+            asked.append((began, loader.stats().occupancy * number))
+            with record_function(f"{_LOOP}step"):
+                step(images, targets)
+        names = {thread.native_id: _thread_name(thread) for thread in threading.enumerate()}
+    loader.close()
+    with tempfile.TemporaryDirectory(prefix="fastload-bench-") as scratch:
+        path = Path(scratch, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    return _timeline(run, events, names, asked)
+
+
+def _thread_name(thread: threading.Thread) -> str:
+    if thread is threading.main_thread():
+        return "loop"
+    return thread.name.removeprefix("fastload-").replace("-", " ")
+
+
+def _timeline(
+    run: Run,
+    events: list[dict[str, Any]],
+    names: dict[int | None, str],
+    asked: list[tuple[float, float]],
+) -> Timeline:
+    """The last steps in a Chrome trace (times in microseconds), of the threads that have a name here."""
+    spans = [
+        event
+        for event in events
+        if event.get("ph") == "X"
+        and event["name"].startswith((_LOADER, _LOOP))
+        and event["tid"] in names
+    ]
+    waits = sorted(event["ts"] for event in spans if event["name"] == f"{_LOOP}wait")
+    ends = [event["ts"] + event["dur"] for event in spans if event["name"].startswith(_LOOP)]
+    first, last = waits[-TRACED_STEPS], max(ends)
+    shown = sorted(
+        (event for event in spans if event["ts"] < last and event["ts"] + event["dur"] > first),
+        key=lambda event: (event["ts"], -event["dur"]),
+    )
+    cut = len(shown) > MOST_SPANS
+    if cut:
+        last = shown[MOST_SPANS]["ts"]
+    lanes: dict[str, list[Span]] = defaultdict(list)
+    for event in shown[:MOST_SPANS]:
+        begin, end = max(event["ts"], first), min(event["ts"] + event["dur"], last)
+        stage = event["name"].removeprefix(_LOADER).removeprefix(_LOOP)
+        lanes[names[event["tid"]]].append(Span(stage, (begin - first) / 1e6, (end - first) / 1e6))
+    began_s = asked[-TRACED_STEPS][0]
+    return Timeline(
+        run=run.name,
+        steps=TRACED_STEPS,
+        seconds=(last - first) / 1e6,
+        lanes=[Lane(name, lanes[name]) for name in sorted(lanes, key=_place)],
+        queue=[
+            Asked(at_s - began_s, sums - before)
+            for (_, before), (at_s, sums) in zip(
+                asked[-TRACED_STEPS - 1 :], asked[-TRACED_STEPS:], strict=False
+            )
+            if at_s - began_s < (last - first) / 1e6
+        ]
+        if run.workers
+        else [],
+        cut=cut,
+    )
+
+
+def _place(name: str) -> tuple[bool, str, int]:
+    """The loop first, then threads of a kind by their number."""
+    kind, _, number = name.rpartition(" ")
+    return name != "loop", kind or name, int(number) if number.isdecimal() else 0
+
+
+def main(run_path: str, result_path: str, *_: str) -> int:
+    """Write the timeline of a run. 0 if there is one, 1 if there is an error."""
+    end_with_parent()
+    run = Run.from_json(json.loads(Path(run_path).read_text()))
+    return write_result(result_path, lambda: asdict(record(run)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

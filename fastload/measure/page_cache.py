@@ -1,0 +1,62 @@
+"""The page cache: brought into a state before something is measured, and how much of a file is in it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from fastload.errors import UsageError
+
+CacheState = Literal["warm", "cold"]
+"""The page cache before a run. warm: its files were read. cold: its files were dropped (posix_fadvise)."""
+_READ_BYTES = 1 << 20
+
+
+def prepare_cache(files: Sequence[str], state: CacheState) -> None:
+    """Bring the files into the page cache ("warm"), or ask the kernel to drop them from it ("cold").
+
+    Raises OSError for a file that cannot be read, UsageError if the system has no way to drop one.
+    """
+    if state == "cold" and not hasattr(os, "posix_fadvise"):
+        raise UsageError(
+            "--cache cold needs posix_fadvise, which this system does not have; use --cache warm"
+        )
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            if state == "warm":
+                while os.read(descriptor, _READ_BYTES):
+                    pass
+            else:
+                os.fsync(descriptor)  # Pages that are not on the disk yet cannot be dropped.
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def cached_share(files: Sequence[str]) -> float | None:
+    """Share (0 to 1) of the files' pages that are in the page cache, by mincore(2); None where that is not known."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    pages = resident = 0
+    for path in files:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                continue
+            mapping = np.frombuffer(
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8
+            )
+        present = np.zeros(-(-mapping.size // mmap.PAGESIZE), dtype=np.uint8)
+        address, size = ctypes.c_void_p(mapping.ctypes.data), ctypes.c_size_t(mapping.size)
+        if libc.mincore(address, size, ctypes.c_void_p(present.ctypes.data)) != 0:
+            return None
+        pages += present.size
+        resident += int(np.count_nonzero(present & 1))
+    return resident / pages if pages else None

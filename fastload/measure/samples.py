@@ -1,0 +1,77 @@
+"""The samples of a run: where their list is, and each with its index, so that what was delivered can be counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch.utils.data import Dataset
+
+from fastload.errors import UsageError
+from fastload.rows import Run, filler
+
+
+class Source(Protocol):
+    """A map-style data set of `(picture, class number)`: a file list or a packed set."""
+
+    classes: list[str]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]: ...
+
+    def locate(self, index: int) -> str:
+        """Where a sample lies."""
+        ...
+
+
+class Numbered(Dataset[tuple[Any, Any, int]]):
+    """`dataset`, whose samples are pairs, with each sample's index behind it: what was trained on can be counted."""
+
+    fastload_per_worker = ("dataset",)
+
+    def __init__(self, dataset: Source) -> None:
+        self.dataset = dataset
+        self._fills = hasattr(dataset, "fill_rows") and filler(dataset) is not None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any, int]:
+        picture, label, *_ = self.dataset[index]
+        return picture, label, index
+
+    def empty_sample(self) -> Any:
+        """Return an empty sample, or None if the wrapped dataset does not fill rows; see `fastload.rows`."""
+        inner = filler(self.dataset)
+        return None if inner is None else (*inner.sample[:2], 0)
+
+    def fill_rows(self, run: Run) -> Iterable[int]:
+        """Let the wrapped dataset fill its rows, and number them; see `fastload.rows`."""
+        dataset: Any = self.dataset
+        if not self._fills:
+            return range(len(run))
+        *rows, numbers = run.rows
+        numbers[:] = run.indices
+        missing: Iterable[int] = dataset.fill_rows(run.renamed(run.indices, tuple(rows)))
+        return missing
+
+    def locate(self, index: int) -> str:
+        """Where a sample lies, for the loader's error notes."""
+        return self.dataset.locate(index)
+
+
+def find_list(file_list: Path | None, base_dir: Path | None) -> Path:
+    """Return where the list is: as its path stands, or else relative to `base_dir`. Raises `UsageError` if nowhere."""
+    if file_list is None:
+        raise UsageError("--file-list-path is missing. It says which images to read")
+    places = [file_list] if base_dir is None else [file_list, base_dir / file_list]
+    for path in places:
+        if path.exists():
+            return path
+    looked = " and ".join(dict.fromkeys(str(path.parent.absolute()) for path in places))
+    raise UsageError(
+        f"The file list cannot be read. There is no {file_list.name!r} in {looked}. Give --file-list-path a path "
+        "that starts from the current folder or from --base-dir"
+    )

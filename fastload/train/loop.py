@@ -1,0 +1,338 @@
+"""Training on every rank, whatever loads the samples: `train` wires the parts, `fit` is the loop."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fastload
+from fastload import distributed
+from fastload.errors import FastloadError, UsageError, in_one_line
+from fastload.measure.loop_timer import Measured, Meter
+from fastload.measure.samples import Numbered
+from fastload.train.checkpoint import (
+    NAME,
+    Checkpoint,
+    CheckpointError,
+    random_states,
+    restore_random_states,
+)
+from fastload.train.control import Control, Stopping, signal_name
+from fastload.train.data import Batch, Cached, Replayed, cached, open_dataset, open_loader, upcoming
+from fastload.train.learner import Learner, open_learner
+from fastload.train.recipe import Recipe, TrainError
+from fastload.train.stats_file import StatsFileError, append_row, check_table
+from fastload.train.summary import COLUMNS, Summary, Trained, gather
+from fastload.train.tensorboard import Recording
+
+Say = Callable[[str], None]
+OnStep = Callable[[int, torch.Tensor], None]
+STATS_FILE = "stats.csv"
+
+
+def train(
+    recipe: Recipe, *, say: Say = print, on_step: OnStep | None = None, serial_lines: bool = False
+) -> Trained:
+    """Train as the recipe says, on this rank of those that a launcher has started; in the main thread.
+
+    Args:
+        recipe: the same on all ranks.
+        say: gets the lines of the run, on rank 0 alone.
+        on_step: called behind each step on each rank, with its number, 1 for the first of the training, and the
+            indices of the samples that this rank has trained on in it, int64[B] on the device.
+        serial_lines: print the lines of the tutorial's serial script, not of its parallel one.
+
+    Raises `FastloadError` (`TrainError`, `CheckpointError`, `StateError`, ...) for what cannot be done as asked, and
+    whatever reading a sample raises. Of several ranks one prints the error, and all raise SystemExit.
+    """
+    began = time.perf_counter()
+    rank = distributed.init("gloo" if recipe.device == "cpu" else "auto")
+    try:
+        voice: Say = say if rank.rank == 0 else _silent
+        trained = _train(recipe, rank, voice, on_step, serial_lines=serial_lines)
+        total_s = time.perf_counter() - began
+        voice(f"{'All Done; total runtime' if serial_lines else 'All Done'}: {total_s:.2f}")
+        return trained
+    except BaseException as error:
+        users = isinstance(error, FastloadError | OSError)
+        line = f"Error: {in_one_line(error)}" if users else None
+        distributed.end_job(error, line=line, code=2 if isinstance(error, UsageError) else 1)
+        raise
+    finally:
+        distributed.shutdown()
+
+
+def _train(
+    recipe: Recipe,
+    rank: distributed.Rank,
+    voice: Say,
+    on_step: OnStep | None,
+    *,
+    serial_lines: bool,
+) -> Trained:
+    control = Control(rank)
+    torch.manual_seed(recipe.seed)
+    _check_stats_file(recipe.logdir / STATS_FILE, control)
+    dataset = open_dataset(recipe)
+    learner = open_learner(recipe, rank, classes=len(dataset.classes))
+    torch.manual_seed(recipe.seed + rank.rank)  # what a model drops out is each rank's own
+    if rank.world_size > 1 and learner.device.type == "cpu":
+        torch.set_num_threads(distributed.cores())
+    loader = open_loader(
+        recipe,
+        Numbered(dataset),
+        rank=rank.rank,
+        world_size=rank.world_size,
+        pin_memory=learner.device.type != "cpu",
+    )
+    voice(f"Batch size: {recipe.batch_size}")
+    if not serial_lines:
+        voice(f"num workers: {recipe.workers}")
+        voice("Starting data loader")
+    if rank.world_size > 1:
+        voice(
+            f"{rank.world_size} ranks, each with batches of {recipe.batch_size}; step_img_rate and its average are "
+            "of rank 0 alone"
+        )
+    with loader:
+        source, first = begin(recipe, loader, learner, control, say=voice)
+        steps = recipe.total_steps(len(loader)) - first
+        found = cached(recipe, dataset, upcoming(loader, steps=steps))
+        trained = fit(recipe, source, learner, control, first=first, say=voice, on_step=on_step)
+        voice(f"Average image rate: {trained.measured.average}")
+        if not serial_lines:
+            voice("Stopping data loader")
+    _report(recipe, trained, learner, control, found, voice)
+    return trained
+
+
+def _check_stats_file(path: Path, control: Control) -> None:
+    """Raise `StatsFileError` where rank 0 could not write its row: before it has trained, and on all ranks.
+
+    Alone, it would leave them waiting.
+    """
+    problem: str | None = None
+    if control.rank.rank == 0:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            check_table(path, COLUMNS)
+            if not os.access(path if path.exists() else path.parent, os.W_OK):
+                problem = f"{path} may not be written: choose another --logdir"
+        except StatsFileError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"{path}: {error.strerror}: choose another --logdir"
+    if problem := control.broadcast(problem):
+        raise StatsFileError(problem)
+
+
+def begin(
+    recipe: Recipe,
+    loader: fastload.DataLoader[Batch],
+    learner: Learner,
+    control: Control,
+    *,
+    say: Say = print,
+) -> tuple[Any, int]:
+    """What gives the loop its batches, on the device, and the step that it begins behind: 0, or a checkpoint's.
+
+    `loader` gives `(pictures, class numbers, indices)`. Collective.
+    """
+    loads = Replayed(loader) if recipe.loader == "cached" else loader
+    source = fastload.prefetch_to(loads, learner.device)
+    return source, _resume(recipe, source, learner, control, say)
+
+
+def fit(
+    recipe: Recipe,
+    source: Any,
+    learner: Learner,
+    control: Control,
+    *,
+    first: int,
+    say: Say = print,
+    on_step: OnStep | None = None,
+) -> Trained:
+    """The training loop, on what `begin` gave, to the last step or a signal; arguments as of `train`."""
+    total = max(first, recipe.total_steps(len(source)))
+    saved = first or None
+    stats = source.stats if recipe.loader == "thread" else None
+    recording = Recording(recipe, control, first=first, steps=total - first, stats=stats, say=say)
+    meter = Meter(
+        device=learner.device,
+        samples=len(source.dataset),
+        stats=stats,
+        traffic=learner.traffic,
+    )
+    simulated = _Simulated(recipe.step_ms, meter.measured) if recipe.step_ms else nullcontext()
+    step, stopped = first, 0
+    loss: torch.Tensor | None = None
+    batches = _endless(source, meter.epoch_ended)
+    with Stopping(control) as stopping, recording:
+        while step < total:
+            if stopped := stopping.asked():
+                say(f"Stopped by {signal_name(stopped)} after step {step} of {total}")
+                break
+            with meter.waiting():
+                images, targets, indices = next(batches)
+            with meter.stepping(indices), simulated:
+                loss = learner.step(images, targets)
+            step += 1
+            recording.step()
+            if on_step is not None:
+                on_step(step, indices)
+            if recipe.every is not None and step % recipe.every == 0:
+                with meter.saving():
+                    saved = _save(recipe.checkpoint, step, source, learner, control)
+            if step % recipe.status_print_interval == 0:
+                rate = meter.window(loss)
+                say(f"step_img_rate: {rate:.2f}")
+                recording.window(step, rate=rate, loss=loss)
+        measured = meter.end(loss)
+        if recipe.checkpoint is not None and saved != step:
+            with meter.saving():
+                saved = _save(recipe.checkpoint, step, source, learner, control)
+    return Trained(
+        measured=measured,
+        first_step=first,
+        last_step=step,
+        total_steps=total,
+        stopped_by=stopped,
+        checkpoint_step=saved,
+        folder=recording.folder,
+    )
+
+
+class _Simulated:
+    """Around a step: makes it last at least so long, as if an accelerator computed while the host waits."""
+
+    def __init__(self, step_ms: float, measured: Measured) -> None:
+        self._seconds = step_ms / 1000
+        self._measured = measured
+        self._begin = 0.0
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        left_s = self._begin + self._seconds - time.perf_counter()
+        if kind is None and left_s > 0:
+            time.sleep(left_s)
+        self._measured.overran += left_s < 0
+
+
+def _endless(source: Iterable[Batch], ended: Callable[[], None]) -> Iterator[Batch]:
+    """Yield batches epoch after epoch, and call `ended` after each.
+
+    The rest of an epoch that a checkpoint had ended is empty; two in a row are an error.
+    """
+    empty = False
+    while True:
+        before, empty = empty, True
+        for batch in source:
+            empty = False
+            yield batch
+        ended()
+        if before and empty:
+            raise TrainError(
+                "the loader gives no batches: the data set is empty, or smaller than a batch"
+            )
+
+
+def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say: Say) -> int:
+    """Put everything where the checkpoint says; its step. 0 where there is no checkpoint, or none is wanted."""
+    folder = recipe.checkpoint
+    if folder is None:
+        return 0
+    _check_folder(folder, control)
+    if not recipe.resume:
+        if any(control.gather((folder / NAME).exists())):
+            raise CheckpointError(
+                f"{folder / NAME}: a checkpoint is there: give --resume to go on from it, or another folder"
+            )
+        return 0
+    found = Checkpoint.load(folder)
+    steps = control.gather(None if found is None else found.step)
+    if len(set(steps)) > 1:
+        other = next(rank for rank, step in enumerate(steps) if step != steps[0])
+        raise CheckpointError(
+            f"{folder / NAME}: step: rank 0 has {steps[0]}, rank {other} has {steps[other]}; the folder must be one "
+            "that all ranks see"
+        )
+    if found is None:
+        say(f"Nothing to resume in {folder}: the training begins at its beginning")
+        return 0
+    found.check(folder, about=learner.about, model=learner.model.state_dict())
+    source.load_state_dict(found.loader)
+    learner.model.load_state_dict(found.model)
+    learner.optimizer.load_state_dict(found.optimizer)
+    restore_random_states(
+        found.randomness,
+        rank=control.rank.rank,
+        world_size=control.rank.world_size,
+        device=learner.device,
+    )
+    before = len(found.randomness)
+    say(f"Resumed after step {found.step}, which {before} rank{'s' * (before > 1)} had reached")
+    return found.step
+
+
+def _check_folder(folder: Path, control: Control) -> None:
+    """Raise `CheckpointError`, on all ranks, where rank 0 cannot write: now, and not at the first checkpoint."""
+    problem: str | None = None
+    if control.rank.rank == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                problem = f"{folder} may not be written: choose another --checkpoint"
+        except OSError as error:
+            problem = f"{folder}: {error.strerror}: choose another --checkpoint"
+    if problem := control.broadcast(problem):
+        raise CheckpointError(problem)
+
+
+def _save(folder: Path | None, step: int, source: Any, learner: Learner, control: Control) -> int:
+    """Write the checkpoint of a step, on rank 0; the step. Collective."""
+    assert folder is not None  # as the recipe has made sure
+    states = control.gather(random_states(learner.device))
+    if control.rank.rank == 0:
+        Checkpoint(
+            step=step,
+            about=learner.about,
+            model=learner.model.state_dict(),
+            optimizer=learner.optimizer.state_dict(),
+            loader=source.state_dict(),
+            randomness=states,
+        ).save(folder)
+    return step
+
+
+def _report(
+    recipe: Recipe, trained: Trained, learner: Learner, control: Control, cached: Cached, say: Say
+) -> None:
+    """Say what the run did, and put it into stats.csv. Collective."""
+    ranks = gather(trained.measured, control)
+    if control.rank.rank:
+        return
+    summary = Summary(
+        recipe=recipe,
+        trained=trained,
+        ranks=ranks,
+        learner=learner,
+        cached=cached,
+        rank=control.rank,
+    )
+    for line in summary.lines():
+        say(line)
+    append_row(recipe.logdir / STATS_FILE, summary.row())
+    say(f"A row for this run: {recipe.logdir / STATS_FILE}")
+
+
+def _silent(_: str) -> None:
+    return

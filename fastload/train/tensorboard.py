@@ -1,0 +1,116 @@
+"""What a training run writes for TensorBoard: a profile, scalars, in a folder of its own. Rank 0's."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from fastload.stats import Stats
+from fastload.train.control import Control
+from fastload.train.profiling import ACTIVE, WAIT, WARMUP, profile_steps
+from fastload.train.recipe import Recipe, TrainError
+from fastload.train.scalars import Scalars, loader_scalars
+
+
+class Recording:
+    """The profile and the scalars of a run, if its recipe wants any. On other ranks than 0 it does nothing.
+
+    Args:
+        first: the number of steps done before this run.
+        steps: how many the loop will make.
+        stats: the loader's, None where it has none.
+
+    Raises `TrainError`, on all ranks, where the steps are too few for a profile.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        control: Control,
+        *,
+        first: int,
+        steps: int,
+        stats: Callable[[], Stats] | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.folder: Path | None = None
+        """Where all of it lies; None if nothing is recorded."""
+        self._profile: Any = None
+        self._scalars = Scalars(None)
+        self._stats = stats
+        self._before: Stats | None = None
+        self._ends = ExitStack()
+        if not (recipe.profile or recipe.scalars):
+            return
+        if recipe.profile:
+            _check_steps(first, steps)
+        self.folder = folder = run_folder(recipe, control)
+        say(f"Folder of this run: {folder}")
+        if control.rank.rank == 0:
+            if recipe.profile:
+                self._profile = profile_steps(folder, steps=steps, say=say)
+            if recipe.scalars:
+                self._scalars = Scalars(folder)
+
+    def step(self) -> None:
+        """Behind each step."""
+        if self._profile is not None:
+            self._profile.step()
+
+    def window(self, step: int, *, rate: float, loss: torch.Tensor) -> None:
+        """Behind each status window: its rate in samples a second, the loss of its last batch."""
+        values = {"rank0/images_per_s": rate, "train/loss": float(loss)}
+        if self._stats is not None:
+            now = self._stats()
+            values |= loader_scalars(now, self._before)
+            self._before = now
+        self._scalars.add(step, values)
+
+    def __enter__(self) -> Self:
+        self._ends.enter_context(self._scalars)
+        if self._profile is not None:
+            self._ends.enter_context(self._profile)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._ends.__exit__(kind, exc, tb)
+
+
+def _check_steps(first: int, steps: int) -> None:
+    """Raise `TrainError` if the steps after step `first` are too few for a profile."""
+    needed = WAIT + WARMUP + ACTIVE
+    if steps < needed:
+        raise TrainError(
+            f"--profile needs {needed} steps: {WAIT} are skipped, {WARMUP} is warm-up, {ACTIVE} are recorded. This run "
+            f"has {steps}. Give --nsteps {first + needed} or more, or leave out --profile"
+        )
+
+
+def run_folder(recipe: Recipe, control: Control) -> Path:
+    """Make a folder for this run below the recipe's `logdir`, on rank 0, and return it. Collective.
+
+    Its name is that of the run in TensorBoard: when it began, and in what runs of a sweep differ.
+    """
+    path: Path | None = None
+    if control.rank.rank == 0:
+        recipe.logdir.mkdir(parents=True, exist_ok=True)
+        kind = "" if recipe.loader == "thread" else f"-{recipe.loader}"
+        name = datetime.datetime.now().strftime("%Y-%m-%d-%H-%M-%S")
+        name += f"{kind}-workers{recipe.workers}-ranks{control.rank.world_size}"
+        path, number = recipe.logdir / name, 1
+        while True:
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:  # another run began in the same second
+                number += 1
+                path = recipe.logdir / f"{name}-{number}"
+    return control.broadcast(path)

@@ -1,0 +1,105 @@
+"""Documents of benchmarks that were not run, for tests of what is made of them: every figure is made up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastload.bench import report
+from fastload.bench.figures import Figures, Outcome, PeakMemory
+from fastload.bench.plan import LoaderKind, Run, Workload
+from fastload.measure.provenance import provenance
+
+HOSTILE = "/data/<b>bold</b>&amp;\"double\" 'single'/list.txt"
+
+
+def stage(seconds: float, count: int) -> dict[str, Any]:
+    return {"seconds": seconds, "count": count, "cpu_s": seconds / 2}
+
+
+def outcome(
+    loader: LoaderKind, workers: int, rate: float, *, ranks: int = 1, repeat: int = 0, **work: Any
+) -> Outcome:
+    options = {"file_list": HOSTILE, "batch_size": 10, "steps": 15, **work}
+    run = Run(
+        workload=Workload(**options), loader=loader, workers=workers, ranks=ranks, repeat=repeat
+    )
+    stats = {
+        "elapsed_s": 2.0,
+        "worker_wait_s": 0.25 * workers,
+        "occupancy": 0.375,
+        "stages": {
+            "sample": stage(1.2, 150),
+            "read": stage(0.3, 150),
+            "decode": stage(0.6, 150),
+            "collate": stage(0.15, 15),
+        },
+    }
+    figures = Figures(
+        rate=rate,
+        rank_rates=[rate / ranks] * ranks,
+        window_rates=[rate],
+        first_batch_s=0.25,
+        steady_s=2.0,
+        wait_share=0.5,
+        cpu_s_per_1000=3.0 if loader != "torch" else None,
+        total_s=3.0,
+        close_s=0.1,
+        samples=150 * ranks,
+        unique_samples=140,
+        intraop_threads=2,
+        start_method=None,
+        loader_stats=None if loader == "torch" else stats,
+        finding=None if loader == "torch" else f"The moon bounds {run.name} <at night> & by day.",
+    )
+    memory = PeakMemory(allocated=300 * 2**20, total=400 * 2**20, readings=5, reader_cpu_s=0.01)
+    return Outcome(
+        run=run,
+        figures=figures,
+        error=None,
+        memory=memory,
+        cached_share=1.0,
+        others_share=0.01,
+        messages="",
+    )
+
+
+TIMELINE = {
+    "run": "2 threads",
+    "steps": 4,
+    "seconds": 0.2,
+    "cut": False,
+    "lanes": [
+        {"thread": "loop", "spans": [{"stage": "wait", "from_s": 0.0, "to_s": 0.05}]},
+        {
+            "thread": "worker 0",
+            "spans": [
+                {"stage": "sample", "from_s": 0.0, "to_s": 0.1},
+                {"stage": "decode", "from_s": 0.02, "to_s": 0.06},
+                {"stage": "sample", "from_s": 0.15, "to_s": 0.2},
+            ],
+        },
+    ],
+    "queue": [{"at_s": 0.0, "ready_share": 0.5}, {"at_s": 0.1, "ready_share": 1.0}],
+}
+
+
+def document(
+    outcomes: list[Outcome], *, planned: int | None = None, timeline: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the JSON file holds."""
+    origin = provenance(["fastload", "bench", "--file-list", HOSTILE])
+    rows = report.summarise(outcomes)
+    planned = len(outcomes) if planned is None else planned
+    content = report.document(outcomes, rows, origin, planned=planned, timeline=timeline)
+    read: dict[str, Any] = json.loads(json.dumps(content))
+    return read
+
+
+RACE = [
+    *(outcome("serial", 0, 100.0 + repeat, repeat=repeat) for repeat in range(3)),
+    *(outcome("thread", 1, 110.0 + repeat, repeat=repeat) for repeat in range(3)),
+    *(outcome("thread", 2, 205.0 + repeat, repeat=repeat) for repeat in range(3)),
+    *(outcome("torch", 2, 150.0 + repeat, repeat=repeat) for repeat in range(3)),
+    outcome("thread", 2, 390.0, ranks=2),
+]

@@ -1,0 +1,579 @@
+"""Promise: `fastload bench` measures what it says: the same samples for all, N steps exactly, and figures with their
+provenance; whatever goes wrong in a run is said, and ends that run alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("PIL")
+pytest.importorskip("torchvision")
+
+import numpy as np
+from PIL import Image
+
+from fastload.bench import loop, ranks, report
+from fastload.bench.figures import BenchError, Figures, Outcome, PeakMemory, average_line
+from fastload.bench.plan import LoaderKind, Run, Workload, plan_runs, sample_order
+from fastload.bench.run import _Others, execute, files_of
+from fastload.measure.processes import descendants
+from fastload.measure.provenance import provenance
+
+ROOT = Path(__file__).parents[2]
+S3_PRINTED = [32.91, 41.77, 36.01, 37.57, 27.94, 38.88, 36.97, 36.96, 38.08, 11.67]
+"""The rates that the third seed document prints; the average that it prints under them is over all but two."""
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture(scope="module")
+def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten small JPEGs of two classes, and the list of them."""
+    folder = tmp_path_factory.mktemp("images")
+    names = [f"class{number % 2}/{number}.jpg" for number in range(10)]
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    listing = folder / "list.txt"
+    listing.write_text("\n".join(names) + "\n")
+    return listing
+
+
+def run_over(
+    file_list: Path, loader: LoaderKind = "serial", workers: int = 0, **options: Any
+) -> Run:
+    options = {"batch_size": 4, "steps": 7, "status_print_interval": 1, **options}
+    return Run(
+        workload=Workload(file_list=str(file_list), **options), loader=loader, workers=workers
+    )
+
+
+# ---- the plan ----
+
+
+def test_every_configuration_runs_once_a_repeat_the_serial_one_too_and_every_other_repeat_backwards() -> (
+    None
+):
+    runs = plan_runs(
+        Workload(file_list="list"), loaders=["serial", "thread", "torch"], workers=[1, 4], repeats=3
+    )
+    once = [("serial", 0), ("thread", 1), ("thread", 4), ("torch", 1), ("torch", 4)]
+    planned = [[(r.loader, r.workers) for r in runs if r.repeat == repeat] for repeat in range(3)]
+    assert planned == [once, once[::-1], once]
+    assert [r.repeat for r in runs] == sorted(r.repeat for r in runs)
+    assert len({r.name for r in runs}) == 5
+
+
+@given(
+    length=st.integers(1, 50),
+    count=st.integers(1, 200),
+    more=st.integers(0, 60),
+    seed=st.integers(0, 9),
+)
+def test_the_order_goes_through_the_list_again_and_again_and_a_longer_one_only_goes_on(
+    length: int, count: int, more: int, seed: int
+) -> None:
+    order = sample_order(length, count, seed=seed)
+    assert len(order) == count
+    for start in range(0, count, length):
+        epoch = order[start : start + length]
+        assert set(epoch) <= set(range(length))
+        assert len(set(epoch)) == len(epoch)
+    assert sample_order(length, count + more, seed=seed)[:count] == order
+
+
+def test_the_seed_changes_the_order() -> None:
+    assert sample_order(50, 50, seed=0) != sample_order(50, 50, seed=1)
+
+
+@pytest.mark.parametrize(("loader", "workers"), [("thread", 3), ("torch", 3), ("serial", 0)])
+def test_the_loader_has_more_to_read_than_it_can_read_ahead_when_the_last_step_ends(
+    loader: LoaderKind, workers: int, file_list: Path
+) -> None:
+    run = run_over(file_list, loader, workers)
+    ahead = run.ordered_samples - run.workload.samples
+    assert ahead % run.workload.batch_size == 0
+    assert (
+        ahead // run.workload.batch_size >= 2 * workers
+    )  # torch's prefetch_factor is 2 by default
+    if loader == "thread":
+        loader_of_run = loop.open_loader(run, list(range(10)), [0] * run.ordered_samples)  # type: ignore[arg-type]
+        next(iter(loader_of_run))
+        assert ahead // run.workload.batch_size >= loader_of_run.stats().depth  # type: ignore[attr-defined]
+        loader_of_run.close()  # type: ignore[attr-defined]
+
+
+def test_a_run_survives_json(file_list: Path) -> None:
+    run = run_over(file_list, "thread", 2, step_ms=1.5, cache="cold")
+    assert Run.from_json(json.loads(json.dumps(run.to_json()))) == run
+
+
+# ---- one run ----
+
+WORKERS: list[tuple[LoaderKind, int]] = [("serial", 0), ("thread", 2)]
+
+
+@pytest.mark.parametrize(("loader", "workers"), WORKERS)
+def test_a_run_takes_n_steps_and_prints_the_lines_of_the_seed(
+    loader: LoaderKind, workers: int, file_list: Path
+) -> None:
+    lines: list[str] = []
+    figures = loop.measure(
+        run_over(file_list, loader, workers, status_print_interval=3), lines.append
+    ).figures
+    rate = r"\d+\.\d\d"
+    expected = [
+        "Batch size: 4",
+        f"num workers: {workers}",
+        "Starting data loader",
+        f"step_img_rate: {rate}",
+        f"step_img_rate: {rate}",
+        f"Average image rate: mean: {rate}, stddev: 0.00",  # one window, of steps 4 to 6, is past the warm-up
+        "Stopping data loader",
+        f"All Done: {rate}",
+    ]
+    assert len(lines) == len(expected)
+    for line, pattern in zip(lines, expected, strict=True):
+        assert re.fullmatch(pattern, line), line
+    assert figures.samples == 7 * 4
+    assert figures.unique_samples == 10, "the list of ten is begun again"
+    assert len(figures.window_rates) == 1
+    assert figures.rate == pytest.approx(2 * 4 / figures.steady_s)
+
+
+def test_serial_and_threads_see_the_same_samples(
+    file_list: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[tuple[list[int], list[int]]]] = []
+
+    def recording_step(step_ms: float) -> loop.Step:
+        batches: list[tuple[list[int], list[int]]] = []
+        seen.append(batches)
+        return lambda images, targets: batches.append(
+            (targets.tolist(), images.sum(dim=(1, 2, 3)).tolist())
+        )
+
+    monkeypatch.setattr(loop, "simulated_step", recording_step)
+    for loader, workers in WORKERS:
+        loop.measure(run_over(file_list, loader, workers), lambda line: None)
+    assert len(seen[0]) == 7
+    assert seen[0] == seen[1]
+
+
+def test_a_loader_that_delivers_other_samples_fails_the_run(
+    file_list: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = loop.open_loader
+    monkeypatch.setattr(
+        loop, "open_loader", lambda run, dataset, order: honest(run, dataset, order[::-1])
+    )
+    with pytest.raises(BenchError, match="other samples than it was asked for"):
+        loop.measure(run_over(file_list), lambda line: None)
+
+
+def test_a_simulated_step_is_time_that_the_loop_does_not_wait_for_the_loader(
+    file_list: Path,
+) -> None:
+    figures = loop.measure(
+        run_over(file_list, "thread", 2, step_ms=30), lambda line: None
+    ).figures
+    assert figures.steady_s >= 2 * 0.030
+    assert figures.wait_share <= 1 - 2 * 0.030 / figures.steady_s + 1e-9
+
+
+def test_the_average_is_the_seed_s_mean_and_population_deviation() -> None:
+    assert (
+        average_line(S3_PRINTED[2:], warmup_steps=5)
+        == "Average image rate: mean: 33.01, stddev: 8.68"
+    )
+
+
+def test_an_average_over_nothing_says_what_is_missing() -> None:
+    line = average_line([], warmup_steps=5)
+    assert line.startswith("Average image rate: n/a: no status window ended after step 5")
+
+
+def test_the_deviation_survives_large_rates() -> None:
+    rates = [1e9 + offset for offset in (4.0, 7.0, 13.0, 16.0)]
+    assert average_line(rates, warmup_steps=5).endswith("mean: 1000000010.00, stddev: 4.74")
+
+
+@linux
+def test_what_others_take_of_the_machine_is_measured_and_what_our_children_take_is_not_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy_s = iter([100.0, 103.0])
+    monkeypatch.setattr("fastload.bench.run.machine_cpu_seconds", lambda: next(busy_s))
+    monkeypatch.setattr(os, "cpu_count", lambda: 1000)
+    others = _Others()
+    began = time.perf_counter()
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", burn], stdout=subprocess.DEVNULL, check=True)
+    least_s = time.perf_counter() - began
+    share = others.share()
+    assert share is not None
+    assert 0 < share <= (3.0 - 0.28) / (least_s * 1000)
+
+
+# ---- runs as processes ----
+
+
+def test_a_run_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "broken.jpg").write_bytes(b"this is no picture")
+    listing = tmp_path / "list.txt"
+    listing.write_text("class/broken.jpg\n")
+    run = run_over(listing, "thread", 1)
+    listed, files = files_of([run])
+    outcome = execute(run, files=files, say=lambda line: None)
+    assert listed == 1
+    assert outcome.figures is None
+    assert outcome.error is not None
+    assert "DecodeError" in outcome.error
+    assert "broken.jpg" in outcome.error
+    assert "\n" not in outcome.error
+    assert outcome.messages == "", "an error about a file needs no traceback"
+
+
+def test_how_a_process_ended_is_put_into_words() -> None:
+    assert "SIGKILL" in ranks.ending(-signal.SIGKILL)
+    assert "memory" in ranks.ending(-signal.SIGKILL)
+    assert "memory" not in ranks.ending(-signal.SIGTERM)
+    assert "exit code 3" in ranks.ending(3)
+
+
+@pytest.fixture
+def racing(file_list: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str], int]]]:
+    """Start `fastload bench` on a run that takes minutes; give it and the pid of the run once that takes steps."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> tuple[subprocess.Popen[str], int]:
+        options = f"--loaders torch --workers 2 -b 2 -s 1000 --step-ms 300 --file-list {file_list}"
+        racer = subprocess.Popen(
+            [sys.executable, "-m", "fastload", "bench", *options.split()],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(racer)
+        assert racer.stdout is not None
+        for line in racer.stdout:
+            if line.startswith("step_img_rate"):
+                break
+        return racer, next(descendants(racer.pid))
+
+    yield start
+    for racer in started:
+        racer.kill()
+        racer.communicate()
+
+
+def wait_for_the_end_of(pids: list[int], *, limit_s: float) -> list[int]:
+    """Those of the processes that still run after `limit_s`: polled, as processes of others cannot be waited for."""
+    deadline = time.monotonic() + limit_s
+    while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return alive
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+Racing = Callable[[], tuple[subprocess.Popen[str], int]]
+
+
+@linux
+def test_ctrl_c_ends_the_run_and_its_workers_at_once(racing: Racing) -> None:
+    racer, measured = racing()
+    processes = [measured, *descendants(measured)]
+    assert len(processes) >= 3, "the run and its two workers"
+    racer.send_signal(signal.SIGINT)
+    pressed = time.monotonic()
+    _, complaint = racer.communicate()
+    assert racer.returncode == 130
+    assert time.monotonic() - pressed < 60
+    assert complaint.strip() == "Interrupted."
+    assert wait_for_the_end_of(processes, limit_s=30) == []
+
+
+@linux
+@pytest.mark.parametrize(
+    ("sent", "code", "said"),
+    [(signal.SIGINT, 130, "Interrupted."), (signal.SIGTERM, 143, "Terminated.")],
+)
+def test_a_bench_that_is_stopped_reports_what_was_completed(
+    sent: signal.Signals, code: int, said: str, file_list: Path, tmp_path: Path
+) -> None:
+    scratch, written, page = (tmp_path / name for name in ("scratch", "race.json", "race.html"))
+    scratch.mkdir()
+    options = (
+        f"--loaders serial,thread --workers 1 -b 2 -s 6 --repeats 50 -q --file-list {file_list}"
+    )
+    options += f" --json {written} --html {page}"
+    racer = subprocess.Popen(
+        [sys.executable, "-m", "fastload", "bench", *options.split()],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert racer.stdout is not None
+        first = next(line for line in racer.stdout if line.startswith("[1/100] serial"))
+        while not (running := list(descendants(racer.pid))):
+            time.sleep(0.01)
+        racer.send_signal(sent)
+        output, complaint = racer.communicate(timeout=60)
+    finally:
+        racer.kill()
+        racer.wait()
+    assert racer.returncode == code, complaint
+    assert complaint.strip() == said
+    assert re.search(r"img/s, about \d+ (s|min) left$", first.strip()), first
+    assert re.search(r"^Partial: stopped after [12] of 100 runs\.$", output, re.MULTILINE), output
+    assert re.search(r"^serial +\d+\.\d ", output, re.MULTILINE), output
+    document = json.loads(written.read_text())
+    assert (document["partial"], document["planned_runs"]) == (True, 100)
+    assert len(document["runs"]) in (1, 2)
+    assert f"Partial: stopped after {len(document['runs'])} of 100 runs." in page.read_text()
+    assert wait_for_the_end_of(running, limit_s=5) == []
+    assert list(scratch.iterdir()) == []
+
+
+@linux
+def test_a_bench_that_is_killed_takes_its_run_along(racing: Racing) -> None:
+    racer, measured = racing()
+    racer.kill()
+    racer.wait()
+    assert wait_for_the_end_of([measured], limit_s=5) == []
+
+
+# ---- the report ----
+
+
+def outcome(
+    loader: LoaderKind,
+    workers: int,
+    rate: float,
+    *,
+    repeat: int = 0,
+    others: float = 0.0,
+    **workload: Any,
+) -> Outcome:
+    run = Run(
+        workload=Workload(file_list="list", **workload),
+        loader=loader,
+        workers=workers,
+        repeat=repeat,
+    )
+    figures = Figures(
+        rate=rate,
+        rank_rates=[rate],
+        window_rates=[rate],
+        first_batch_s=0.25,
+        steady_s=2.0,
+        wait_share=0.5,
+        cpu_s_per_1000=3.0,
+        total_s=3.0,
+        close_s=0.1,
+        samples=1280,
+        unique_samples=1000,
+        intraop_threads=2,
+        start_method=None,
+        loader_stats=None,
+        finding=None,
+    )
+    memory = PeakMemory(allocated=300 * 2**20, total=400 * 2**20, readings=5, reader_cpu_s=0.01)
+    return Outcome(
+        run=run,
+        figures=figures,
+        error=None,
+        memory=memory,
+        cached_share=1.0,
+        others_share=others,
+        messages="",
+    )
+
+
+def failure(loader: LoaderKind, workers: int) -> Outcome:
+    run = Run(workload=Workload(file_list="list"), loader=loader, workers=workers)
+    return Outcome(
+        run=run,
+        figures=None,
+        error="no luck",
+        memory=None,
+        cached_share=None,
+        others_share=None,
+        messages="",
+    )
+
+
+def test_rows_are_medians_with_their_range_and_ratios_are_within_a_repeat() -> None:
+    rates = {"serial": [100.0, 200.0, 400.0], "thread": [300.0, 400.0, 400.0]}
+    outcomes = [
+        outcome("serial" if kind == "serial" else "thread", 2 * (kind == "thread"), rate, repeat=i)
+        for kind, of_kind in rates.items()
+        for i, rate in enumerate(of_kind)
+    ]
+    serial, thread = report.summarise(outcomes)
+    assert serial.rate == report.Spread(200.0, 100.0, 400.0)
+    assert thread.rate == report.Spread(400.0, 300.0, 400.0)
+    assert thread.ratio == report.Spread(2.0, 1.0, 3.0)
+    assert serial.ratio == report.Spread(1.0, 1.0, 1.0)
+
+
+def test_without_a_serial_run_there_is_no_ratio_and_a_failed_run_is_in_no_row() -> None:
+    rows = report.summarise([failure("serial", 0), outcome("thread", 2, 100.0)])
+    assert [(row.name, row.ratio, row.runs) for row in rows] == [("2 threads", None, 1)]
+
+
+def test_the_table_has_a_line_for_each_row_with_all_of_its_figures() -> None:
+    outcomes = [outcome("serial", 0, 100.0), outcome("thread", 1, 310.0)]
+    lines = report.table(report.summarise(outcomes), outcomes[0].run.workload).splitlines()
+    header, _, serial, thread = lines[:4]
+    shared = "0.250 3.00 300 50% 1000/1280 warm 100%"
+    assert " ".join(serial.split()) == f"serial 100.0 100.0-100.0 1.00 {shared}"
+    assert " ".join(thread.split()) == f"1 thread 310.0 310.0-310.0 3.10 {shared}"
+    for column in ("img/s", "x serial", "1st batch s", "CPU", "MiB", "waited", "unique", "cache"):
+        assert column in header
+
+
+def test_torch_s_threads_within_an_operation_are_said_of_the_serial_loader_alone() -> None:
+    for loader, said in (("serial", True), ("thread", False)):
+        rows = report.summarise([outcome(loader, 0 if said else 1, 100.0)])  # type: ignore[arg-type]
+        table = report.table(rows, Workload(file_list="list"))
+        assert ("torch runs 2 threads within an operation" in table) == said
+
+
+@pytest.mark.parametrize(("others", "warned"), [(0.04, False), (0.3, True)])
+def test_a_machine_that_others_use_meanwhile_is_warned_of(others: float, warned: bool) -> None:
+    outcomes = [outcome("serial", 0, 100.0), outcome("thread", 1, 100.0, others=others)]
+    table = report.table(report.summarise(outcomes), outcomes[0].run.workload)
+    assert ("other processes took up to 30% of the machine's cores" in table) == warned
+
+
+def test_what_is_not_known_is_a_dash_and_never_a_number() -> None:
+    known = outcome("thread", 1, 310.0)
+    assert known.figures is not None
+    figures = Figures(
+        **{**{f: getattr(known.figures, f) for f in Figures.__slots__}, "cpu_s_per_1000": None}
+    )
+    unknown = Outcome(
+        run=known.run,
+        figures=figures,
+        error=None,
+        memory=None,
+        cached_share=None,
+        others_share=None,
+        messages="",
+    )
+    line = report.table(report.summarise([unknown]), known.run.workload).splitlines()[2]
+    assert " ".join(line.split()) == "1 thread 310.0 310.0-310.0 - 0.250 - - 50% 1000/1280 warm"
+
+
+@pytest.mark.parametrize("step_ms", [0.0, 12.5])
+def test_a_simulated_step_is_called_simulated_wherever_it_shows(step_ms: float) -> None:
+    outcomes = [outcome("thread", 1, 310.0, step_ms=step_ms)]
+    rows = report.summarise(outcomes)
+    table = report.table(rows, outcomes[0].run.workload)
+    document = report.document(outcomes, rows, {}, planned=len(outcomes))
+    for text in (table, document["step"]):
+        assert ("simulated" in text and "12.5 ms" in text) == (step_ms > 0)
+
+
+def test_the_verdict_names_the_best_of_each_whichever_is_faster() -> None:
+    outcomes = [
+        outcome("thread", 2, 300.0),
+        outcome("thread", 4, 250.0),
+        outcome("torch", 1, 100.0),
+        outcome("torch", 4, 400.0),
+    ]
+    verdict = report.verdict(report.summarise(outcomes))
+    assert verdict is not None
+    assert "2 threads 300.0 img/s" in verdict
+    assert "4 torch processes 400.0 img/s" in verdict
+    assert "0.75 x" in verdict
+    assert report.verdict(report.summarise(outcomes[:2])) is None
+
+
+def test_a_list_shorter_than_a_run_and_a_busy_machine_are_said_beforehand() -> None:
+    origin = provenance(["fastload", "bench"])
+    origin["machine"].update(cores_usable=4, load_average_1min=3.5)
+    said = "\n".join(report.preamble(Workload(file_list="list"), origin, runs=1, listed=100))
+    assert "shorter than a run" in said
+    assert "busy (load 3.50 on 4 cores)" in said
+    origin["machine"]["load_average_1min"] = 0.1
+    said = "\n".join(report.preamble(Workload(file_list="list"), origin, runs=1, listed=5000))
+    assert "shorter" not in said
+    assert "busy" not in said
+
+
+def test_the_document_has_every_run_the_failed_ones_too(tmp_path: Path) -> None:
+    outcomes = [outcome("serial", 0, 100.0), failure("torch", 2)]
+    path = tmp_path / "new" / "folder" / "out.json"
+    report.write_json(
+        path,
+        report.document(
+            outcomes, report.summarise(outcomes), {"date": "today"}, planned=len(outcomes)
+        ),
+    )
+    document = json.loads(path.read_text())
+    assert [run["error"] for run in document["runs"]] == [None, "no luck"]
+    assert document["runs"][0]["figures"]["rate"] == 100.0
+    assert document["runs"][1]["figures"] is None
+    assert [row["name"] for row in document["rows"]] == ["serial"]
+    assert document["workload"]["steps"] == 20
+    assert list(path.parent.iterdir()) == [path], "no temporary file is left"
+
+
+@pytest.fixture(scope="module")
+def _open_fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Draw once: matplotlib keeps the files of its fonts open, which is no leak of ours."""
+    pytest.importorskip("matplotlib")
+    from fastload.bench.plot import save_plot
+
+    drawn = [outcome("thread", 1, 100.0)]
+    path = tmp_path_factory.mktemp("fonts") / "first.png"
+    save_plot(path, report.summarise(drawn), drawn[0].run.workload, caption="made up")
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [("serial", 0)],
+        [("thread", 8)],
+        [("serial", 0), ("thread", 1), ("thread", 4), ("torch", 2)],
+    ],
+)
+@pytest.mark.usefixtures("_open_fonts")
+def test_any_set_of_rows_can_be_drawn(kinds: list[tuple[LoaderKind, int]], tmp_path: Path) -> None:
+    from fastload.bench.plot import save_plot
+
+    outcomes = [outcome(kind, workers, 100.0 + workers) for kind, workers in kinds]
+    path = tmp_path / "plots" / "bench.png"
+    save_plot(path, report.summarise(outcomes), outcomes[0].run.workload, caption="made up")
+    with Image.open(path) as picture:
+        shades = np.asarray(picture.convert("L"))
+    assert shades.shape > (600, 1200)
+    assert (shades < 128).mean() > 0.002, "something is drawn"

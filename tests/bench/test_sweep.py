@@ -1,0 +1,341 @@
+"""Promise: ranks load at once, each its own part, from a common start; the sweep's bound is what its words say, its CSV
+has every run, and its timeline is made of real spans.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import select
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("PIL")
+pytest.importorskip("torchvision")
+
+import numpy as np
+from PIL import Image
+
+from fastload.bench import report
+from fastload.bench.figures import BenchError, Figures, Outcome, Part, together
+from fastload.bench.plan import LoaderKind, Run, Workload, plan_runs, rank_order, sample_order
+from fastload.bench.ranks import Ended, _Barrier
+from fastload.bench.roofline import roofline
+from fastload.bench.run import execute, files_of, trace
+from fastload.bench.sheet import COLUMNS, to_csv
+from fastload.measure.processes import descendants
+from fastload.measure.provenance import provenance
+
+
+@pytest.fixture(scope="module")
+def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty JPEGs and the list of them."""
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "class").mkdir()
+    names = [f"class/{number}.jpg" for number in range(60)]
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 24, 3), dtype=np.uint8)
+    for name in names:
+        Image.fromarray(pixels).save(folder / name)
+    listing = folder / "list.txt"
+    listing.write_text("\n".join(names) + "\n")
+    return listing
+
+
+def run_over(file_list: Path | str, **options: Any) -> Run:
+    work = {"batch_size": 2, "steps": 7, "status_print_interval": 1}
+    run: dict[str, Any] = {"loader": "thread", "workers": 1, **options}
+    return Run(workload=Workload(file_list=str(file_list), **work), **run)
+
+
+# ---- the plan ----
+
+
+def test_every_configuration_runs_in_every_number_of_ranks_and_is_named_by_it() -> None:
+    runs = plan_runs(
+        Workload(file_list="list"),
+        loaders=["serial", "thread"],
+        workers=[2],
+        repeats=1,
+        ranks=[1, 4],
+    )
+    names = ["serial", "2 threads", "4 ranks x serial", "4 ranks x 2 threads"]
+    assert [run.name for run in runs] == names
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_step_of_all_ranks_is_a_piece_of_one_order(ranks: int) -> None:
+    run = run_over("list", ranks=ranks, workers=2)
+    parts = [rank_order(run, 50, rank) for rank in range(ranks)]
+    assert {len(part) for part in parts} == {run.ordered_samples}
+    order = sample_order(50, run.ordered_samples * ranks, seed=0)
+    size = run.workload.batch_size
+    for step in range(run.ordered_samples // size):
+        batches = [part[step * size : (step + 1) * size] for part in parts]
+        piece = order[step * size * ranks : (step + 1) * size * ranks]
+        assert sorted(index for batch in batches for index in batch) == sorted(piece)
+
+
+# ---- ranks as processes ----
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
+def test_ranks_load_their_parts_and_only_the_first_one_s_lines_are_passed_on(
+    file_list: Path,
+) -> None:
+    run = run_over(file_list, ranks=2)
+    lines: list[str] = []
+    _, files = files_of([run])
+    before = set(descendants(os.getpid()))
+    outcome = execute(run, files=files, say=lines.append)
+    assert outcome.error is None
+    figures = outcome.figures
+    assert figures is not None
+    assert figures.samples == 2 * 7 * 2
+    assert figures.unique_samples == len(set(sample_order(60, 28, seed=0))) == 28
+    assert len(figures.rank_rates) == 2
+    assert 0 < figures.rate <= sum(figures.rank_rates) * 1.000001
+    assert figures.intraop_threads == int(
+        os.environ.get("OMP_NUM_THREADS", max(1, len(os.sched_getaffinity(0)) // 2))
+    )
+    assert lines.count("Starting data loader") == 1
+    assert "ranks: 2 on this node; the rates below are of rank 0 alone" in lines
+    assert sum(line.startswith("step_img_rate") for line in lines) == 7
+    assert set(descendants(os.getpid())) <= before
+
+
+def test_a_rank_that_fails_is_named_and_ends_the_others(file_list: Path, tmp_path: Path) -> None:
+    """The file that is broken is in rank 1's part; rank 0 would go on for minutes."""
+    run = run_over(file_list, ranks=2)
+    run = replace(run, workload=replace(run.workload, steps=100, step_ms=1000))
+    names = file_list.read_text().split()
+    broken = rank_order(run, 60, 1)[0]
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "broken.jpg").write_bytes(b"this is no picture")
+    paths = [str(file_list.parent / name) for name in names]
+    paths[broken] = str(tmp_path / "class" / "broken.jpg")
+    listing = tmp_path / "list.txt"
+    listing.write_text("\n".join(paths))
+    run = replace(run, workload=replace(run.workload, file_list=str(listing)))
+    _, files = files_of([run])
+    outcome = execute(run, files=files, say=lambda line: None)
+    assert outcome.figures is None
+    assert outcome.error is not None
+    assert outcome.error.startswith("rank 1 of 2: DecodeError")
+    assert "broken.jpg" in outcome.error
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
+def test_what_interrupts_a_run_of_ranks_ends_all_of_them(file_list: Path) -> None:
+    run = run_over(file_list, ranks=2, loader="serial", workers=0)
+    run = replace(run, workload=replace(run.workload, steps=100, step_ms=1000))
+    _, files = files_of([run])
+    before = set(descendants(os.getpid()))
+
+    def interrupt(line: str) -> None:
+        if line.startswith("Starting"):
+            assert len(set(descendants(os.getpid())) - before) == 2
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(run, files=files, say=interrupt)
+    assert set(descendants(os.getpid())) <= before
+
+
+def test_no_rank_starts_before_all_are_ready() -> None:
+    with _Barrier(2) as barrier:
+        ready, go = barrier.passed
+        os.write(ready, b".")
+        barrier.arrive()
+        assert not barrier.is_down
+        assert select.select([go], [], [], 0)[0] == [], "a rank that reads here waits"
+        os.write(ready, b".")
+        barrier.arrive()
+        assert barrier.is_down
+        assert os.read(go, 1) == b"", "and returns when all have come"
+
+
+# ---- what is made of the parts ----
+
+
+def figures_of(**given: Any) -> Figures:
+    values: dict[str, Any] = {
+        "rate": 100.0,
+        "rank_rates": [100.0],
+        "window_rates": [],
+        "first_batch_s": 0.1,
+        "steady_s": 1.0,
+        "wait_share": 0.5,
+        "cpu_s_per_1000": 2.0,
+        "total_s": 1.5,
+        "close_s": 0.0,
+        "samples": 150,
+        "unique_samples": 150,
+        "intraop_threads": 1,
+        "start_method": None,
+        "loader_stats": None,
+        "finding": None,
+    }
+    return Figures(**{**values, **given})
+
+
+def test_the_rate_of_all_ranks_is_over_the_time_from_the_first_to_the_last() -> None:
+    early = Part(figures=figures_of(), steady_from_s=10.0, steady_to_s=11.0, delivered=[0, 1, 2])
+    late = Part(
+        figures=figures_of(
+            rate=50.0, steady_s=2.0, first_batch_s=0.3, wait_share=0.7, cpu_s_per_1000=4.0
+        ),
+        steady_from_s=10.5,
+        steady_to_s=12.5,
+        delivered=[2, 3],
+    )
+    figures = together([early, late])
+    assert figures.rate == pytest.approx(200 / 2.5), "100 samples each, from 10.0 s to 12.5 s"
+    assert figures.rank_rates == [100.0, 50.0]
+    assert figures.first_batch_s == 0.3
+    assert figures.wait_share == pytest.approx(0.6)
+    assert figures.cpu_s_per_1000 == pytest.approx(3.0)
+    assert figures.samples == 300
+    assert figures.unique_samples == 4
+    assert together([early]) == early.figures
+
+
+def measured(
+    loader: LoaderKind,
+    workers: int,
+    rate: float,
+    *,
+    ranks: int = 1,
+    sample_s: float,
+    step_ms: float = 0,
+) -> Outcome:
+    """A run in which a sample took `sample_s`, half of it computing, and collating its batch of 10 a hundredth."""
+    work = Workload(file_list="list", batch_size=10, step_ms=step_ms)
+    sample = {"seconds": 50 * sample_s, "count": 50, "cpu_s": 25 * sample_s}
+    stages = {"sample": sample, "collate": {"seconds": 0.05, "count": 5, "cpu_s": 0.0}}
+    stats = {"stages": stages, "occupancy": 0.5}
+    return Outcome(
+        run=Run(workload=work, loader=loader, workers=workers, ranks=ranks),
+        figures=figures_of(rate=rate, rank_rates=[rate / ranks] * ranks, loader_stats=stats),
+        error=None,
+        memory=None,
+        cached_share=None,
+        others_share=None,
+        messages="",
+    )
+
+
+def test_the_bound_is_the_lowest_of_the_workers_the_cores_and_the_step() -> None:
+    outcomes = [
+        measured("serial", 0, 90.0, sample_s=0.012),
+        measured("thread", 1, 100.0, sample_s=0.009),
+        measured("thread", 4, 300.0, sample_s=0.020),
+        measured("thread", 4, 300.0, ranks=2, sample_s=0.020),
+    ]
+    roof = roofline(outcomes, cores=2)
+    assert roof is not None
+    assert roof.source == "1 thread"
+    assert roof.sample_s == pytest.approx(0.010), "0.009 s, and a tenth of 0.010 s of collating"
+    assert [(c.ranks, c.workers, c.by) for c in roof.ceilings] == [
+        (1, 1, "workers"),
+        (1, 4, "workers"),
+        (2, 4, "cores"),
+    ]
+    assert [c.rate for c in roof.ceilings] == pytest.approx([100.0, 400.0, 2 / 0.0045])
+
+
+def test_a_simulated_step_bounds_too_and_ranks_step_at_once() -> None:
+    outcomes = [
+        measured("thread", 8, 300.0, ranks=ranks, sample_s=0.009, step_ms=50) for ranks in (1, 2)
+    ]
+    roof = roofline(outcomes, cores=None)
+    assert roof is not None
+    assert [(c.rate, c.by) for c in roof.ceilings] == [(200.0, "step"), (400.0, "step")]
+
+
+def test_without_a_sample_that_was_timed_there_is_no_bound() -> None:
+    untimed = measured("torch", 1, 100.0, sample_s=0.009)
+    assert untimed.figures is not None
+    untimed = replace(untimed, figures=replace(untimed.figures, loader_stats=None))
+    assert roofline([untimed], cores=2) is None
+
+
+def test_serial_is_compared_within_its_number_of_ranks_and_the_best_named_for_each() -> None:
+    outcomes = [
+        measured("serial", 0, 100.0, sample_s=0.01),
+        measured("thread", 2, 150.0, sample_s=0.01),
+        measured("torch", 2, 100.0, sample_s=0.01),
+        measured("serial", 0, 180.0, ranks=2, sample_s=0.01),
+        measured("thread", 2, 360.0, ranks=2, sample_s=0.01),
+    ]
+    rows = report.summarise(outcomes)
+    ratios = {row.name: row.ratio.median for row in rows if row.ratio}
+    assert ratios["2 threads"] == 1.5
+    assert ratios["2 ranks x 2 threads"] == 2.0
+    verdict = report.verdict(rows)
+    assert verdict is not None
+    assert verdict.splitlines() == [verdict], "with two ranks, torch's loader was not measured"
+    table = report.table(rows, outcomes[0].run.workload)
+    assert "a rank" in table.splitlines()[0]
+    assert "processes on this node" in table
+    assert "a rank" not in report.table(rows[:3], outcomes[0].run.workload).splitlines()[0]
+
+
+def test_the_csv_has_a_line_for_each_run_with_the_json_s_figures() -> None:
+    outcomes = [
+        measured("thread", 2, 150.0, sample_s=0.01, step_ms=5),
+        measured("thread", 2, 300.0, ranks=2, sample_s=0.01, step_ms=5),
+    ]
+    failed = replace(outcomes[0], figures=None, error='OSError: "gone", or not')
+    outcomes.append(failed)
+    origin = provenance(["fastload", "bench"])
+    rows = report.summarise(outcomes)
+    text = to_csv(report.document(outcomes, rows, origin, planned=4))
+    lines = list(csv.DictReader(io.StringIO(text)))
+    assert tuple(lines[0]) == COLUMNS
+    assert [line["img_per_s"] for line in lines] == ["150.0", "300.0", ""]
+    assert [line["ranks"] for line in lines] == ["1", "2", "1"]
+    assert lines[1]["rank_img_per_s_min"] == lines[1]["rank_img_per_s_max"] == "150.0"
+    assert lines[0]["occupancy"] == "0.5"
+    assert lines[2]["error"] == failed.error
+    assert {line["step"] for line in lines} == {"simulated: waits 5 ms"}
+    assert {line["partial"] for line in lines} == {"True"}
+    assert to_csv(report.document([], [], origin, planned=4)).strip() == ",".join(COLUMNS)
+
+
+# ---- the timeline ----
+
+
+def test_the_timeline_has_the_loop_and_every_worker_with_spans_of_that_time(
+    file_list: Path,
+) -> None:
+    run = run_over(file_list, ranks=2, workers=2, repeat=5)
+    _, files = files_of([run])
+    timeline = trace(run, files=files)
+    lanes = {lane["thread"]: lane["spans"] for lane in timeline["lanes"]}
+    assert next(iter(lanes)) == "loop"
+    assert set(lanes) <= {"loop", "worker 0", "worker 1"}
+    assert len(lanes) >= 2, "one worker may have taken all of a few tiny samples"
+    assert timeline["run"] == "2 threads"
+    assert [span["stage"] for span in lanes["loop"]].count("wait") == timeline["steps"] == 4
+    assert {"wait", "step", "sampler"} == {span["stage"] for span in lanes["loop"]}
+    loaded = {span["stage"] for name, spans in lanes.items() if name != "loop" for span in spans}
+    assert {"sample", "read", "decode", "collate"} <= loaded
+    for spans in lanes.values():
+        assert spans == sorted(spans, key=lambda span: span["from_s"])
+        for span in spans:
+            assert 0 <= span["from_s"] <= span["to_s"] <= timeline["seconds"] + 1e-9
+    assert len(timeline["queue"]) == 4
+    assert all(-1e-9 <= asked["ready_share"] <= 1 + 1e-9 for asked in timeline["queue"])
+    assert not timeline["cut"]
+
+
+def test_a_timeline_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Ended(results=[], error="OSError: the disk is gone", memory=None, messages="")
+    monkeypatch.setattr("fastload.bench.run.run_ranks", lambda module, run, say: failed)
+    with pytest.raises(BenchError, match="no timeline of 1 thread: OSError: the disk is gone"):
+        trace(run_over("list"), files=[])

@@ -1,0 +1,167 @@
+"""Promise: one trace a run, of the steps asked for, with the loader's stages in the worker threads too, in a file that
+TensorBoard's plugin looks for and Perfetto reads; a schedule that cannot finish is refused with what would do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fastload
+from fastload import DataLoader
+from fastload.train.profiling import profile_steps
+
+
+class Staged:
+    """Samples with a stage of their own."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with fastload.stage("decode"):
+            return torch.full((16,), float(index))
+
+
+def profiled(run_dir: Path, steps: int, **schedule: Any) -> tuple[Path | None, list[str]]:
+    """Where the trace of a loop of so many steps is, and what was said."""
+    said: list[str] = []
+    # Each batch is claimed only when the one before is taken: the workers are busy while it is recorded.
+    with (
+        DataLoader(Staged(), 4, num_workers=2, prefetch_batches=1) as loader,
+        profile_steps(run_dir, steps=30, say=said.append, **schedule) as profiler,
+    ):
+        for _, batch in zip(range(steps), loader, strict=False):
+            with torch.profiler.record_function("the step"):
+                batch.sum()
+            profiler.step()
+    return profiler.path, said
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt") as file:
+        trace = json.load(file)
+    # What Perfetto's reader of this form needs.
+    assert isinstance(trace["traceEvents"], list)
+    for event in trace["traceEvents"]:
+        assert event["ph"] in "XiMsfCbe"
+        assert event["ph"] != "X" or {"name", "ts", "dur", "pid", "tid"} <= event.keys()
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
+
+
+def named(trace: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [event for event in trace if event["name"] == name]
+
+
+def test_the_steps_asked_for_are_there_and_the_stages_of_the_workers(tmp_path: Path) -> None:
+    path, said = profiled(tmp_path / "new", 30)
+    assert path
+    memory = next(path.parent.glob("*_memory.*"))
+    assert sorted([path, memory]) == sorted(path.parent.iterdir()), "and nothing unfinished"
+    # What torch_tb_profiler's WORKER_PATTERN takes for a worker and the number of a span.
+    assert re.fullmatch(r".+_\d+\.\d{13}\.pt\.trace\.json\.gz", path.name)
+    assert path.stat().st_size < 200_000
+    _, line = said
+    assert line.startswith(f"Profile of steps 7 to 16: {path} (")
+    assert float(line.rpartition("(")[2].split()[0]) == pytest.approx(
+        path.stat().st_size / 1e6, abs=0.005
+    )
+
+    trace = events(path)
+    assert len(named(trace, "the step")) == 10
+    assert {e["name"] for e in trace if e["name"].startswith("ProfilerStep")} == {
+        f"ProfilerStep#{k}" for k in range(6, 16)
+    }, "numbered from 0 by torch"
+    (loop,) = {event["tid"] for event in named(trace, "the step")}
+    decoded = named(trace, "fastload.decode")
+    assert decoded
+    assert loop not in {event["tid"] for event in decoded}
+    waits = named(trace, "enumerate(DataLoader)#fastload.DataLoader.__next__")
+    assert len(waits) == 10
+    assert {event["tid"] for event in waits} == {loop}
+    inner = named(trace, "fastload::wait")
+    assert len(inner) == 10
+    assert {event["tid"] for event in inner} == {loop}
+    assert not any("Call stack" in event.get("args", {}) for event in trace)
+
+
+def test_what_torchs_memory_view_shows_is_of_the_step_before_the_warm_up(tmp_path: Path) -> None:
+    _, said = profiled(tmp_path, 30)
+    (path,) = tmp_path.glob("*_memory.*.pt.trace.json.gz")
+    assert said[0].startswith(f"Memory of step 5: {path} (")
+    with gzip.open(path, "rt") as file:
+        trace = json.load(file)["traceEvents"]
+    allocated = [event for event in trace if event["name"] == "[memory]"]
+    assert allocated
+    assert all({"Bytes", "Total Allocated"} <= event["args"].keys() for event in allocated)
+    assert [event["name"] for event in trace if "ProfilerStep" in event["name"]][:1] == [
+        "ProfilerStep#4"
+    ]
+
+
+def test_another_schedule_and_stacks(tmp_path: Path) -> None:
+    path, said = profiled(tmp_path, 30, wait=0, warmup=1, active=2, stacks=True)
+    assert path
+    assert said[0].startswith("Profile of steps 2 to 3: ")
+    trace = events(path)
+    assert len(named(trace, "the step")) == 2
+    assert any("profiled" in event["name"] for event in trace), "this file's own functions"
+
+
+def test_a_loop_that_ends_early_is_said_to(tmp_path: Path) -> None:
+    path, said = profiled(tmp_path, 9)
+    assert path
+    assert "steps 7 to 9 (the loop ended before step 16): " in said[-1]
+    assert len(named(events(path), "the step")) == 3
+    path, said = profiled(tmp_path / "none", 4)
+    assert path is None
+    assert said == [
+        "There is no profile: the loop made 4 steps, and the first one to be recorded was step 7."
+    ]
+
+
+def test_an_error_of_the_loop_comes_out(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        profile_steps(tmp_path, steps=16, say=lambda line: None) as profiler,
+    ):
+        for _ in range(8):
+            profiler.step()
+        _ = 1 / 0
+    assert not torch.autograd.profiler._is_profiler_enabled
+
+
+@pytest.mark.parametrize(
+    ("steps", "schedule", "would_do"),
+    [
+        (15, {}, "takes 16 steps, and 15 were asked for: ask for 16 or more, or record 9"),
+        (7, {}, "takes 16 steps, and 7 were asked for: ask for 16 or more, or record 1"),
+        (6, {}, "or wait for 0, warm up for 1 and record 5"),
+        (1, {}, "takes 16 steps, and 1 were asked for: ask for 16 or more$"),
+        (30, {"wait": 25}, "10 steps behind 25 that wait and 1 to warm up takes 36 steps"),
+        (30, {"warmup": 0}, "warmup must be 1 or more, got 0"),
+        (30, {"active": 0}, "active must be 1 or more, got 0"),
+        (30, {"wait": -1}, "wait must be 0 or more, got -1"),
+    ],
+)
+def test_a_schedule_that_cannot_finish_is_refused(
+    tmp_path: Path, steps: int, schedule: dict[str, int], would_do: str
+) -> None:
+    with pytest.raises(ValueError, match=would_do):
+        profile_steps(tmp_path, steps=steps, **schedule)
+
+
+@pytest.mark.parametrize("steps", [2, 7, 15])
+def test_what_would_do_does(tmp_path: Path, steps: int) -> None:
+    with pytest.raises(ValueError, match="asked for") as refused:
+        profile_steps(tmp_path, steps=steps)
+    advice = str(refused.value).rpartition("asked for: ")[2]
+    numbers = [int(word) for word in re.findall(r"\d+", advice)]
+    profile_steps(tmp_path, steps=numbers[0])
+    names = ("wait", "warmup", "active")[-len(numbers[1:]) :]
+    profile_steps(tmp_path, steps=steps, **dict(zip(names, numbers[1:], strict=True)))

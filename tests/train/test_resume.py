@@ -1,0 +1,267 @@
+"""Promise: a training that is killed at any moment and resumed, on any number of ranks at the same global batch,
+yields a model that was trained on every sample of an epoch exactly once; its random numbers go on where they were.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("PIL")
+
+from fastload.distributed import Rank
+from fastload.errors import StateError
+from fastload.train.checkpoint import NAME, Checkpoint, CheckpointError
+from fastload.train.recipe import Recipe, TrainError
+
+sys.path.insert(0, str(Path(__file__).parent / "programs"))
+from counting import SAMPLES, counting_learner, counts, train_counting
+from starting import ranks_started
+
+from tests.fakes import limited_files
+
+PROGRAM = Path(__file__).parent / "programs" / "counting.py"
+ALONE = Rank(rank=0, world_size=1, local_rank=0, local_size=1, launcher="none")
+
+
+class Killed(BaseException):
+    """Stands in for a kill: nothing in the training may catch it."""
+
+
+def train(folder: Path, *, die_at: int | None = None, **options: Any) -> list[str]:
+    """Train the counting model; die behind a step where one is named. What was said."""
+    said: list[str] = []
+
+    def on_step(step: int, _: torch.Tensor) -> None:
+        if step == die_at:
+            raise Killed
+
+    options = {"batch_size": 8, "every": 1, **options}
+    try:
+        train_counting(folder, rank=ALONE, on_step=on_step, say=said.append, **options)
+    except Killed:
+        assert die_at is not None
+    return said
+
+
+@given(
+    deaths=st.lists(st.integers(1, 12), max_size=4),
+    every=st.integers(1, 7),
+    workers=st.integers(0, 2),
+)
+@settings(max_examples=25)
+def test_wherever_it_dies_the_model_has_learned_from_each_sample_once(
+    deaths: list[int], every: int, workers: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    for death in sorted(deaths):
+        train(folder, die_at=death, every=every, workers=workers, batch_size=4)
+        if (folder / NAME).exists():
+            trained = counts(folder, global_batch=4)
+            assert set(trained) <= {0, 1}
+            found = Checkpoint.load(folder)
+            assert found is not None
+            assert sum(trained) == 4 * found.step
+    train(folder, every=every, workers=workers, batch_size=4)
+    assert counts(folder, global_batch=4) == [1] * SAMPLES
+
+
+def test_the_second_epoch_follows_the_first_across_a_resume(tmp_path: Path) -> None:
+    train(tmp_path, die_at=7, every=6, epochs=2)
+    assert counts(tmp_path, global_batch=8) == [1] * SAMPLES
+    train(tmp_path, every=6, epochs=2)
+    assert counts(tmp_path, global_batch=8) == [2] * SAMPLES
+
+
+def test_a_resumed_training_says_where_it_goes_on_and_a_finished_one_trains_no_more(
+    tmp_path: Path,
+) -> None:
+    assert "begins at its beginning" in train(tmp_path, die_at=3)[0]
+    assert "Resumed after step 2" in train(tmp_path)[0]
+    said = train(tmp_path)
+    assert said == ["Resumed after step 6, which 1 rank had reached"]
+    assert counts(tmp_path, global_batch=8) == [1] * SAMPLES
+
+
+def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
+    def drawn(die_at: int | None, folder: Path) -> list[float]:
+        numbers: list[float] = []
+
+        def on_step(step: int, _: torch.Tensor) -> None:
+            if step == die_at:
+                raise Killed
+            numbers.extend((float(torch.rand(())), random.random(), float(np.random.rand())))
+
+        try:
+            train_counting(
+                folder, batch_size=8, every=1, rank=ALONE, on_step=on_step, say=lambda _: None
+            )
+        except Killed:
+            assert die_at is not None
+        return numbers
+
+    def seed() -> None:
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+
+    seed()
+    whole = drawn(None, tmp_path / "whole")
+    seed()
+    before = drawn(4, tmp_path / "parts")
+    torch.manual_seed(2), random.seed(2), np.random.seed(2)
+    assert before + drawn(None, tmp_path / "parts") == whole
+
+
+# ---- real ranks, a real kill ----
+
+
+def test_a_rank_killed_in_a_save_ends_the_others_and_one_rank_completes_what_two_began(
+    tmp_path: Path,
+) -> None:
+    train(tmp_path, die_at=2)  # alone, with the batch of both
+    arguments = [str(PROGRAM), str(tmp_path), "4", "1", "3"]
+    with ranks_started(2, arguments) as processes:
+        said = [process.communicate(timeout=100)[0] for process in processes]
+        dead, other = [process.returncode for process in processes]
+    assert dead == -signal.SIGKILL
+    assert other > 0, "a rank whose partner died ends with an error, and does not wait for ever"
+    assert "Resumed after step 1, which 1 rank had reached" in said[0]
+    assert sum(counts(tmp_path, global_batch=8)) == 3 * 8, "step 1, and two saves that were whole"
+    train(tmp_path)
+    assert counts(tmp_path, global_batch=8) == [1] * SAMPLES
+
+
+# ---- what does not fit ----
+
+
+def test_a_checkpoint_of_another_run_names_the_field_and_both_values(tmp_path: Path) -> None:
+    train(tmp_path, die_at=3)
+    saved = Checkpoint.load(tmp_path)
+    assert saved is not None
+    model = counting_learner(ALONE).model.state_dict()
+    with pytest.raises(CheckpointError, match=r"lr: the checkpoint has None, this run 0\.5"):
+        saved.check(tmp_path, about={"lr": 0.5}, model=model)
+    with pytest.raises(
+        CheckpointError, match=r"weight: the file has \(1, 48\).*model has \(2, 48\)"
+    ):
+        saved.check(tmp_path, about={}, model={"weight": torch.zeros(2, 48)})
+    with pytest.raises(StateError, match=r"global_batch: the state has 8, this loader 6"):
+        train(tmp_path, batch_size=6)
+
+
+def test_a_file_that_is_cut_off_is_no_checkpoint(tmp_path: Path) -> None:
+    train(tmp_path, die_at=3)
+    path = tmp_path / NAME
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: no checkpoint, or damaged"):
+        train(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"\x80\x02"])
+def test_a_file_of_another_kind_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / NAME).write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: no checkpoint, or damaged"):
+        Checkpoint.load(tmp_path)
+
+
+def test_a_number_that_changed_on_the_disk_is_not_trained_on(tmp_path: Path) -> None:
+    weights = torch.full((1000,), 1.5)
+    path = plain_checkpoint(model={"a": weights}).save(tmp_path)
+    content = path.read_bytes()
+    at = content.index(weights.numpy().tobytes())
+    path.write_bytes(content[: at + 3] + b"\xbf" + content[at + 4 :])  # -1.5
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: damaged: .*another checksum"):
+        Checkpoint.load(tmp_path)
+
+
+def test_a_full_disk_is_named_and_the_checkpoint_before_stays(tmp_path: Path) -> None:
+    path = plain_checkpoint().save(tmp_path)
+    before = path.read_bytes()
+    large = plain_checkpoint(model={"a": torch.zeros(100_000)})
+    with limited_files(10_000), pytest.raises(OSError, match=r"File too large: .*checkpoint\.pt"):
+        large.save(tmp_path)
+    assert [left.name for left in tmp_path.iterdir()] == [NAME]
+    assert path.read_bytes() == before
+
+
+def plain_checkpoint(**fields: Any) -> Checkpoint:
+    values = {"about": {}, "model": {}, "optimizer": {}, "loader": {}, "randomness": []}
+    return Checkpoint(step=1, **values | fields)
+
+
+def test_what_a_kill_in_a_save_left_is_deleted_by_the_next_one_but_not_what_is_being_written(
+    tmp_path: Path,
+) -> None:
+    left, written = (tmp_path / f".{NAME}.{name}" for name in ("left", "written"))
+    left.write_bytes(b"half")
+    with written.open("wb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        plain_checkpoint().save(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [written.name, NAME]
+    plain_checkpoint().save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_nothing_is_left_beside_the_checkpoint(tmp_path: Path) -> None:
+    train(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_a_checkpoint_is_for_those_whom_the_umask_lets_read_it(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        train(tmp_path, every=4)
+    finally:
+        os.umask(before)
+    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    steps: list[int] = []
+    with pytest.raises(CheckpointError, match=r"file/checkpoints: Not a directory.*--checkpoint"):
+        train_counting(
+            tmp_path / "file" / "checkpoints",
+            rank=ALONE,
+            on_step=lambda step, _: steps.append(step),
+            say=lambda _: None,
+            batch_size=8,
+            every=1,
+        )
+    assert not steps
+
+
+def test_a_checkpoint_is_not_written_over_by_a_run_that_does_not_resume(tmp_path: Path) -> None:
+    from fastload.train.control import Control
+    from fastload.train.loop import begin
+
+    train(tmp_path)
+    recipe = Recipe(file_list=tmp_path, checkpoint=tmp_path)
+    with pytest.raises(CheckpointError, match="give --resume"):
+        begin(recipe, None, counting_learner(ALONE), Control(ALONE))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"every": 5}, "--every needs --checkpoint"),
+        ({"resume": True}, "--resume needs --checkpoint"),
+        ({"checkpoint": Path("x"), "loader": "process"}, "keeps no place"),
+        ({"packed": Path("x")}, "--file-list-path or --packed"),
+    ],
+)
+def test_options_that_exclude_each_other_are_named(options: dict[str, Any], names: str) -> None:
+    with pytest.raises(TrainError, match=names):
+        Recipe(file_list=Path("list"), **options)

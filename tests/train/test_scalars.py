@@ -1,0 +1,81 @@
+"""Promise: what is added is what TensorBoard reads; nothing is written, or imported, where no run directory is; the
+loader's figures of an interval are those between two snapshots."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastload import DataLoader, Stats
+from fastload.stats import Stage
+from fastload.train.scalars import Scalars, loader_scalars
+
+
+def test_what_is_added_is_read_back(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with Scalars(tmp_path / "new" / "run") as scalars:
+        for step in range(1, 6):
+            scalars.add(step, {"train/loss": 1 / step, "rate/images_per_s": 100.0 * step})
+    read = EventAccumulator(str(tmp_path / "new" / "run"))
+    read.Reload()
+    assert read.Tags()["scalars"] == ["train/loss", "rate/images_per_s"]
+    assert [(e.step, e.value) for e in read.Scalars("rate/images_per_s")] == [
+        (step, 100.0 * step) for step in range(1, 6)
+    ]
+    assert [e.value for e in read.Scalars("train/loss")] == pytest.approx(
+        [1 / step for step in range(1, 6)]
+    )
+
+
+def test_into_nothing_nothing_is_written_and_tensorboard_not_needed(tmp_path: Path) -> None:
+    code = """
+import sys
+from fastload.train.scalars import Scalars
+scalars = Scalars(None)
+scalars.add(1, {"a": 1.0})
+scalars.close()
+print("tensorboard" in sys.modules)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert run.stdout == "False\n"
+    assert run.stderr == ""
+
+
+def stats(epoch: int, elapsed_s: float, samples: int, wait_s: float, decode_s: float) -> Stats:
+    return Stats(
+        epoch=epoch, workers=2, depth=4, samples=samples, batches=1, errors=0, elapsed_s=elapsed_s,
+        consumer_wait_s=wait_s, worker_wait_s=0.0, occupancy=0.75,
+        stages={"decode": Stage("decode", decode_s, 1, 0.0, 0.0, 0.0)},
+    )  # fmt: skip
+
+
+def test_the_figures_are_of_the_time_between_two_snapshots() -> None:
+    before, now = stats(3, 10.0, 1000, 2.0, 4.0), stats(3, 14.0, 1800, 3.0, 7.5)
+    assert loader_scalars(now, before) == {
+        "loader/samples_per_s": 200.0,
+        "loader/wait_share": 0.25,
+        "loader/queue_occupancy": 0.75,
+        "stage_s/decode": 3.5,
+    }
+    whole = loader_scalars(now)
+    assert whole["loader/samples_per_s"] == 1800 / 14.0
+    assert loader_scalars(now, stats(2, 10.0, 1000, 2.0, 4.0)) == whole, "of another epoch"
+    assert loader_scalars(now, now) == {}
+    assert loader_scalars(Stats(-1, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)) == {}
+
+
+def test_the_figures_of_a_loader_that_ran() -> None:
+    loader = DataLoader([0.0] * 64, 8, num_workers=1)  # type: ignore[arg-type, var-annotated]
+    assert len(list(loader)) == 8
+    figures = loader_scalars(loader.stats())
+    assert {"loader/samples_per_s", "loader/wait_share", "stage_s/sample"} <= figures.keys()
+    assert figures["loader/samples_per_s"] == 64 / loader.stats().elapsed_s
+    assert 0 <= figures["loader/wait_share"] <= 1

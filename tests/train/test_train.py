@@ -1,0 +1,558 @@
+"""Promise: `fastload train` and the tutorial's two scripts train exactly the steps asked for, print the tutorial's
+lines, and every figure is true: a stopwatch outside agrees; the loader hides behind the step, or is named as the bound.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+from torch.utils.data import Dataset
+
+pytest.importorskip("PIL")
+
+import numpy as np
+from PIL import Image
+
+import fastload
+from fastload.cli import main
+from fastload.distributed import Rank, device_of
+from fastload.errors import RankError
+from fastload.testing import SlowDataset
+from fastload.train.checkpoint import NAME, Checkpoint
+from fastload.train.control import Control, Stopping
+from fastload.train.learner import Learner, choose_device, open_learner
+from fastload.train.loop import Trained, begin, fit, train
+from fastload.train.models import ModelError, TinyConvNet, build_model
+from fastload.train.recipe import Recipe, TrainError
+from fastload.train.stats_file import StatsFileError
+
+sys.path.insert(0, str(Path(__file__).parent / "programs"))
+from starting import ROOT, ranks_started
+
+ALONE = Rank(rank=0, world_size=1, local_rank=0, local_size=1, launcher="none")
+FILES = 24
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with small JPEGs of three classes, and `list.txt`, whose paths are relative to it."""
+    folder = tmp_path_factory.mktemp("pictures")
+    names = [f"class{number % 3}/{number}.jpg" for number in range(FILES)]
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    (folder / "list.txt").write_text("\n".join(names) + "\n")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_torch() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def recipe(pictures: Path, logdir: Path, **options: Any) -> Recipe:
+    small = {"batch_size": 4, "image_size": 16, "device": "cpu", "logdir": logdir}
+    return Recipe(file_list=pictures / "list.txt", **{**small, **options})
+
+
+def run(pictures: Path, logdir: Path, **options: Any) -> tuple[Trained, list[str]]:
+    said: list[str] = []
+    return train(recipe(pictures, logdir, **options), say=said.append), said
+
+
+def entry(said: list[str], name: str) -> str:
+    """What the summary says under a name."""
+    (line,) = [line for line in said if line.startswith(f"{name} ") or line.startswith(f"{name}:")]
+    return line.removeprefix(name).strip(": ")
+
+
+def stats_rows(logdir: Path) -> list[dict[str, str]]:
+    with (logdir / "stats.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- the two scripts ----
+
+RATE = r"step_img_rate: \d+\.\d\d"
+AVERAGE = r"Average image rate: mean: \d+\.\d\d, stddev: \d+\.\d\d"
+LINES = {
+    "serial": [
+        "Batch size: 4",
+        *[RATE] * 4,
+        AVERAGE,
+        r"All Done; total runtime: \d+\.\d\d",
+    ],
+    "parallel": [
+        "Batch size: 4",
+        "num workers: 2",
+        "Starting data loader",
+        *[RATE] * 4,
+        AVERAGE,
+        "Stopping data loader",
+        r"All Done: \d+\.\d\d",
+    ],
+}
+
+
+@pytest.mark.parametrize("script", ["serial", "parallel"])
+def test_a_script_prints_the_tutorials_lines_and_trains_20_steps_at_the_rate_of_a_stopwatch(
+    script: str, pictures: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / f"imagenet_{script}.py")]
+    command += ["-b", "4", "-s", "20", "--status-print-interval", "5", "--step-ms", "100"]
+    command += ["--base-dir", str(pictures), "--file-list-path", "list.txt", "--image-size", "16"]
+    command += ["--logdir", str(tmp_path), "--device", "cpu"]
+    if script == "parallel":
+        command += ["-w", "2", "--cache-size", "3"]
+
+    def stopped() -> tuple[list[str], float]:
+        """The lines of a run, and its rate by when they came."""
+        printed: list[tuple[float, str]] = []
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(ROOT)}
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                printed.append((time.perf_counter(), line.rstrip("\n")))
+        assert process.returncode == 0
+        windows = [at for at, line in printed if line.startswith("step_img_rate")]
+        return [line for _, line in printed], 15 * 4 / (windows[3] - windows[0])
+
+    for attempt in range(
+        4
+    ):  # this process may be late to look at its stopwatch, where cores are few
+        said, stopwatch = stopped()
+        rate = float(entry(said, "image rate").split()[0])
+        if rate == pytest.approx(stopwatch, rel=0.02):
+            break
+        (tmp_path / "stats.csv").rename(tmp_path / f"{attempt}.csv")
+    else:
+        pytest.fail(f"the rate is {rate}, by the stopwatch {stopwatch:.2f}")
+    tutorials = "|".join(dict.fromkeys(LINES["serial"] + LINES["parallel"]))
+    assert len([line for line in said if re.fullmatch(tutorials, line)]) == len(LINES[script])
+    for line, form in zip(
+        [line for line in said if re.fullmatch(tutorials, line)], LINES[script], strict=True
+    ):
+        assert re.fullmatch(form, line)
+    assert entry(said, "samples") == f"80 trained on, {FILES} different ones"
+    assert "simulated" in entry(said, "step ms")
+
+    (row,) = stats_rows(tmp_path)
+    assert list(row)[:3] == ["world_size", "training_s", "communication_s"]
+    assert "testing_s" not in row, "nothing is tested"
+    assert float(row["rate_global"]) == pytest.approx(rate, abs=0.01)
+    assert (row["last_step"], row["samples"], row["simulated_step_ms"]) == ("20", "80", "100.0")
+
+
+def test_each_printed_rate_is_that_of_a_stopwatch_between_the_lines(
+    pictures: Path, tmp_path: Path
+) -> None:
+    heard: list[tuple[float, float]] = []
+
+    def say(line: str) -> None:
+        if line.startswith("step_img_rate: "):
+            heard.append((time.perf_counter(), float(line.split()[1])))
+
+    options = {"steps": 16, "status_print_interval": 4, "step_ms": 50}
+    train(recipe(pictures, tmp_path, **options), say=say)
+    assert len(heard) == 4
+    for (before, _), (at, rate) in pairwise(heard):
+        assert rate == pytest.approx(4 * 4 / (at - before), rel=0.02)
+
+
+def test_nothing_to_average_is_not_available(pictures: Path, tmp_path: Path) -> None:
+    _, said = run(pictures, tmp_path, steps=3, status_print_interval=1)
+    assert "Average image rate: n/a" in said
+    assert entry(said, "image rate").startswith("n/a")
+    assert stats_rows(tmp_path)[0]["rate_global"] == ""
+
+
+@pytest.mark.parametrize(("share", "column"), [(0.375, "0.375"), (None, "")])
+def test_the_share_in_the_page_cache_is_a_figure_or_nothing(
+    share: float | None,
+    column: str,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fastload.train.data.cached_share", lambda _: share)
+    _, said = run(pictures, tmp_path, steps=1)
+    assert entry(said, "page cache").startswith("38% of" if share else "not known")
+    assert stats_rows(tmp_path)[0]["cached_share"] == column
+
+
+def test_the_number_of_workers_changes_nothing_that_is_learned(
+    pictures: Path, tmp_path: Path
+) -> None:
+    for workers in (0, 3):
+        options = {"workers": workers, "steps": 9, "transform": "rrc", "image_size": 8}
+        run(pictures, tmp_path, checkpoint=tmp_path / str(workers), **options)
+    serial, parallel = (Checkpoint.load(tmp_path / str(workers)) for workers in (0, 3))
+    assert serial is not None
+    assert parallel is not None
+    assert serial.step == parallel.step == 9
+    for name, value in serial.model.items():
+        assert torch.equal(value, parallel.model[name])
+
+
+def test_epochs_are_whole_and_batches_at_their_end_are_shorter(
+    pictures: Path, tmp_path: Path
+) -> None:
+    trained, said = run(pictures, tmp_path, epochs=2, batch_size=7)
+    assert trained.last_step == 2 * -(-FILES // 7)
+    assert entry(said, "samples") == f"{2 * FILES} trained on, {FILES} different ones"
+
+
+def test_cached_batches_are_few_and_said_to_be_no_loading(pictures: Path, tmp_path: Path) -> None:
+    _, said = run(pictures, tmp_path, steps=8, batch_size=2, loader="cached")
+    assert entry(said, "samples") == "16 trained on, 8 different ones"
+    assert "none" in entry(said, "loader")
+
+
+def test_a_packed_set_is_trained_on(pictures: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    arguments = ["pack", str(pictures / "list.txt"), str(tmp_path / "packed"), "--max-size", "16"]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    arguments = ["train", "--packed", str(tmp_path / "packed"), "-b", "8", "-s", "3"]
+    arguments += ["--logdir", str(tmp_path), "--image-size", "8", "--device", "cpu"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert entry(result.output.splitlines(), "samples") == "24 trained on, 24 different ones"
+
+
+# ---- overlap ----
+
+
+class Slow(Dataset[tuple[torch.Tensor, int, int]]):
+    """Samples that take a while to read."""
+
+    def __init__(self, length: int, seconds: float) -> None:
+        self._reads = SlowDataset(length, seconds=seconds)
+
+    def __len__(self) -> int:
+        return len(self._reads)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, int]:
+        return torch.zeros(1), 0, self._reads[index]
+
+
+@pytest.mark.parametrize(
+    ("read_s", "step_ms", "bound"),
+    [(0.4, 80.0, "Waiting in storage"), (0.08, 400.0, "step bounds")],
+)
+def test_loading_and_stepping_take_as_long_as_the_longer_of_them_which_is_named(
+    read_s: float, step_ms: float, bound: str, tmp_path: Path
+) -> None:
+    steps, batch_size, workers = 10, 4, 4
+    model = nn.Linear(1, 2)
+    learner = Learner(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        forward=model,
+        loss=nn.CrossEntropyLoss(),
+        prepare=lambda images: images,
+        device=torch.device("cpu"),
+        about={},
+    )
+    plan = Recipe(
+        file_list=tmp_path, steps=steps, batch_size=batch_size, step_ms=step_ms, logdir=tmp_path
+    )
+    expected_s = steps * max(read_s * batch_size / workers, step_ms / 1000)
+    for _ in range(8):  # other processes on the machine can only make it slower
+        sampler = fastload.RankSampler(steps * batch_size, rank=0, world_size=1)
+        with fastload.DataLoader(
+            Slow(steps * batch_size, read_s), batch_size, sampler=sampler, num_workers=workers
+        ) as loader:
+            source, first = begin(plan, loader, learner, Control(ALONE))
+            trained = fit(plan, source, learner, Control(ALONE), first=first, say=lambda _: None)
+        took_s = trained.measured.training_s
+        assert took_s > expected_s * 0.999
+        if took_s < expected_s * 1.05:
+            break
+    else:
+        pytest.fail(f"took {took_s:.2f} s, expected {expected_s:.2f} s")
+    assert bound in str(trained.measured.stats)
+
+
+# ---- what is said of the run ----
+
+
+def test_the_verdict_is_of_all_epochs_without_the_warm_up(pictures: Path, tmp_path: Path) -> None:
+    """Six steps an epoch: of the first one is counted, and of the last, which is cut off, two."""
+    trained, said = run(pictures, tmp_path, steps=6 + 6 + 2, workers=2)
+    assert trained.measured.stats is not None
+    assert trained.measured.stats.batches == 1 + 6 + 2
+    assert trained.measured.stats.samples == 4 * (1 + 6 + 2)
+    assert trained.measured.stats.stages["collate"].count <= 1 + 6 + 6
+    assert said[-3].startswith("Rank 0: ")
+
+
+# ---- stopping ----
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_signal_ends_the_training_behind_the_step_with_a_checkpoint(
+    pictures: Path, tmp_path: Path
+) -> None:
+    def on_step(step: int, _: torch.Tensor) -> None:
+        if step == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    said: list[str] = []
+    with handlers_kept():
+        trained = train(
+            recipe(pictures, tmp_path, checkpoint=tmp_path / "c"), say=said.append, on_step=on_step
+        )
+    assert (trained.stopped_by, trained.last_step) == (signal.SIGTERM, 3)
+    assert "Stopped by SIGTERM after step 3 of 20" in said
+    found = Checkpoint.load(tmp_path / "c")
+    assert found is not None
+    assert found.step == 3
+    assert stats_rows(tmp_path)[0]["ended"] == "SIGTERM"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("before", [signal.SIG_IGN, signal.SIG_DFL])
+def test_a_sigint_that_is_ignored_stays_ignored_and_sigterm_stops_all_the_same(
+    number: signal.Signals, before: signal.Handlers
+) -> None:
+    """As in a job that a shell started in the background; SIGTERM, as a job script may ignore it."""
+    kept = {each: signal.signal(each, before) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with Stopping(Control(ALONE)) as stopping:
+            signal.raise_signal(number)
+            asked = stopping.asked()
+        assert [signal.getsignal(each) for each in kept] == [before, before]
+    finally:
+        for each, handler in kept.items():
+            signal.signal(each, handler)
+    ignored = number == signal.SIGINT and before is signal.SIG_IGN
+    assert asked == (0 if ignored else number)
+
+
+def test_a_second_ctrl_c_ends_it_at_once(pictures: Path, tmp_path: Path) -> None:
+    def on_step(step: int, _: torch.Tensor) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with handlers_kept(), pytest.raises(KeyboardInterrupt):
+        train(recipe(pictures, tmp_path), say=lambda _: None, on_step=on_step)
+
+
+def test_a_signal_to_one_of_two_ranks_ends_both_behind_the_same_step(
+    pictures: Path, tmp_path: Path
+) -> None:
+    arguments = ["-m", "fastload", "train", "--file-list-path", str(pictures / "list.txt")]
+    arguments += ["-b", "2", "-s", "100000", "--status-print-interval", "10", "--step-ms", "5"]
+    arguments += ["--image-size", "8", "--device", "cpu", "--logdir", str(tmp_path)]
+    arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--every", "1000000"]
+    said = []
+    with ranks_started(2, arguments) as (first, second):
+        assert first.stdout is not None
+        for line in first.stdout:
+            said.append(line.rstrip("\n"))
+            if line.startswith("step_img_rate"):
+                break
+        second.send_signal(signal.SIGTERM)
+        said += first.communicate(timeout=60)[0].splitlines()
+        other = second.communicate(timeout=60)[0]
+    assert (first.returncode, second.returncode) == (143, 143), [*said, other]
+    assert other == "", "only rank 0 speaks"
+    (stop,) = [line for line in said if line.startswith("Stopped by SIGTERM after step")]
+    found = Checkpoint.load(tmp_path / "checkpoint")
+    assert found is not None
+    assert int(stop.split()[5]) == found.step
+    samples = int(entry(said, "samples").split()[0].replace(",", ""))
+    assert samples == 2 * 2 * found.step, "the ranks took equally many steps"
+    one, two = re.findall(r"rank \d: (\d+\.\d+)", entry(said, "image rate"))
+    both = float(entry(said, "image rate").split()[0])
+    assert both == pytest.approx(float(one) + float(two), abs=0.02)
+    (row,) = stats_rows(tmp_path)
+    assert (row["world_size"], row["ended"]) == ("2", "SIGTERM")
+    assert 0 < float(row["communication_s"]) < float(row["training_s"])
+
+
+# ---- what is asked for and cannot be ----
+
+
+def test_the_command_ends_in_one_line_where_a_file_is_missing(
+    pictures: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "list.txt").write_text("class0/none.jpg\n")
+    arguments = ["train", "--file-list-path", str(tmp_path / "list.txt"), "--device", "cpu"]
+    result = CliRunner().invoke(main, [*arguments, "--logdir", str(tmp_path)])
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1].startswith("Error: ")
+    assert "none.jpg: No such file" in result.output
+
+
+def test_another_stats_file_is_refused_before_anything_is_trained(
+    pictures: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "stats.csv").write_text("4,1.5,0.2,0.1\n")
+
+    def on_step(step: int, _: torch.Tensor) -> None:
+        pytest.fail("it trained")
+
+    with pytest.raises(StatsFileError, match=r"stats\.csv.*move the file away"):
+        train(recipe(pictures, tmp_path), say=lambda _: None, on_step=on_step)
+
+
+@pytest.mark.parametrize("logdir", ["a file/logs", "a folder"])
+def test_a_logdir_where_no_row_can_be_written_is_refused_before_anything_is_trained(
+    logdir: str, pictures: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a file").touch()
+    (tmp_path / "a folder" / "stats.csv").mkdir(parents=True)
+
+    def on_step(step: int, _: torch.Tensor) -> None:
+        pytest.fail("it trained")
+
+    with pytest.raises(StatsFileError, match=r"stats\.csv: (Not|Is) a directory: .*--logdir"):
+        train(recipe(pictures, tmp_path / logdir), say=lambda _: None, on_step=on_step)
+
+
+def test_devices_that_are_not_there_are_named(pictures: Path, tmp_path: Path) -> None:
+    for name in ("nonsense", "mps", "cpu:7"):
+        with pytest.raises(TrainError, match=f"--device {name}"):
+            open_learner(recipe(pictures, tmp_path, device=name), ALONE, classes=3)
+    with pytest.raises(TrainError, match="--classes 2: the data set has 3"):
+        open_learner(recipe(pictures, tmp_path, classes=2), ALONE, classes=3)
+
+
+def test_ranks_have_a_device_each_by_one_rule(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "device_count": lambda: 1,
+        "set_device_index": lambda index: None,
+    }.items():
+        monkeypatch.setattr(torch.accelerator, name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    second = Rank(rank=1, world_size=2, local_rank=1, local_size=2, launcher="openmpi")
+    for name in ("auto", "cuda"):
+        with pytest.raises(RankError, match="Local rank 1 of 2 has no device") as refused:
+            choose_device(name, second)
+        with pytest.raises(RankError) as refused_too:
+            device_of(second, 1)
+        assert str(refused.value) == str(refused_too.value)
+    with pytest.raises(TrainError, match="--device cuda:1: torch sees 1 cuda devices"):
+        choose_device("cuda:1", ALONE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-of-this-rank")
+    assert choose_device("auto", second) == torch.device("cuda:0")
+    assert device_of(second, 1) == 0
+
+
+def test_the_resnet_is_the_tutorials() -> None:
+    pytest.importorskip("torchvision")
+    model = build_model("resnet50", classes=1000)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
+
+
+def test_weights_come_from_a_file_that_fits(tmp_path: Path) -> None:
+    model = TinyConvNet(5)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    loaded = build_model("tiny", classes=5, weights=tmp_path / "weights.pt").state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, loaded[name])
+    with pytest.raises(
+        ModelError, match=r"weights\.pt: head\.weight: the file has \(5, 16\).*has \(6, 16\)"
+    ):
+        build_model("tiny", classes=6, weights=tmp_path / "weights.pt")
+    (tmp_path / "torn.pt").write_bytes(b"no weights")
+    with pytest.raises(ModelError, match=r"torn\.pt: no file of weights"):
+        build_model("tiny", classes=5, weights=tmp_path / "torn.pt")
+    with pytest.raises(ModelError, match="'resnet5' is no model"):
+        build_model("resnet5", classes=5)
+
+
+@pytest.mark.parametrize("side", [1, 7, 64])
+def test_the_small_model_takes_pictures_of_any_size(side: int) -> None:
+    assert TinyConvNet(3)(torch.zeros(2, 3, side, side + 5)).shape == (2, 3)
+
+
+def test_a_checkpoint_of_the_command_is_refused_and_resumed(pictures: Path, tmp_path: Path) -> None:
+    run(pictures, tmp_path, steps=2, checkpoint=tmp_path / "c")
+    assert (tmp_path / "c" / NAME).exists()
+    trained, said = run(pictures, tmp_path, steps=5, checkpoint=tmp_path / "c", resume=True)
+    assert (trained.first_step, trained.last_step) == (2, 5)
+    assert entry(said, "steps").startswith("3, from 3 to 5;")
+    assert entry(said, "samples") == "12 trained on, 12 different ones"
+
+
+# ---- what is recorded ----
+
+
+def test_a_training_that_is_complete_says_that_nothing_is_left(
+    pictures: Path, tmp_path: Path
+) -> None:
+    options = {"steps": 2, "checkpoint": tmp_path, "resume": True}
+    run(pictures, tmp_path, **options)
+    _, said = run(pictures, tmp_path, **options)
+    assert entry(said, "steps").startswith("none left: the checkpoint is of step 2")
+    assert not any("epoch -1" in line for line in said)
+
+
+def test_a_profile_and_scalars_lie_in_a_folder_of_the_run(pictures: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    _, said = run(pictures, tmp_path, steps=16, profile=True, scalars=True)
+    folder = Path(entry(said, "Folder of this run"))
+    assert folder.parent == tmp_path
+    assert re.fullmatch(r"\d{4}(-\d\d){5}-workers1-ranks1", folder.name)
+    assert stats_rows(tmp_path)[0]["folder"] == folder.name
+    assert len(list(folder.glob("*.pt.trace.json.gz"))) == 2, "one for the memory view"
+    assert any(line.startswith("Profile of steps 7 to 16") for line in said)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    printed = [float(line.split()[1]) for line in said if line.startswith("step_img_rate")]
+    rates = [event.value for event in events.Scalars("rank0/images_per_s")]
+    assert rates == pytest.approx(printed, abs=0.01)
+    assert [event.step for event in events.Scalars("train/loss")] == [5, 10, 15]
+    assert {"loader/wait_share", "stage_s/read", "stage_s/decode"} <= set(events.Tags()["scalars"])
+
+
+def test_a_profile_that_cannot_be_completed_is_refused_before_there_is_a_folder(
+    pictures: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainError, match=r"--profile needs 16 steps.* 15\. Give --nsteps 16 or"):
+        run(pictures, tmp_path, steps=15, profile=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_is_told_how_many_steps_a_profile_takes_in_all(
+    pictures: Path, tmp_path: Path
+) -> None:
+    options = {"checkpoint": tmp_path / "c", "resume": True}
+    run(pictures, tmp_path, steps=2, **options)
+    with pytest.raises(TrainError, match=r"has 15\. Give --nsteps 18 or more"):
+        run(pictures, tmp_path, steps=17, profile=True, **options)
+
+
+def test_without_a_profile_and_scalars_there_is_no_folder(pictures: Path, tmp_path: Path) -> None:
+    run(pictures, tmp_path, steps=1)
+    assert stats_rows(tmp_path)[0]["folder"] == ""
