@@ -8,10 +8,9 @@
     figures.py     what runs yield, as pure values, and what several ranks yield together
     roofline.py    the most that a configuration could load
     report.py      outcomes to rows, rows to a table, all of it to JSON
-    sheet.py       that JSON as CSV
     page/          that JSON as report.html
     plot.py        rows to a picture (matplotlib)
 
-Data goes one way: `plan_runs` -> `execute` -> `summarise` -> table, JSON -> CSV, page. A sweep is a longer plan.
+Data goes one way: `plan_runs` -> `execute` -> `summarise` -> table, JSON -> page. A sweep is a longer plan.
 It never imports `train`, nor `train` it: what both need is in `measure`.
 """

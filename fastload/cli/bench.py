@@ -144,12 +144,6 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     help="Write all figures here.",
 )
 @click.option(
-    "--csv",
-    "csv_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a line for each run here.",
-)
-@click.option(
     "--html",
     "html_path",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -166,7 +160,6 @@ def bench(
     ranks: list[int],
     repeats: int,
     json_path: Path | None,
-    csv_path: Path | None,
     html_path: Path | None,
     plot_path: Path | None,
     nbatch: int,
@@ -232,11 +225,6 @@ def bench(
     if json_path is not None:
         report.write_json(json_path, content)
         click.echo(f"Figures: {json_path}")
-    if csv_path is not None:
-        from fastload.bench.sheet import to_csv
-
-        report.write_text(csv_path, to_csv(content))
-        click.echo(f"Lines: {csv_path}")
     if html_path is not None:
         from fastload.bench.page.render import render
 

@@ -1,11 +1,9 @@
-"""Promise: ranks load at once, each its own part, from a common start; the sweep's bound is what its words say, its CSV
-has every run, and its timeline is made of real spans.
+"""Promise: ranks load at once, each its own part, from a common start; the sweep's bound is what its words say,
+and its timeline is made of real spans.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import select
 import sys
@@ -27,9 +25,7 @@ from fastload.bench.plan import LoaderKind, Run, Workload, plan_runs, rank_order
 from fastload.bench.ranks import Ended, _Barrier
 from fastload.bench.roofline import roofline
 from fastload.bench.run import execute, files_of, trace
-from fastload.bench.sheet import COLUMNS, to_csv
 from fastload.measure.processes import descendants
-from fastload.measure.provenance import provenance
 
 
 @pytest.fixture(scope="module")
@@ -283,28 +279,6 @@ def test_serial_is_compared_within_its_number_of_ranks_and_the_best_named_for_ea
     assert "a rank" in table.splitlines()[0]
     assert "processes on this node" in table
     assert "a rank" not in report.table(rows[:3], outcomes[0].run.workload).splitlines()[0]
-
-
-def test_the_csv_has_a_line_for_each_run_with_the_json_s_figures() -> None:
-    outcomes = [
-        measured("thread", 2, 150.0, sample_s=0.01, step_ms=5),
-        measured("thread", 2, 300.0, ranks=2, sample_s=0.01, step_ms=5),
-    ]
-    failed = replace(outcomes[0], figures=None, error='OSError: "gone", or not')
-    outcomes.append(failed)
-    origin = provenance(["fastload", "bench"])
-    rows = report.summarise(outcomes)
-    text = to_csv(report.document(outcomes, rows, origin, planned=4))
-    lines = list(csv.DictReader(io.StringIO(text)))
-    assert tuple(lines[0]) == COLUMNS
-    assert [line["img_per_s"] for line in lines] == ["150.0", "300.0", ""]
-    assert [line["ranks"] for line in lines] == ["1", "2", "1"]
-    assert lines[1]["rank_img_per_s_min"] == lines[1]["rank_img_per_s_max"] == "150.0"
-    assert lines[0]["occupancy"] == "0.5"
-    assert lines[2]["error"] == failed.error
-    assert {line["step"] for line in lines} == {"simulated: waits 5 ms"}
-    assert {line["partial"] for line in lines} == {"True"}
-    assert to_csv(report.document([], [], origin, planned=4)).strip() == ",".join(COLUMNS)
 
 
 # ---- the timeline ----
