@@ -17,6 +17,7 @@ from typing import Any
 
 from fastload.bench.figures import PeakMemory
 from fastload.bench.plan import Run
+from fastload.cores import usable_cores
 from fastload.measure.processes import MemoryReader
 
 _READ_BYTES = 1 << 20
@@ -92,10 +93,7 @@ def _environment(ranks: int) -> dict[str, str] | None:
     """Of several ranks, each has its part of the cores for torch's operations, unless the user says how many."""
     if ranks == 1 or "OMP_NUM_THREADS" in os.environ:
         return None
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    )
-    return {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // ranks))}
+    return {**os.environ, "OMP_NUM_THREADS": str(max(1, usable_cores() // ranks))}
 
 
 class _Barrier:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fastload
+from fastload.cores import usable_cores
 
 
 def provenance(command: Sequence[str]) -> dict[str, Any]:
@@ -22,9 +23,7 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
         "machine": {
             "cpu": _cpu_model(),
             "cores": os.cpu_count(),
-            "cores_usable": len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else None,
+            "cores_usable": usable_cores(),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             "load_average_1min": os.getloadavg()[0],
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
