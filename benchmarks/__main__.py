@@ -228,7 +228,7 @@ def draw(path: Path, origin: dict[str, Any], section: Section, *, smoke: bool) -
     save_plot(
         path,
         drawn,
-        title="Pictures per second",
+        title="Images per second",
         caption="\n".join(folded),
         warning="A smoke run: its sizes are too small to mean anything." if smoke else "",
     )

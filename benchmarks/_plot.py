@@ -38,7 +38,7 @@ def save_plot(
     top = height - _TOP_IN
     for (group, members), own in zip(groups.items(), heights, strict=True):
         top -= _HEAD_IN + own
-        axes = figure.add_axes((0.36, top / height, 0.6, own / height))
+        axes = figure.add_axes((0.42, top / height, 0.54, own / height))
         _panel(axes, group, members, most)
     figure.text(0.02, 1 - 0.3 / height, title, fontsize=11.5, color=_INK, fontweight="bold")
     figure.text(0.98, 1 - 0.3 / height, "higher is better", fontsize=8.5, color=_MUTED, ha="right")

@@ -248,7 +248,12 @@ def _turns(stats: Stats) -> Finding | None:
     sample_s = seconds_in(stats, "sample")
     waits_s = sample_s - stats.sample_cpu_s - stats.core_wait_s
     short = waits_s < TURN_S * stats.blocked
-    if stats.workers < 2 or sample_s < MOSTLY * stats.busy_s or waits_s < TURNS * sample_s or not short:
+    if (
+        stats.workers < 2
+        or sample_s < MOSTLY * stats.busy_s
+        or waits_s < TURNS * sample_s
+        or not short
+    ):
         return None
     each = stats.blocked / max(1, stats.samples)
     return _finding(

@@ -250,8 +250,8 @@ class Fetcher:
             what = f"raised {type(exc).__name__}: {shown(exc, str)}"
         self.warn(
             "fill_rows",
-            f"{type(dataset).__name__}.fill_rows() {what}. Its samples are read one by one instead. This is slower; the "
-            "batches are the same",
+            f"{type(dataset).__name__}.fill_rows() {what}. Its samples are read one by one instead. This is slower; "
+            "the batches are the same",
         )
         return every
 
@@ -353,9 +353,7 @@ class Fetcher:
         if not self._batched:
             self._sample_failed(batch, 0, dataset, exc)
         elif (
-            self._on_error != "raise"
-            and isinstance(exc, Exception)
-            and _is_collection(batch.given)
+            self._on_error != "raise" and isinstance(exc, Exception) and _is_collection(batch.given)
         ):
             n = batch.first_failed = len(batch.indices)
             batch.box = self._box(batch)

@@ -257,7 +257,9 @@ def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
         missing: list[int] = []
         for number in present:
             places = np.flatnonzero(numbers == number)
-            if number == len(ends):  # negative or out of range: torch takes it, or raises its own error
+            if number == len(
+                ends
+            ):  # negative or out of range: torch takes it, or raises its own error
                 missing += places.tolist()
                 continue
             begin = ends[number - 1] if number else 0

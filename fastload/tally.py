@@ -7,11 +7,11 @@ from math import isnan
 from time import perf_counter, process_time
 
 from fastload.batch import Batch
+from fastload.cores import usable_cores
 from fastload.slots import SlotPool
 from fastload.stats import Stats
 from fastload.telemetry import Recorder, cores_busy_s, merge
 from fastload.window import Window
-from fastload.cores import usable_cores
 
 
 class Tally:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import contextvars
-import os
 import sys
 import threading
 import traceback

@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import fastload
 from fastload import DataLoader as FastDataLoader
-from fastload.cli import main
 from fastload.check import Report, check
+from fastload.cli import main
 from fastload.rows import Run
 from tests.fakes import OwnIterator
 

@@ -131,7 +131,11 @@ CASES = [
     ),
     (run(gil_pressure=0.2, sample_cpu_s=8.0, process_cpu_s=10.0), "gil", "not more"),
     (run(blocked=10**6, sample_cpu_s=20.0), "gil", "num_workers=2"),
-    (run(blocked=10**6, sample_cpu_s=1.0, stages=stages(sample=9.0, collate=30.0)), "collate", "collate_fn"),
+    (
+        run(blocked=10**6, sample_cpu_s=1.0, stages=stages(sample=9.0, collate=30.0)),
+        "collate",
+        "collate_fn",
+    ),
     (full(blocked=10**6, sample_cpu_s=14.0, core_wait_s=11.0, workers=2), "gil", "num_workers=1"),
     (run(stages=stages(sample=9.0, collate=30.0)), "collate", "77 % of the workers' busy time"),
     (run(gil_pressure=0.9, stages=stages(sample=9.0, collate=30.0)), "collate", "collate_fn"),

@@ -16,7 +16,12 @@ PACKAGE = Path(__file__).parent.parent / "fastload"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 GROUND = {"isolation"}
 """Folders that every file may import, and that import nothing of fastload above them."""
-GROUND_FILES = ("fastload.cores.", "fastload.errors.", "fastload.hashing.", "fastload.torch_private.")
+GROUND_FILES = (
+    "fastload.cores.",
+    "fastload.errors.",
+    "fastload.hashing.",
+    "fastload.torch_private.",
+)
 FOLDERS = {path.parent.name for path in MODULES if path.parent.parent == PACKAGE} - {"cli"} - GROUND
 FOLDER_IMPORTS: dict[str, set[str]] = {
     "bench": {"datasets", "measure"},
@@ -229,9 +234,7 @@ def test_imports_among_the_files_have_no_cycle_and_none_needs_the_loader() -> No
         for path in CORE
     }
     downstream = {stem for stem, needs in graph.items() if "loader" in needs}
-    assert downstream == {"__init__", "prefetch"}, (
-        "the loader wires the stages; no stage knows it"
-    )
+    assert downstream == {"__init__", "prefetch"}, "the loader wires the stages; no stage knows it"
     del graph["__init__"]
     while ready := [stem for stem, needs in graph.items() if not needs & graph.keys()]:
         for stem in ready:

@@ -16,11 +16,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, default_collate
 
 from fastload.check.equality import differing, same
-from fastload.errors import DatasetCopyError, SharedStateWarning
-from fastload.faults import shown
-from fastload.isolation import Isolation
-from fastload.check.summary import Piece, Summary, summary
-from fastload.randomness import global_states, restore_global_states
 from fastload.check.reading import (
     SERIALLY,
     Raised,
@@ -31,8 +26,13 @@ from fastload.check.reading import (
     share_under_gil,
     switching_often,
 )
-from fastload.telemetry import cores_busy_s
+from fastload.check.summary import Piece, Summary, summary
 from fastload.cores import usable_cores
+from fastload.errors import DatasetCopyError, SharedStateWarning
+from fastload.faults import shown
+from fastload.isolation import Isolation
+from fastload.randomness import global_states, restore_global_states
+from fastload.telemetry import cores_busy_s
 
 CROWDED, TICKS_S = 0.15, 0.02
 """Share of the cores that others may have, and of its time that a serial reading may lack one: beyond it a comparison

@@ -5,9 +5,9 @@ pixels (`Plan.region`, pure); `Plan.decode` then decodes no more than that needs
 own antialiased uint8 kernel, and gives a tensor. In its place a plan is also a transform like
 torchvision's: `plan(picture)` takes a PIL picture.
 
-The boxes equal torchvision's. With `scaled_decode=False`, pixels differ from torchvision's by at most 3 of 255, by less
-than 0.5 on average, because the kernel rounds otherwise. libjpeg's scaling adds more, because it filters otherwise and the
-box is rounded to the pixels that it leaves: 1 to 5 of 255 on average on photographs, up to 8 in one crop.
+The boxes equal torchvision's. With `scaled_decode=False`, pixels differ from torchvision's by at most 3 of 255, by
+less than 0.5 on average, because the kernel rounds otherwise. libjpeg's scaling adds more, because it filters otherwise
+and the box is rounded to the pixels that it leaves: 1 to 5 of 255 on average on photographs, up to 8 in one crop.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Plan(ABC):
     Args:
         mean, std: of each channel, on the scale of 0 to 1: the result is float32,
             `(pixel / 255 - mean) / std`, as torchvision's ToTensor and Normalize. Both or neither.
-        channels_last: return a tensor [3, H, W] that lies in memory as [H, W, 3]. That saves a copy. A batch is contiguous nevertheless, unless the loader has
-            `memory_format=torch.channels_last`.
+        channels_last: return a tensor [3, H, W] that lies in memory as [H, W, 3]. That saves a copy. A batch is
+            contiguous nevertheless, unless the loader has `memory_format=torch.channels_last`.
         upright: apply the EXIF orientation first, as PIL.ImageOps.exif_transpose; some 50 us more.
             torchvision does not.
         scaled_decode: decode a JPEG at a half, a quarter ... where as many pixels are left as the

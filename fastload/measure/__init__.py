@@ -1,12 +1,12 @@
 """What `train` and `bench` measure with: ground of both, which imports neither.
 
-    samples.py     the file list, and each sample with its index, so that what was delivered can be counted
-    loop_timer.py  times the steps of a training loop, its waits and its gradients, on one rank
-    run_stats.py   the loader's `stats()` over a run: all epochs together, without the warm-up
-    averages.py    mean and deviation, quantiles
-    page_cache.py  brings files into the page cache or drops them from it, and tells how much is in it
-    processes.py   what /proc says about a process and its descendants: CPU seconds, memory
-    provenance.py  where figures come from: the machine, the versions, the commit, the command
+samples.py     the file list, and each sample with its index, so that what was delivered can be counted
+loop_timer.py  times the steps of a training loop, its waits and its gradients, on one rank
+run_stats.py   the loader's `stats()` over a run: all epochs together, without the warm-up
+averages.py    mean and deviation, quantiles
+page_cache.py  brings files into the page cache or drops them from it, and tells how much is in it
+processes.py   what /proc says about a process and its descendants: CPU seconds, memory
+provenance.py  where figures come from: the machine, the versions, the commit, the command
 """
 
 WARMUP_STEPS = 5

@@ -188,9 +188,7 @@ def test_a_loader_that_delivers_other_samples_fails_the_run(
 def test_a_simulated_step_is_time_that_the_loop_does_not_wait_for_the_loader(
     file_list: Path,
 ) -> None:
-    figures = loop.measure(
-        run_over(file_list, "thread", 2, step_ms=30), lambda line: None
-    ).figures
+    figures = loop.measure(run_over(file_list, "thread", 2, step_ms=30), lambda line: None).figures
     assert figures.steady_s >= 2 * 0.030
     assert figures.wait_share <= 1 - 2 * 0.030 / figures.steady_s + 1e-9
 

@@ -68,9 +68,7 @@ def packed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("verify", ["first", "always", "never"])
-def test_pictures_and_labels_are_those_that_went_in(
-    packed: Path, verify: Any
-) -> None:
+def test_pictures_and_labels_are_those_that_went_in(packed: Path, verify: Any) -> None:
     dataset = PackedDataset(packed, verify=verify)
     assert len(dataset) == 20
     assert len(list(packed.glob("shard-*.arrow"))) > 3
@@ -86,7 +84,7 @@ def test_pictures_and_labels_are_those_that_went_in(
 
 
 def test_a_plan_gives_what_it_gives_of_the_same_bytes_and_nothing_is_overwritten(
-    packed: Path
+    packed: Path,
 ) -> None:
     # 3 x 2 pixels is what the plan cuts: where nothing is resized, it could hand out the reader's buffer.
     for plan in (ResizeCenterCrop(5, 5), ResizeCenterCrop((9, 9), (9, 9)), RandomResizedCrop(8)):

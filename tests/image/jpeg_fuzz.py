@@ -27,8 +27,8 @@ from fastload.image.kernels import tables
 from fastload.image.libjpeg import Decoder, library
 from fastload.image.libjpeg_check import Trial
 from fastload.image.plans import Plan, RandomResizedCrop
-from fastload.image.render import result_size
 from fastload.image.regions import Box, Region, boxed, scaled
+from fastload.image.render import result_size
 from fastload.torch_private import resize_antialiased
 from tests.image.photographs import encoded, photographs
 

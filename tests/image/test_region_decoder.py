@@ -402,7 +402,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def asked() -> Callable[[], Decoder] | None:
     deadline = time.monotonic() + 100
-    while region_decoder() is None and not state().startswith("off") and time.monotonic() < deadline:
+    while (
+        region_decoder() is None and not state().startswith("off") and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
     return region_decoder()
 

@@ -25,8 +25,8 @@ import pytest
 from torch.utils.data import Dataset
 
 import fastload
-from fastload.errors import DatasetCopyError, ModuleStateWarning
 from fastload.check import check
+from fastload.errors import DatasetCopyError, ModuleStateWarning
 from fastload.isolation.cached import CACHED, Place, Router, contents
 from fastload.isolation.code import module_level
 from fastload.isolation.module_state import ModuleState

@@ -1,4 +1,4 @@
-"""Promise: figures come with the machine and the versions that they were measured on, and with neither host nor user."""
+"""Promise: figures come with the machine and the versions that they were measured on, without host and user."""
 
 from __future__ import annotations
 

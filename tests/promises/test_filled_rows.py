@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import random
-import signal
 import threading
 import warnings
 import weakref
@@ -39,15 +38,14 @@ import fastload.fetch
 import fastload.image.kernels
 import fastload.rows
 from fastload import DataLoader, RankSampler, random_stream, sample_rng
-from fastload.datasets import ImageFileList, ImageFolder, PackedDataset, PackedWriter
 from fastload.check.equality import same
+from fastload.datasets import ImageFileList, ImageFolder, PackedDataset, PackedWriter
 from fastload.errors import (
     DecodeError,
     LoaderClosedError,
     PackedDataError,
     TooManyErrorsError,
 )
-from fastload.measure.samples import Numbered
 from fastload.image import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -55,6 +53,7 @@ from fastload.image import (
     Resize,
     ResizeCenterCrop,
 )
+from fastload.measure.samples import Numbered
 from fastload.rows import Run
 from fastload.slots import SlotPool
 from fastload.window import Window

@@ -121,7 +121,9 @@ def test_a_target_transform_and_a_method_that_come_later_are_seen_at_once(tmp_pa
     assert next(batches)[1].tolist() == [7]
 
 
-@pytest.mark.parametrize("change", [(slice(None), slice(2)), (slice(None), None)], ids=["fewer", "more axes"])
+@pytest.mark.parametrize(
+    "change", [(slice(None), slice(2)), (slice(None), None)], ids=["fewer", "more axes"]
+)
 def test_tensors_that_change_their_shape_are_read_as_by_torch(change: Any) -> None:
     tensors = [torch.arange(32.0).reshape(8, 4), torch.arange(32.0, 64.0).reshape(8, 4)]
     dataset = ConcatDataset([TensorDataset(tensor) for tensor in tensors])

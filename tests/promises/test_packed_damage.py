@@ -76,9 +76,7 @@ def refused(dataset: PackedDataset) -> list[PackedDataError]:
 # ---- flipped and missing bytes ----
 
 
-def test_a_flipped_bit_in_any_byte_of_a_shard_is_found_and_named(
-    packed: Path
-) -> None:
+def test_a_flipped_bit_in_any_byte_of_a_shard_is_found_and_named(packed: Path) -> None:
     dataset = open_set(packed)
     content = (packed / SHARD).read_bytes()
     index = packed_format.read_index(str(packed))
@@ -116,9 +114,7 @@ def test_an_index_cut_off_anywhere_is_refused(packed: Path) -> None:
             packed_format.parse_index(str(packed), content[:length])
 
 
-def test_a_shard_of_another_length_or_another_content_is_refused(
-    packed: Path
-) -> None:
+def test_a_shard_of_another_length_or_another_content_is_refused(packed: Path) -> None:
     dataset = open_set(packed)
     content = (packed / SHARD).read_bytes()
     size = len(content)
@@ -136,9 +132,7 @@ def test_a_shard_of_another_length_or_another_content_is_refused(
     assert {error.reason for error in refused(dataset)} == {"the file is missing"}
 
 
-def test_a_file_cut_off_while_it_is_open_is_an_error_and_no_signal(
-    packed: Path
-) -> None:
+def test_a_file_cut_off_while_it_is_open_is_an_error_and_no_signal(packed: Path) -> None:
     dataset = open_set(packed)
     assert refused(dataset) == []
     ((start, _),) = packed_format.read_index(str(packed)).shards[1].payload
@@ -368,9 +362,7 @@ HUGE = 2**62
         [0, 25, 50, 75, 99],
     ],
 )
-def test_forged_offsets_of_payloads_are_refused(
-    packed: Path, offsets: list[int]
-) -> None:
+def test_forged_offsets_of_payloads_are_refused(packed: Path, offsets: list[int]) -> None:
     forge(packed, SHARD, replace_numbers([0, 25, 50, 75, 100], offsets))
     errors = refused(open_set(packed))
     assert len(errors) == 4

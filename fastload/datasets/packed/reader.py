@@ -122,9 +122,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     def _forget(self) -> None:
         """Let go of everything that reading has opened or loaded."""
         # A thread that reads meanwhile goes on with the shards that it holds.
-        self._shards = Shards(
-            self.path, self._index, extras=self.columns
-        )
+        self._shards = Shards(self.path, self._index, extras=self.columns)
         self._targets: NDArray[np.int64] | None = None
         # The shard that `locate` looked at last: who names many bad records reads its columns once.
         self._sources: tuple[int, Table] | None = None
