@@ -1,4 +1,4 @@
-"""`fastload.prefetch_to`: the batches of any loader, on a device, copied while the loop computes."""
+"""`fastload.prefetch_to`: the batches of any iterable, on a device, copied while the loop computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from fastload.errors import StateError
+from fastload.iterator import ThreadIterator
 from fastload.loader import DataLoader
 from fastload.sampler import integer
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 def prefetch_to(
     loader: Iterable[T], device: torch.device | str | int, *, depth: int = 1
 ) -> DeviceLoader[T]:
-    """The batches of `loader`, on `device`; each is copied while the loop computes on the one before.
+    """Return the batches of `loader` on `device`, each copied while the loop computes on the one before.
 
         for images, labels in fastload.prefetch_to(loader, "cuda"):
             ...
@@ -39,18 +39,22 @@ def prefetch_to(
 
     Args:
         loader: a `fastload.DataLoader`, torch's, or any iterable of batches. Each `iter()` begins an epoch of it.
-        device: where to. "cuda" is the device that is the current one at `iter()`.
+        device: the device to copy to. "cuda" is the device that is the current one at `iter()`.
         depth: batches that are on the device, or on the way, beside the one that the loop has. A `fastload.DataLoader`
             is never waited for to look ahead, nor are samples read for it: a batch that is not ready is copied
-            when the loop asks for it. Any other loader is waited for, but not before the first batch.
+            when the loop asks for it. Any other iterable is waited for, but not before the first batch.
 
     Memory on the device: at most (depth + batches kept by the loop + 1) x bytes of a batch.
 
-    An error of the loader arrives behind the batches before it, and `next()` goes on after it where the loader
+    An error of the loader arrives after the batches before it, and `next()` goes on after it if the loader
     does. The loader's iterator ends with this one's. Attributes (`sampler`, `set_epoch`, `stats`, ...) are
     the loader's.
 
-    Raises ValueError where `depth` is below 1 or torch sees no such device.
+    For a `fastload.DataLoader`, `state_dict()` says what the loop had, not what was copied ahead, and
+    `load_state_dict()` loads that. For any other iterable, or a subclass with an `__iter__` of its own, both raise
+    AttributeError.
+
+    Raises ValueError if `depth` is below 1 or torch sees no such device.
     """
     if integer("depth", depth) < 1:
         raise ValueError(f"depth must be 1 or more, got {depth}")
@@ -58,7 +62,10 @@ def prefetch_to(
     module = getattr(torch, found.type, None)
     if found.type != "cpu" and module is not None and not module.is_available():
         raise ValueError(f"device: torch sees no {found.type!r} here; use another, such as 'cpu'")
-    return DeviceLoader(loader, found, depth)
+    # An `__iter__` of the user's may drop or join batches: then the loader's state is not the loop's.
+    ours = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    kind: type[DeviceLoader[T]] = _ResumableLoader if ours else DeviceLoader
+    return kind(loader, found, depth)
 
 
 class DeviceLoader(Generic[T]):
@@ -68,16 +75,10 @@ class DeviceLoader(Generic[T]):
         self.loader = loader
         self.device = device
         self.depth = depth
-        self._had: _Had | None = None  # of the latest epoch; None: as the loader says
 
     def __iter__(self) -> Iterator[T]:
         """Begin the next epoch."""
-        had = _Had()
-        iterator: Iterator[T] = _DeviceIterator(
-            self.loader, _copies_to(self.device), self.depth, had
-        )
-        self._had = had
-        return iterator
+        return _DeviceIterator(self.loader, _copies_to(self.device), self.depth)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -85,38 +86,16 @@ class DeviceLoader(Generic[T]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in self.__dict__:  # it is being copied
             raise AttributeError(name)
+        if name in ("state_dict", "load_state_dict"):  # the loader's own would count what is ahead
+            raise AttributeError(
+                f"prefetch_to has no {name}() here. It keeps the state of a fastload.DataLoader that has no __iter__ "
+                f"of its own, and got {type(self.loader).__name__!r}. Pass such a loader, or count the batches in "
+                "your loop and save the number."
+            )
         return getattr(self.loader, name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_had": None}
 
     def __repr__(self) -> str:
         return f"prefetch_to({self.loader!r}, {str(self.device)!r}, depth={self.depth})"
-
-    def state_dict(self) -> Any:
-        """The loader's state as of the batch that the loop had last, whatever was fetched behind it.
-
-        Raises `StateError` if the loader has none, and what the loader raised when it was asked.
-        """
-        if not hasattr(self.loader, "state_dict"):
-            raise StateError(f"{_named(self.loader)} has no state_dict(), so there is no state")
-        if self._had is None or not self._had.known:
-            return self.loader.state_dict()
-        if isinstance(self._had.state, Exception):
-            raise self._had.state
-        if isinstance(self.loader, DataLoader):
-            self.loader._warn_of_late_draws()
-        return copy.deepcopy(self._had.state)
-
-    def load_state_dict(self, state: Any) -> None:
-        """Let the next `iter()` go on behind what `state` says; see the loader's own.
-
-        Raises `StateError` if the loader has none, and whatever its own raises.
-        """
-        if not hasattr(self.loader, "load_state_dict"):
-            raise StateError(f"{_named(self.loader)} has no load_state_dict(), so it cannot go on")
-        self.loader.load_state_dict(state)
-        self._had = None
 
     def __enter__(self) -> Self:
         return self
@@ -128,43 +107,66 @@ class DeviceLoader(Generic[T]):
             self.loader.close()
 
 
-class _Had:
-    """The loader's state, or what it raised, as of the batch that the loop had last."""
+class _ResumableLoader(DeviceLoader[T]):
+    """Around a `fastload.DataLoader`, whose state it keeps."""
 
-    known = False
-    state: Any = None
+    loader: DataLoader[T]
+    _had: _Had | None = None  # of the latest epoch; None: as the loader says
+
+    def __iter__(self) -> Iterator[T]:
+        """Begin the next epoch."""
+        iterator = _DeviceIterator(self.loader, _copies_to(self.device), self.depth)
+        self._had = iterator.had
+        return iterator
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_had": None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's state as of the batch that the loop had last; see `DataLoader.state_dict`."""
+        state = None if self._had is None else self._had.state
+        if isinstance(state, Exception):
+            raise state
+        return self.loader.state_dict() if state is None else copy.deepcopy(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next `iter()` resume after what `state` says was handed out; see `DataLoader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+        self._had = None
+
+
+class _Had:
+    """The loader's state as of the batch that the loop had last, or what it raised. None if it keeps none."""
+
+    def __init__(self, state: dict[str, Any] | Exception | None) -> None:
+        self.state = state
 
 
 class _Entry:
     """A batch, an error or the end, on its way to the loop."""
 
-    __slots__ = ("batch", "copied", "copying", "ended", "error", "state")
+    __slots__ = ("batch", "copied", "error", "state")
 
     def __init__(self) -> None:
         self.batch: Any = None  # as it came, until it is being copied
-        self.copying = False
-        self.copied: Any = None  # what `_SideStream.start` returned
-        self.error: Exception | None = None
-        self.ended = False
-        self.state: Any = None
+        self.copied: Any = None  # what `start` of the copies returned
+        self.error: Exception | None = None  # StopIteration at the end
+        self.state: dict[str, Any] | Exception | None = None
 
 
-class _DeviceIterator(Iterator[Any]):
+class _DeviceIterator(Iterator[T]):
     """One epoch. Everything runs in the loop's thread, as samplers do."""
 
-    def __init__(self, loader: Any, copies: _SideStream | _InPlace, depth: int, had: _Had) -> None:
-        self._source: Iterator[Any] = iter(loader)
+    def __init__(self, loader: Iterable[T], copies: _SideStream | _InPlace, depth: int) -> None:
+        self._source = iter(loader)
+        self._ours = self._source if isinstance(self._source, ThreadIterator) else None
         self._copies = copies
         self._depth = depth if isinstance(copies, _SideStream) else 0
-        self._ready: Callable[[], bool] | None = getattr(self._source, "is_ready", None)
-        self._ask = _who_knows(loader, self._source)
         self._line: deque[_Entry] = deque()
         self._begun = False
-        self._had = had
-        if self._ask is not None:
-            had.known, had.state = True, self._ask()
+        self.had = _Had(self._state())
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T:
         # An error that is kept keeps the frames that it went through, and those that called them: with what is
         # deleted in them in the end, it is in no cycle and keeps no iterator and its threads.
         entry: _Entry | None = None
@@ -172,30 +174,29 @@ class _DeviceIterator(Iterator[Any]):
         try:
             if not self._line:
                 self._fetch()
-            # What is in line stays there until all is done for it: Ctrl-C in here costs no batch.
+            # What is in line stays there until all is done for it: Ctrl-C in a copy costs no batch.
             while len(self._line) <= self._depth and self._looks_ahead():
                 self._fetch()
             self._begun = True
             entry = self._line[0]
-            if entry.error is None and not entry.ended:
+            if entry.error is None:
                 self._start(entry)
                 batch = self._copies.finish(entry.copied)
-            self._had.state = entry.state
-            if entry.ended:
+            self.had.state = entry.state
+            if isinstance(entry.error, StopIteration):
                 raise StopIteration  # it stays in line, and is met again
             self._line.popleft()
             if entry.error is not None:
                 raise entry.error
-            return batch
+            return batch  # type: ignore[no-any-return]
         finally:
             entry = batch = None
             del self
 
     def _looks_ahead(self) -> bool:
-        last = self._line[-1]
-        if last.ended or last.error is not None:
-            return False  # what comes behind it, the loop may not want
-        return self._begun if self._ready is None else self._ready()
+        if self._line[-1].error is not None:
+            return False  # the loop may not want what comes after it
+        return self._begun if self._ours is None else self._ours.is_ready()
 
     def _fetch(self) -> None:
         """Put the loader's next batch in line, or what it raised, and begin to copy it."""
@@ -204,13 +205,12 @@ class _DeviceIterator(Iterator[Any]):
             try:
                 entry.batch = next(self._source)
             except StopIteration:
-                entry.ended = True
+                entry.error = StopIteration()  # without frames, as it stays in line
             except Exception as exc:
                 entry.error = exc
+            entry.state = self._state()
             self._line.append(entry)
-            if self._ask is not None:
-                entry.state = self._ask()
-            if entry.error is None and not entry.ended:
+            if entry.error is None:
                 try:
                     self._start(entry)
                 except Exception as exc:
@@ -219,34 +219,20 @@ class _DeviceIterator(Iterator[Any]):
             del entry, self
 
     def _start(self, entry: _Entry) -> None:
-        """Begin to copy, unless that was done; where Ctrl-C strikes it was not."""
-        if not entry.copying:
+        """Begin to copy, if Ctrl-C did not let it begin before."""
+        if entry.copied is None:
             entry.copied = self._copies.start(entry.batch)
-            entry.copying, entry.batch = True, None
+            entry.batch = None
 
-
-def _who_knows(loader: Any, iterator: Any) -> Callable[[], Any] | None:
-    """Who can say what the loop has had, as of the batch that was fetched last; None where nobody can.
-
-    What is returned never raises an Exception but returns it: whoever needs no state is not to be
-    stopped by it.
-    """
-    ask: Callable[[], Any] | None = getattr(iterator, "state_dict", None)
-    own = ask is not None and isinstance(loader, DataLoader)
-    if ask is None and not (isinstance(loader, DataLoader) and not loader._threaded):
-        ask = getattr(loader, "state_dict", None)
-    if ask is None:
-        return None
-    asked = ask
-
-    def state() -> Any:
+    def _state(self) -> dict[str, Any] | Exception | None:
+        """Return the loader's state as of the batch that was fetched last, or the error it raised: a loop that asks
+        for no state does not get it. None if the loader's iterator keeps none."""
+        if self._ours is None:
+            return None
         try:
-            # Ours is a value. Another's may go on to change with the loader.
-            return asked() if own else copy.deepcopy(asked())
+            return self._ours.state_dict()
         except Exception as exc:
             return exc.with_traceback(None)  # with its frames it would keep the iterator
-
-    return state
 
 
 # ---- the copies ----
@@ -358,7 +344,3 @@ def _like_mapping(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
     with suppress(TypeError):
         return type(mapping)(values)  # type: ignore[call-arg]
     return values
-
-
-def _named(loader: Any) -> str:
-    return type(loader).__name__

@@ -13,7 +13,6 @@ import json
 import pickle
 import threading
 import time
-import warnings
 import weakref
 from collections import OrderedDict, UserDict, deque, namedtuple
 from collections.abc import Callable, Iterator
@@ -29,8 +28,7 @@ from torch.utils.data import IterableDataset
 
 import fastload
 from fastload import DataLoader, RankSampler, prefetch_to
-from fastload.errors import LoaderClosedError, StateError
-from fastload.iterator import ThreadIterator
+from fastload.errors import LoaderClosedError
 from fastload.testing import FailingDataset
 
 SIMULATED = torch.device("privateuseone:0")
@@ -444,24 +442,6 @@ class Counter(IterableDataset[float]):
         return iter(map(float, range(first, 21, step)))
 
 
-class Opaque:
-    """Hides that a loader's iterator knows its state and whether it is ready: any loader with a state."""
-
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-        self.state = {"live": [0]}
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.loader
-
-    def state_dict(self) -> dict[str, Any]:
-        self.state["live"][0] = self.loader.state_dict()
-        return self.state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loader.load_state_dict(state["live"][0])
-
-
 LOADERS: dict[str, Callable[[], Any]] = {
     "shuffled, threads": lambda: DataLoader(
         Gated(21), 4, shuffle=True, num_workers=2, collate_fn=to_host, seed=3
@@ -474,9 +454,6 @@ LOADERS: dict[str, Callable[[], Any]] = {
     ),
     "no workers": lambda: DataLoader(Gated(21), 4, shuffle=True, collate_fn=to_host, seed=3),
     "iterable": lambda: DataLoader(Counter(), 4, num_workers=2, collate_fn=to_host),
-    "another's": lambda: Opaque(
-        DataLoader(Gated(21), 4, shuffle=True, num_workers=2, collate_fn=to_host, seed=3)
-    ),
 }
 
 
@@ -489,7 +466,7 @@ def values(batch: tuple[Any, float]) -> list[float]:
 def look_far_ahead(iterator: Any) -> None:
     """Let the loader get ready what the look-ahead can then fetch."""
     source = iterator._source
-    if isinstance(source, ThreadIterator) and not source._inline:
+    if not source._inline:
         until(
             lambda: (
                 source.is_ready()
@@ -560,14 +537,33 @@ def test_a_state_handed_out_is_the_callers(machine: Machine) -> None:
     assert before != ahead.state_dict()
 
 
-def test_without_a_state_of_the_loader_there_is_none() -> None:
-    for loader in ([1, 2], TorchDataLoader([1, 2, 3])):  # type: ignore[arg-type, var-annotated]
-        ahead = prefetch_to(loader, "cpu")
+class Stateful(list[float]):
+    """Batches with a state of their own, which would count those that were copied ahead."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Joined(DataLoader[Any]):
+    """Hands out pairs of batches, of which the loader's state knows nothing."""
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        return zip(batches, batches, strict=False)
+
+
+@pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
+def test_only_fastloads_own_loader_has_a_state(method: str) -> None:
+    samples: Any = [1, 2, 3]
+    for loader in (samples, TorchDataLoader(samples), Stateful(samples), Joined(samples)):
+        ahead: Any = prefetch_to(loader, "cpu")
         list(ahead)
-        with pytest.raises(StateError, match=f"{type(loader).__name__} has no state_dict"):
-            ahead.state_dict()
-        with pytest.raises(StateError, match=f"{type(loader).__name__} has no load_state_dict"):
-            ahead.load_state_dict({})
+        assert not hasattr(ahead, method)
+        with pytest.raises(AttributeError, match=f"no {method}.*got '{type(loader).__name__}'"):
+            getattr(ahead, method)
+    assert hasattr(prefetch_to(DataLoader(samples), "cpu"), method)
 
 
 def test_torchs_processes_are_warned_of_only_where_a_state_is_asked_for() -> None:
@@ -589,27 +585,6 @@ def test_a_state_that_cannot_be_told_stops_nobody_who_does_not_ask(machine: Mach
     assert len([values(batch) for batch in ahead]) == 3
     with pytest.raises(OSError, match="gone"):
         ahead.state_dict()
-
-
-class Late:
-    """A sampler that draws each index from torch's global state: no state can bring that back."""
-
-    def __len__(self) -> int:
-        return 30
-
-    def __iter__(self) -> Iterator[int]:
-        for _ in range(30):
-            yield int(torch.randint(30, ()))
-
-
-def test_a_sampler_that_cannot_be_resumed_is_warned_of_here_too() -> None:
-    ahead = prefetch_to(DataLoader(Gated(30), 1, sampler=Late()), "cpu")  # type: ignore[arg-type, var-annotated]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        list(ahead)
-    with pytest.warns(UserWarning, match="Late seems to draw") as caught:
-        ahead.state_dict()
-    assert caught[0].filename == __file__
 
 
 # ---- errors and the end ----
