@@ -9,7 +9,7 @@ Files are the pipeline: `sampler` (the order), `randomness` (a stream for each s
 travels), `fetch` (a batch is read and finished; `lanes`: of an iterable data set), `collate` (from samples
 to a batch, in the memory of `slots`, which by `rows` a dataset may fill), `window` (the hand-off; all locks), `workers`
 (all threads), `order` (what is next, and what the loop has had; `draws`: what a sampler draws from;
-`state`: whether a saved one fits), `iterator` (the loop's side of an epoch), `loader` (wires these),
+`state`: what a loader saves, and whether it fits), `iterator` (the loop's side of an epoch), `loader` (wires these),
 `prefetch` (puts the batches on a device). They share `telemetry` (what threads
 measure; `tally` makes `stats` of it, which `diagnosis` reads), `isolation` (what each worker owns), `faults`
 (what user code raises), `errors` and `torch_private` (all that torch does not promise).

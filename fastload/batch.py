@@ -20,12 +20,14 @@ class Batch(Ticket):
 
     `epoch` and `position` (of its first sample, in this loader's order) with the index of a sample
     are all that the sample may depend on: with the seed, they are the key of its random stream.
-    `ordinal` counts the batches of the epoch, `size` the samples as the sampler gave them.
+    `ordinal` counts the batches of the epoch, `size` the samples as the sampler gave them. `checksum` is that of all
+    indices of the epoch up to this batch; see `draws.checksum`.
     """
 
     __slots__ = (
         "_sample_keys",
         "box",
+        "checksum",
         "data",
         "epoch",
         "error",
@@ -58,6 +60,7 @@ class Batch(Ticket):
         ordinal: int,
         position: int,
         lane: int = 0,
+        checksum: int = 0,
     ) -> None:
         super().__init__(units, lane)
         self.indices = indices
@@ -68,6 +71,7 @@ class Batch(Ticket):
         self.epoch = epoch
         self.ordinal = ordinal
         self.position = position
+        self.checksum = checksum
         self.box: Box | None = None
         self._sample_keys: NDArray[np.uint64] | None = None
         # Position -> error and where it happened. The batch raises the one at the lowest position.

@@ -1,152 +1,117 @@
-"""What a sampler draws from: taken as plain JSON values before it draws, and put back to let it draw the same again.
+"""What a sampler draws from, as JSON values, and a checksum of the indices that it gives.
 
-That is torch's global generator, the generators of torch's that the sampler holds, and for samplers that
-are not torch's own Python's and NumPy's global ones. A generator of another kind that a sampler holds is
-not known here.
+A sampler that draws from torch's global generator, from a torch.Generator that it holds as `generator`, or from what
+its own `state_dict()` returns gives the same indices again. The checksum tells if it does not.
 """
 
 from __future__ import annotations
 
 import base64
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
+import json
+import re
+import zlib
+from array import array
+from collections.abc import Iterator, Sized
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from fastload.errors import StateError
+from fastload.faults import shown
 
 Draws = dict[str, Any]
 
-GLOBAL = {
-    "torch": "torch's global random state",
-    "numpy": "NumPy's global random state",
-    "python": "Python's global random state",
-}
-"""The states that others draw from too."""
-
-_TORCHS = (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
-
 
 def single_sampler(sampler: Any) -> Any:
-    """The sampler of single indices under a batch sampler of torch's."""
+    """Return the sampler of single indices under a batch sampler of torch's."""
     return sampler.sampler if isinstance(sampler, BatchSampler) else sampler
 
 
-def is_torchs(sampler: Any) -> bool:
-    """Whether it is known to draw from torch's generators alone, and all that it draws before its first index."""
-    return type(sampler) in _TORCHS and type(single_sampler(sampler)) in _TORCHS
-
-
 def generators(sampler: Any) -> list[torch.Generator]:
-    """Those of torch's that the sampler holds."""
+    """Return the torch.Generators that the sampler holds."""
     found = [getattr(s, "generator", None) for s in (sampler, single_sampler(sampler))]
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
 def take(sampler: Any) -> Draws:
-    """All that `sampler` may draw from, as it is now."""
+    """Return the states of torch's global generator and of the sampler's generators."""
     return {
         "torch": _text(torch.get_rng_state()),
         "generators": [_text(g.get_state()) for g in generators(sampler)],
-        **(dict.fromkeys(("numpy", "python")) if is_torchs(sampler) else _take_foreign()),
     }
 
 
-def changed(before: Draws, after: Draws) -> Draws:
-    """What of `before` something was drawn from since."""
-    return {name: state for name, state in before.items() if state != after[name]}
-
-
-@contextmanager
-def drawing_as_then(sampler: Any, draws: Draws | None) -> Iterator[None]:
-    """Let the sampler draw in the block what it drew after `draws` was taken.
-
-    Its own generators move on with it; the global ones are as before.
-    """
-    if draws is None:
-        yield
-        return
-    before = {"torch": _text(torch.get_rng_state()), **_take_foreign()}
-    try:
-        restore_generators(sampler, draws)
-        _restore_global(draws)
-        yield
-    finally:
-        _restore_global(before)
+def restore(sampler: Any, draws: Draws) -> None:
+    """Set torch's global generator and the sampler's to the states in `draws`."""
+    torch.set_rng_state(_tensor(draws["torch"]))
+    restore_generators(sampler, draws)
 
 
 def restore_generators(sampler: Any, draws: Draws) -> None:
-    """Set the generators that the sampler holds to the states that `draws` has of them."""
+    """Set the generators that the sampler holds to the states in `draws`."""
     for generator, state in zip(generators(sampler), draws["generators"], strict=True):
         generator.set_state(_tensor(state))
 
 
-def are_draws(value: Any, *, held: int) -> bool:
-    """Whether this is what `take` gives, of a sampler that holds so many generators."""
+def _keeps_state(single: Any) -> bool:
+    # torchdata's StatefulDistributedSampler continues after a load, and its state of an ended epoch is an empty one.
+    # It needs no state: like torch's, it draws from its seed and its epoch.
+    methods = hasattr(single, "state_dict") and hasattr(single, "load_state_dict")
+    return methods and not isinstance(single, DistributedSampler)
+
+
+def own_state(sampler: Any) -> Any:
+    """Return the sampler's `state_dict()` as JSON values, None if it has none, or the StateError to be raised."""
+    single = single_sampler(sampler)
+    if not _keeps_state(single):
+        return None
     try:
-        kept = value["generators"]
-        for text in (value["torch"], *kept):
-            torch.Generator().set_state(_tensor(text))
-        if value["numpy"] is not None:
-            np.random.RandomState(0).set_state(_numpys(value["numpy"]))
-        if value["python"] is not None:
-            random.Random().setstate(_pythons(value["python"]))
-    except (TypeError, ValueError, LookupError, OverflowError, RuntimeError):
-        return False
-    return isinstance(kept, list) and len(kept) == held
+        return json.loads(json.dumps(single.state_dict()))
+    except Exception as exc:
+        error = StateError(
+            f"sampler_state: state_dict() of {type(single).__name__} cannot be written as JSON "
+            f"({type(exc).__name__}: {shown(exc, str)}); return numbers, texts, lists and dicts from it"
+        )
+        error.__cause__ = exc
+        return error
 
 
-def _take_foreign() -> Draws:
-    numpys: Any = np.random.get_state(legacy=False)
-    _, words, gauss = random.getstate()
-    states: Draws = {"numpy": None, "python": [_encoded(np.array(words, "<u4").tobytes()), gauss]}
-    if numpys["bit_generator"] == "MT19937":  # users may put another in its place
-        key = np.asarray(numpys["state"]["key"], "<u4").tobytes()
-        place = numpys["state"]["pos"], numpys["has_gauss"], numpys["gauss"]
-        states["numpy"] = [_encoded(key), *place]
-    return states
+def restore_own_state(sampler: Any, state: Any) -> None:
+    """Load a copy of what `own_state` returned."""
+    single = single_sampler(sampler)
+    if _keeps_state(single) and not (state is None or isinstance(state, StateError)):
+        single.load_state_dict(copy.deepcopy(state))
 
 
-def _restore_global(draws: Draws) -> None:
-    torch.set_rng_state(_tensor(draws["torch"]))
-    if draws["numpy"] is not None:
-        np.random.set_state(_numpys(draws["numpy"]))
-    if draws["python"] is not None:
-        random.setstate(_pythons(draws["python"]))
+def checksum(given: Any, before: int) -> int:
+    """Return the CRC-32 of what a sampler gave at once, an index or a batch of them, continued from `before`."""
+    indices: Any = given if isinstance(given, Sized) else [given]
+    try:
+        raw = array("q", indices).tobytes()
+    except (TypeError, ValueError, OverflowError):
+        # Not an address in memory: it differs in another process.
+        raw = re.sub(r" at 0x[0-9a-fA-F]+", "", shown(given)).encode(errors="replace")
+    return zlib.crc32(raw, before)
 
 
-def _numpys(state: Any) -> Any:
-    key, *place = state
-    return ("MT19937", np.frombuffer(base64.b64decode(key), "<u4"), *place)
+def checksum_of_next(indices: Iterator[Any], count: int, before: int) -> int:
+    """Return the checksum of the next `count` that `indices` gives, continued from `before`.
 
-
-def _pythons(state: Any) -> Any:
-    words, gauss = state
-    return (3, tuple(np.frombuffer(base64.b64decode(words), "<u4").tolist()), gauss)
-
-
-def _encoded(raw: bytes) -> str:
-    return base64.b64encode(raw).decode()
+    What raises is passed over, as its place was taken by an error. After its end `indices` gives None.
+    """
+    for _ in range(count):
+        try:
+            given = next(indices, None)
+        except Exception:
+            continue
+        before = checksum(given, before)
+    return before
 
 
 def _text(state: torch.Tensor) -> str:
-    return _encoded(state.numpy().tobytes())
+    return base64.b64encode(state.numpy().tobytes()).decode()
 
 
 def _tensor(state: str) -> torch.Tensor:

@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,8 @@ from fastload.faults import annotate, shown
 from fastload.fetch import Fetcher
 from fastload.hashing import mix64
 from fastload.isolation import Isolation, Own
-from fastload.lanes import LaneFetcher, LaneOrder, Part
-from fastload.order import Order, SampledOrder, is_function, partition
+from fastload.lanes import LaneFetcher, LaneOrder, Part, iterable_state
+from fastload.order import Order, SampledOrder, is_function, partition, sampled_state
 from fastload.randomness import (
     Streams,
     chosen_modules,
@@ -35,7 +36,7 @@ from fastload.randomness import (
 )
 from fastload.sampler import RankSampler, integer
 from fastload.slots import SlotPool
-from fastload.state import describe
+from fastload.state import State
 from fastload.tally import Tally
 from fastload.telemetry import Recorder, span, waiting_span
 from fastload.window import FILL_SECONDS, RUN_SECONDS, Window
@@ -146,8 +147,8 @@ class ThreadIterator(Iterator[Any]):
         """Begin the first epoch, with the draws that torch makes, in torch's order; the base seed."""
         resume = loader._resume
         twice = loader.num_workers and loader.seed is None and not loader.iterable
-        if resume is not None and resume["stream_seed"] is not None:
-            base_seed = int(resume["stream_seed"])  # drawn already, when the epoch began
+        if resume is not None and resume.stream_seed is not None:
+            base_seed = resume.stream_seed  # drawn already, when the epoch began
             order = self._make_order(loader)
         elif twice:
             iter(self._sampler)  # what draws in `__iter__` itself draws twice, as in torch
@@ -167,7 +168,7 @@ class ThreadIterator(Iterator[Any]):
             ahead is not None
             and self._ended
             and loader._resume is None
-            and (ahead.epoch, ahead.about) == (loader._epoch, describe(loader))
+            and ahead.about == fresh_state(loader, loader._epoch, loader._sampler_epoch)
         ):
             self._window.recount()
             self._begin(loader, ahead, None)
@@ -178,24 +179,19 @@ class ThreadIterator(Iterator[Any]):
         self._issue()
 
     def _make_order(self, loader: DataLoader[Any]) -> Order:
-        how: dict[str, Any] = {
-            "epoch": loader._epoch,
-            "sampler_epoch": loader._sampler_epoch,
-            "about": describe(loader),
-            "resume": loader._resume,
-        }
         rank, _ = partition(self._sampler, loader.dataset)
+        about: Any = fresh_state(loader, loader._epoch, loader._sampler_epoch)
+        how: dict[str, Any] = {"rank": rank, "resume": loader._resume}
         if isinstance(self._fetcher, LaneFetcher):
-            lanes, size = self._window.lanes, self._fetcher.batch_size
-            return LaneOrder(lanes=lanes, batch_size=size, rank=rank, **how)
-        return SampledOrder(self._sampler, self._fetcher, rank=rank, **how)
+            return LaneOrder(about, batch_size=self._fetcher.batch_size, **how)
+        return SampledOrder(self._sampler, self._fetcher, about, **how)
 
     def _stream_seed(self, loader: DataLoader[Any], base_seed: int) -> int:
         resume = loader._resume
         if loader.seed is not None:
             return loader.seed
-        if resume and resume["stream_seed"] is not None:
-            return int(resume["stream_seed"])
+        if resume is not None and resume.stream_seed is not None:
+            return resume.stream_seed
         return base_seed
 
     def _begin(self, loader: DataLoader[Any], order: Order, seed: int | None) -> None:
@@ -365,13 +361,8 @@ class ThreadIterator(Iterator[Any]):
     def _next_order(self) -> SampledOrder:
         """The next epoch's, which the workers begin while the loop is busy with the end of this one."""
         rank, _ = partition(self._sampler, self._dataset)
-        order = SampledOrder(
-            self._sampler,
-            self._fetcher,
-            epoch=self._order.epoch + 1,
-            rank=rank,
-            about=self._order.about,
-        )
+        about: Any = replace(self._order.about, epoch=self._order.epoch + 1)
+        order = SampledOrder(self._sampler, self._fetcher, about, rank=rank)
         order.begin(self._order.seed, self._new_recorders())
         return order
 
@@ -509,6 +500,12 @@ def _depth(loader: DataLoader[Any], fetcher: Fetcher, num_workers: int) -> int:
     if fetcher.batches_in_parallel:
         return 2 + num_workers
     return 2 + math.ceil(num_workers / (batch_size(loader) or 1))
+
+
+def fresh_state(loader: DataLoader[Any], epoch: int, sampler_epoch: int | None) -> State:
+    """Return the state of a loader as an epoch begins."""
+    about = iterable_state if loader.iterable else sampled_state
+    return about(loader, epoch, sampler_epoch)
 
 
 def batch_size(loader: DataLoader[Any]) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from inspect import GEN_CLOSED, getgeneratorstate, isgenerator
 from typing import Any, NamedTuple
 
@@ -19,9 +20,8 @@ from fastload.fetch import Fetcher, Reader
 from fastload.hashing import mix64
 from fastload.order import Order
 from fastload.randomness import Stream, StreamKeys
+from fastload.state import IterableState, whole
 from fastload.telemetry import Recorder
-
-BEGINNING: dict[str, Any] = {"samples": 0, "state": None, "ended": False}
 
 
 class Part(Batch):
@@ -227,15 +227,23 @@ class _Delivered(NamedTuple):
 class LaneOrder(Order):
     """The batches of one epoch of an iterable data set, out of its lanes in turn."""
 
+    about: IterableState
+
     def __init__(
-        self, *, lanes: int, batch_size: int, resume: dict[str, Any] | None = None, **part: Any
+        self,
+        about: IterableState,
+        *,
+        rank: int,
+        batch_size: int,
+        resume: IterableState | None = None,
     ) -> None:
-        super().__init__(**part)
+        super().__init__(about, rank=rank)
+        start = resume or about
         self._batch_size = batch_size
         self._ordinal = 0
-        self._began = tuple(resume["lanes"] if resume else [BEGINNING] * lanes)
+        self._began = tuple(start.lanes)
         self._active = [not lane["ended"] for lane in self._began]
-        self._turn = resume["turn"] if resume else 0  # of the next batch to be read
+        self._turn = start.turn  # of the next batch to be read
         self._delivered = _Delivered(self._turn, self._began)
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
@@ -288,4 +296,25 @@ class LaneOrder(Order):
                     lane, f"there is no state: state_dict() of the data set raised in worker {k}"
                 )
                 raise lane
-        return {**self._common(ended=ended), "turn": turn, "lanes": copy.deepcopy([*lanes])}
+        return replace(
+            self.about,
+            stream_seed=self.seed,
+            ended=ended,
+            turn=turn,
+            lanes=copy.deepcopy([*lanes]),
+        ).to_json()
+
+
+def iterable_state(loader: Any, epoch: int, sampler_epoch: int | None) -> IterableState:
+    """Return the state of a loader of an iterable dataset as an epoch begins."""
+    workers = int(loader.num_workers)
+    return IterableState(
+        seed=loader.seed,
+        world_size=1,
+        global_batch=whole(loader.batch_size),
+        drop_last=bool(loader.drop_last),
+        epoch=epoch,
+        sampler_epoch=sampler_epoch,
+        workers=workers,
+        lanes=[{"samples": 0, "state": None, "ended": False} for _ in range(max(1, workers))],
+    )

@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -23,14 +24,14 @@ from torch.utils.data import (
 )
 
 from fastload import workers
-from fastload.draws import restore_generators
+from fastload.draws import restore_generators, restore_own_state
 from fastload.fetch import OnError
 from fastload.isolation.workers import CopyDataset
-from fastload.iterator import ThreadIterator
-from fastload.order import Order, SampledOrder, partition, refuse_two_partitions
+from fastload.iterator import ThreadIterator, fresh_state
+from fastload.order import Order, fits_any_world, partition, refuse_two_partitions
 from fastload.randomness import chosen_modules
 from fastload.sampler import RankSampler, epoch_number, integer
-from fastload.state import VERSION, check, describe, fresh_state, known_length, whole
+from fastload.state import VERSION, SampledState, State, check, known_length, whole
 from fastload.stats import Stats
 from fastload.tally import NO_STATS, Tally
 
@@ -179,7 +180,7 @@ class DataLoader(TorchDataLoader[T]):
         self._threads: list[threading.Thread] = []  # of all iterators; those that may still run
         self._tally: Tally | None = None  # of the latest iterator, as is
         self._order: Order | None = None
-        self._resume: dict[str, Any] | None = None  # a state that the next epoch begins with
+        self._resume: State | None = None  # a state that the next epoch begins with
         self._warned: set[str] = set()  # of what
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
         if seed is not None and shuffle and unsampled:
@@ -233,12 +234,12 @@ class DataLoader(TorchDataLoader[T]):
         """Begin the next epoch; with persistent workers, whatever is left of the one before is dropped."""
         self._epoch = self._begin_epoch()
         resume = self._resume
-        if resume is not None and resume["ended"]:
+        if resume is not None and resume.ended:
             self._resume = None
-        elif resume is not None and resume["epoch"] != self._epoch:
+        elif resume is not None and resume.epoch != self._epoch:
             warnings.warn(
                 f"fastload: epoch {self._epoch} begins at its beginning, as set_epoch() says; the state that was "
-                f"loaded is of epoch {resume['epoch']}",
+                f"loaded is of epoch {resume.epoch}",
                 stacklevel=2,
             )
             self._resume = None
@@ -320,50 +321,49 @@ class DataLoader(TorchDataLoader[T]):
         all ranks. Resumed after the last batch, the epoch gives nothing more and the next follows;
         once the loop has seen its end, the next `iter()` begins the next epoch.
 
-        A sampler of the user's is run again with torch's, NumPy's and Python's global random states put
-        back to where it began, and the torch.Generator that it holds as `generator`. One that draws from
-        a global state with each index gives another rest; it is noticed behind five indices or batches,
-        and warned of here. Raises what `state_dict()` of an iterable data set raised.
+        A sampler that draws is run again, with torch's global random state as it was, the torch.Generator that the
+        sampler holds as `generator`, and what its own `state_dict()` returned before the epoch. The state has a
+        checksum of the indices handed out. Raises what `state_dict()` of an iterable data set raised, and
+        `StateError` if the sampler's is no JSON.
         """
         if not self._threaded:
             self._warn_of_no_state()
             return {"version": VERSION, "kind": "process"}
         if (resume := self._resume) is not None:  # read once: another thread may call this
-            return copy.deepcopy(resume)
+            return copy.deepcopy(resume.to_json())
         if self._order is None:
-            return fresh_state(self._epoch_to_come(), self._samplers_epoch(), describe(self))
-        self._warn_of_late_draws()
+            return fresh_state(self, self._epoch_to_come(), self._samplers_epoch()).to_json()
         return self._order.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next `iter()` go on behind what `state` says was handed out; one that runs already is not changed.
+        """Let the next `iter()` resume after what `state` says was handed out; one that runs already is not changed.
 
-        Raises `StateError` where the state was made with another seed, sampler, data set or global
+        Raises `StateError` if the state was made with another seed, sampler, data set or global
         batch: with the field, both values, and what to do. The order is sliced, or the sampler run
-        again, and no sample is read for it; save that an iterable data set without `state_dict` is
-        read again up to there.
+        again, and no sample is read for it; but an iterable data set without `state_dict` is
+        read again up to there. If the sampler then gives other indices, `iter()` raises `StateError`.
         """
         if not self._threaded:
             self._warn_of_no_state()
             return
-        rank = 0 if self.iterable else partition(self._index_sampler, self.dataset)[0]
-        check(
-            state, describe(self), rank=rank, sampler=None if self.iterable else self._index_sampler
-        )
-        state = copy.deepcopy(state)
-        if _is_lightning() and not self.iterable and _is_spent(self._index_sampler, state):
-            state["ended"] = True
-        self._next_epoch = state["epoch"] + state["ended"]
+        ours = fresh_state(self, 0, None)
+        found = type(ours).from_json(state)
+        rank, _ = partition(self._index_sampler, self.dataset)
+        check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))
+        if _is_lightning() and isinstance(found, SampledState):
+            found = replace(found, ended=found.ended or _is_spent(self._index_sampler, found))
+        self._next_epoch = found.epoch + found.ended
         for sampler in self._samplers():
             if isinstance(sampler, RankSampler):
                 sampler.set_epoch(self._next_epoch)
             elif hasattr(sampler, "set_epoch"):
-                own = state["sampler_epoch"]
-                sampler.set_epoch(state["epoch"] if own is None else own)
+                own = found.sampler_epoch
+                sampler.set_epoch(found.epoch if own is None else own)
         self._sampler_epoch = self._samplers_epoch()
-        if state["ended"] and state.get("draws"):
-            restore_generators(self._index_sampler, state["draws"])
-        self._resume = state
+        if isinstance(found, SampledState) and found.ended and found.draws:
+            restore_generators(self._index_sampler, found.draws[-1])
+            restore_own_state(self._index_sampler, found.sampler_state)
+        self._resume = found
         self._order = None
 
     def _warn_of_no_state(self) -> None:
@@ -429,19 +429,6 @@ class DataLoader(TorchDataLoader[T]):
                 return own
         return None
 
-    def _warn_of_late_draws(self) -> None:
-        """Once for a loader."""
-        what = self._order.draws_late if isinstance(self._order, SampledOrder) else []
-        if not what or "sampler" in self._warned:
-            return
-        self._warned.add("sampler")
-        warnings.warn(
-            f"fastload: {type(self.sampler).__name__} seems to draw from {' and '.join(what)} with each index, "
-            "as others do meanwhile: a loader that loads this state gets another rest of the epoch. Draw all of it in "
-            "__iter__, or from a torch.Generator that the sampler holds as `generator`.",
-            stacklevel=3,
-        )
-
 
 def _at_least(least: int, otherwise: str = "", **arguments: int | None) -> None:
     """Raise ValueError, with the name, where an argument is below `least`; None is any number."""
@@ -477,10 +464,10 @@ def _named(dataset: Any) -> str:
     return type(dataset).__name__ + ("" if length is None else f"[{length}]")
 
 
-def _is_spent(sampler: Any, state: dict[str, Any]) -> bool:
+def _is_spent(sampler: Any, state: SampledState) -> bool:
     """Whether all of an epoch's batches were handed out, as far as the sampler knows how many there are."""
     length = known_length(sampler)
-    return length is not None and bool(state["batches"] >= length)
+    return length is not None and state.batches >= length
 
 
 def _is_lightning() -> bool:

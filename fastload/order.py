@@ -1,17 +1,19 @@
 """What is read next, and what the loop has had of it: the loop's own side of an epoch.
 
-A state describes what was *delivered*. It is restored by slicing the order where the order is a
-function, else by running the sampler again up to there; never by reading samples.
+A state describes what was *delivered*. If the order is a function, it is restored by slicing; else by running the
+sampler again up to there. No sample is read for it.
 """
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch.utils.data import (
     BatchSampler,
@@ -25,36 +27,30 @@ from torch.utils.data import (
 
 from fastload import draws
 from fastload.batch import Batch
-from fastload.draws import Draws, single_sampler
+from fastload.draws import Draws, generators, single_sampler
+from fastload.errors import StateError
 from fastload.faults import contained
 from fastload.fetch import Fetcher
 from fastload.randomness import StreamKeys
 from fastload.sampler import RankSampler, random_batches
+from fastload.state import SampledState, State, known_length, whole
 from fastload.telemetry import Recorder
-
-_LOOKS = 5
-"""How often it is looked what a sampler draws from: once for its beginning, then that each of four indices
-or batches changed it is no chance, as a worker's draw in the same moment would be."""
 
 
 class Order(ABC):
     """The batches of one epoch, and which of them the loop has had.
 
     Args:
-        epoch, rank: which part of which epoch.
-        sampler_epoch: the sampler's own number of it, where it has one that may be another.
-        about: what a state must agree on; see `state.describe`.
+        about: the loader's state as the epoch begins: what a state of this order must agree on.
+        rank: whose part of the epoch.
 
     Everything here but `state` runs on the loop's thread, as in torch: the sampler is user code, and so races
     with nothing.
     """
 
-    def __init__(
-        self, *, epoch: int, rank: int, about: dict[str, Any], sampler_epoch: int | None = None
-    ) -> None:
-        self.epoch = epoch
-        self._sampler_epoch = sampler_epoch
+    def __init__(self, about: State, *, rank: int) -> None:
         self.about = about
+        self.epoch = about.epoch
         self.recorders: list[Recorder] = []  # of this epoch, by worker
         self.exhausted = False  # there are no more batches
         self._rank = rank
@@ -83,28 +79,21 @@ class Order(ABC):
         What changes as batches are delivered is one tuple, replaced at once: no lock is needed.
         """
 
-    def _common(self, *, ended: bool) -> dict[str, Any]:
-        return {
-            **self.about,
-            "stream_seed": self.seed,
-            "epoch": self.epoch,
-            "sampler_epoch": self._sampler_epoch,
-            "ended": ended,
-        }
-
 
 class _Delivered(NamedTuple):
-    """What was delivered of an epoch of a map-style dataset."""
+    """What was delivered of an epoch of a map-style dataset, and what its sampler draws from; see `SampledState`."""
 
     batches: int
     position: int
-    """Where in the order the last of them ended."""
-    ahead: dict[int, int | None]
-    """Delivered before batches that were not (in_order=False): where each ended, by ordinal. None if it comes from a
-    saved state and has not been read again."""
+    """Where in the order of this rank the last of them ended."""
+    checksum: int | None
+    """None if the batches come from a state of another rank, until the sampler has been run again."""
+    ahead: dict[int, tuple[int, int] | None]
+    """Delivered before batches that were not (in_order=False), by ordinal: where each ended, and the checksum there.
+    None if it comes from a saved state and has not been read again."""
+    draws: list[Draws] | None = None
+    own: Any = None
     ended: bool = False
-    draws: Draws | None = None
-    """What the sampler draws from once the epoch has ended."""
 
 
 class SampledOrder(Order):
@@ -113,58 +102,82 @@ class SampledOrder(Order):
     Args:
         sampler: torch's "index sampler": of batches, or without batching of indices.
         fetcher: makes the batches.
-        resume: a state that passed `state.check`: begin behind what it says was delivered.
+        resume: a state that passed `state.check`: begin after what it says was delivered.
         the others: see `Order`.
+
+    Raises StateError if the sampler does not give again what the state says was delivered.
     """
+
+    about: SampledState
 
     def __init__(
         self,
         sampler: Any,
         fetcher: Fetcher,
+        about: SampledState,
         *,
-        epoch: int,
-        resume: dict[str, Any] | None = None,
-        **part: Any,
+        rank: int,
+        resume: SampledState | None = None,
     ) -> None:
-        super().__init__(epoch=epoch, **part)
+        super().__init__(about, rank=rank)
         self._fetcher = fetcher
         self._sampler = sampler
-        self._world_size = self.about["world_size"]
-        self._ordinal = resume["batches"] if resume else 0
-        # Rounded up: only the end of an epoch is no multiple, and behind it there is nothing.
-        self._position = -(-resume["position"] // self._world_size) if resume else 0
+        start = resume or about
+        self._ordinal = start.batches
+        # Rounded up: only the end of an epoch is no multiple, and nothing comes after it.
+        self._position = -(-start.position // about.world_size)
+        self._checksum = 0  # of all batches before the next one
         self._delivered = _Delivered(
-            self._ordinal, self._position, dict.fromkeys(resume["ahead"]) if resume else {}
+            start.batches,
+            self._position,
+            start.checksum if start.checksum_on_rank == rank else None,
+            dict.fromkeys(start.ahead),
+            start.draws,
+            start.sampler_state,
         )
-        # What the sampler draws from, as it was before; None where it draws nothing.
-        self._draws: Draws | None = resume["draws"] if resume else None
-        # Looks at what it draws from as it is asked: the first, then some that tell of each index.
-        self._looks, self._changes = 0, Counter[str]()
-        self._early: Draws = {}  # what it drew from in `__iter__`; a generator will when it is asked
-        indices: Iterator[Any] | None = None
-        if is_function(sampler):
-            self._looks = _LOOKS
-        elif self._draws is not None:
-            self._looks = 1
+        self._unasked = start.draws is None and not draws_nothing(sampler)
+        if self._unasked:
+            own, before = draws.own_state(sampler), draws.take(sampler)
+            self._delivered = self._delivered._replace(draws=[before], own=own)
+            self._indices: Iterator[Any] = _drawn(sampler)
         else:
-            before = draws.take(sampler)
-            indices = _behind(sampler, epoch, self._ordinal, self._position)
-            self._early = draws.changed(before, draws.take(sampler))
-            self._draws = before
-        self._indices = indices or self._rest()
+            self._indices = self._rest()
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
         """See `Order`. From now on the sampler is asked."""
         super().begin(seed, recorders)
-        self._keys = StreamKeys(seed, self.epoch, rank=self._rank, world_size=self._world_size)
-        if not self._looks:
-            self._draws = {**draws.take(self._sampler), **self._early}
+        self._keys = StreamKeys(seed, self.epoch, rank=self._rank, world_size=self.about.world_size)
+        if self._unasked:
+            self._keep_draws()
+
+    def _keep_draws(self) -> None:
+        """Keep what the sampler draws its first index from, beside what `iter(sampler)` drew from."""
+        had = self._delivered
+        assert had.draws is not None
+        self._delivered = had._replace(draws=[had.draws[0], draws.take(self._sampler)])
 
     def _rest(self) -> Iterator[Any]:
-        """What the sampler has left from here on, run again up to here."""
-        with draws.drawing_as_then(self._sampler, self._draws):
-            rest = _behind(self._sampler, self.epoch, self._ordinal, self._position)
-            return rest if is_function(self._sampler) else chain(list(islice(rest, 1)), rest)
+        """Return what the sampler has left from here on. One that draws is run again up to here."""
+        had = self._delivered
+        if had.draws is None:
+            return _sliced(self._sampler, self.epoch, self._position)
+        with torch.random.fork_rng(devices=[]):
+            draws.restore_own_state(self._sampler, had.own)
+            draws.restore(self._sampler, had.draws[0])
+            indices = _drawn(self._sampler)
+            draws.restore(self._sampler, had.draws[-1])
+            found = draws.checksum_of_next(indices, had.batches, 0)
+            if had.checksum not in (None, found):
+                raise StateError(
+                    f"checksum: the state has {had.checksum}, this loader {found}: "
+                    f"{self.about.sampler} gave other indices than when the state was saved. "
+                    "Let it draw from a torch.Generator of its own, as its attribute `generator`, or give it "
+                    "state_dict() and load_state_dict()"
+                )
+            self._delivered = had._replace(checksum=found)
+            self._checksum = draws.checksum_of_next(indices, self._ordinal - had.batches, found)
+            # What is drawn with the first index is drawn here.
+            return indices if self._ordinal else chain(list(islice(indices, 1)), indices)
 
     def __next__(self) -> Batch:
         while True:
@@ -180,6 +193,9 @@ class SampledOrder(Order):
             self.delivered(batch)
 
     def _next(self) -> Batch:
+        if self._unasked:
+            self._keep_draws()
+            self._unasked = False
         place: dict[str, Any] = {
             "keys": self._keys,
             "recorders": self.recorders,
@@ -188,64 +204,90 @@ class SampledOrder(Order):
             "position": self._position,
         }
         try:
-            given = next(self._indices) if self._looks >= _LOOKS else self._watched(self._indices)
-            return self._fetcher.batch(given, **place)
+            given = next(self._indices)
+            if self._delivered.draws is not None:
+                self._checksum = draws.checksum(given, self._checksum)
+            return self._fetcher.batch(given, **place, checksum=self._checksum)
         except StopIteration:
             raise
         except BaseException as exc:
-            batch = Batch(0, [], size=0, **place)
+            batch = Batch(0, [], size=0, **place, checksum=self._checksum)
             batch.error, batch.where = contained(exc), f"{batch}; stage: sampler"
             return batch
-
-    def _watched(self, indices: Iterator[Any]) -> Any:
-        """What `indices` gives next; what the sampler draws from is kept of `_draws` at first, and counted then."""
-        before = draws.take(self._sampler)
-        given = next(indices)
-        drawn = draws.changed(before, draws.take(self._sampler))
-        if not self._looks:
-            unused = {name: None for name in ("numpy", "python") if name not in drawn}
-            self._draws = {**before, **unused, **self._early}
-        else:
-            self._changes.update(list(drawn))
-        self._looks = _LOOKS if draws.is_torchs(self._sampler) else self._looks + 1
-        return given
-
-    @property
-    def draws_late(self) -> list[str]:
-        """The global states that the sampler seems to draw from with each index: no state can bring that back."""
-        return [what for name, what in draws.GLOBAL.items() if self._changes[name] == _LOOKS - 1]
 
     def delivered(self, batch: Batch) -> None:
         """See `Order`."""
         had = self._delivered
-        ahead = {**had.ahead, batch.ordinal: batch.position + batch.size}
-        batches, position = had.batches, had.position
+        ahead = {**had.ahead, batch.ordinal: (batch.position + batch.size, batch.checksum)}
+        batches, position, checksum = had.batches, had.position, had.checksum
         while (end := ahead.get(batches)) is not None:
             del ahead[batches]
-            batches, position = batches + 1, end
-        self._delivered = _Delivered(batches, position, ahead)
+            batches, (position, checksum) = batches + 1, end
+        self._delivered = had._replace(
+            batches=batches, position=position, checksum=checksum, ahead=ahead
+        )
 
     def end(self) -> None:
         """See `Order`."""
-        after = self._draws
-        if after is not None:
-            after = {**draws.take(self._sampler), "numpy": None, "python": None}
-        self._delivered = self._delivered._replace(ended=True, draws=after)
+        had = self._delivered
+        if had.draws is not None:
+            had = had._replace(
+                draws=[draws.take(self._sampler)], own=draws.own_state(self._sampler)
+            )
+        self._delivered = had._replace(ended=True)
 
     def state(self) -> dict[str, Any]:
-        """See `Order`."""
+        """See `Order`. Raises StateError if the sampler's own state is no JSON."""
         had = self._delivered
-        position = position_behind(self._sampler, self._world_size, had.batches)
+        if isinstance(had.own, StateError):
+            raise had.own
+        position = position_behind(self._sampler, self.about.world_size, had.batches)
         if position is None:
-            position = had.position * self._world_size
-        return {
-            **self._common(ended=had.ended),
-            "batches": had.batches,
-            "position": position,
-            "ahead": sorted(had.ahead),
-            "ahead_on_rank": self._rank if had.ahead else None,
-            "draws": had.draws if had.ended else self._draws,
-        }
+            position = had.position * self.about.world_size
+        drawn = had.draws is not None
+        return replace(
+            self.about,
+            stream_seed=self.seed,
+            ended=had.ended,
+            batches=had.batches,
+            position=position,
+            ahead=sorted(had.ahead),
+            ahead_on_rank=self._rank if had.ahead else None,
+            draws=had.draws,
+            sampler_state=copy.deepcopy(had.own),
+            checksum=had.checksum if drawn else None,
+            checksum_on_rank=self._rank if drawn else None,
+        ).to_json()
+
+
+def sampled_state(loader: Any, epoch: int, sampler_epoch: int | None) -> SampledState:
+    """Return the state of a loader of a map-style dataset as an epoch begins."""
+    sampler = loader._index_sampler
+    single = single_sampler(sampler)
+    size = whole(getattr(sampler, "batch_size", None))
+    batch = 1 if sampler is single and not loader._auto_collation else size
+    _, world_size = partition(sampler, loader.dataset)
+    ours = isinstance(single, RankSampler)
+    by_rank = isinstance(single, RankSampler | DistributedSampler)
+    length = None if by_rank else known_length(single)
+    return SampledState(
+        seed=loader.seed,
+        world_size=world_size,
+        global_batch=None if batch is None else batch * world_size,
+        drop_last=bool(getattr(sampler, "drop_last", False)),
+        epoch=epoch,
+        sampler_epoch=sampler_epoch,
+        samples=known_length(loader.dataset),
+        sampler=type(single if type(sampler) is BatchSampler else sampler).__name__,
+        sampler_length=single.length if ours else length,
+        generators=len(generators(sampler)),
+        sampler_seed=whole(single.seed) if by_rank else None,
+        shuffle=bool(single.shuffle) if by_rank else None,
+        ends=single.ends if ours else None,
+        window=single.window if ours else None,
+        run=single.run if ours else None,
+        ahead=[],
+    )
 
 
 def position_behind(sampler: Any, world_size: int, batches: int) -> int | None:
@@ -305,25 +347,47 @@ def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
             )
 
 
+def _is_plain(sampler: Any, *kinds: type) -> bool:
+    """Return whether it is a sampler of one of these classes, in torch's batches or not, and of no subclass."""
+    single = single_sampler(sampler)
+    return type(single) in kinds and type(sampler) in (BatchSampler, type(single))
+
+
 def is_function(sampler: Any) -> bool:
-    """Whether the order is a function of what the sampler says of itself: nothing is drawn."""
-    single = single_sampler(sampler)
-    return type(single) in (RankSampler, SequentialSampler) and type(sampler) in (
-        BatchSampler,
-        type(single),
-    )
+    """Return whether the order is a function of what the sampler says of itself."""
+    return _is_plain(sampler, RankSampler, SequentialSampler)
 
 
-def _behind(sampler: Any, epoch: int, batches: int, samples: int) -> Iterator[Any]:
-    """What `sampler` gives in an epoch after so many batches with so many samples."""
+def draws_nothing(sampler: Any) -> bool:
+    """Return whether the order is a function of what the sampler says of itself, and of the epoch that it was told."""
+    return _is_plain(sampler, RankSampler, SequentialSampler, DistributedSampler)
+
+
+def fits_any_world(sampler: Any) -> bool:
+    """Return whether another number of ranks can resume its epoch: batches have a fixed size, and the ranks stride."""
+    return _is_plain(sampler, RankSampler, DistributedSampler)
+
+
+def _sliced(sampler: Any, epoch: int, samples: int) -> Iterator[Any]:
+    """Return what a sampler that draws nothing gives in an epoch after the first `samples` indices."""
     single = single_sampler(sampler)
-    if type(sampler) is BatchSampler and (samples or is_function(sampler)):
-        rest = _behind(single, epoch, samples, samples)
-        return iter(BatchSampler(rest, sampler.batch_size, sampler.drop_last))
+    rest: Iterator[int]
+    if type(single) is RankSampler:
+        rest = single.ordered(epoch, samples)
+    elif type(single) is SequentialSampler:
+        rest = iter(range(samples, len(single)))
+    elif not samples:
+        return iter(sampler)  # which may read the sampler's epoch as late as at its first index
+    else:
+        rest = islice(iter(single), samples, None)
+    if sampler is single:
+        return rest
+    return iter(BatchSampler(rest, sampler.batch_size, sampler.drop_last))
+
+
+def _drawn(sampler: Any) -> Iterator[Any]:
+    """Return what a sampler that draws gives in an epoch."""
+    single = single_sampler(sampler)
     if type(sampler) is BatchSampler and type(single) is RandomSampler and not single.replacement:
-        return islice(random_batches(sampler), batches, None)
-    if sampler is single and type(single) is RankSampler:
-        return single.ordered(epoch, samples)
-    if sampler is single and type(single) is SequentialSampler:
-        return iter(range(samples, len(single)))
-    return islice(iter(sampler), batches, None) if batches else iter(sampler)
+        return random_batches(sampler)
+    return iter(sampler)
