@@ -13,6 +13,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterator, Sized
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -102,11 +103,8 @@ def checksum_of_next(indices: Iterator[Any], count: int, before: int) -> int:
     What raises is passed over, as its place was taken by an error. After its end `indices` gives None.
     """
     for _ in range(count):
-        try:
-            given = next(indices, None)
-        except Exception:
-            continue
-        before = checksum(given, before)
+        with suppress(Exception):
+            before = checksum(next(indices, None), before)
     return before
 
 
