@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from torch.profiler import record_function
 
+from fastload.faults import shown
 from fastload.stats import LOADER_STAGES, Stage
 from fastload.torch_private import all_threads_profiler_config, profiler_is_on
 
@@ -430,7 +431,7 @@ def merge(recorders: Iterable[Recorder]) -> Merged:
         gil_pressure=min(1.0, wait_s / sys.getswitchinterval()),
         gil_probes=probes,
         slowest_s=slowest_s,
-        slowest=str(where),
+        slowest=shown(where, str),  # it shows an index of the user's
         slowest_is_first=first,
     )
 

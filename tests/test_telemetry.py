@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload import telemetry
-from fastload.cores import usable_cores
 from fastload.telemetry import (
     MOST_STAGES,
     OTHER,
@@ -34,6 +33,7 @@ from fastload.telemetry import (
     span,
     stage,
 )
+from fastload.cores import usable_cores
 
 RESOLUTION = 2 ** (1 / 16) * (1 + 1e-9)
 
@@ -163,6 +163,16 @@ def test_a_slow_sample_is_seen_in_a_run_of_quick_ones() -> None:
     merged = merge([recorder])
     assert merged.slowest_s == pytest.approx(2.0)
     assert merged.slowest == "uneven"
+
+
+def test_an_index_that_cannot_be_shown_is_no_error() -> None:
+    class Hostile:
+        def __str__(self) -> str:
+            raise ValueError("no")
+
+    recorder = Recorder()
+    recorder.run(1, 1.0, 0.0, lambda: Hostile())
+    assert merge([recorder]).slowest == "<Hostile whose str() raises ValueError>"
 
 
 def test_nothing_recorded_is_a_snapshot_of_zeros() -> None:
