@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastload import telemetry
+from fastload.cores import usable_cores
 from fastload.telemetry import (
     MOST_STAGES,
     OTHER,
@@ -33,7 +34,6 @@ from fastload.telemetry import (
     span,
     stage,
 )
-from fastload.cores import usable_cores
 
 RESOLUTION = 2 ** (1 / 16) * (1 + 1e-9)
 
