@@ -44,6 +44,9 @@ fi
 """
 
 
+WAYS = ("FASTLOAD_TEST_COPY_DATASET", "FASTLOAD_KERNELS", "FASTLOAD_REGION_DECODE")
+
+
 @dataclass(frozen=True)
 class Checkout:
     """A copy of the project's scripts beside an environment that only takes notes."""
@@ -57,7 +60,7 @@ class Checkout:
         run = subprocess.run(
             ["bash", self.root / name, *arguments],
             cwd=self.root.parent,
-            env=os.environ
+            env={name: value for name, value in os.environ.items() if name not in WAYS}
             | {"FASTLOAD_VENV": str(self.root / "venv"), "FASTLOAD_CHROMIUM": "no"}
             | environment,
             stdout=subprocess.PIPE,

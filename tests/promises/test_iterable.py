@@ -29,6 +29,7 @@ import fastload
 from fastload.errors import (
     DatasetCopyError,
     EmptyBatchError,
+    LoaderClosedError,
     LoaderTimeoutError,
     SharedStateWarning,
     StateError,
@@ -242,7 +243,7 @@ def test_more_samples_than_the_length_says_is_warned_about_as_in_torch(workers: 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_warning_of_the_length_that_is_raised_costs_no_sample(workers: int) -> None:
+def test_a_warning_of_the_length_that_is_raised_closes_the_iterator(workers: int) -> None:
     class Sized(Whole):
         def __len__(self) -> int:
             return 2
@@ -250,16 +251,15 @@ def test_a_warning_of_the_length_that_is_raised_costs_no_sample(workers: int) ->
     loader = fastload.DataLoader(Sized(4), batch_size=None, num_workers=workers)
     assert len(loader) == 2
     iterator = iter(loader)
-    got, warned = [], 0
-    while True:
-        try:
-            got.append(next(iterator))
-        except UserWarning:
-            warned += 1
-        except StopIteration:
-            break
-    wanted = list(range(4)) * max(1, workers)
-    assert (sorted(got), warned) == (sorted(wanted), len(wanted) - 2)
+    got = [next(iterator), next(iterator)]
+    with pytest.raises(UserWarning, match="was reported to be 2"):
+        next(iterator)
+    with pytest.raises(LoaderClosedError):
+        next(iterator)
+    state = loader.state_dict()
+    with fastload.DataLoader(Whole(4), batch_size=None, num_workers=workers) as resumed:
+        resumed.load_state_dict(state)
+        assert sorted([*got, *resumed]) == sorted(list(range(4)) * max(1, workers))
 
 
 # ---- the worker ----
