@@ -121,13 +121,13 @@ IMAGES = [
     *("tests/image/test_plans.py", "tests/image/test_pixels.py"),
     *(
         f"tests/promises/test_{name}.py"
-        for name in ("plans_in_the_loader", "memory_format", "packed_damage", "filled_rows")
+        for name in ("plans_in_the_loader", "memory_format", "packed_damage")
     ),
 ]
 EVERYTHING = [
     "-m pytest",
     "FASTLOAD_TEST_COPY_DATASET=False -m pytest tests/promises",
-    " ".join(["FASTLOAD_KERNELS=0 -m pytest", *IMAGES]),
+    " ".join(["FASTLOAD_KERNELS=0 -m pytest", *IMAGES, "tests/promises/test_filled_rows.py"]),
     " ".join(["FASTLOAD_REGION_DECODE=1 -m pytest", *IMAGES]),
 ]
 
