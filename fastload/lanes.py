@@ -20,6 +20,8 @@ from fastload.fetch import Fetcher, Reader
 from fastload.hashing import mix64
 from fastload.order import Order
 from fastload.randomness import Stream, StreamKeys
+from fastload.settings import Settings
+from fastload.slots import SlotPool
 from fastload.state import IterableState, whole
 from fastload.telemetry import Recorder
 
@@ -305,16 +307,35 @@ class LaneOrder(Order):
         ).to_json()
 
 
-def iterable_state(loader: Any, epoch: int, sampler_epoch: int | None) -> IterableState:
+def make_fetcher(settings: Settings, pool: SlotPool) -> Fetcher:
+    """Return what reads a loader's batches, of a map-style or an iterable dataset."""
+    how: dict[str, Any] = {
+        "collate_fn": settings.collate_fn,
+        "on_error": settings.on_error,
+        "retries": settings.retries,
+        "pool": pool,
+    }
+    if not settings.iterable:
+        return Fetcher(settings.dataset, batched=settings.batched, **how)
+    return LaneFetcher(
+        settings.dataset,
+        lanes=settings.lanes,
+        batch_size=settings.batch_size,
+        drop_last=settings.drop_last,
+        **how,
+    )
+
+
+def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> IterableState:
     """Return the state of a loader of an iterable dataset as an epoch begins."""
-    workers = int(loader.num_workers)
+    workers = int(settings.num_workers)
     return IterableState(
-        seed=loader.seed,
+        seed=settings.seed,
         world_size=1,
-        global_batch=whole(loader.batch_size),
-        drop_last=bool(loader.drop_last),
+        global_batch=whole(settings.batch_size),
+        drop_last=bool(settings.drop_last),
         epoch=epoch,
         sampler_epoch=sampler_epoch,
         workers=workers,
-        lanes=[{"samples": 0, "state": None, "ended": False} for _ in range(max(1, workers))],
+        lanes=[{"samples": 0, "state": None, "ended": False} for _ in range(settings.lanes)],
     )

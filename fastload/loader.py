@@ -8,7 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -20,22 +20,25 @@ from torch.utils.data import (
     IterDataPipe,
     MapDataPipe,
     Sampler,
-    default_collate,
 )
 
 from fastload import workers
 from fastload.draws import restore_generators, restore_own_state
+from fastload.epochs import Epochs, fresh_state
 from fastload.fetch import OnError
 from fastload.isolation.workers import CopyDataset
-from fastload.iterator import ThreadIterator, fresh_state
-from fastload.order import Order, fits_any_world, partition, refuse_two_partitions
-from fastload.randomness import chosen_modules
-from fastload.sampler import RankSampler, epoch_number, integer
-from fastload.state import VERSION, SampledState, State, check, known_length, whole
+from fastload.iterator import ThreadIterator
+from fastload.order import fits_any_world, partition, refuse_two_partitions
+from fastload.sampler import RankSampler, integer
+from fastload.settings import Settings
+from fastload.state import VERSION, SampledState, check, known_length
 from fastload.stats import Stats
 from fastload.tally import NO_STATS, Tally
 
 T = TypeVar("T", covariant=True)
+
+_ARGUMENTS = {field.name for field in fields(Settings)} - {"sampler", "batched", "declared_length"}
+"""What a loader has under the same name."""
 
 
 class DataLoader(TorchDataLoader[T]):
@@ -123,45 +126,8 @@ class DataLoader(TorchDataLoader[T]):
         on_stats: Callable[[Stats], None] | None = None,
         worker_method: Literal["thread", "process"] = "thread",
     ) -> None:
-        if worker_method not in ("thread", "process"):
-            raise ValueError(f'worker_method must be "thread" or "process", got {worker_method!r}')
-        if on_stats is not None and not callable(on_stats):
-            raise ValueError(f"on_stats must be a callable (stats), got {on_stats!r}")
-        if on_error not in ("raise", "skip") and not callable(on_error):
-            raise ValueError(
-                f'on_error must be "raise", "skip" or a callable (index, exception), got {on_error!r}'
-            )
-        _at_least(0, ", or None for any number", max_errors=max_errors)
-        _at_least(1, prefetch_batches=prefetch_batches, prefetch_bytes=prefetch_bytes)
-        _at_least(0, retries=integer("retries", retries))
-        if retries and isinstance(dataset, IterableDataset):
-            raise ValueError(
-                "retries is for map-style data sets: what an iterable data set raised on cannot be asked for again"
-            )
-        if copy_dataset not in ("state", True, False):
-            raise ValueError(f'copy_dataset must be "state", True or False, got {copy_dataset!r}')
-        chosen_modules(random_modules)  # or it raises
-        _check_memory_format(memory_format, collate_fn)
-        if worker_method == "process":
-            _refuse_for_processes(
-                on_error=on_error != "raise",
-                max_errors=max_errors is not None,
-                copy_dataset=copy_dataset is True,
-                random_modules=random_modules,
-                prefetch_batches=prefetch_batches is not None,
-                prefetch_bytes=prefetch_bytes is not None,
-                retries=retries,
-                memory_format=memory_format is not torch.contiguous_format,
-                on_stats=on_stats is not None,
-            )
-        if seed is not None:
-            seed = integer("seed", seed)
-            if generator is not None:
-                raise ValueError(
-                    "seed and generator exclude each other: with a seed, the order is drawn from it alone"
-                )
         self.worker_method = worker_method
-        self.seed = seed
+        self.seed = None if seed is None else integer("seed", seed)
         self.on_error = on_error
         self.max_errors = max_errors
         self.copy_dataset = copy_dataset
@@ -171,16 +137,10 @@ class DataLoader(TorchDataLoader[T]):
         self.retries = retries
         self.memory_format = memory_format
         self.on_stats = on_stats
-        self._next_epoch = 0
-        self._epoch_is_set = False  # by `set_epoch`, for the next `iter()`
-        self._epoch = -1
-        self._sampler_epoch: int | None = None  # the sampler's own, as it was last seen
         # To close them; only the user holds them, so that a forgotten one ends by itself.
         self._iterators: weakref.WeakSet[ThreadIterator] = weakref.WeakSet()
         self._threads: list[threading.Thread] = []  # of all iterators; those that may still run
         self._tally: Tally | None = None  # of the latest iterator, as is
-        self._order: Order | None = None
-        self._resume: State | None = None  # a state that the next epoch begins with
         self._warned: set[str] = set()  # of what
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
         if seed is not None and shuffle and unsampled:
@@ -209,7 +169,10 @@ class DataLoader(TorchDataLoader[T]):
             # Torch's constructor makes 2 of None. As it was given, a loader rebuilt from its
             # attributes is the same.
             self.prefetch_factor = prefetch_factor
-        refuse_two_partitions(dataset, self._samplers())
+        self._settings().check()
+        samplers = self._samplers()
+        refuse_two_partitions(dataset, samplers)
+        self._epochs = Epochs(samplers)
 
     # ---- what torch asks of a loader ----
 
@@ -232,25 +195,22 @@ class DataLoader(TorchDataLoader[T]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's names a class of its own
         """Begin the next epoch; with persistent workers, whatever is left of the one before is dropped."""
-        self._epoch = self._begin_epoch()
-        resume = self._resume
-        if resume is not None and resume.ended:
-            self._resume = None
-        elif resume is not None and resume.epoch != self._epoch:
-            warnings.warn(
-                f"fastload: epoch {self._epoch} begins at its beginning, as set_epoch() says; the state that was "
-                f"loaded is of epoch {resume.epoch}",
-                stacklevel=2,
-            )
-            self._resume = None
+        self._epochs.begin()
         iterator: Any = self._iterator
-        if isinstance(iterator, ThreadIterator) and not iterator.alive:
+        if isinstance(iterator, ThreadIterator):
+            if iterator.alive and self.persistent_workers:
+                iterator.begin(self._settings())
+                return iterator
             self._iterator = None  # closed, or left behind in the parent by a fork
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
         if self._threaded:
-            return ThreadIterator(self)
+            iterator = ThreadIterator(self._settings(), self._epochs, self._warned)
+            self._tally = iterator.tally
+            self._threads = [t for t in self._threads if t.is_alive()] + iterator.threads
+            self._iterators.add(iterator)
+            return iterator
         if self.worker_method == "thread":
             warnings.warn(
                 "fastload: a data pipe goes through torch's own iterator (processes). Pass "
@@ -258,6 +218,15 @@ class DataLoader(TorchDataLoader[T]):
                 stacklevel=3,
             )
         return super()._get_iterator()
+
+    def _settings(self) -> Settings:
+        """Return the arguments as they are now."""
+        return Settings(
+            sampler=self._index_sampler,
+            batched=self._auto_collation,
+            declared_length=self._IterableDataset_len_called,
+            **{name: getattr(self, name) for name in _ARGUMENTS},
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """A loader pickles and copies without its threads, iterators and counts."""
@@ -267,7 +236,7 @@ class DataLoader(TorchDataLoader[T]):
             "_iterators": None,
             "_threads": [],
             "_tally": None,
-            "_order": None,
+            "_epochs": copy.copy(self._epochs),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -301,12 +270,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch of the next `iter()`; epochs after it count on. A sampler with `set_epoch` is told."""
-        self._next_epoch = epoch_number(epoch)
-        self._epoch_is_set = True
-        for sampler in self._samplers():
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(self._next_epoch)
-        self._sampler_epoch = self._samplers_epoch()
+        self._epochs.set(epoch)
 
     def stats(self) -> Stats:
         """Counts and waits of the latest epoch begun; of torch's own iterators, nothing is known."""
@@ -329,11 +293,7 @@ class DataLoader(TorchDataLoader[T]):
         if not self._threaded:
             self._warn_of_no_state()
             return {"version": VERSION, "kind": "process"}
-        if (resume := self._resume) is not None:  # read once: another thread may call this
-            return copy.deepcopy(resume.to_json())
-        if self._order is None:
-            return fresh_state(self, self._epoch_to_come(), self._samplers_epoch()).to_json()
-        return self._order.state()
+        return self._epochs.state_dict(self._settings())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter()` resume after what `state` says was handed out; one that runs already is not changed.
@@ -346,25 +306,16 @@ class DataLoader(TorchDataLoader[T]):
         if not self._threaded:
             self._warn_of_no_state()
             return
-        ours = fresh_state(self, 0, None)
+        ours = fresh_state(self._settings(), 0, None)
         found = type(ours).from_json(state)
         rank, _ = partition(self._index_sampler, self.dataset)
         check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))
         if _is_lightning() and isinstance(found, SampledState):
             found = replace(found, ended=found.ended or _is_spent(self._index_sampler, found))
-        self._next_epoch = found.epoch + found.ended
-        for sampler in self._samplers():
-            if isinstance(sampler, RankSampler):
-                sampler.set_epoch(self._next_epoch)
-            elif hasattr(sampler, "set_epoch"):
-                own = found.sampler_epoch
-                sampler.set_epoch(found.epoch if own is None else own)
-        self._sampler_epoch = self._samplers_epoch()
+        self._epochs.load(found)
         if isinstance(found, SampledState) and found.ended and found.draws:
             restore_generators(self._index_sampler, found.draws[-1])
             restore_own_state(self._index_sampler, found.sampler_state)
-        self._resume = found
-        self._order = None
 
     def _warn_of_no_state(self) -> None:
         warnings.warn(
@@ -398,60 +349,6 @@ class DataLoader(TorchDataLoader[T]):
         batch_sampler = self.batch_sampler
         found = [batch_sampler, getattr(batch_sampler, "sampler", None), self.sampler]
         return list({id(s): s for s in found if s is not None}.values())
-
-    def _begin_epoch(self) -> int:
-        """The epoch that this `iter()` runs."""
-        epoch = self._epoch_to_come()
-        for sampler in self._samplers():
-            if isinstance(sampler, RankSampler):
-                sampler.begin_epoch()
-        self._sampler_epoch = self._samplers_epoch()
-        self._next_epoch = epoch + 1
-        self._epoch_is_set = False
-        return epoch
-
-    def _epoch_to_come(self) -> int:
-        """The epoch of the next `iter()`. Our samplers go on by themselves; another that was set since it was last seen
-        says it, and where it was not, the loader counts on."""
-        for sampler in self._samplers():
-            if isinstance(sampler, RankSampler):
-                return sampler.next_epoch
-        own = self._samplers_epoch()
-        return self._next_epoch if own is None or own == self._sampler_epoch else own
-
-    def _samplers_epoch(self) -> int | None:
-        """What a sampler that is not ours calls its epoch."""
-        for sampler in self._samplers():
-            own = (
-                None if isinstance(sampler, RankSampler) else whole(getattr(sampler, "epoch", None))
-            )
-            if own is not None and own >= 0:
-                return own
-        return None
-
-
-def _at_least(least: int, otherwise: str = "", **arguments: int | None) -> None:
-    """Raise ValueError, with the name, where an argument is below `least`; None is any number."""
-    for name, value in arguments.items():
-        if value is not None and integer(name, value) < least:
-            raise ValueError(f"{name} must be {least} or more{otherwise}, got {value}")
-
-
-def _check_memory_format(memory_format: Any, collate_fn: Any) -> None:
-    if memory_format not in (torch.contiguous_format, torch.channels_last):
-        raise ValueError(
-            f"memory_format must be torch.contiguous_format or torch.channels_last, got {memory_format!r}"
-        )
-    if memory_format is torch.channels_last and collate_fn not in (None, default_collate):
-        raise ValueError(
-            "memory_format is for torch's default collate: a collate_fn of your own gives its batches their memory"
-        )
-
-
-def _refuse_for_processes(**given: Any) -> None:
-    """Raise ValueError where arguments are given that torch's own iterator has no place for."""
-    if names := [name for name, value in given.items() if value]:
-        raise ValueError(f'{", ".join(names)}: only for worker_method="thread"')
 
 
 def _is_map_style(dataset: Any) -> bool:

@@ -33,6 +33,7 @@ from fastload.faults import contained
 from fastload.fetch import Fetcher
 from fastload.randomness import StreamKeys
 from fastload.sampler import RankSampler, random_batches
+from fastload.settings import Settings
 from fastload.state import SampledState, State, known_length, whole
 from fastload.telemetry import Recorder
 
@@ -260,24 +261,24 @@ class SampledOrder(Order):
         ).to_json()
 
 
-def sampled_state(loader: Any, epoch: int, sampler_epoch: int | None) -> SampledState:
+def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> SampledState:
     """Return the state of a loader of a map-style dataset as an epoch begins."""
-    sampler = loader._index_sampler
+    sampler = settings.sampler
     single = single_sampler(sampler)
     size = whole(getattr(sampler, "batch_size", None))
-    batch = 1 if sampler is single and not loader._auto_collation else size
-    _, world_size = partition(sampler, loader.dataset)
+    batch = 1 if sampler is single and not settings.batched else size
+    _, world_size = partition(sampler, settings.dataset)
     ours = isinstance(single, RankSampler)
     by_rank = isinstance(single, RankSampler | DistributedSampler)
     length = None if by_rank else known_length(single)
     return SampledState(
-        seed=loader.seed,
+        seed=settings.seed,
         world_size=world_size,
         global_batch=None if batch is None else batch * world_size,
         drop_last=bool(getattr(sampler, "drop_last", False)),
         epoch=epoch,
         sampler_epoch=sampler_epoch,
-        samples=known_length(loader.dataset),
+        samples=known_length(settings.dataset),
         sampler=type(single if type(sampler) is BatchSampler else sampler).__name__,
         sampler_length=single.length if ours else length,
         generators=len(generators(sampler)),

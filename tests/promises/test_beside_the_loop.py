@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import Dataset
 
 import fastload
-import fastload.iterator
+import fastload.reports
 from fastload import DataLoader, RankSampler, Stats
 from tests.fakes import Numbers, fastload_threads
 
@@ -530,8 +530,8 @@ def test_on_stats_is_called_at_the_end_of_each_epoch_in_the_loop_s_thread(
 
 
 def test_on_stats_is_called_every_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fastload.iterator.TELL_SECONDS == 10
-    monkeypatch.setattr(fastload.iterator, "TELL_SECONDS", 0.3)
+    assert fastload.reports.TELL_SECONDS == 10
+    monkeypatch.setattr(fastload.reports, "TELL_SECONDS", 0.3)
     told: list[Stats] = []
     with DataLoader(Reads(100), 4, num_workers=2, on_stats=told.append) as loader:
         iterator = iter(loader)

@@ -1,0 +1,144 @@
+"""Which epoch a loader runs, and what of it was delivered. Shared by a loader and its iterators."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+from fastload.fetch import Fetcher
+from fastload.lanes import LaneFetcher, LaneOrder, iterable_state
+from fastload.order import Order, SampledOrder, partition, sampled_state
+from fastload.sampler import RankSampler, epoch_number
+from fastload.settings import Settings
+from fastload.state import State, whole
+
+
+class Epochs:
+    """The numbers of a loader's epochs, and the place in the latest one.
+
+    Args:
+        samplers: those that may know of epochs: the batch sampler, what it batches, the sampler.
+    """
+
+    def __init__(self, samplers: list[Any]) -> None:
+        self._samplers = samplers
+        self._next = 0
+        self.number = -1
+        """Of the latest `iter()`."""
+        self.is_set = False
+        """Whether `set` chose the epoch of the next `iter()`."""
+        self._sampler_epoch: int | None = None
+        self._order: Order | None = None
+        self.resume: State | None = None
+        """What the next epoch begins with."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy goes on counting; what is under way is not its own."""
+        return {**self.__dict__, "_order": None}
+
+    def set(self, number: int) -> None:
+        """Fix the epoch of the next `iter()`, and tell the samplers."""
+        self._next = epoch_number(number)
+        self.is_set = True
+        for sampler in self._samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(self._next)
+        self._sampler_epoch = self._own_of_sampler()
+
+    def begin(self) -> None:
+        """Go to the epoch of this `iter()`. A state of another one, which was loaded, is dropped."""
+        self.number = self._to_come()
+        for sampler in self._samplers:
+            if isinstance(sampler, RankSampler):
+                sampler.begin_epoch()
+        self._sampler_epoch = self._own_of_sampler()
+        self._next = self.number + 1
+        self.is_set = False
+        resume = self.resume
+        if resume is not None and not resume.ended and resume.epoch != self.number:
+            warnings.warn(
+                f"fastload: epoch {self.number} begins at its beginning, as set_epoch() says; the state that was "
+                f"loaded is of epoch {resume.epoch}",
+                stacklevel=3,
+            )
+        if resume is not None and (resume.ended or resume.epoch != self.number):
+            self.resume = None
+
+    def make_order(self, settings: Settings, fetcher: Fetcher) -> Order:
+        """Return the order of the latest epoch, from where the loaded state left it.
+
+        Raises StateError if the sampler does not give again what that state says was delivered.
+        """
+        about: Any = self.fresh_state(settings)
+        rank, _ = partition(settings.sampler, settings.dataset)
+        how: dict[str, Any] = {"rank": rank, "resume": self.resume}
+        if isinstance(fetcher, LaneFetcher):
+            return LaneOrder(about, batch_size=fetcher.batch_size, **how)
+        return SampledOrder(settings.sampler, fetcher, about, **how)
+
+    def stream_seed(self, settings: Settings, base_seed: int) -> int:
+        """Return the seed of the random streams: the loader's, the loaded state's, or the one that was drawn."""
+        if settings.seed is not None:
+            return settings.seed
+        if self.resume is not None and self.resume.stream_seed is not None:
+            return self.resume.stream_seed
+        return base_seed
+
+    def began(self, order: Order) -> None:
+        """The epoch is read by `order` from now on."""
+        self._order = order
+        self.resume = None  # not before: state_dict() of another thread has one of the two
+
+    def fresh_state(self, settings: Settings) -> State:
+        """Return the loader's state as the latest epoch begins."""
+        return fresh_state(settings, self.number, self._sampler_epoch)
+
+    def state_dict(self, settings: Settings) -> dict[str, Any]:
+        """See `DataLoader.state_dict`."""
+        if (resume := self.resume) is not None:  # read once: another thread may call this
+            return copy.deepcopy(resume.to_json())
+        if self._order is None:
+            return fresh_state(settings, self._to_come(), self._own_of_sampler()).to_json()
+        return self._order.state()
+
+    def load(self, state: State) -> None:
+        """Let the next `iter()` resume after `state`."""
+        self._next = state.epoch + state.ended
+        for sampler in self._samplers:
+            if isinstance(sampler, RankSampler):
+                sampler.set_epoch(self._next)
+            elif hasattr(sampler, "set_epoch"):
+                own = state.sampler_epoch
+                sampler.set_epoch(state.epoch if own is None else own)
+        self._sampler_epoch = self._own_of_sampler()
+        self.resume = state
+        self._order = None
+
+    def _to_come(self) -> int:
+        """Return the epoch of the next `iter()`.
+
+        Our samplers go on by themselves. Another sampler says it if it was set since it was last seen; if not, the
+        loader counts on.
+        """
+        for sampler in self._samplers:
+            if isinstance(sampler, RankSampler):
+                return sampler.next_epoch
+        own = self._own_of_sampler()
+        return self._next if own is None or own == self._sampler_epoch else own
+
+    def _own_of_sampler(self) -> int | None:
+        """Return what a sampler that is not ours calls its epoch."""
+        for sampler in self._samplers:
+            if isinstance(sampler, RankSampler):
+                continue
+            own = whole(getattr(sampler, "epoch", None))
+            if own is not None and own >= 0:
+                return own
+        return None
+
+
+def fresh_state(settings: Settings, number: int, sampler_epoch: int | None) -> State:
+    """Return the state of a loader as an epoch begins."""
+    about = iterable_state if settings.iterable else sampled_state
+    return about(settings, number, sampler_epoch)

@@ -1,0 +1,110 @@
+"""What the loop counts of its batches, and what it says: warnings, the log, `on_stats`, `max_errors`."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from time import perf_counter
+
+from fastload.batch import Batch
+from fastload.errors import TooManyErrorsError
+from fastload.faults import annotate, shown
+from fastload.fetch import Fetcher
+from fastload.settings import Settings
+from fastload.tally import Tally
+
+TELL_SECONDS = 10.0
+"""How often `on_stats` is called within an epoch."""
+
+_log = logging.getLogger("fastload")
+
+
+class Reports:
+    """Counts what an iterator delivers, and tells it. Runs on the loop's thread.
+
+    Args:
+        fetcher: collects what the workers notice.
+        tally: the counts.
+        warned: of what the loader has warned already; it warns once of each.
+    """
+
+    def __init__(self, fetcher: Fetcher, tally: Tally, warned: set[str]) -> None:
+        self._fetcher = fetcher
+        self._tally = tally
+        self._warned = warned
+
+    def begin(self, settings: Settings) -> None:
+        """Count another epoch."""
+        self._settings = settings
+        self._handled = 0
+        self._told = perf_counter()
+
+    def count(self, batch: Batch) -> None:
+        """Count a batch that the loop takes, and log what `on_error` handled in it."""
+        for k, exc in sorted(batch.handled.items()):
+            what = "skipped" if k in batch.skipped else "replaced"
+            _log.warning(
+                "fastload: %s sample index %s: %s: %s",
+                what,
+                shown(batch.indices[k]),
+                type(exc).__name__,
+                shown(exc, str),
+            )
+        tally = self._tally
+        tally.batches += not batch.left_out
+        tally.errors += len(batch.handled) + (batch.error is not None)
+        tally.retries += len(batch.retries)
+        self._handled += len(batch.handled)
+        most = self._settings.max_errors
+        if batch.handled and most is not None and self._handled > most:
+            last = batch.handled[max(batch.handled)]
+            batch.error = TooManyErrorsError(
+                f"{self._handled} samples of epoch {batch.epoch} failed, max_errors={most} allows fewer"
+            )
+            batch.error.__cause__ = last
+            batch.data = None
+        batch.handled.clear()  # the errors refer to the batch by their tracebacks
+        if batch.error is None and not batch.left_out:
+            tally.samples += batch.size - len(batch.skipped)
+            tally.bytes += batch.nbytes
+        declared = self._settings.declared_length
+        if declared is not None and not batch.left_out and tally.batches > declared:
+            warnings.warn(
+                f"Length of IterableDataset {self._settings.dataset} was reported to be {declared} (when accessing "
+                f"len(dataloader)), but {tally.batches} samples have been fetched.",
+                stacklevel=4,
+            )
+
+    def tell(self) -> None:
+        """Call `on_stats`."""
+        self._told = perf_counter()
+        if self._settings.on_stats is None:
+            return
+        try:
+            self._settings.on_stats(self._tally.stats())
+        except BaseException as exc:
+            annotate(exc, f"epoch {self._tally.epoch}; stage: on_stats; no batch is lost")
+            raise
+
+    def tell_now_and_then(self) -> None:
+        """Call `on_stats` if `TELL_SECONDS` have gone since it was called."""
+        if perf_counter() - self._told > TELL_SECONDS:
+            self.tell()
+
+    def warn(self) -> None:
+        """Warn of what the workers noticed; before a batch is taken, so that none is lost if warnings are errors."""
+        while self._fetcher.warnings:
+            kind, what = self._fetcher.warnings.popleft()
+            if kind not in self._warned:
+                self._warned.add(kind)
+                warnings.warn(f"fastload: {what}", RuntimeWarning, stacklevel=3)
+        while self._fetcher.noticed:
+            category, what = self._fetcher.noticed.popleft()
+            if not self._settings.keyed or what in self._warned:
+                continue
+            self._warned.add(what)
+            warnings.warn(
+                f"fastload: {type(self._settings.dataset).__name__} seems to {what}",
+                category,
+                stacklevel=3,
+            )

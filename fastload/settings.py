@@ -1,0 +1,181 @@
+"""The arguments of a loader: what is refused, and the values that one `iter()` works with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, default_collate, default_convert
+
+from fastload.fetch import OnError
+from fastload.hashing import mix64
+from fastload.isolation import Isolation
+from fastload.isolation.workers import CopyDataset
+from fastload.randomness import chosen_modules
+from fastload.sampler import integer
+from fastload.stats import Stats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A loader's arguments as one `iter()` found them; see `DataLoader` for what they mean."""
+
+    dataset: Any
+    sampler: Any
+    """Torch's "index sampler": of batches, or of indices without batching."""
+    batched: bool
+    """Whether a batch is collated from samples (torch's automatic batching)."""
+    declared_length: int | None
+    """What `len(loader)` said of an iterable dataset, if anybody asked."""
+    batch_size: int | None
+    drop_last: bool
+    num_workers: int
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], None] | None
+    generator: torch.Generator | None
+    pin_memory: bool
+    pin_memory_device: str
+    timeout: float
+    in_order: bool
+    persistent_workers: bool
+    prefetch_factor: int | None
+    prefetch_batches: int | None
+    prefetch_bytes: int | None
+    seed: int | None
+    on_error: OnError
+    max_errors: int | None
+    retries: int
+    copy_dataset: CopyDataset
+    random_modules: Collection[str] | None
+    memory_format: torch.memory_format
+    on_stats: Callable[[Stats], None] | None
+    worker_method: str
+
+    def check(self) -> None:
+        """Raise ValueError, with the argument's name, if one of those beyond torch's cannot be meant."""
+        if self.worker_method not in ("thread", "process"):
+            raise ValueError(
+                f'worker_method must be "thread" or "process", got {self.worker_method!r}'
+            )
+        if self.on_stats is not None and not callable(self.on_stats):
+            raise ValueError(f"on_stats must be a callable (stats), got {self.on_stats!r}")
+        if self.on_error not in ("raise", "skip") and not callable(self.on_error):
+            raise ValueError(
+                f'on_error must be "raise", "skip" or a callable (index, exception), got {self.on_error!r}'
+            )
+        _at_least(0, ", or None for any number", max_errors=self.max_errors)
+        _at_least(1, prefetch_batches=self.prefetch_batches, prefetch_bytes=self.prefetch_bytes)
+        _at_least(0, retries=integer("retries", self.retries))
+        if self.retries and self.iterable:
+            raise ValueError(
+                "retries is for map-style data sets: what an iterable data set raised on cannot be asked for again"
+            )
+        if self.copy_dataset not in ("state", True, False):
+            raise ValueError(
+                f'copy_dataset must be "state", True or False, got {self.copy_dataset!r}'
+            )
+        chosen_modules(self.random_modules)  # or it raises
+        self._check_memory_format()
+        if self.seed is not None and self.generator is not None:
+            raise ValueError(
+                "seed and generator exclude each other: with a seed, the order is drawn from it alone"
+            )
+        if self.worker_method == "process":
+            self._refuse_for_processes()
+
+    def _check_memory_format(self) -> None:
+        if self.memory_format not in (torch.contiguous_format, torch.channels_last):
+            raise ValueError(
+                f"memory_format must be torch.contiguous_format or torch.channels_last, got {self.memory_format!r}"
+            )
+        own_collate = self.collate_fn not in (default_collate, default_convert)
+        if self.memory_format is torch.channels_last and own_collate:
+            raise ValueError(
+                "memory_format is for torch's default collate: a collate_fn of your own gives its batches their memory"
+            )
+
+    def _refuse_for_processes(self) -> None:
+        """Raise ValueError for arguments that torch's own iterator has no place for."""
+        given = {
+            "on_error": self.on_error != "raise",
+            "max_errors": self.max_errors is not None,
+            "copy_dataset": self.copy_dataset is True,
+            "random_modules": self.random_modules,
+            "prefetch_batches": self.prefetch_batches is not None,
+            "prefetch_bytes": self.prefetch_bytes is not None,
+            "retries": self.retries,
+            "memory_format": self.memory_format is not torch.contiguous_format,
+            "on_stats": self.on_stats is not None,
+        }
+        if names := [name for name, value in given.items() if value]:
+            raise ValueError(f'{", ".join(names)}: only for worker_method="thread"')
+
+    def check_loadable(self) -> None:
+        """Raise ValueError if `iter()` could load nothing. Torch's constructor lets it pass, and so does ours."""
+        if self.num_workers == 0 and self.timeout:
+            raise ValueError(
+                "timeout needs num_workers > 0: without workers nobody could stop waiting"
+            )
+        factor = 1 if self.prefetch_factor is None else self.prefetch_factor
+        if integer("prefetch_factor", factor) == 0 and self.prefetch_batches is None:
+            raise ValueError("prefetch_factor must be 1 or more to load anything, got 0")
+
+    @property
+    def iterable(self) -> bool:
+        """Whether the dataset is an iterable one, and so read in order by each worker."""
+        return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def lanes(self) -> int:
+        """Parts of the data that are read apart: each worker's of an iterable dataset."""
+        return max(1, self.num_workers) if self.iterable else 1
+
+    @property
+    def keyed(self) -> bool:
+        """Whether random numbers are the sample's own. Without workers and a seed they are the loop's, as in torch."""
+        return self.seed is not None or self.num_workers > 0
+
+    @property
+    def samples_per_batch(self) -> int | None:
+        """None if a batch sampler of the user's does not say."""
+        size = self.batch_size or getattr(self.sampler, "batch_size", None)
+        return size if isinstance(size, int) and size > 0 else None
+
+    def depth(self, num_workers: int, *, batches_in_parallel: bool) -> int:
+        """Return the most batches in flight; see the docstring of `DataLoader`."""
+        if num_workers == 0:
+            return 1
+        if self.prefetch_batches is not None:
+            return self.prefetch_batches
+        if self.prefetch_factor is not None:
+            return self.prefetch_factor * num_workers
+        if batches_in_parallel:
+            return 2 + num_workers
+        return 2 + math.ceil(num_workers / (self.samples_per_batch or 1))
+
+    def isolation(self) -> Isolation:
+        """Return what gives each worker its own dataset."""
+        return Isolation(
+            self.dataset,
+            self.collate_fn,
+            self.worker_init_fn,
+            # Threads cannot share an iterable dataset: each of them iterates over it.
+            copy_dataset=self.copy_dataset or ("state" if self.iterable else False),
+        )
+
+    def base_seed(self, epoch: int) -> int:
+        """Return what `get_worker_info().seed` counts from: a function of (seed, epoch), or torch's draw."""
+        if self.seed is not None:
+            return mix64(mix64(self.seed) ^ epoch) >> 1
+        drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        return int(drawn.item())
+
+
+def _at_least(least: int, otherwise: str = "", **arguments: int | None) -> None:
+    """Raise ValueError if an argument is below `least`; None is any number."""
+    for name, value in arguments.items():
+        if value is not None and integer(name, value) < least:
+            raise ValueError(f"{name} must be {least} or more{otherwise}, got {value}")
