@@ -111,9 +111,10 @@ def test_the_list_of_what_is_longer_is_true() -> None:
 
 
 def imported_files() -> list[Path]:
-    code = "import sys, fastload; print(*[m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'fastload'])"
+    code = "import sys, fastload; print(*[n for n in sys.modules if n.startswith('fastload')])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return [Path(name) for name in run.stdout.split()]
+    modules = [PACKAGE.parent.joinpath(*name.split(".")) for name in run.stdout.split()]
+    return [m / "__init__.py" if m.is_dir() else m.with_suffix(".py") for m in modules]
 
 
 def test_what_import_fastload_loads_does_not_grow() -> None:
