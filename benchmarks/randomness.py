@@ -17,7 +17,8 @@ import fastload
 from benchmarks._report import Aim, Figures, Results, Row, row
 from benchmarks._run import Case
 from fastload.isolation.generators import Keyed
-from fastload.randomness import MODULES, Stream, StreamKeys, entered, routable
+from fastload.randomness import MODULES, Stream, entered, routable
+from fastload.stream_keys import StreamKeys
 
 TITLE = "randomness: microseconds per sample that reading in random streams costs, one thread"
 REPEATS = 5

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastload.collate import VOID, Box
-from fastload.randomness import StreamKeys
+from fastload.stream_keys import StreamKeys
 from fastload.telemetry import Recorder
 from fastload.window import Ticket
 

@@ -34,11 +34,12 @@ from fastload.randomness import (
 from fastload.reports import Reports
 from fastload.sampler import RankSampler
 from fastload.settings import Settings
+from fastload.site import LOOP, Site, finish, neutral_modes, pin_batch, read_run
 from fastload.slots import SlotPool
 from fastload.tally import Tally
 from fastload.telemetry import Recorder, span, waiting_span
 from fastload.window import FILL_SECONDS, RUN_SECONDS, Window
-from fastload.workers import LOOP, Site, can_pin, finish, neutral_modes, pin_batch, read_run
+from fastload.workers import can_pin
 
 
 class ThreadIterator(Iterator[Any]):

@@ -19,10 +19,11 @@ from fastload.faults import annotate, contained, shown
 from fastload.fetch import Fetcher, Reader
 from fastload.hashing import mix64
 from fastload.order import Order
-from fastload.randomness import Stream, StreamKeys
+from fastload.randomness import Stream
 from fastload.settings import Settings
 from fastload.slots import SlotPool
 from fastload.state import IterableState, whole
+from fastload.stream_keys import StreamKeys
 from fastload.telemetry import Recorder
 
 

@@ -31,10 +31,10 @@ from fastload.draws import Draws, generators, single_sampler
 from fastload.errors import StateError
 from fastload.faults import contained
 from fastload.fetch import Fetcher
-from fastload.randomness import StreamKeys
 from fastload.sampler import RankSampler, random_batches
 from fastload.settings import Settings
 from fastload.state import SampledState, State, known_length, whole
+from fastload.stream_keys import StreamKeys
 from fastload.telemetry import Recorder
 
 

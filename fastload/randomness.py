@@ -14,31 +14,25 @@ threads share cannot be keyed. It is noticed, and the loader warns once.
 
 from __future__ import annotations
 
-import operator
 import os
-import pickle
 import random
-import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from fastload.hashing import hash64, mix64, mix64s
+from fastload.global_draws import keyless
 from fastload.isolation import Own, numpy_random, python_random, torch_random
 from fastload.isolation.generators import Keyed
-from fastload.rows import as_indices
 from fastload.sampler import integer
+from fastload.stream_keys import StreamKeys
 from fastload.torch_private import no_torch_function, seed_in_threads
 
-_BATCH = 0x6261_7463_6800_0000  # sets the stream of a batch apart from that of its first sample
-# And these what Python's and NumPy's global functions draw in it.
+# These set apart what Python's and NumPy's global functions draw in a stream.
 _PYTHON, _NUMPY = 0x7079_7468_6F6E_0000, 0x6E75_6D70_7900_0000
 _local = threading.local()
 
@@ -75,140 +69,6 @@ def routed(names: Collection[str]) -> Iterator[None]:
             MODULES[name].install()
             stack.callback(MODULES[name].remove)
         yield
-
-
-class StreamKeys:
-    """The keys of all streams of one epoch, as one rank sees them. Immutable.
-
-    Args:
-        seed, epoch: integers.
-        rank, world_size: local position k is global position `k * world_size + rank`, as in
-            `RankSampler`, so that a sample draws the same in a world of another size.
-    """
-
-    __slots__ = ("_rank", "_seeded", "_unseeded", "_world_size")
-
-    def __init__(self, seed: int, epoch: int, *, rank: int = 0, world_size: int = 1) -> None:
-        self._seeded = mix64(mix64(seed) ^ epoch)
-        self._unseeded = mix64(mix64(0) ^ epoch)
-        self._rank = rank
-        self._world_size = world_size
-
-    def sample(self, position: int, index: Any, *, seeded: bool = True) -> int:
-        """Return 64 bits for the sample `index` at a local position; if not `seeded`, equal ones for all seeds."""
-        place = position * self._world_size + self._rank
-        key = self._seeded if seeded else self._unseeded
-        return mix64(mix64(key ^ place) ^ _index_bits(index))
-
-    def samples(self, position: int, indices: Sequence[Any]) -> NDArray[np.uint64]:
-        """Return `sample` of each of `indices`, which begin at a local position, uint64[len(indices)]."""
-        numbers = as_indices(indices)
-        if numbers is None:
-            keys = [self.sample(position + k, index) for k, index in enumerate(indices)]
-            return np.array(keys, np.uint64)
-        first = position * self._world_size + self._rank
-        places = first + self._world_size * np.arange(len(numbers), dtype=np.uint64)
-        mixed = mix64s(np.uint64(self._seeded) ^ places.astype(np.uint64))
-        return mix64s(mixed ^ numbers.astype(np.uint64))
-
-    def batch(self, position: int, first: Any, *, seeded: bool = True) -> int:
-        """Return 64 bits for the batch that begins at a local position with the sample `first`."""
-        return mix64(self.sample(position, first, seeded=seeded) ^ _BATCH)
-
-
-def _index_bits(index: Any) -> int:
-    try:
-        return operator.index(index)
-    except TypeError:  # a key of another kind, of which its text is the same in every process
-        return hash64(repr(index))
-
-
-# ---- noticing what cannot be keyed ----
-
-
-def keyless(state: str) -> str:
-    """Return what the loader says of samples that draw from `state`, after "the dataset seems to"."""
-    return (
-        f"draw from {state}, which all threads share: its samples are not reproducible, and a sample that seeds it "
-        "twice to repeat a draw may get the draws of another. Draw from fastload.sample_generator() (torch) or "
-        'fastload.sample_rng() (NumPy, and instead of Python\'s random), or use worker_method="process".'
-    )
-
-
-class GlobalDraws:
-    """Notices draws from Python's and NumPy's global random state, in the runs of one thread that shows it them.
-
-    A call of Python's global generator is seen for certain, by a profile function of this thread. If the module is
-    routed, only a method that code took from it before, and keeps in no module, gets there. NumPy's functions make no
-    such event: there the state is compared, at some 50 us a look, and as the loop may draw meanwhile, only the first
-    four looks, if each saw a change, count.
-
-    Args:
-        noticed: where the sentences go, see `keyless`.
-        numpy: look at NumPy's state, which is not routed.
-    """
-
-    def __init__(self, noticed: set[str], *, numpy: bool) -> None:
-        self._noticed = noticed
-        self._looks_at_numpy = numpy
-        self._looks = self._changes = 0
-        self._numpy = b""
-        self._profiling = False
-
-    def begin(self) -> None:
-        """Begin a run of user code."""
-        if self._looks_at_numpy:
-            self._numpy = _numpy_state()
-        if not is_profiled():
-            self._profiling = True
-            sys.setprofile(self._saw)
-
-    def end(self) -> None:
-        """End the run, and put into `noticed` what drew."""
-        if self._profiling:
-            sys.setprofile(None)
-            self._profiling = False
-        if not self._looks_at_numpy:
-            return
-        self._looks += 1
-        self._changes += self._numpy != _numpy_state()
-        if self._changes == self._looks == 4:
-            self._noticed.add(keyless("NumPy's global random state"))
-
-    def _saw(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_call" and getattr(argument, "__self__", None) is _PYTHONS:
-            self._noticed.add(keyless("Python's global random state"))
-
-
-def is_profiled() -> bool:
-    """Return whether this thread has a profile function; one that Ctrl-C kept `GlobalDraws` from removing is none."""
-    profile = sys.getprofile()
-    return profile is not None and getattr(profile, "__func__", None) is not GlobalDraws._saw
-
-
-_PYTHONS = random.random.__self__  # type: ignore[attr-defined]  # the generator of the module's functions
-
-
-def _numpy_state() -> bytes:
-    return pickle.dumps(
-        np.random.get_state(legacy=False)
-    )  # users may put any bit generator in place
-
-
-def global_states() -> tuple[Any, Any, Any]:
-    """Python's, NumPy's and torch's global random state, to be compared."""
-    return random.getstate(), _numpy_state(), torch.default_generator.get_state().numpy().tobytes()
-
-
-def restore_global_states(states: tuple[Any, Any, Any]) -> None:
-    """Set Python's, NumPy's and torch's global random states to what `global_states()` returned."""
-    python, numpy, of_torch = states
-    random.setstate(python)
-    np.random.set_state(pickle.loads(numpy))
-    torch.default_generator.set_state(torch.tensor(bytearray(of_torch), dtype=torch.uint8))
-
-
-# ---- streams ----
 
 
 class Source(Protocol):

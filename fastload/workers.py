@@ -16,35 +16,25 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from fastload import window as window_module
 from fastload.batch import Batch
-from fastload.errors import ModuleStateWarning, SharedStateWarning
-from fastload.faults import annotate, contained, file_of
+from fastload.faults import annotate, contained
 from fastload.fetch import Fetcher
-from fastload.isolation import Isolation, Own, Watch
-from fastload.isolation.generators import NewGenerators
-from fastload.randomness import (
-    GlobalDraws,
-    Stream,
-    Streams,
-    entered,
-    global_states,
-    restore_global_states,
-)
-from fastload.rows import Filler
-from fastload.telemetry import Place, Recorder, recording, span
+from fastload.global_draws import global_states, restore_global_states
+from fastload.isolation import Isolation, Own
+from fastload.randomness import Streams, entered
+from fastload.site import COLLECTOR, Site, finish, neutral_modes, pin_batch, read_run
+from fastload.telemetry import span
 from fastload.torch_private import (
-    current_worker_info,
     make_worker_info,
-    pin,
     set_worker_info,
     show_worker_info_in_threads,
 )
@@ -52,9 +42,6 @@ from fastload.window import Window
 
 JOIN_SECONDS = 5.0
 """How long `close()` waits for calls in progress before it names the threads that hang and returns."""
-
-COLLECTOR, LOOP = -2, -1
-"""Of a batch's recorders, those that are not a worker's."""
 
 _local = threading.local()
 
@@ -174,62 +161,6 @@ def _end_all() -> None:
 # ---- what the threads run ----
 
 
-class Site:
-    """Where claimed samples are read: by which worker, from which dataset, with which random stream.
-
-    `own` is what the worker reads through. `filler` fills rows from its dataset, if anything does. `info` is what
-    `get_worker_info()` returns in the dataset; None if the loop itself serves: then it returns whatever it did, which
-    is an outer worker's if the loop runs in a sample.
-    """
-
-    def __init__(self, worker: int, own: Own, info: Any, stream: Stream, *, lane: int = 0) -> None:
-        self.worker = worker
-        self.dataset = own.dataset
-        self.collate_fn = own.collate_fn
-        self.info = info
-        self.lane = lane
-        self.stream = stream
-        self.filler: Filler | None = None
-        # Of what the loop is to warn, by category: "the dataset seems to ...".
-        self.noticed: dict[type[Warning], set[str]] = {
-            UserWarning: self.stream.noticed,
-            SharedStateWarning: set(),
-            ModuleStateWarning: set(),
-        }
-        self._looks: dict[str, list[GlobalDraws | Watch | NewGenerators]] = {}
-        self._blocks = {"sample": 0, "collate": 0}
-        if worker == 0:  # one looks for all: a look costs some 100 us, of each of them as it starts
-            for stage in self._blocks:
-                looked = GlobalDraws(stream.noticed, numpy="numpy" not in stream.modules)
-                self._looks[stage] = [looked]
-                if stream.keyed:
-                    self._looks[stage].append(
-                        NewGenerators(own.generators, own.current_generators, stream.noticed)
-                    )
-            for category, watched in (
-                (SharedStateWarning, own.watched),
-                (ModuleStateWarning, own.watched_modules),
-            ):
-                if watched:
-                    self._looks["sample"].append(Watch(watched, self.noticed[category]))
-
-    @contextmanager
-    def looking(self, stage: str) -> Iterator[None]:
-        """Notice in the block what makes samples depend on other threads.
-
-        In the stage's first four blocks, then in every one whose number is a power of two.
-        """
-        self._blocks[stage] = number = self._blocks[stage] + 1
-        looks = self._looks.get(stage, []) if number <= 4 or not number & (number - 1) else []
-        try:  # which ends what Ctrl-C let begin
-            for look in looks:
-                look.begin()
-            yield
-        finally:
-            for look in looks:
-                look.end()
-
-
 def _work(
     window: Window[Batch],
     fetcher: Fetcher,
@@ -260,28 +191,6 @@ def _work(
         window.discard()  # it is closed: whoever keeps an error of ours shall not keep the batches
 
 
-def neutral_modes() -> AbstractContextManager[None]:
-    """Grad mode on, no inference mode, no autocast: the state of a fresh thread, where the loop serves itself."""
-    accelerator = torch.accelerator.current_accelerator()
-    devices = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
-    autocast = [device for device in devices if torch.is_autocast_enabled(device)]
-    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not autocast:
-        return nullcontext()
-    return _neutral(autocast)
-
-
-@contextmanager
-def _neutral(autocast: list[str]) -> Iterator[None]:
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(mode=False))
-        if not torch.is_grad_enabled():
-            stack.enter_context(torch.enable_grad())
-        for device in autocast:
-            stack.enter_context(torch.autocast(device, enabled=False))
-        yield
-
-
 def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:
     """Claim one run of units, read them, finish the batch if they were its last. False if closed."""
     claim = window.claim(site.lane)
@@ -295,65 +204,6 @@ def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:
     site.stream.move(None, None)  # which keeps no batch
     batch.recorders[site.worker].probe()
     return True
-
-
-def read_run(batch: Batch, start: int, stop: int, fetcher: Fetcher, site: Site) -> float:
-    """Read units `start` to `stop` of a batch, and return the seconds that it took."""
-    recorder = batch.recorders[site.worker]
-    started = perf_counter()
-    if fetcher.copies:  # no code of the user's, nothing drawn: a batch may take 30 us in all
-        fetcher.read(batch, start, stop, site)
-        cpu_s = perf_counter() - started
-    else:
-        cpu_s = _read(batch, start, stop, fetcher, site, recorder)
-    seconds = perf_counter() - started
-    units = batch.size if fetcher.whole else stop - start
-    if units:  # else the lane had ended, or nobody wants the batch
-
-        def place() -> Place:
-            index = batch.first_index(start)
-            return Place(batch.epoch, batch.ordinal, index, file_of(site.dataset, index))
-
-        recorder.run(units, seconds, cpu_s, place)
-    # Told before the batch can be taken: so the loop hears of it at its next `next()` at the latest.
-    _tell(site, fetcher)
-    return seconds
-
-
-def _tell(site: Site, fetcher: Fetcher) -> None:
-    for category, sentences in site.noticed.items():
-        while sentences:
-            sentence = sentences.pop()
-            fetcher.noticed.append((category, sentence))
-            if category is not UserWarning and fetcher.shared == "":
-                fetcher.shared = f"samples seem to {sentence.partition(': ')[0]}"
-
-
-def _read(
-    batch: Batch, start: int, stop: int, fetcher: Fetcher, site: Site, recorder: Recorder
-) -> float:
-    """Read what was claimed with all that user code may ask for in place; the CPU seconds that it took."""
-    outer = current_worker_info()
-    set_worker_info(site.info or outer)
-    cpu_started = thread_time()
-    try:
-        with recording(recorder), span("sample"), site.looking("sample"):
-            fetcher.read(batch, start, stop, site)
-    finally:
-        # Not while collating: where torch's collate finds a worker info, it takes shared memory.
-        set_worker_info(outer)
-    return thread_time() - cpu_started
-
-
-def finish(batch: Batch, fetcher: Fetcher, site: Site) -> None:
-    """Make a batch of its samples, all of which are read."""
-    started = perf_counter()
-    with span("collate"), site.looking("collate") if fetcher.collates else nullcontext():
-        fetcher.finish(batch, site.collate_fn, site.stream)
-    batch.recorders[site.worker].add("collate", perf_counter() - started)
-    if batch.dropped:
-        batch.release()  # `discard` may have done so before there was anything to let go
-    _tell(site, fetcher)
 
 
 def _collect(
@@ -402,14 +252,6 @@ def _setting_up(
         set_up.put(error)
         raise
     set_up.put(None)
-
-
-def pin_batch(batch: Batch) -> None:
-    """Replace the data of `batch` by a pinned copy, or by the error that pinning raised."""
-    try:
-        batch.data = pin(batch.data)
-    except Exception as exc:
-        batch.data, batch.error, batch.where = None, exc, f"{batch}; stage: pin"
 
 
 def can_pin(device: str, *, stacklevel: int) -> bool:

@@ -23,7 +23,7 @@ CLASS_METHODS = 20
 FUNCTION_LINES = 60
 """Lines of code of the body: a signature of thirty arguments is thirty lines, and one thing to read."""
 
-IMPORTED_LINES = 8_010
+IMPORTED_LINES = 8_045
 """Lines of code of all files that `import fastload` loads. The aim is 4,200."""
 
 LONGER = {
@@ -43,12 +43,10 @@ LONGER = {
     "isolation/kinds.py": 450,
     "isolation/numpy_random.py": 449,
     "isolation/plan.py": 417,
-    "randomness.py": 495,
     "slots.py": 421,
     "telemetry.py": 441,
     "window.py": 487,
     "window.py: Window": 32,
-    "workers.py": 481,
 }
 """What is longer than allowed, and how long it is."""
 

@@ -30,8 +30,8 @@ from fastload.check.summary import Piece, Summary, summary
 from fastload.cores import usable_cores
 from fastload.errors import DatasetCopyError, SharedStateWarning
 from fastload.faults import shown
+from fastload.global_draws import global_states, restore_global_states
 from fastload.isolation import Isolation
-from fastload.randomness import global_states, restore_global_states
 from fastload.telemetry import cores_busy_s
 
 CROWDED, TICKS_S = 0.15, 0.02

@@ -19,8 +19,8 @@ import torch
 from fastload.check.equality import same
 from fastload.errors import DatasetCopyError
 from fastload.faults import shown
+from fastload.global_draws import is_profiled
 from fastload.loader import DataLoader
-from fastload.randomness import is_profiled
 from fastload.rows import filler
 from fastload.stats import seconds_in
 from fastload.telemetry import delayed_s
