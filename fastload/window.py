@@ -221,11 +221,6 @@ class Window(Generic[T]):
                 self._open[ticket.lane].append(ticket)
                 self._wake(self._workers[ticket.lane], -(-ticket.units // self._run_length(ticket)))
 
-    def has_work(self) -> bool:
-        """Whether `claim()` would return at once."""
-        with self._lock:
-            return self._closed or any(self._open)
-
     def take(self, timeout: float | None = None) -> T | None:
         """Wait for the next ticket and take it out of the window; None at the end: nothing is in
         flight.

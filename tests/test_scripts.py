@@ -109,12 +109,23 @@ def test_help_says_how_to_call_it_and_installs_nothing(checkout: Checkout, scrip
 def test_test_runs_everything_that_must_hold(checkout: Checkout) -> None:
     status, _, asked = checkout.run("scripts/test", "tests/promises", "-x")
     assert status == 0
-    assert asked[-4:] == [
+    assert asked[-6:] == [
         "-m ruff check",
         "-m ruff format --check",
         "-m mypy",
+        "-m vulture",
+        "-m pylint fastload benchmarks",
         "-m pytest tests/promises -x",
     ]
+
+
+def test_test_fast_runs_files_that_are_there(checkout: Checkout) -> None:
+    status, _, asked = checkout.run("scripts/test", "--fast")
+    assert status == 0
+    assert asked[-3:-1] == ["-m ruff check", "-m mypy"]
+    runner, files = asked[-1].split(" tests/", 1)
+    assert runner == "-m pytest -n auto"
+    assert all((ROOT / "tests" / name.removeprefix("tests/")).is_file() for name in files.split())
 
 
 IMAGES = [

@@ -45,8 +45,8 @@ LONGER = {
     "isolation/plan.py": 417,
     "slots.py": 421,
     "telemetry.py": 441,
-    "window.py": 487,
-    "window.py: Window": 32,
+    "window.py": 482,
+    "window.py: Window": 31,
 }
 """What is longer than allowed, and how long it is."""
 

@@ -21,7 +21,6 @@ PROGRAM = str(Path(__file__).parent / "programs" / "ten_steps.py")
 BOUND_S = (
     30.0  # from the loss of a rank to the end of the job: seconds, on a machine that does much else
 )
-MPIS = ("mpich", "openmpi")
 
 
 def ten_steps(

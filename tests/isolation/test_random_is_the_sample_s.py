@@ -1073,8 +1073,6 @@ def test_an_error_in_a_sample_leaves_the_states(workers: int) -> None:
 
 # ---- with workers and without a seed ----
 
-UNSEEDED = [kind for kind in HELD if kind != "subclass of Random"]
-
 
 @KINDS
 def test_without_a_seed_the_user_s_seed_decides(kind: str) -> None:

@@ -208,10 +208,6 @@ def _clear_and_fill(x: list[Any], k: int) -> None:
     x.extend([k, k])
 
 
-def _nested(k: int) -> Any:
-    return Holder(inner=[{"a": Holder(n=0)}])
-
-
 def _function() -> Any:
     n = 0
 

@@ -84,9 +84,6 @@ def through_json(state: Any) -> Any:
     return again
 
 
-Make = Callable[..., "fastload.DataLoader[Any]"]
-
-
 def history(
     loader: fastload.DataLoader[Any], epochs: int
 ) -> tuple[list[list[list[Row]]], list[Any]]:
