@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 PACKAGE = Path(__file__).parent.parent / "fastload"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -343,3 +344,27 @@ def test_a_thread_is_seen_under_any_name(source: str) -> None:
 )
 def test_what_starts_no_thread_is_none(source: str) -> None:
     assert not used(source, THREADS)
+
+
+def private_names(path: Path) -> tuple[set[str], set[str]]:
+    """Return the private names that a file defines, and those that it takes from an object or a module."""
+    defined, taken = set(), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            (defined if own else taken).add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fastload"):
+            taken |= {alias.name for alias in node.names}
+    return tuple({n for n in names if n[0] == "_" != n[1:2]} for names in (defined, taken))  # type: ignore[return-value]
+
+
+def test_no_file_takes_a_private_name_of_another() -> None:
+    names = {path: private_names(path) for path in MODULES}
+    for path, (defined, taken) in names.items():
+        others = set().union(*(theirs for other, (theirs, _) in names.items() if other != path))
+        foreign = {n for n in (taken - defined) & others if not hasattr(torch.Tensor, n)}
+        assert not foreign, f"{by_name(path)} takes {foreign} out of another file of fastload"
