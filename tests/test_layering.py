@@ -346,8 +346,8 @@ def test_what_starts_no_thread_is_none(source: str) -> None:
     assert not used(source, THREADS)
 
 
-OF_LIBRARIES = {*dir(torch.Tensor), "_asdict", "_fields", "_replace"}
-"""Private names of tensors, and those of a NamedTuple, which are public."""
+OF_LIBRARIES = {*dir(torch.Tensor), "_asdict", "_close", "_fields", "_replace"}
+"""Private names of tensors and of temporary files, and those of a NamedTuple, which are public."""
 
 
 def private_names(path: Path) -> tuple[set[str], set[str]]:
