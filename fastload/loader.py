@@ -32,8 +32,8 @@ from fastload.order import Order, fits_any_world, partition, refuse_two_partitio
 from fastload.randomness import chosen_modules
 from fastload.sampler import RankSampler, epoch_number, integer
 from fastload.state import VERSION, SampledState, State, check, known_length, whole
-from fastload.stats import Stats
 from fastload.tally import NO_STATS, Tally
+from fastload.telemetry import Stats
 
 T = TypeVar("T", covariant=True)
 

@@ -14,11 +14,12 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "fastload"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-GROUND = {"isolation"}
+GROUND = {"isolation", "telemetry"}
 """Folders that every file may import, and that import nothing of fastload above them."""
 GROUND_FILES = (
     "fastload.cores.",
     "fastload.errors.",
+    "fastload.faults.",
     "fastload.hashing.",
     "fastload.torch_private.",
 )
@@ -35,6 +36,7 @@ FOLDER_IMPORTS: dict[str, set[str]] = {
 """What each folder may import of the others. `train` and `bench` stand on `measure`, not on each other."""
 COMMAND_LINE = [*sorted((PACKAGE / "cli").glob("*.py")), PACKAGE / "__main__.py"]
 CORE = [path for path in MODULES if path.parent == PACKAGE and path not in COMMAND_LINE]
+TELEMETRY = sorted((PACKAGE / "telemetry").glob("*.py"))
 FAKES = PACKAGE / "testing.py"
 KERNELS = {
     PACKAGE / "image" / name for name in ("kernels/__init__.py", "kernels/build.py", "libjpeg.py")
@@ -167,15 +169,20 @@ def test_a_folder_imports_other_folders_by_the_table_alone(folder: str) -> None:
         assert others <= FOLDER_IMPORTS[folder], f"{by_name(path)} imports {others}"
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name in GROUND], ids=by_name)
+def is_ground(path: Path) -> bool:
+    return path.parent.name in GROUND or f"{package_of(path)}.{path.stem}." in GROUND_FILES
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if is_ground(p)], ids=by_name)
 def test_the_ground_imports_nothing_above_it(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, "numpy", "torch"}
+    own = (f"{package_of(path)}.",) if path.parent.name in GROUND else ()
     names = {name for name, _ in imported(path.read_text(), package_of(path))} - {"", "fastload"}
     above = {
         name
         for name in names
         if name.partition(".")[0] not in allowed
-        and not f"{name}.".startswith((f"{package_of(path)}.", *GROUND_FILES))
+        and not f"{name}.".startswith((*own, *GROUND_FILES))
     }
     assert above <= {"lmdb"}, f"{path.name} is ground and imports {above}"
 
@@ -254,15 +261,15 @@ def test_threads_are_started_in_workers_only(path: Path) -> None:
     [
         p
         for p in MODULES
-        if p not in {PACKAGE / "window.py", FAKES} | KERNELS and p.parent.name not in GROUND
+        if p not in {PACKAGE / "window.py", FAKES} | KERNELS and p.parent.name != "isolation"
     ],
     ids=by_name,
 )
-def test_locks_are_made_in_window_and_in_the_ground_only(path: Path) -> None:
+def test_locks_are_made_in_window_and_in_isolation_only(path: Path) -> None:
     assert not used(path.read_text(), LOCKS)
 
 
-@pytest.mark.parametrize("path", [p for p in CORE if p != FAKES], ids=by_name)
+@pytest.mark.parametrize("path", [p for p in [*CORE, *TELEMETRY] if p != FAKES], ids=by_name)
 def test_the_core_never_sleeps(path: Path) -> None:
     assert not used(path.read_text(), SLEEP)
 
