@@ -11,7 +11,7 @@ to a batch, in the memory of `slots`, which by `rows` a dataset may fill), `wind
 (all threads), `order` (what is next, and what the loop has had; `draws`: what a sampler draws from;
 `state`: what a loader saves, and whether it fits), `iterator` (the loop's side of an epoch), `loader` (wires these),
 `prefetch` (puts the batches on a device). They share `telemetry` (what threads
-measure; `tally` makes `stats` of it, which `diagnosis` reads), `isolation` (what each worker owns), `faults`
+measure, and the report of it; `tally` counts an epoch), `isolation` (what each worker owns), `faults`
 (what user code raises), `errors` and `torch_private` (all that torch does not promise).
 `testing` has fakes. Folders are plug-ins, which the files never import: `datasets`, `image`, `check` (does a dataset
 suit threads), `distributed`, `measure` (what `train` and `bench` stand on), and `cli`, the command.
@@ -23,8 +23,7 @@ from fastload.loader import DataLoader
 from fastload.prefetch import prefetch_to
 from fastload.randomness import random_stream, sample_generator, sample_rng
 from fastload.sampler import RankSampler
-from fastload.stats import Stats
-from fastload.telemetry import profiler_config, stage
+from fastload.telemetry import Stats, profiler_config, stage
 
 __version__ = "0.1.0"
 

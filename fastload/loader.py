@@ -32,8 +32,8 @@ from fastload.order import fits_any_world, partition, refuse_two_partitions
 from fastload.sampler import RankSampler, integer
 from fastload.settings import Settings
 from fastload.state import VERSION, SampledState, check, known_length
-from fastload.stats import Stats
 from fastload.tally import NO_STATS, Tally
+from fastload.telemetry import Stats
 
 T = TypeVar("T", covariant=True)
 

@@ -16,7 +16,7 @@ from fastload.isolation import Isolation
 from fastload.isolation.workers import CopyDataset
 from fastload.randomness import chosen_modules
 from fastload.sampler import integer
-from fastload.stats import Stats
+from fastload.telemetry import Stats
 
 
 @dataclass(frozen=True, kw_only=True)

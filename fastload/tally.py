@@ -9,8 +9,7 @@ from time import perf_counter, process_time
 from fastload.batch import Batch
 from fastload.cores import usable_cores
 from fastload.slots import SlotPool
-from fastload.stats import Stats
-from fastload.telemetry import Recorder, cores_busy_s, merge
+from fastload.telemetry import Recorder, Stats, cores_busy_s, merge
 from fastload.window import Window
 
 

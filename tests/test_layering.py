@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,12 @@ import torch
 
 PACKAGE = Path(__file__).parent.parent / "fastload"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-GROUND = {"isolation"}
+GROUND = {"isolation", "telemetry"}
 """Folders that every file may import, and that import nothing of fastload above them."""
 GROUND_FILES = (
     "fastload.cores.",
     "fastload.errors.",
+    "fastload.faults.",
     "fastload.hashing.",
     "fastload.torch_private.",
 )
@@ -36,6 +37,7 @@ FOLDER_IMPORTS: dict[str, set[str]] = {
 """What each folder may import of the others. `train` and `bench` stand on `measure`, not on each other."""
 COMMAND_LINE = [*sorted((PACKAGE / "cli").glob("*.py")), PACKAGE / "__main__.py"]
 CORE = [path for path in MODULES if path.parent == PACKAGE and path not in COMMAND_LINE]
+TELEMETRY = sorted((PACKAGE / "telemetry").glob("*.py"))
 FAKES = PACKAGE / "testing.py"
 KERNELS = {
     PACKAGE / "image" / name for name in ("kernels/__init__.py", "kernels/build.py", "libjpeg.py")
@@ -168,36 +170,56 @@ def test_a_folder_imports_other_folders_by_the_table_alone(folder: str) -> None:
         assert others <= FOLDER_IMPORTS[folder], f"{by_name(path)} imports {others}"
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name in GROUND], ids=by_name)
+def is_ground(path: Path) -> bool:
+    return path.parent.name in GROUND or f"{package_of(path)}.{path.stem}." in GROUND_FILES
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if is_ground(p)], ids=by_name)
 def test_the_ground_imports_nothing_above_it(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, "numpy", "torch"}
+    own = (f"{package_of(path)}.",) if path.parent.name in GROUND else ()
     names = {name for name, _ in imported(path.read_text(), package_of(path))} - {"", "fastload"}
     above = {
         name
         for name in names
         if name.partition(".")[0] not in allowed
-        and not f"{name}.".startswith((f"{package_of(path)}.", *GROUND_FILES))
+        and not f"{name}.".startswith((*own, *GROUND_FILES))
     }
     assert above <= {"lmdb"}, f"{path.name} is ground and imports {above}"
 
 
-def test_imports_within_the_ground_have_no_cycle() -> None:
-    for folder in GROUND:
-        package = f"fastload.{folder}."
-        graph = {
-            path.stem: {
-                name.removeprefix(package).partition(".")[0]
-                for name, _ in imported(path.read_text(), package_of(path))
-                if name.startswith(package)
-            }
-            - {path.stem}
-            for path in MODULES
-            if path.parent.name == folder
+Graph = dict[str, set[str]]
+
+
+def imports_among(sources: dict[str, str], package: str) -> Graph:
+    """Return which of these files of a package each imports, be it inside a function or for the type checker."""
+    return {
+        stem: {
+            name.removeprefix(f"{package}.").partition(".")[0]
+            for name, _ in imported(source, package)
+            if name.startswith(f"{package}.")
         }
-        while ready := [stem for stem, needs in graph.items() if not needs & graph.keys()]:
-            for stem in ready:
-                del graph[stem]
-        assert not graph, f"these files of {folder} import each other in a circle: {sorted(graph)}"
+        & sources.keys() - {stem}
+        for stem, source in sources.items()
+    }
+
+
+def texts(paths: Iterable[Path]) -> dict[str, str]:
+    return {path.stem: path.read_text() for path in paths}
+
+
+def circle(graph: Graph) -> list[str]:
+    """Return the files that import each other in a circle, and those that import one of them."""
+    left = dict(graph)
+    while ready := [stem for stem, needs in left.items() if not needs & left.keys()]:
+        for stem in ready:
+            del left[stem]
+    return sorted(left)
+
+
+@pytest.mark.parametrize("folder", sorted(GROUND))
+def test_imports_within_the_ground_have_no_cycle(folder: str) -> None:
+    assert not circle(imports_among(texts((PACKAGE / folder).glob("*.py")), f"fastload.{folder}"))
 
 
 @pytest.mark.parametrize("path", CORE, ids=by_name)
@@ -225,22 +247,23 @@ def test_nothing_imports_the_command_line(path: Path) -> None:
 
 
 def test_imports_among_the_files_have_no_cycle_and_none_needs_the_loader() -> None:
-    stems = {path.stem for path in CORE} - {"__init__"}
-    graph = {
-        path.stem: {
-            name.split(".")[1]
-            for name, at_load in imported(path.read_text())
-            if at_load and name.startswith("fastload.") and name.split(".")[1] in stems
-        }
-        for path in CORE
-    }
+    graph = imports_among(texts(CORE), "fastload")
     downstream = {stem for stem, needs in graph.items() if "loader" in needs}
     assert downstream == {"__init__", "prefetch"}, "the loader wires the stages; no stage knows it"
-    del graph["__init__"]
-    while ready := [stem for stem, needs in graph.items() if not needs & graph.keys()]:
-        for stem in ready:
-            del graph[stem]
-    assert not graph, f"these files import each other in a circle: {sorted(graph)}"
+    assert not circle(graph)
+
+
+def test_a_circle_is_seen_wherever_its_imports_stand() -> None:
+    sources = {
+        "above": "from fastload import early",
+        "early": "import fastload.late",
+        "late": "def f():\n    from fastload.typed import A",
+        "typed": "if TYPE_CHECKING:\n    from fastload.early import B",
+        "below": "import torch",
+    }
+    assert circle(imports_among(sources, "fastload")) == ["above", "early", "late", "typed"]
+    del sources["typed"]
+    assert not circle(imports_among(sources, "fastload"))
 
 
 @pytest.mark.parametrize(
@@ -255,15 +278,15 @@ def test_threads_are_started_in_workers_only(path: Path) -> None:
     [
         p
         for p in MODULES
-        if p not in {PACKAGE / "window.py", FAKES} | KERNELS and p.parent.name not in GROUND
+        if p not in {PACKAGE / "window.py", FAKES} | KERNELS and p.parent.name != "isolation"
     ],
     ids=by_name,
 )
-def test_locks_are_made_in_window_and_in_the_ground_only(path: Path) -> None:
+def test_locks_are_made_in_window_and_in_isolation_only(path: Path) -> None:
     assert not used(path.read_text(), LOCKS)
 
 
-@pytest.mark.parametrize("path", [p for p in CORE if p != FAKES], ids=by_name)
+@pytest.mark.parametrize("path", [p for p in [*CORE, *TELEMETRY] if p != FAKES], ids=by_name)
 def test_the_core_never_sleeps(path: Path) -> None:
     assert not used(path.read_text(), SLEEP)
 

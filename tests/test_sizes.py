@@ -23,7 +23,7 @@ CLASS_METHODS = 20
 FUNCTION_LINES = 60
 """Lines of code of the body: a signature of thirty arguments is thirty lines, and one thing to read."""
 
-IMPORTED_LINES = 8_045
+IMPORTED_LINES = 8_086
 """Lines of code of all files that `import fastload` loads. The aim is 4,200."""
 
 LONGER = {
@@ -35,7 +35,6 @@ LONGER = {
     "datasets/packed/reader.py": 455,
     "datasets/packed/reader.py: PackedDataset": 26,
     "datasets/packed/writer.py": 471,
-    "diagnosis.py": 403,
     "fetch.py": 418,
     "fetch.py: Fetcher": 22,
     "image/kernels/jpeg.py": 459,
@@ -44,7 +43,6 @@ LONGER = {
     "isolation/numpy_random.py": 449,
     "isolation/plan.py": 417,
     "slots.py": 421,
-    "telemetry.py": 441,
     "window.py": 482,
     "window.py: Window": 31,
 }

@@ -614,7 +614,8 @@ class Interruption:
     """
 
     FILES = tuple(
-        module.__file__ for module in (window_module, threading, sys.modules["fastload.telemetry"])
+        module.__file__
+        for module in (window_module, threading, sys.modules["fastload.telemetry.recorder"])
     )
 
     def __init__(self, line: int, act: Callable[[], None]) -> None:

@@ -30,12 +30,12 @@ import fastload
 from fastload.bench.figures import BenchError, Figures, Part, average_line
 from fastload.bench.plan import Run, TransformName, Workload, rank_order
 from fastload.datasets import ImageFileList
-from fastload.diagnosis import bound
 from fastload.errors import FastloadError
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.processes import cpu_seconds
 from fastload.measure.run_stats import RunStats
 from fastload.measure.samples import Numbered
+from fastload.telemetry.diagnosis import bound
 
 Step = Callable[[torch.Tensor, torch.Tensor], None]
 

@@ -22,8 +22,8 @@ from fastload.faults import shown
 from fastload.global_draws import is_profiled
 from fastload.loader import DataLoader
 from fastload.rows import filler
-from fastload.stats import seconds_in
 from fastload.telemetry import delayed_s
+from fastload.telemetry.snapshot import seconds_in
 
 LONGEST_S = 5.0
 """What is not clear about the GIL by then will not be."""

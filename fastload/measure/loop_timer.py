@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.averages import Average, Quantiles
 from fastload.measure.run_stats import RunStats
-from fastload.stats import Stats
+from fastload.telemetry import Stats
 
 QUANTILES = (50.0, 95.0, 99.0)
 

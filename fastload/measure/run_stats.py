@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from fastload.stats import Stage, Stats
+from fastload.telemetry import Stage, Stats
 
 _SUMS = (
     *("samples", "batches", "errors", "retries", "bytes", "elapsed_s", "consumer_wait_s"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fastload.stats import Stats
+from fastload.telemetry import Stats
 
 
 class Scalars:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from fastload.stats import Stats
+from fastload.telemetry import Stats
 from fastload.train.control import Control
 from fastload.train.profiling import ACTIVE, WAIT, WARMUP, profile_steps
 from fastload.train.recipe import Recipe, TrainError

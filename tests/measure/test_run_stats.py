@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fastload.measure.run_stats import RunStats
-from fastload.stats import Stage, Stats
+from fastload.telemetry import Stage, Stats
 
 EPOCH = Stats(
     epoch=0,

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, TensorDataset, g
 
 import fastload
 from fastload import DataLoader, Stats, stage
-from fastload.diagnosis import bound
+from fastload.telemetry.diagnosis import bound
 
 ATTEMPTS = 3
 BUFFER = bytes(2**20)  # hashlib lets the GIL go for buffers of more than 2 KiB

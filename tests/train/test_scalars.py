@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastload import DataLoader, Stats
-from fastload.stats import Stage
+from fastload.telemetry import Stage
 from fastload.train.scalars import Scalars, loader_scalars
 
 

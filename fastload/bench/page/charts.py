@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fastload.bench.page.markup import Markup, element, join
-from fastload.stats import LOADER_STAGES, duration, percent
+from fastload.telemetry.snapshot import LOADER_STAGES, duration, percent
 
 _WIDTH, _HEIGHT = 400.0, 250.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 12.0, 12.0, 40.0

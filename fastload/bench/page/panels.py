@@ -8,7 +8,7 @@ from typing import Any
 from fastload.bench.page import charts
 from fastload.bench.page.markup import UNKNOWN, Child, Markup, definitions, element, note, section
 from fastload.bench.plan import LOADER_NAMES
-from fastload.stats import duration, percent
+from fastload.telemetry.snapshot import duration, percent
 
 _STAGES = {
     "sample": "rest of the sample",

@@ -1,14 +1,13 @@
-"""The figures of an epoch, as values, and the report that `print` makes of them.
+"""The figures of an epoch, as values: what was measured, shares of it, and how figures read in a sentence.
 
-`telemetry` measures, `tally` puts the snapshot together; `diagnosis` says what bounds the run: the last line of the
-report.
+`recorder` measures, and the loader puts a snapshot together. `diagnosis` says what bounds the run, and `stats` makes
+the report of both; this file knows neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 LOADER_STAGES = ("sampler", "sample", "collate", "pin")
 """The loader's own stages, as a batch meets them; every other name is a part of "sample"."""
@@ -32,12 +31,8 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
-    """A snapshot of one epoch of a loader, the latest that was begun. `print` it for a report; a notebook shows it.
-
-    Read it as a balance: where `consumer_wait_s` is a large share of `elapsed_s` the loader bounds
-    the run; where `worker_wait_s` is a large share of `workers * elapsed_s` the training step does.
-    """
+class Snapshot:
+    """The figures of one epoch of a loader; `Stats` adds the report."""
 
     epoch: int
     """The epoch's number, which keys its order; -1 before the first `iter()`."""
@@ -115,142 +110,49 @@ class Stats:
     ended: bool = False
     """Whether the epoch is over: the figures no longer change."""
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show the report as the last line of a notebook's cell."""
-        printer.text(str(self))
-
-    def __str__(self) -> str:
-        """The figures, aligned, and what bounds the run as the last line; before the first epoch that line alone."""
-        from fastload.diagnosis import bound  # which reads this file
-
-        if self.epoch < 0:
-            return bound(self).sentence
-        return "\n".join([*_figures(self), *_stage_table(self), bound(self).sentence])
-
 
 # ---- shares ----
 
 
-def seconds_in(stats: Stats, name: str) -> float:
+def seconds_in(stats: Snapshot, name: str) -> float:
     """Thread-seconds in a stage; 0 where it did not occur."""
     stage = stats.stages.get(name)
     return stage.seconds if stage else 0.0
 
 
-def waited_s(stats: Stats) -> float:
+def named_stages(stats: Snapshot) -> list[Stage]:
+    """Return the parts of a sample that the dataset named."""
+    return [stage for name, stage in stats.stages.items() if name not in LOADER_STAGES]
+
+
+def waited_s(stats: Snapshot) -> float:
     """Seconds that the loop was held up in the loader: waiting for a batch, or running the sampler."""
     return stats.consumer_wait_s + seconds_in(stats, "sampler")
 
 
-def waited_share(stats: Stats) -> float:
+def waited_share(stats: Snapshot) -> float:
     """Share (0 to 1) of the time in which the loop was held up."""
     return min(1.0, waited_s(stats) / stats.elapsed_s) if stats.elapsed_s else 0.0
 
 
-def _share_of_workers(seconds: float, stats: Stats) -> float:
+def share_of_workers(seconds: float, stats: Snapshot) -> float:
+    """Return the share (0 to 1) of the workers' time that `seconds` are."""
     total = stats.workers * stats.elapsed_s
     return min(1.0, seconds / total) if total else 0.0
 
 
-def idle_share(stats: Stats) -> float:
+def idle_share(stats: Snapshot) -> float:
     """Share (0 to 1) of the workers' time in which they had nothing to do."""
-    return _share_of_workers(stats.worker_wait_s, stats)
+    return share_of_workers(stats.worker_wait_s, stats)
 
 
-def others_share(stats: Stats) -> float:
+def others_share(stats: Snapshot) -> float:
     """Share (0 to 1) of the cores' time that other processes had."""
     total = stats.cores * stats.elapsed_s
     return min(1.0, stats.others_cpu_s / total) if total else 0.0
 
 
-# ---- the report ----
-
-
-def _figures(stats: Stats) -> list[str]:
-    per_s = 1 / stats.elapsed_s if stats.elapsed_s else 0.0
-    used = f"{stats.process_cpu_s * per_s:.1f} of {stats.cores} cores used" if stats.cores else ""
-    if others_share(stats) > 0.05:
-        used += f", {stats.others_cpu_s * per_s:.1f} by other processes"
-    sampler_s = seconds_in(stats, "sampler")
-    in_sampler = (
-        f", {duration(sampler_s)} of it in the sampler"
-        if sampler_s > 0.01 * stats.elapsed_s
-        else ""
-    )
-    slot_bytes = stats.bytes / stats.batches * stats.slots_in_use if stats.batches else 0.0
-    rows = [
-        (f"epoch {stats.epoch}", duration(stats.elapsed_s), used),
-        ("samples", f"{stats.samples:,}", f"{stats.samples * per_s:,.1f} a second"),
-        ("batches", f"{stats.batches:,}", f"{stats.batches * per_s:,.1f} a second"),
-        ("bytes", _size(stats.bytes), f"{_size(stats.bytes * per_s)} a second"),
-        (
-            "errors",
-            f"{stats.errors:,}",
-            f"{stats.retries:,} reads tried again" if stats.retries else "",
-        ),
-        (
-            "loop waited",
-            duration(waited_s(stats)),
-            f"{percent(waited_share(stats))} of the time{in_sampler}",
-        ),
-        *(_worker_figures(stats) if stats.workers else _no_workers(stats)),
-        ("slots in use", f"{stats.slots_in_use}", f"about {_size(slot_bytes)}"),
-    ]
-    if stats.workers:
-        rows += [
-            ("lacked a core", duration(stats.core_wait_s), "workers that could compute"),
-            ("GIL pressure", f"{stats.gil_pressure:.2f}", f"mean of {stats.gil_probes:,} probes"),
-        ]
-    if stats.slowest_s:
-        rows.append(("slowest sample", duration(stats.slowest_s), stats.slowest))
-    return [f"{name:<15}{value:>11}  {note}".rstrip() for name, value, note in rows]
-
-
-def _worker_figures(stats: Stats) -> list[tuple[str, str, str]]:
-    return [
-        (
-            "workers waited",
-            duration(stats.worker_wait_s),
-            f"{percent(idle_share(stats))} of the time of {stats.workers}",
-        ),
-        (
-            "workers busy",
-            duration(stats.busy_s),
-            f"{percent(_share_of_workers(stats.busy_s, stats))} of it",
-        ),
-        ("occupancy", percent(stats.occupancy), f"of at most {stats.depth} batches in flight"),
-    ]
-
-
-def _no_workers(stats: Stats) -> list[tuple[str, str, str]]:
-    why = f"{stats.workers_asked} asked for, but batches this light are gathered by the loop itself"
-    return [("workers", "0", why)] if stats.workers_asked else []
-
-
-def _stage_table(stats: Stats) -> list[str]:
-    if not stats.stages:
-        return []
-    total = sum(seconds_in(stats, name) for name in LOADER_STAGES)
-    titles = ("stage", "share", "seconds", "count", "p50", "p95", "p99")
-    table = [titles] + [
-        (
-            stage.name if stage.name in LOADER_STAGES else f"  {stage.name}",
-            percent(stage.seconds / total if total else 0.0),
-            duration(stage.seconds),
-            f"{stage.count:,}",
-            duration(stage.p50_s),
-            duration(stage.p95_s),
-            duration(stage.p99_s),
-        )
-        for stage in stats.stages.values()
-    ]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    widths[0] = max(widths[0], 15)
-    return [
-        row[0].ljust(widths[0])
-        + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
-        for row in table
-    ]
+# ---- words ----
 
 
 def percent(share: float) -> str:
@@ -269,7 +171,7 @@ def duration(seconds: float) -> str:
     return f"{_digits(seconds * scale)} {unit}"
 
 
-def _size(count: float) -> str:
+def size(count: float) -> str:
     """Bytes in words: three digits and the unit that suits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 999.5:

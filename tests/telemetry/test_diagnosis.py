@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from fastload.diagnosis import (
+from fastload.telemetry import Stage, Stats
+from fastload.telemetry.diagnosis import (
     COMPUTES,
     FEWEST_BATCHES,
     FULL,
@@ -34,7 +35,6 @@ from fastload.diagnosis import (
     WAITS,
     bound,
 )
-from fastload.stats import Stage, Stats
 
 
 def stages(**seconds: float) -> dict[str, Stage]:

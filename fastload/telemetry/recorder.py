@@ -1,31 +1,25 @@
 """What the loader measures while it runs: waits, stages, the GIL.
 
-Each thread writes to a `Recorder` of its own and takes no lock; whoever wants a snapshot merges them
-and may see figures that are a moment old. `stats` has the snapshot, `diagnosis` what it says.
+Each thread writes to a `Recorder` of its own and takes no lock. `merge` may run in any thread meanwhile, and may see
+figures that are a moment old.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from math import ceil, log2, nan
 from resource import RUSAGE_THREAD, getrusage
 from select import select
-from time import perf_counter, thread_time
-from types import TracebackType
+from time import perf_counter
 from typing import Any, NamedTuple
 
-from torch.profiler import record_function
-
 from fastload.faults import shown
-from fastload.stats import LOADER_STAGES, Stage
-from fastload.torch_private import all_threads_profiler_config, profiler_is_on
+from fastload.telemetry.snapshot import LOADER_STAGES, Stage
 
 PROBE_EVERY_S = 0.040
 """A probe takes some 350 us and little CPU, so at this distance 0.9 % of a worker's time; 25 of them a second, of each
@@ -171,7 +165,7 @@ class Recorder:
         self._switches = 0
         # Stages that were entered and not left, innermost last: here and not in the `stage`, which
         # threads share and calls re-enter.
-        self._running: list[tuple[_Stage, float, float, AbstractContextManager[Any] | None]] = []
+        self._running: list[tuple[object, float, float, AbstractContextManager[Any] | None]] = []
 
     def add(self, stage: str, seconds: float, count: int = 1, *, cpu_seconds: float = 0.0) -> None:
         """Record `count` times `seconds` in a stage, in which this thread computed for `cpu_seconds` in all."""
@@ -261,129 +255,6 @@ def cores_busy_s() -> float:
     # user, nice, system, (idle, iowait,) irq, softirq, steal
     ticks = sum(int(row[k]) for row in rows if row[0] in mine for k in (1, 2, 3, 6, 7, 8))
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-class _Local(threading.local):
-    recorder: Recorder | None = None  # here, so that a thread without one looks it up as fast
-
-
-_local = _Local()
-
-
-class recording:
-    """`with recording(recorder):` makes it this thread's in the block; the one before is back afterwards."""
-
-    __slots__ = ("_before", "_recorder")
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __enter__(self) -> None:
-        self._before = _local.recorder
-        _local.recorder = self._recorder
-
-    def __exit__(self, *_: object) -> None:
-        _local.recorder = self._before
-
-
-class _Stage:
-    """Knows its name alone, so that one serves all threads at once and can be entered again while it is."""
-
-    __slots__ = ("_name",)
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        recorder = _local.recorder
-        if recorder is not None:
-            traced = None
-            if profiler_is_on():
-                traced = span(self._name)
-                traced.__enter__()
-            recorder._running.append((self, perf_counter(), thread_time(), traced))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        recorder = _local.recorder
-        if recorder is None:
-            return
-        ended = perf_counter()
-        running = recorder._running
-        at = len(running) - 1
-        while at >= 0 and running[at][0] is not self:
-            at -= 1  # a generator was left in the middle of a stage, and goes on later
-        if at < 0:
-            return  # or in another thread, where it was never entered
-        _, started, cpu_started, traced = running.pop(at)
-        recorder.add(self._name, ended - started, cpu_seconds=thread_time() - cpu_started)
-        if traced is not None:
-            traced.__exit__(kind, exc, tb)
-
-
-@lru_cache(maxsize=256)
-def stage(name: str) -> _Stage:
-    """Name a part of reading a sample, for `loader.stats()` and for a torch profiler's trace.
-
-        def __getitem__(self, index):
-            with fastload.stage("read"):
-                encoded = self.read(index)
-            with fastload.stage("decode"):
-                return decode(encoded)
-
-    The time in the block counts under the name; "read" and "decode" are names that the report knows. An
-    exception passes through, and its block counts. A stage inside another counts in both. While a torch
-    profiler is on, the block is the span `fastload.<name>`; for spans of worker threads see
-    `profiler_config`. Costs about 1 us in a loader, 0.2 us elsewhere, where it does nothing. Of more than
-    30 names in one loader the later ones count as "other".
-
-    Raises ValueError if `name` is empty or that of a stage of the loader's own (sample, collate, pin, sampler).
-    """
-    if not isinstance(name, str) or not name or name in LOADER_STAGES:
-        raise ValueError(
-            f"the name of a stage must be some text other than {', '.join(LOADER_STAGES)}, got {name!r}"
-        )
-    return _Stage(name)
-
-
-def add_to_stage(name: str, seconds: float, count: int, *, computed: bool) -> None:
-    """Count `count` samples that took `seconds` in a stage together: what `stage` does for each, for a run of them.
-
-    `computed` says that the thread used a core all the time.
-    """
-    recorder = _local.recorder
-    if recorder is not None:
-        recorder.add(name, seconds / count, count, cpu_seconds=seconds if computed else 0.0)
-
-
-def span(name: str) -> AbstractContextManager[Any]:
-    """The span `fastload.<name>` of a torch profiler that is on; without one nothing, in 0.1 us."""
-    return record_function(f"fastload.{name}") if profiler_is_on() else _NO_SPAN
-
-
-def waiting_span() -> AbstractContextManager[Any]:
-    """Return a span for the loop's wait: `fastload::wait`, in what TensorBoard's profiler calls DataLoader."""
-    return _waiting() if profiler_is_on() else _NO_SPAN
-
-
-@contextmanager
-def _waiting() -> Iterator[None]:
-    tensorboards = record_function("enumerate(DataLoader)#fastload.DataLoader.__next__")
-    with tensorboards, record_function("fastload::wait"):
-        yield
-
-
-_NO_SPAN = nullcontext()
-
-
-def profiler_config() -> Any:
-    """What makes a torch profiler see the worker threads.
-
-    >>> with torch.profiler.profile(experimental_config=fastload.profiler_config()) as profile:
-    ...     for batch in loader: ...
-    """
-    return all_threads_profiler_config()
 
 
 class Merged(NamedTuple):

@@ -19,13 +19,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastload import telemetry
 from fastload.cores import usable_cores
 from fastload.telemetry import (
-    MOST_STAGES,
-    OTHER,
-    PROBE_EVERY_S,
-    Histogram,
     Place,
     Recorder,
     merge,
@@ -34,6 +29,9 @@ from fastload.telemetry import (
     span,
     stage,
 )
+from fastload.telemetry import recorder as recorder_module
+from fastload.telemetry import stages as stages_module
+from fastload.telemetry.recorder import MOST_STAGES, OTHER, PROBE_EVERY_S, Histogram
 
 RESOLUTION = 2 ** (1 / 16) * (1 + 1e-9)
 
@@ -45,7 +43,8 @@ class Clock:
         self.wall = 100.0
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
-        monkeypatch.setattr(telemetry, "perf_counter", lambda: self.wall)
+        for module in (recorder_module, stages_module):
+            monkeypatch.setattr(module, "perf_counter", lambda: self.wall)
         return self
 
 
@@ -419,7 +418,7 @@ def test_pressure_is_the_wait_beyond_the_nap_in_units_of_the_switch_interval(
     def nap(_r: Any, _w: Any, _x: Any, seconds: float) -> None:
         clock.wall += seconds + wait_s
 
-    monkeypatch.setattr(telemetry, "select", nap)
+    monkeypatch.setattr(recorder_module, "select", nap)
     recorder = Recorder()
     for _ in range(10):
         clock.wall += 1
@@ -481,8 +480,8 @@ def test_time_without_a_core_is_no_wait_for_the_gil(
         clock.wall += seconds + 0.004
         delayed += 0.004
 
-    monkeypatch.setattr(telemetry, "select", nap)
-    monkeypatch.setattr(telemetry, "delayed_s", lambda: delayed)
+    monkeypatch.setattr(recorder_module, "select", nap)
+    monkeypatch.setattr(recorder_module, "delayed_s", lambda: delayed)
     recorder = Recorder()
     recorder.probe()
     assert merge([recorder]).gil_pressure == pytest.approx(0.0, abs=1e-6)

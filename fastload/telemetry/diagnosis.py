@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
-from fastload.stats import (
-    LOADER_STAGES,
+from fastload.telemetry.snapshot import (
+    Snapshot,
     Stage,
-    Stats,
     duration,
     idle_share,
+    named_stages,
     others_share,
     percent,
     seconds_in,
@@ -82,8 +82,7 @@ HAND_OVER_S = 1e-3
 few times that, the loop makes it sooner by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """What bounds a run."""
 
     cause: str
@@ -100,7 +99,7 @@ class Finding:
 # ---- the rules ----
 
 
-def bound(stats: Stats) -> Finding:
+def bound(stats: Snapshot) -> Finding:
     """Say what bounds the run that `stats` is a snapshot of.
 
     The first rule that holds decides, from the causes that would make later figures mislead to those
@@ -141,7 +140,7 @@ def _finding(cause: str, fact: str, advice: str) -> Finding:
     return Finding(cause, advice, f"{fact}; {advice}.")
 
 
-def _too_little(stats: Stats) -> Finding:
+def _too_little(stats: Snapshot) -> Finding:
     seen = f"{stats.batches} batches in {duration(stats.elapsed_s)}"
     least = f"{FEWEST_BATCHES} batches and {duration(SHORTEST_S)}"
     if stats.ended:
@@ -155,7 +154,7 @@ def _too_little(stats: Stats) -> Finding:
     )
 
 
-def _step(stats: Stats) -> Finding:
+def _step(stats: Snapshot) -> Finding:
     fact = f"The training step bounds the run: the loop waited {percent(waited_share(stats))} of the time"
     idle = idle_share(stats)
     enough = ceil(1.3 * (1 - idle) * stats.workers)  # 1.3: room for what is uneven
@@ -165,7 +164,7 @@ def _step(stats: Stats) -> Finding:
     return _finding("step", fact, "nothing in the loader would make it faster")
 
 
-def _inline(stats: Stats) -> Finding:
+def _inline(stats: Snapshot) -> Finding:
     each = stats.consumer_wait_s / stats.batches
     fact = f"The loop loads for itself, for {percent(waited_share(stats))} of the time ({duration(each)} a batch"
     largest = _largest(stats)
@@ -179,7 +178,7 @@ def _inline(stats: Stats) -> Finding:
     return _finding("inline", fact, "set num_workers=2 or more, to load beside the training step")
 
 
-def _straggler(stats: Stats) -> Finding | None:
+def _straggler(stats: Snapshot) -> Finding | None:
     sample = stats.stages.get("sample")
     if (
         sample is None
@@ -204,7 +203,7 @@ def _straggler(stats: Stats) -> Finding | None:
     )
 
 
-def _others(stats: Stats) -> Finding | None:
+def _others(stats: Snapshot) -> Finding | None:
     """Where other processes keep workers from the cores, no figure says much of the loader.
 
     A thread that loses its core with the GIL in hand makes all others wait: the GIL looks taken, and no code
@@ -214,7 +213,7 @@ def _others(stats: Stats) -> Finding | None:
     return _crowded(stats) if crowded and _lacks_cores(stats) else None
 
 
-def _crowded(stats: Stats) -> Finding:
+def _crowded(stats: Snapshot) -> Finding:
     return _finding(
         "others",
         f"Other processes take the cores: {percent(others_share(stats))} of the time of {stats.cores}, while workers "
@@ -224,7 +223,7 @@ def _crowded(stats: Stats) -> Finding:
     )
 
 
-def _gil(stats: Stats) -> Finding | None:
+def _gil(stats: Snapshot) -> Finding | None:
     if seconds_in(stats, "sample") < MOSTLY * stats.busy_s:
         return None
     used = stats.process_cpu_s / stats.elapsed_s
@@ -243,7 +242,7 @@ def _gil(stats: Stats) -> Finding | None:
     )
 
 
-def _turns(stats: Stats) -> Finding | None:
+def _turns(stats: Snapshot) -> Finding | None:
     """Many short waits: each call into a library lets go of the GIL, and a worker is woken to take it."""
     sample_s = seconds_in(stats, "sample")
     waits_s = sample_s - stats.sample_cpu_s - stats.core_wait_s
@@ -265,7 +264,7 @@ def _turns(stats: Stats) -> Finding | None:
     )
 
 
-def _after_samples(stats: Stats) -> Finding | None:
+def _after_samples(stats: Snapshot) -> Finding | None:
     collate, pin = seconds_in(stats, "collate"), seconds_in(stats, "pin")
     if collate > MOSTLY * stats.busy_s:
         return _finding(
@@ -283,7 +282,7 @@ def _after_samples(stats: Stats) -> Finding | None:
     return None
 
 
-def _idle(stats: Stats) -> Finding | None:
+def _idle(stats: Snapshot) -> Finding | None:
     idle = idle_share(stats)
     if idle <= MOSTLY:
         return None
@@ -295,7 +294,7 @@ def _idle(stats: Stats) -> Finding | None:
     )
 
 
-def _work(stats: Stats) -> Finding:
+def _work(stats: Snapshot) -> Finding:
     """Workers are busy with samples: there are too few of them, or no more would help."""
     largest = _largest(stats)
     cause = None if largest is None else {"read": "storage"}.get(largest.name, largest.name)
@@ -345,52 +344,48 @@ def _work(stats: Stats) -> Finding:
 # ---- what they look at ----
 
 
-def _waits(stats: Stats) -> bool:
+def _waits(stats: Snapshot) -> bool:
     return stats.sample_cpu_s + stats.core_wait_s < COMPUTES * seconds_in(stats, "sample")
 
 
-def _lacks_cores(stats: Stats) -> bool:
+def _lacks_cores(stats: Snapshot) -> bool:
     return not _waits(stats) and stats.core_wait_s > LACKS * stats.sample_cpu_s
 
 
-def _cores_full(stats: Stats) -> bool:
+def _cores_full(stats: Snapshot) -> bool:
     return stats.cores > 0 and stats.process_cpu_s >= FULL * stats.cores * stats.elapsed_s
 
 
-def _cores_taken(stats: Stats) -> bool:
+def _cores_taken(stats: Snapshot) -> bool:
     """As `_cores_full`, by all processes together."""
     taken_s = stats.process_cpu_s + stats.others_cpu_s
     return stats.cores > 0 and taken_s >= FULL * stats.cores * stats.elapsed_s
 
 
-def _named(stats: Stats) -> list[Stage]:
-    return [stage for name, stage in stats.stages.items() if name not in LOADER_STAGES]
-
-
-def _largest(stats: Stats) -> Stage | None:
+def _largest(stats: Snapshot) -> Stage | None:
     """The stage that the data set named, if most of the time of samples is in one."""
-    largest = max(_named(stats), key=lambda stage: stage.seconds, default=None)
+    largest = max(named_stages(stats), key=lambda stage: stage.seconds, default=None)
     if largest is None or largest.seconds < MOSTLY * seconds_in(stats, "sample"):
         return None
     return largest
 
 
-def _in_largest(stats: Stats) -> str:
+def _in_largest(stats: Snapshot) -> str:
     largest = _largest(stats)
     if largest is None:
         return ""
     return f', {percent(largest.seconds / seconds_in(stats, "sample"))} of it in "{largest.name}"'
 
 
-def _in_most_computing(stats: Stats) -> str:
+def _in_most_computing(stats: Snapshot) -> str:
     """Not the largest: where threads wait for the GIL, any stage that lets go of it waits to have it back."""
-    most = max(_named(stats), key=lambda stage: stage.cpu_s, default=None)
+    most = max(named_stages(stats), key=lambda stage: stage.cpu_s, default=None)
     if most is None or most.cpu_s < MOSTLY * stats.sample_cpu_s:
         return ""
     return f', {percent(most.cpu_s / stats.sample_cpu_s)} of what they compute in "{most.name}"'
 
 
-def _enough(stats: Stats) -> int:
+def _enough(stats: Snapshot) -> int:
     """Workers that keep up with the loop, if the work is shared out evenly; four times those there at most.
 
     Where samples compute, no more than there are cores, unless those have nothing to do.

@@ -1,0 +1,42 @@
+"""What threads measure while a loader runs, and what a report says of it.
+
+`recorder` has clocks, histograms, and the recorder that each thread writes to. `stages` names the parts of a sample,
+for the recorder and for a torch profiler. `snapshot` has the figures of an epoch as values. `diagnosis` says what
+bounds a run, by rules on a snapshot. `stats` prints both.
+"""
+
+from fastload.telemetry.recorder import (
+    Place,
+    Recorder,
+    WaitClock,
+    cores_busy_s,
+    delayed_s,
+    merge,
+)
+from fastload.telemetry.snapshot import Stage
+from fastload.telemetry.stages import (
+    add_to_stage,
+    profiler_config,
+    recording,
+    span,
+    stage,
+    waiting_span,
+)
+from fastload.telemetry.stats import Stats
+
+__all__ = [
+    "Place",
+    "Recorder",
+    "Stage",
+    "Stats",
+    "WaitClock",
+    "add_to_stage",
+    "cores_busy_s",
+    "delayed_s",
+    "merge",
+    "profiler_config",
+    "recording",
+    "span",
+    "stage",
+    "waiting_span",
+]

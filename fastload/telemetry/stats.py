@@ -1,0 +1,135 @@
+"""The report that `print` makes of an epoch's figures: a table, and what bounds the run as the last line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastload.telemetry.snapshot import (
+    LOADER_STAGES,
+    Snapshot,
+    duration,
+    idle_share,
+    others_share,
+    percent,
+    seconds_in,
+    share_of_workers,
+    size,
+    waited_s,
+    waited_share,
+)
+
+
+class Stats(Snapshot):
+    """A snapshot of one epoch of a loader, the latest that was begun. `print` it for a report; a notebook shows it.
+
+    Its fields are those of `fastload.telemetry.snapshot.Snapshot`, each with its meaning there.
+
+    Read it as a balance: where `consumer_wait_s` is a large share of `elapsed_s` the loader bounds
+    the run; where `worker_wait_s` is a large share of `workers * elapsed_s` the training step does.
+    """
+
+    __slots__ = ()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the report as the last line of a notebook's cell."""
+        printer.text(str(self))
+
+    def __str__(self) -> str:
+        """The figures, aligned, and what bounds the run as the last line; before the first epoch that line alone."""
+        from fastload.telemetry.diagnosis import (
+            bound,  # 300 lines that a run without a report does not need
+        )
+
+        if self.epoch < 0:
+            return bound(self).sentence
+        return "\n".join([*_figures(self), *_stage_table(self), bound(self).sentence])
+
+
+# ---- the report ----
+
+
+def _figures(stats: Snapshot) -> list[str]:
+    per_s = 1 / stats.elapsed_s if stats.elapsed_s else 0.0
+    used = f"{stats.process_cpu_s * per_s:.1f} of {stats.cores} cores used" if stats.cores else ""
+    if others_share(stats) > 0.05:
+        used += f", {stats.others_cpu_s * per_s:.1f} by other processes"
+    sampler_s = seconds_in(stats, "sampler")
+    in_sampler = (
+        f", {duration(sampler_s)} of it in the sampler"
+        if sampler_s > 0.01 * stats.elapsed_s
+        else ""
+    )
+    slot_bytes = stats.bytes / stats.batches * stats.slots_in_use if stats.batches else 0.0
+    rows = [
+        (f"epoch {stats.epoch}", duration(stats.elapsed_s), used),
+        ("samples", f"{stats.samples:,}", f"{stats.samples * per_s:,.1f} a second"),
+        ("batches", f"{stats.batches:,}", f"{stats.batches * per_s:,.1f} a second"),
+        ("bytes", size(stats.bytes), f"{size(stats.bytes * per_s)} a second"),
+        (
+            "errors",
+            f"{stats.errors:,}",
+            f"{stats.retries:,} reads tried again" if stats.retries else "",
+        ),
+        (
+            "loop waited",
+            duration(waited_s(stats)),
+            f"{percent(waited_share(stats))} of the time{in_sampler}",
+        ),
+        *(_worker_figures(stats) if stats.workers else _no_workers(stats)),
+        ("slots in use", f"{stats.slots_in_use}", f"about {size(slot_bytes)}"),
+    ]
+    if stats.workers:
+        rows += [
+            ("lacked a core", duration(stats.core_wait_s), "workers that could compute"),
+            ("GIL pressure", f"{stats.gil_pressure:.2f}", f"mean of {stats.gil_probes:,} probes"),
+        ]
+    if stats.slowest_s:
+        rows.append(("slowest sample", duration(stats.slowest_s), stats.slowest))
+    return [f"{name:<15}{value:>11}  {note}".rstrip() for name, value, note in rows]
+
+
+def _worker_figures(stats: Snapshot) -> list[tuple[str, str, str]]:
+    return [
+        (
+            "workers waited",
+            duration(stats.worker_wait_s),
+            f"{percent(idle_share(stats))} of the time of {stats.workers}",
+        ),
+        (
+            "workers busy",
+            duration(stats.busy_s),
+            f"{percent(share_of_workers(stats.busy_s, stats))} of it",
+        ),
+        ("occupancy", percent(stats.occupancy), f"of at most {stats.depth} batches in flight"),
+    ]
+
+
+def _no_workers(stats: Snapshot) -> list[tuple[str, str, str]]:
+    why = f"{stats.workers_asked} asked for, but batches this light are gathered by the loop itself"
+    return [("workers", "0", why)] if stats.workers_asked else []
+
+
+def _stage_table(stats: Snapshot) -> list[str]:
+    if not stats.stages:
+        return []
+    total = sum(seconds_in(stats, name) for name in LOADER_STAGES)
+    titles = ("stage", "share", "seconds", "count", "p50", "p95", "p99")
+    table = [titles] + [
+        (
+            stage.name if stage.name in LOADER_STAGES else f"  {stage.name}",
+            percent(stage.seconds / total if total else 0.0),
+            duration(stage.seconds),
+            f"{stage.count:,}",
+            duration(stage.p50_s),
+            duration(stage.p95_s),
+            duration(stage.p99_s),
+        )
+        for stage in stats.stages.values()
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths[0] = max(widths[0], 15)
+    return [
+        row[0].ljust(widths[0])
+        + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in table
+    ]
