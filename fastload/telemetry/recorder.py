@@ -142,7 +142,7 @@ class Recorder:
         "_next_probe",
         "_probe_wait_s",
         "_probes",
-        "_running",
+        "running",
         "_sample",
         "_sample_cpu_s",
         "_slowest",
@@ -165,7 +165,7 @@ class Recorder:
         self._switches = 0
         # Stages that were entered and not left, innermost last: here and not in the `stage`, which
         # threads share and calls re-enter.
-        self._running: list[tuple[object, float, float, AbstractContextManager[Any] | None]] = []
+        self.running: list[tuple[object, float, float, AbstractContextManager[Any] | None]] = []
 
     def add(self, stage: str, seconds: float, count: int = 1, *, cpu_seconds: float = 0.0) -> None:
         """Record `count` times `seconds` in a stage, in which this thread computed for `cpu_seconds` in all."""
@@ -191,7 +191,7 @@ class Recorder:
         later): of that, what the run took beyond the usual time of its other samples. The first run of a thread is
         known as such, as imports and files to be opened are in its time.
         """
-        self._running.clear()  # whatever stage a generator was left in: its time is not that of samples
+        self.running.clear()  # whatever stage a generator was left in: its time is not that of samples
         sample, mean = self._sample, seconds / units
         first = not sample.count
         slowest = mean

@@ -55,7 +55,7 @@ class _Stage:
             if profiler_is_on():
                 traced = span(self._name)
                 traced.__enter__()
-            recorder._running.append((self, perf_counter(), thread_time(), traced))
+            recorder.running.append((self, perf_counter(), thread_time(), traced))
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
@@ -64,7 +64,7 @@ class _Stage:
         if recorder is None:
             return
         ended = perf_counter()
-        running = recorder._running
+        running = recorder.running
         at = len(running) - 1
         while at >= 0 and running[at][0] is not self:
             at -= 1  # a generator was left in the middle of a stage, and goes on later
