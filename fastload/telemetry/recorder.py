@@ -142,13 +142,13 @@ class Recorder:
         "_next_probe",
         "_probe_wait_s",
         "_probes",
-        "running",
         "_sample",
         "_sample_cpu_s",
         "_slowest",
         "_stages",
         "_switches",
         "_switches_before",
+        "running",
     )
 
     def __init__(self) -> None:
