@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from fastload.fetch import Fetcher
@@ -94,12 +95,12 @@ class Epochs:
         """Return the loader's state as the latest epoch begins."""
         return fresh_state(settings, self.number, self._sampler_epoch)
 
-    def state_dict(self, settings: Settings) -> dict[str, Any]:
-        """See `DataLoader.state_dict`."""
+    def state_dict(self, settings: Callable[[], Settings]) -> dict[str, Any]:
+        """See `DataLoader.state_dict`. `settings` is called if no epoch has begun."""
         if (resume := self.resume) is not None:  # read once: another thread may call this
             return copy.deepcopy(resume.to_json())
         if self._order is None:
-            return fresh_state(settings, self._to_come(), self._own_of_sampler()).to_json()
+            return fresh_state(settings(), self._to_come(), self._own_of_sampler()).to_json()
         return self._order.state()
 
     def load(self, state: State) -> None:

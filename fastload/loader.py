@@ -293,7 +293,7 @@ class DataLoader(TorchDataLoader[T]):
         if not self._threaded:
             self._warn_of_no_state()
             return {"version": VERSION, "kind": "process"}
-        return self._epochs.state_dict(self._settings())
+        return self._epochs.state_dict(self._settings)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter()` resume after what `state` says was handed out; one that runs already is not changed.
