@@ -18,6 +18,7 @@ GROUND = {"isolation"}
 """Folders that every file may import, and that import nothing of fastload above them."""
 GROUND_FILES = (
     "fastload.cores.",
+    "fastload.disk.",
     "fastload.errors.",
     "fastload.hashing.",
     "fastload.torch_private.",
