@@ -19,6 +19,7 @@ GROUND = {"isolation", "telemetry"}
 """Folders that every file may import, and that import nothing of fastload above them."""
 GROUND_FILES = (
     "fastload.cores.",
+    "fastload.disk.",
     "fastload.errors.",
     "fastload.faults.",
     "fastload.hashing.",

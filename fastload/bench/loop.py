@@ -30,6 +30,7 @@ import fastload
 from fastload.bench.figures import BenchError, Figures, Part, average_line
 from fastload.bench.plan import Run, TransformName, Workload, rank_order
 from fastload.datasets import ImageFileList
+from fastload.disk import replace_file
 from fastload.errors import FastloadError
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.processes import cpu_seconds
@@ -234,9 +235,8 @@ def write_result(result_path: str, result: Callable[[], dict[str, Any]]) -> int:
         content = {"error": _sentence(error)}
         if not isinstance(error, FastloadError | OSError):
             traceback.print_exc()
-    written = Path(f"{result_path}.partial")
-    written.write_text(json.dumps(content))
-    written.replace(result_path)
+    with replace_file(result_path, durable=False) as file:
+        file.write(json.dumps(content).encode())
     return 1 if "error" in content else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from fastload.bench.figures import Figures, Outcome
 from fastload.bench.plan import LoaderKind, Run, Workload
 from fastload.bench.roofline import roofline
+from fastload.disk import replace_file
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.provenance import busy, caption
 
@@ -321,12 +321,5 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all; folders on the way are made. What is no text in a file's name, as \\udcff."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-        partial.replace(path)
-    except BaseException as error:
-        partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(path)  # a write does not say
-        raise
+    with replace_file(path, durable=False) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))

@@ -9,7 +9,6 @@ more than colour does. A strip at the bottom carries the picture's number in bla
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from fastload.cores import usable_cores
+from fastload.disk import locked
 from fastload.image.encode import encode_jpeg
 from fastload.loader import DataLoader
 
@@ -255,8 +255,7 @@ def _claim(out: Path, made: dict[str, int]) -> Iterator[Path]:
     """
     out.mkdir(parents=True, exist_ok=True)
     marker, wanted = out / "synthetic.json", json.dumps(made)
-    with open(marker, "a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with open(marker, "a+") as file, locked(file):
         file.seek(0)
         found = file.read()
         if not found:

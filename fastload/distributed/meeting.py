@@ -23,6 +23,7 @@ from typing import Any
 from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from fastload.disk import replace_file
 from fastload.distributed.addresses import own_address
 from fastload.distributed.asking import MPI_LAUNCHERS, mpi4py
 from fastload.distributed.ranks import Rank
@@ -60,7 +61,8 @@ def meeting(
         store = _open(rank, timeout) if rank.rank == 0 else None
         try:
             if store is not None:
-                _publish(path, _address_of(rank, store))
+                with replace_file(path, mode=0o600, durable=False) as file:
+                    file.write(json.dumps(_address_of(rank, store)).encode())
             yield store or _join(rank, path, timeout_s), f"the file {path}"
         finally:
             if rank.rank == 0:
@@ -174,16 +176,6 @@ def _place(rank: Rank, environ: Mapping[str, str]) -> Path:
     if own.stat().st_uid != os.getuid() or own.is_symlink():
         raise RendezvousError(f"{own} is not this user's. Name another in FASTLOAD_MEETING_DIR")
     return own
-
-
-def _publish(path: Path, place: Mapping[str, Any]) -> None:
-    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    try:
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(place, file)
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def _join(rank: Rank, path: Path, timeout_s: float) -> TCPStore:

@@ -9,8 +9,6 @@ of an epoch occurs exactly once, wherever and how often the training was killed.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import pickle
 import random
 import secrets
@@ -24,6 +22,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 import torch
 
+from fastload.disk import lock, replace_file
 from fastload.errors import FastloadError
 from fastload.train.models import mismatch
 
@@ -56,24 +55,17 @@ class Checkpoint:
         path = folder / NAME
         content = {name: getattr(self, name) for name in self.__slots__}
         partial = folder / f".{NAME}.{secrets.token_hex(4)}"
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            with open(descriptor, "wb") as file:
+            with replace_file(path, partial=partial) as file:
                 with contextlib.suppress(OSError):  # without locks, nothing is swept
-                    fcntl.flock(file, fcntl.LOCK_EX)
+                    lock(file)
                 torch.save({"format": FORMAT, **content}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException as error:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(partial)
+        except (OSError, RuntimeError) as error:
             # Where a write fails, torch goes on to end its archive, and raises what it finds there.
             cause = error.__context__ if isinstance(error, RuntimeError) else error
             if isinstance(cause, OSError):
                 raise OSError(cause.errno, cause.strerror, str(path)) from error
             raise
-        _sync_folder(folder)  # The new name too must survive a loss of power.
         return path
 
     @classmethod
@@ -127,16 +119,8 @@ def _sweep(folder: Path) -> None:
     """Delete what writers that were killed have left: each as large as a checkpoint. Who still writes has a lock."""
     for partial in folder.glob(f".{NAME}.*"):
         with contextlib.suppress(OSError), partial.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file, wait=False)
             partial.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def random_states(device: torch.device) -> dict[str, Any]:

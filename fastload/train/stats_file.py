@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import csv
-import errno
-import fcntl
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from fastload.disk import locked, write_all
 from fastload.errors import FastloadError
-
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-"""What flock(2) fails with on a file system that has no locks, as Lustre mounted without them."""
 
 
 class StatsFileError(FastloadError, ValueError):
@@ -36,7 +31,7 @@ def append_row(path: Path, row: Mapping[str, object]) -> None:
     that some crash has cut off stays a line of its own. Raises `StatsFileError` where the header has other names.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+", newline="") as file, _locked(file):
+    with path.open("a+", newline="") as file, locked(file, needed=False):
         file.seek(0)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -48,31 +43,7 @@ def append_row(path: Path, row: Mapping[str, object]) -> None:
                 text.write("\n")
         writer.writerow(["" if value is None else value for value in row.values()])
         # One write to a file open for appending: even without locks, a row lands in one piece.
-        left = text.getvalue().encode(errors="backslashreplace")
-        try:
-            while left:  # a disk that becomes full takes a part, and refuses the rest
-                left = left[os.write(file.fileno(), left) :]
-        except OSError as error:
-            error.filename = str(path)  # a write does not say
-            raise
-
-
-@contextmanager
-def _locked(file: IO[str]) -> Iterator[None]:
-    """Hold the file's lock in the block; the kernel lets go of it with the process."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-    try:
-        yield
-    finally:
-        try:
-            fcntl.flock(file, fcntl.LOCK_UN)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
+        write_all(file.fileno(), str(path), text.getvalue().encode(errors="backslashreplace"))
 
 
 def _check_header(path: Path, file: IO[str], columns: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ DST/.staging/           the lock (it stays); while copying, the index to come an
 from __future__ import annotations
 
 import errno
-import fcntl
+import functools
 import os
 import shutil
 import time
@@ -32,7 +32,7 @@ from fastload.datasets.packed.format import (
     read_index,
     read_table,
 )
-from fastload.datasets.packed.writer import sync_directory, write_all
+from fastload.disk import locked, replace_file, sync_folder, write_all
 from fastload.errors import PackedDataError
 from fastload.loader import DataLoader
 
@@ -126,22 +126,14 @@ def _alone_in(target: str, say: Callable[[str], None] | None) -> Iterator[None]:
     The kernel wakes who waits, and lets go of the lock when its holder dies. Its file is never deleted: who waits has
     it open, and whoever came later would lock another one.
     """
-    lock = os.open(
-        os.path.join(target, _WORK, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-    )
+    waiting = f"{target}: another process copies into it; waiting for it"
+    wait = functools.partial(say, waiting) if say else True
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if say is not None:
-                say(f"{target}: another process copies into it; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        with open(os.path.join(target, _WORK, "lock"), "ab") as file, locked(file, wait=wait):
+            yield
     except OSError as error:
         error.filename = error.filename or target  # neither flock nor fsync says
         raise
-    finally:
-        os.close(lock)
 
 
 def _claim(target: str, index: Index) -> None:
@@ -181,7 +173,7 @@ def _copy(
     work = os.path.join(target, _WORK)
     if os.path.exists(os.path.join(target, INDEX)):
         os.replace(os.path.join(target, INDEX), os.path.join(work, INDEX))
-        sync_directory(target)
+        sync_folder(target)
     for shard in missing:  # wrong ones, and pieces that a kill has left: they take room
         for folder in (target, work):
             with suppress(FileNotFoundError):
@@ -194,7 +186,6 @@ def _copy(
     copies = _Pass(source, index, missing, target=target)
     for _ in _each(copies, workers=workers, progress=progress, what="Staging"):
         pass
-    sync_directory(target)
 
 
 class _Pass(Dataset[bool]):
@@ -229,18 +220,9 @@ class _Pass(Dataset[bool]):
 
     def _copy(self, shard: Shard, target: str) -> None:
         partial = os.path.join(target, _WORK, shard.name)
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        try:
+        with replace_file(os.path.join(target, shard.name), partial=partial) as file:
             for piece in self._pieces(shard):
-                write_all(fd, partial, piece)
-            os.fsync(fd)
-            os.replace(partial, os.path.join(target, shard.name))
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(partial)
-            raise
-        finally:
-            os.close(fd)
+                write_all(file.fileno(), partial, piece)
 
     def _pieces(self, shard: Shard) -> Iterator[memoryview]:
         for piece in _pieces(self.path, self.index, shard):
@@ -340,11 +322,5 @@ def _content(name: str) -> bytes | None:
 def _publish(target: str, name: str, content: bytes) -> None:
     """Write a file that is there whole or not at all, also after a loss of power."""
     partial = os.path.join(target, _WORK, "partial")
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        write_all(fd, partial, content)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(partial, os.path.join(target, name))
-    sync_directory(os.path.dirname(os.path.join(target, name)))
+    with replace_file(os.path.join(target, name), partial=partial) as file:
+        write_all(file.fileno(), partial, content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import mmap
 import os
@@ -33,6 +32,7 @@ from fastload.datasets.packed.format import (
     schema_of,
     shard_name,
 )
+from fastload.disk import lock, replace_file, sync_folder, write_all
 from fastload.errors import PackedDataError
 
 _WORK = ".packing"
@@ -227,7 +227,7 @@ class PackedWriter:
         os.makedirs(self._work, exist_ok=True)
         self._lock = os.open(os.path.join(self._work, "lock"), os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._lock, wait=False)
             self._take_over()
         except BaseException as error:
             self._unlock()
@@ -323,7 +323,7 @@ class PackedWriter:
         assert self._file is not None
         shard = self._file.close()
         os.replace(self._file.name, os.path.join(self.path, shard.name))
-        sync_directory(self.path)
+        sync_folder(self.path)
         self._file = None
         self.shards.append(shard)
         self.done = self._inputs
@@ -340,15 +340,8 @@ class PackedWriter:
     def _publish(self, name: str, content: bytes) -> None:
         """Write a file that is there whole or not at all, also after a loss of power."""
         partial = os.path.join(self._work, "partial")
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
-            write_all(fd, partial, content)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        target = os.path.join(self.path, name)
-        os.replace(partial, target)
-        sync_directory(os.path.dirname(target))
+        with replace_file(os.path.join(self.path, name), partial=partial) as file:
+            write_all(file.fileno(), partial, content)
 
     def _unlock(self) -> None:
         if self._lock >= 0:
@@ -428,19 +421,6 @@ class _Sink:
             os.close(self.fd)
 
 
-def write_all(fd: int, name: str, content: Any) -> int:
-    """Write all of `content`, a buffer of bytes; OSError with the file's name, as on a full disk."""
-    done = 0
-    with memoryview(content) as whole:
-        while done < len(whole):
-            try:
-                done += os.write(fd, whole[done:])
-            except OSError as error:
-                error.filename = name
-                raise
-    return done
-
-
 def _nbytes(value: Any) -> int:
     """About what a value of a further column takes in a shard; a number counts as 8 bytes."""
     if isinstance(value, str):
@@ -460,12 +440,3 @@ def _nbytes(value: Any) -> int:
 
 def _is_shard(name: str) -> bool:
     return name.startswith("shard-") and name.endswith(".arrow")
-
-
-def sync_directory(path: str) -> None:
-    """Have the names in a directory outlast a loss of power."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

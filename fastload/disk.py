@@ -1,0 +1,113 @@
+"""Files that are there whole or not at all, also after a loss of power, and locks among processes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any, BinaryIO
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+"""What flock(2) fails with on a file system that has no locks, as Lustre mounted without them."""
+
+
+@contextmanager
+def replace_file(
+    path: str | os.PathLike[str],
+    *,
+    partial: str | os.PathLike[str] | None = None,
+    mode: int = 0o666,
+    durable: bool = True,
+) -> Iterator[BinaryIO]:
+    """Yield a temporary file. After the block it takes the place of the file at `path`, all at once.
+
+    If the block or the writing fails, the temporary file is deleted, and the old file stays.
+
+    Args:
+        partial: the temporary file, on the file system of `path`; what is there is overwritten. By default a new
+            hidden file beside `path`. An OSError about that one, or about no file, names `path` instead.
+        mode: the permissions, less the umask.
+        durable: sync the file before it gets its name, and then its folder: both outlast a loss of power.
+    """
+    path = os.fspath(path)
+    folder, name = os.path.split(path)
+    temporary = partial or os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if partial else os.O_EXCL)
+    try:
+        with open(os.open(temporary, flags, mode), "wb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+        if durable:
+            sync_folder(folder or ".")
+    except BaseException as error:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        if not partial and isinstance(error, OSError) and error.filename in (None, temporary):
+            error.filename = path
+        raise
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Have the names in a folder outlast a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, name: str, content: Any) -> int:
+    """Write all of `content`, a buffer of bytes; return its length. An OSError, as on a full disk, has `name`."""
+    done = 0
+    with memoryview(content) as whole:
+        while done < len(whole):
+            try:
+                done += os.write(descriptor, whole[done:])
+            except OSError as error:
+                error.filename = name
+                raise
+    return done
+
+
+def lock(
+    file: int | IO[Any], *, wait: bool | Callable[[], object] = True, needed: bool = True
+) -> bool:
+    """Take the lock of an open file; return True. The kernel frees it if the file is closed or the process ends.
+
+    Args:
+        wait: what to do while another process has the lock. True: wait. A function: call it, then wait.
+            False: raise BlockingIOError.
+        needed: what to do on a file system without locks. True: raise OSError. False: return False.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not wait:
+            raise
+        if callable(wait):
+            wait()
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        if needed or error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+@contextmanager
+def locked(
+    file: int | IO[Any], *, wait: bool | Callable[[], object] = True, needed: bool = True
+) -> Iterator[None]:
+    """Hold the lock of an open file in the block, with the arguments of `lock`."""
+    held = lock(file, wait=wait, needed=needed)
+    try:
+        yield
+    finally:
+        if held:
+            fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,0 +1,171 @@
+"""Promise: a file is replaced whole or not at all, and a lock keeps other processes out until it is freed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastload.disk import lock, locked, replace_file, sync_folder, write_all
+from tests.fakes import limited_files
+
+
+def fail(number: int) -> Callable[..., Any]:
+    def call(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+# ---- files ----
+
+
+def test_the_file_is_the_old_one_until_the_block_ends_and_then_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    with replace_file(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["beside it", "named by the caller"])
+@pytest.mark.parametrize("broken", ["block", "write", "fsync", "replace"])
+def test_after_a_failure_half_way_the_old_content_stands_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, own: bool
+) -> None:
+    path, partial = tmp_path / "a", tmp_path / "partial"
+    path.write_bytes(b"old")
+    if broken in ("fsync", "replace"):
+        monkeypatch.setattr(os, broken, fail(errno.EIO))
+    expected = KeyboardInterrupt if broken == "block" else OSError
+    with (
+        limited_files(1000 if broken == "write" else 1 << 30),
+        pytest.raises(expected) as caught,
+        replace_file(path, partial=None if own else partial) as file,
+    ):
+        file.write(b"x" * 10_000)
+        if broken == "block":
+            raise KeyboardInterrupt
+    if isinstance(caught.value, OSError):
+        assert caught.value.filename == (str(path) if own else None)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_about_another_file_keeps_its_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught, replace_file(tmp_path / "a") as file:
+        file.write((tmp_path / "source").read_bytes())
+    assert caught.value.filename == str(tmp_path / "source")
+
+
+def test_a_folder_that_is_not_there_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught, replace_file(tmp_path / "b" / "a"):
+        pass
+    assert caught.value.filename == str(tmp_path / "b" / "a")
+
+
+def test_what_a_kill_left_in_the_named_file_is_overwritten(tmp_path: Path) -> None:
+    partial = tmp_path / "partial"
+    partial.write_bytes(b"much from before")
+    with replace_file(tmp_path / "a", partial=partial) as file:
+        file.write(b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert not partial.exists()
+
+
+def test_file_and_folder_are_synced_unless_that_is_not_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    with replace_file(tmp_path / "a", partial=tmp_path / "partial"):
+        pass
+    assert synced == [str(tmp_path / "partial"), str(tmp_path)]
+    with replace_file(tmp_path / "a", durable=False):
+        pass
+    sync_folder(tmp_path)
+    assert synced[2:] == [str(tmp_path)]
+
+
+def test_a_bare_name_lies_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with replace_file("a") as file:
+        file.write(b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o666, 0o640), (0o600, 0o600)])
+def test_the_mode_is_less_the_umask(tmp_path: Path, mode: int, expected: int) -> None:
+    before = os.umask(0o027)
+    try:
+        with replace_file(tmp_path / "a", mode=mode):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == expected
+
+
+def test_everything_is_written_and_a_full_disk_is_told_with_the_name(tmp_path: Path) -> None:
+    with open(tmp_path / "a", "wb") as file:
+        assert write_all(file.fileno(), "a", b"x" * 800) == 800
+        with limited_files(1000), pytest.raises(OSError, match=r"File too large: 'the name'"):
+            write_all(file.fileno(), "the name", b"y" * 800)
+    assert (tmp_path / "a").read_bytes() == b"x" * 800 + b"y" * 200
+
+
+# ---- locks: two opens of one file are as two processes ----
+
+
+def test_a_lock_is_held_in_the_block_and_free_after_it(tmp_path: Path) -> None:
+    with open(tmp_path / "a", "ab") as mine, open(tmp_path / "a", "ab") as theirs:
+        with locked(mine), pytest.raises(BlockingIOError):
+            lock(theirs, wait=False)
+        assert lock(theirs, wait=False)
+
+
+def test_closing_the_file_frees_the_lock(tmp_path: Path) -> None:
+    with open(tmp_path / "a", "ab") as mine:
+        mine_as_well = os.open(tmp_path / "a", os.O_RDWR)
+        lock(mine_as_well)
+        os.close(mine_as_well)
+        assert lock(mine, wait=False)
+
+
+def test_a_function_is_called_before_the_wait_and_only_then(tmp_path: Path) -> None:
+    calls: list[str] = []
+    with open(tmp_path / "a", "ab") as mine, open(tmp_path / "a", "ab") as theirs:
+        lock(theirs)
+
+        def give_way() -> None:
+            calls.append("waits")
+            fcntl.flock(theirs, fcntl.LOCK_UN)
+
+        with locked(mine, wait=give_way), locked(mine, wait=give_way):
+            assert calls == ["waits"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO])
+def test_without_locks_the_block_runs_if_the_lock_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", fail(number))
+    with open(tmp_path / "a", "ab") as file:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            lock(file)
+        if number == errno.EIO:  # a fault of a file system that has locks
+            with pytest.raises(OSError, match=os.strerror(number)):
+                lock(file, needed=False)
+        else:
+            assert not lock(file, needed=False)
+            with locked(file, needed=False):
+                pass
