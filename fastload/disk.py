@@ -46,7 +46,7 @@ def replace_file(
         if durable:
             sync_folder(folder or ".")
     except BaseException as error:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # the first error is the one to tell
             os.unlink(temporary)
         if not partial and isinstance(error, OSError) and error.filename in (None, temporary):
             error.filename = path

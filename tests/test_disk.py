@@ -66,10 +66,12 @@ def test_an_error_about_another_file_keeps_its_name(tmp_path: Path) -> None:
     assert caught.value.filename == str(tmp_path / "source")
 
 
-def test_a_folder_that_is_not_there_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as caught, replace_file(tmp_path / "b" / "a"):
-        pass
-    assert caught.value.filename == str(tmp_path / "b" / "a")
+def test_a_file_that_cannot_be_made_is_told_with_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder, expected in (("none", FileNotFoundError), ("file", NotADirectoryError)):
+        with pytest.raises(expected) as caught, replace_file(tmp_path / folder / "a"):
+            pass
+        assert caught.value.filename == str(tmp_path / folder / "a")
 
 
 def test_what_a_kill_left_in_the_named_file_is_overwritten(tmp_path: Path) -> None:
