@@ -81,8 +81,9 @@ def test_an_error_of_one_rank_is_one_line_whichever_it_is(
     ) as processes:
         printed = "".join(process.communicate(timeout=100)[0] for process in processes)
         assert [process.returncode for process in processes] == [1, 1], printed
-    opening = ("Batch size", "num workers", "Starting data loader", "2 ranks, each with")
-    said = [line for line in printed.splitlines() if not line.startswith(opening)]
+    assert "Traceback" not in printed
+    # Torch's log may say, with a stack in C++, that the store's connection ended as it was read from.
+    said = [line for line in printed.splitlines() if line.startswith(("Error:", "fastload:"))]
     missing = pictures / name_of(MISSING)
     assert said[0] == f"Error: {missing}: No such file or directory"
     # The other rank hears of it as the connection ends. If that is rank 0's, it cannot ask who has told what.
