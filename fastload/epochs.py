@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastload.fetch import Fetcher
@@ -33,6 +34,7 @@ class Epochs:
         self._order: Order | None = None
         self.resume: State | None = None
         """What the next epoch begins with."""
+        self._seed_of_workers: int | None = None  # that the workers of the loaded, ended epoch had
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy goes on counting; what is under way is not its own."""
@@ -47,8 +49,24 @@ class Epochs:
                 sampler.set_epoch(self._next)
         self._sampler_epoch = self._own_of_sampler()
 
-    def begin(self) -> None:
-        """Go to the epoch of this `iter()`. A state of another one, which was loaded, is dropped."""
+    @contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Go to the next epoch, which begins in the block. If the block raises, it is still the next one."""
+        ours = [s for s in self._samplers if isinstance(s, RankSampler)]
+        before, epochs = dict(vars(self)), [(s, s.epoch, s.is_set) for s in ours]
+        try:
+            self._begin()
+            yield
+        except BaseException:
+            vars(self).update(before)
+            for sampler, epoch, is_set in epochs:
+                sampler.set_epoch(epoch)
+                if not is_set:
+                    sampler.begin_epoch()
+            raise
+
+    def _begin(self) -> None:
+        """Go to the next epoch. A state of another one, which was loaded, is dropped."""
         self.number = self._to_come()
         for sampler in self._samplers:
             if isinstance(sampler, RankSampler):
@@ -56,14 +74,16 @@ class Epochs:
         self._sampler_epoch = self._own_of_sampler()
         self._next = self.number + 1
         self.is_set = False
+        self._seed_of_workers = None
         resume = self.resume
-        if resume is not None and not resume.ended and resume.epoch != self.number:
+        if resume is not None and resume.ended:
+            self.resume, self._seed_of_workers = None, resume.stream_seed
+        elif resume is not None and resume.epoch != self.number:
             warnings.warn(
                 f"fastload: epoch {self.number} begins at its beginning, as set_epoch() says; the state that was "
                 f"loaded is of epoch {resume.epoch}",
-                stacklevel=3,
+                stacklevel=7,  # who calls `iter(loader)`
             )
-        if resume is not None and (resume.ended or resume.epoch != self.number):
             self.resume = None
 
     def make_order(self, settings: Settings, fetcher: Fetcher) -> Order:
@@ -82,9 +102,17 @@ class Epochs:
         """Return the seed of the random streams: the loader's, the loaded state's, or the one that was drawn."""
         if settings.seed is not None:
             return settings.seed
-        if self.resume is not None and self.resume.stream_seed is not None:
+        drawn = self.drawn_seed(settings)
+        return base_seed if drawn is None else drawn
+
+    def drawn_seed(self, settings: Settings) -> int | None:
+        """Return the base seed that was drawn before the state was saved; None if this epoch is to draw one.
+
+        Torch draws it once for each set of workers: those that persist keep it from epoch to epoch.
+        """
+        if self.resume is not None:
             return self.resume.stream_seed
-        return base_seed
+        return self._seed_of_workers if settings.persistent_workers else None
 
     def began(self, order: Order) -> None:
         """The epoch is read by `order` from now on."""

@@ -63,7 +63,7 @@ class ThreadIterator(Iterator[Any]):
         num_workers = 0 if light else settings.num_workers
         self._inline = num_workers == 0
         # Before the sampler draws: what is refused changes nothing.
-        streams, isolation = self._streams_and_isolation()
+        streams, isolation = _streams_and_isolation(settings, self._fetcher, inline=self._inline)
         self._site: Site | None = None  # of the loop, if there are no workers
         if self._inline:
             self._site = _site_of_loop(settings, self._fetcher, streams, isolation)
@@ -97,32 +97,14 @@ class ThreadIterator(Iterator[Any]):
             )
         self._issue()
 
-    def _streams_and_isolation(self) -> tuple[Streams, Isolation | None]:
-        """Return what makes the random streams, and what gives each worker its dataset; None if the loop reads its own.
-
-        Raises what isolation refuses.
-        """
-        settings = self._settings
-        # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
-        draws = not self._fetcher.copies and (settings.seed is not None or not self._inline)
-        streams = Streams(
-            routable(chosen_modules(settings.random_modules)) if draws else frozenset(),
-            keyed=draws and not settings.iterable,
-            seeded=settings.seed is not None,
-        )
-        isolation = settings.isolation() if draws or not self._inline else None
-        if isolation is not None and not self._inline:
-            isolation.check()
-        return streams, isolation
-
     # ---- epochs ----
 
     def _begin_first(self) -> int:
         """Begin the first epoch, with the draws that torch makes, in torch's order; return the base seed."""
-        settings, resume = self._settings, self._epochs.resume
+        settings, drawn = self._settings, self._epochs.drawn_seed(self._settings)
         twice = settings.num_workers and settings.seed is None and not settings.iterable
-        if resume is not None and resume.stream_seed is not None:
-            base_seed = resume.stream_seed  # drawn already, when the epoch began
+        if drawn is not None:
+            base_seed = drawn
             order = self._epochs.make_order(settings, self._fetcher)
         elif twice:
             iter(settings.sampler)  # what draws in `__iter__` itself draws twice, as in torch
@@ -135,8 +117,12 @@ class ThreadIterator(Iterator[Any]):
         self._begin(order, self._epochs.stream_seed(settings, base_seed))
         return base_seed
 
-    def begin(self, settings: Settings) -> None:
-        """Begin another epoch with the same workers."""
+    def _reset(self, loader: Any) -> None:
+        """Begin another epoch with the same workers; torch's `DataLoader.__iter__` calls it under this name."""
+        with self._epochs.beginning():
+            self._begin_another(self._settings.followed(loader))
+
+    def _begin_another(self, settings: Settings) -> None:
         self._settings = settings
         ahead = self._ahead
         if (
@@ -252,13 +238,13 @@ class ThreadIterator(Iterator[Any]):
         """
         self._begun = True
         sampler = single_sampler(self._settings.sampler)
-        if self._epochs.is_set or not isinstance(sampler, RankSampler):
-            return  # the loader's own `set_epoch` is for the next `iter()`
+        if self._epochs.is_set or self._epochs.resume or not isinstance(sampler, RankSampler):
+            return  # the loader's own `set_epoch` and `load_state_dict` are for the next `iter()`
         if sampler.is_set and sampler.epoch == self._order.epoch:
             sampler.begin_epoch()  # it has begun
         elif sampler.is_set:
-            self._epochs.begin()
-            self.begin(self._settings)
+            with self._epochs.beginning():
+                self._begin_another(self._settings)
             self._begun = True
 
     def _take(self) -> Batch | None:
@@ -375,6 +361,26 @@ def _recorders(workers: int) -> list[Recorder]:
 def _is_light(settings: Settings, fetcher: Fetcher) -> bool:
     """Return whether the loop copies a batch sooner than a worker could hand it over."""
     return settings.worker_init_fn is None and fetcher.is_light(settings.samples_per_batch)
+
+
+def _streams_and_isolation(
+    settings: Settings, fetcher: Fetcher, *, inline: bool
+) -> tuple[Streams, Isolation | None]:
+    """Return what makes the random streams, and what gives each worker its dataset; None if the loop reads its own.
+
+    Raises what isolation refuses.
+    """
+    # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
+    draws = not fetcher.copies and (settings.seed is not None or not inline)
+    streams = Streams(
+        routable(chosen_modules(settings.random_modules)) if draws else frozenset(),
+        keyed=draws and not settings.iterable,
+        seeded=settings.seed is not None,
+    )
+    isolation = settings.isolation() if draws or not inline else None
+    if isolation is not None and not inline:
+        isolation.check()
+    return streams, isolation
 
 
 def _site_of_loop(

@@ -8,7 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -36,9 +36,6 @@ from fastload.tally import NO_STATS, Tally
 from fastload.telemetry import Stats
 
 T = TypeVar("T", covariant=True)
-
-_ARGUMENTS = {field.name for field in fields(Settings)} - {"sampler", "batched", "declared_length"}
-"""What a loader has under the same name."""
 
 
 class DataLoader(TorchDataLoader[T]):
@@ -169,7 +166,7 @@ class DataLoader(TorchDataLoader[T]):
             # Torch's constructor makes 2 of None. As it was given, a loader rebuilt from its
             # attributes is the same.
             self.prefetch_factor = prefetch_factor
-        self._settings().check()
+        Settings.of(self).check()
         samplers = self._samplers()
         refuse_two_partitions(dataset, samplers)
         self._epochs = Epochs(samplers)
@@ -195,18 +192,18 @@ class DataLoader(TorchDataLoader[T]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's names a class of its own
         """Begin the next epoch; with persistent workers, whatever is left of the one before is dropped."""
-        self._epochs.begin()
+        if not self._threaded:
+            with self._epochs.beginning():
+                return super().__iter__()
         iterator: Any = self._iterator
-        if isinstance(iterator, ThreadIterator):
-            if iterator.alive and self.persistent_workers:
-                iterator.begin(self._settings())
-                return iterator
+        if isinstance(iterator, ThreadIterator) and not iterator.alive:
             self._iterator = None  # closed, or left behind in the parent by a fork
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
         if self._threaded:
-            iterator = ThreadIterator(self._settings(), self._epochs, self._warned)
+            with self._epochs.beginning():
+                iterator = ThreadIterator(Settings.of(self), self._epochs, self._warned)
             self._tally = iterator.tally
             self._threads = [t for t in self._threads if t.is_alive()] + iterator.threads
             self._iterators.add(iterator)
@@ -218,15 +215,6 @@ class DataLoader(TorchDataLoader[T]):
                 stacklevel=3,
             )
         return super()._get_iterator()
-
-    def _settings(self) -> Settings:
-        """Return the arguments as they are now."""
-        return Settings(
-            sampler=self._index_sampler,
-            batched=self._auto_collation,
-            declared_length=self._IterableDataset_len_called,
-            **{name: getattr(self, name) for name in _ARGUMENTS},
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         """A loader pickles and copies without its threads, iterators and counts."""
@@ -293,7 +281,7 @@ class DataLoader(TorchDataLoader[T]):
         if not self._threaded:
             self._warn_of_no_state()
             return {"version": VERSION, "kind": "process"}
-        return self._epochs.state_dict(self._settings)
+        return self._epochs.state_dict(lambda: Settings.of(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter()` resume after what `state` says was handed out; one that runs already is not changed.
@@ -306,7 +294,7 @@ class DataLoader(TorchDataLoader[T]):
         if not self._threaded:
             self._warn_of_no_state()
             return
-        ours = fresh_state(self._settings(), 0, None)
+        ours = fresh_state(Settings.of(self), 0, None)
         found = type(ours).from_json(state)
         rank, _ = partition(self._index_sampler, self.dataset)
         check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))

@@ -49,7 +49,8 @@ def chosen_modules(given: Collection[str] | None) -> frozenset[str]:
     if given is None:
         name, text = ENVIRONMENT, os.environ.get(ENVIRONMENT, "python,numpy")
         given = () if text == "none" else text.split(",")
-    if isinstance(given, str) or not set(given) <= MODULES.keys():
+    named = isinstance(given, Collection) and not isinstance(given, str)
+    if not named or not set(given) <= MODULES.keys():
         raise ValueError(
             f'{name} must name no other modules than "python" and "numpy", got {given!r}'
         )

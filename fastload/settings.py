@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
@@ -53,6 +53,29 @@ class Settings:
     memory_format: torch.memory_format
     on_stats: Callable[[Stats], None] | None
     worker_method: str
+
+    @classmethod
+    def of(cls, loader: Any) -> Self:
+        """Return the arguments of a loader as they are now."""
+        ours = {
+            "sampler": loader._index_sampler,
+            "batched": loader._auto_collation,
+            "declared_length": loader._IterableDataset_len_called,
+        }
+        same = (field.name for field in fields(cls) if field.name not in ours)
+        return cls(**ours, **{name: getattr(loader, name) for name in same})
+
+    def followed(self, loader: Any) -> Self:
+        """Return what another epoch of the same workers works with.
+
+        The loop's own arguments follow the loader. The workers keep what they were started with, as in torch.
+        """
+        return replace(
+            self,
+            declared_length=loader._IterableDataset_len_called,
+            max_errors=loader.max_errors,
+            on_stats=loader.on_stats,
+        )
 
     def check(self) -> None:
         """Raise ValueError, with the argument's name, if one of those beyond torch's cannot be meant."""
@@ -114,10 +137,14 @@ class Settings:
             raise ValueError(f'{", ".join(names)}: only for worker_method="thread"')
 
     def check_loadable(self) -> None:
-        """Raise ValueError if `iter()` could load nothing. Torch's constructor lets it pass, and so does ours."""
+        """Raise ValueError if `iter()` could load nothing. Torch's constructor lets it pass, and so does ours.
+
+        What `check` refuses is refused here too: arguments can be set after construction.
+        """
+        self.check()
         if self.num_workers == 0 and self.timeout:
             raise ValueError(
-                "timeout needs num_workers > 0: without workers nobody could stop waiting"
+                "timeout needs num_workers > 0: without workers the loop itself reads, and cannot give up on a sample"
             )
         factor = 1 if self.prefetch_factor is None else self.prefetch_factor
         if integer("prefetch_factor", factor) == 0 and self.prefetch_batches is None:

@@ -114,7 +114,7 @@ def read_run(batch: Batch, start: int, stop: int, fetcher: Fetcher, site: Site) 
         cpu_s = _read(batch, start, stop, fetcher, site, recorder)
     seconds = perf_counter() - started
     units = batch.size if fetcher.whole else stop - start
-    if units:  # else the lane had ended, or nobody wants the batch
+    if units:  # none if the lane had ended, or the batch was dropped
 
         def place() -> Place:
             index = batch.first_index(start)

@@ -383,8 +383,10 @@ def private_names(path: Path) -> tuple[set[str], set[str]]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             defined.add(node.id)
         elif isinstance(node, ast.Attribute):
-            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            (defined if own else taken).add(node.attr)
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                taken.add(node.attr)
+            elif isinstance(node.ctx, ast.Store):
+                defined.add(node.attr)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fastload"):
             taken |= {alias.name for alias in node.names}
     return tuple({n for n in names if n[0] == "_" != n[1:2]} for names in (defined, taken))  # type: ignore[return-value]

@@ -108,7 +108,7 @@ def _read(path: Path, file: BinaryIO) -> Any:
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)
     except (
-        *(zipfile.BadZipFile, zlib.error, NotImplementedError, pickle.UnpicklingError),
+        *(zipfile.BadZipFile, zlib.error, pickle.UnpicklingError),
         *(RuntimeError, EOFError, LookupError, ValueError, OSError),
     ) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -651,7 +651,7 @@ def test_the_sampler_runs_on_the_thread_of_the_loop(workers: int) -> None:
 def test_an_iterator_cannot_be_pickled_and_says_so() -> None:
     """Torch's cannot either; a loader can."""
     iterator = iter(DataLoader(Squares(), 4, num_workers=2))
-    with pytest.raises((NotImplementedError, TypeError, pickle.PicklingError)):
+    with pytest.raises(TypeError, match="pickle its loader"):
         pickle.dumps(iterator)
     next(iterator)
     del iterator

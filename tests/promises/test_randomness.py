@@ -1154,10 +1154,6 @@ def on_meta() -> dict[str, Callable[[], torch.Tensor]]:
 
 @pytest.mark.parametrize("name", on_meta())
 def test_other_devices_are_left_alone(name: str) -> None:
-    try:
-        on_meta()[name]()
-    except (RuntimeError, NotImplementedError) as refused:
-        pytest.skip(f"not in this torch: {refused}")
     with fastload.random_stream(seed=1, epoch=0, position=0, index=0):
         state = fastload.sample_generator().get_state()
         assert on_meta()[name]().device.type == "meta"
