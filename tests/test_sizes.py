@@ -41,7 +41,6 @@ LONGER = {
     "image/plans.py": 437,
     "isolation/kinds.py": 450,
     "isolation/numpy_random.py": 449,
-    "isolation/plan.py": 417,
     "slots.py": 421,
     "window.py": 482,
     "window.py: Window": 31,

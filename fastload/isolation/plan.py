@@ -1,12 +1,11 @@
-"""Plan which objects of a graph each worker gets copies of, in one walk, and make each worker's copies by that plan."""
+"""Plan which objects of a graph each worker gets copies of, in one walk."""
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
-from collections import ChainMap, Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -14,23 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastload.errors import DatasetCopyError
 from fastload.isolation import rules
 from fastload.isolation.classify import File, Memory, Refused, kind_of
-from fastload.isolation.files import CannotReopen
 from fastload.isolation.kinds import ATOM, SCALARS, Container, Instance, Kind, Protocolled
-from fastload.isolation.memory import (
-    Block,
-    Buffer,
-    blocks_of,
-    copy_block,
-    is_plain_tensor,
-    why_foreign,
-)
+from fastload.isolation.memory import Block, Buffer, blocks_of, is_plain_tensor, why_foreign
 from fastload.isolation.module_state import original
-
-DEPTH = 10_000
-"""The recursion limit while copies are made: a copy of an object takes about four calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +76,7 @@ class Plan:
         copy_data: bool = False,
         left_out: Collection[int] = (),
     ) -> None:
-        self._roots: dict[str, Any] = {}
+        self.roots: dict[str, Any] = {}
         self._left_out = left_out
         self._copy_data = copy_data
         self._kinds: dict[type, Kind] = {}
@@ -112,7 +99,7 @@ class Plan:
 
     def add(self, label: str, root: Any) -> None:
         """Add a root to the graph."""
-        self._roots[label] = root
+        self.roots[label] = root
         self.walk(root, None, label)
 
     def walk(self, x: Any, parent: int | None, label: str, *, made: bool = False) -> None:
@@ -122,7 +109,7 @@ class Plan:
         stack: list[tuple[Any, int | None, str, int | None]] = [(x, parent, label, None)]
         while stack:
             x, parent, label, holder = stack.pop()
-            kind = self._kind(type(x))
+            kind = self.kind(type(x))
             if kind is ATOM or id(x) in self.nodes or id(x) in self._left_out:
                 continue
             if holder is not None and not self._count(holder, x, kind):
@@ -149,7 +136,8 @@ class Plan:
         # Views in another root may lie in memory that is known already.
         self._settle(self._memory[before:] if made else self._memory)
 
-    def _kind(self, cls: type) -> Kind:
+    def kind(self, cls: type) -> Kind:
+        """Return how instances of a class are copied."""
         try:
             return self._kinds[cls]
         except KeyError:
@@ -267,8 +255,6 @@ class Plan:
             node = None if node.parent is None else self.nodes.get(node.parent)
         return "".join(reversed(labels))
 
-    # ---- copies ----
-
     def generators(self, copies: Mapping[int, Any] | None = None) -> list[tuple[str, Any]]:
         """Return the generators of random numbers, each with another place: the graph's own, or their `copies` by id.
 
@@ -289,50 +275,10 @@ class Plan:
             found[k] = (place if seen[place] == 1 else f"{place} ({seen[place]})", x)
         return found
 
-    def copies(
-        self, routed: Sequence[Any] = ()
-    ) -> tuple[dict[str, Any], dict[int, Any], list[tuple[str, Any]]]:
-        """Return one worker's own roots, by name, its copies of the objects in `routed`, by id, and its generators.
-
-        The graph goes on pointing at routed objects themselves, so that code may compare them by identity. What turns
-        out to have no copy is shared from then on, and is in `uncopyable`.
-        """
-        limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(limit, DEPTH))
-        try:
-            while True:
-                copier = _Copier(self)
-                try:
-                    bodies = copier.bodies([x for x in routed if id(x) not in self.shared])
-                    roots = {
-                        name: bodies[id(root)] if id(root) in bodies else copier.copy(root)
-                        for name, root in self._roots.items()
-                    }
-                    return roots, bodies, self.generators(ChainMap(bodies, copier.memo))
-                except _OwnerIsSharedError:
-                    continue
-        except RecursionError as error:
-            raise DatasetCopyError(
-                "The dataset is nested too deeply to be copied for each worker. Raise sys.setrecursionlimit(), or "
-                "pass copy_dataset=False if threads may share it."
-            ) from error
-        finally:
-            sys.setrecursionlimit(limit)
-
-    def share(self, x: Any, error: Exception) -> None:
+    def share(self, x: Any, why: str) -> None:
         """Share what cannot be copied."""
-        why = str(error) if isinstance(error, CannotReopen) else f"{type(error).__name__}: {error}"
         self.shared[id(x)] = why
         self.uncopyable.append(Named(self.path(x), x, why))
-
-    def share_owner(self, x: Any, kind: Kind) -> None:
-        """Share an object with a finalizer if it holds what has no copy: finalizers of two would free that twice."""
-        named = {id(found.x) for found in self.uncopyable}
-        if named and any(id(part) in named for _, part in kind.parts(x)):
-            why = "it has a finalizer, and holds what cannot be copied"
-            self.shared[id(x)] = why
-            self.uncopyable.append(Named(self.path(x), x, why))
-            raise _OwnerIsSharedError
 
 
 def _below_deep_copy(path: str, x: Any) -> list[tuple[str, Any]]:
@@ -345,73 +291,3 @@ def _is_constant(x: Any, kind: Instance) -> bool:
     """Return whether an instance of the standard library has no attributes: a sentinel, compared by identity."""
     library = type(x).__module__.partition(".")[0] in sys.stdlib_module_names
     return library and not any(True for _ in kind.attributes.items(x))
-
-
-class _OwnerIsSharedError(BaseException):
-    """An object that is copied in part has turned out to be shared: copy anew."""
-
-
-class _Copier:
-    """See `kinds.Copier`."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._within: list[int] = []
-        self.memo: dict[int, Any] = {i: plan.nodes[i].x for i in plan.shared}
-        self.memo[id(self.memo)] = []  # where `copy.deepcopy` keeps alive what it copies
-
-    def copy(self, x: Any) -> Any:
-        """See `kinds.Copier`."""
-        plan, memo = self._plan, self.memo
-        kind = plan._kind(type(x))
-        if kind is ATOM:
-            return x
-        if id(x) in memo:
-            return memo[id(x)]
-        if id(x) not in plan.nodes:  # made by the protocol of a class
-            plan.walk(x, self._within[-1], "", made=True)
-            memo.update({i: plan.nodes[i].x for i in plan.shared})
-            if id(x) in memo:
-                return x
-        self._within.append(id(x))
-        try:
-            # If a part of `x` holds `x`, it has been copied there already.
-            memo.setdefault(id(x), kind.copy(x, self))
-            if hasattr(type(x), "__del__"):
-                plan.share_owner(x, kind)
-        except (_OwnerIsSharedError, RecursionError):
-            raise
-        except Exception as error:
-            if plan.is_made(x):
-                raise  # what made it cannot be copied
-            memo[id(x)] = x
-            plan.share(x, error)
-        finally:
-            self._within.pop()
-        return memo[id(x)]
-
-    def bodies(self, routed: Sequence[Any]) -> dict[int, Any]:
-        """Copy the routed objects, which all others go on pointing at."""
-        self.memo.update((id(x), x) for x in routed)
-        found = {}
-        for x in routed:
-            del self.memo[id(x)]
-            found[id(x)] = self.copy(x)
-            self.memo[id(x)] = x
-        return found
-
-    def known(self, x: Any) -> bool:
-        """See `kinds.Copier`."""
-        return id(x) in self._plan.nodes
-
-    def is_shallow(self, x: Any) -> bool:
-        """See `kinds.Copier`."""
-        return id(x) in self._plan.shallow
-
-    def memory(self, x: Any) -> Any:
-        """See `kinds.Copier`."""
-        block = self._plan.blocks.get(id(x))
-        if block is None:  # it has no bytes, or more than bytes
-            return copy.deepcopy(x, self.memo)
-        self.memo.update(copy_block(block))
-        return self.memo[id(x)]

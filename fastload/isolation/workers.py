@@ -20,6 +20,7 @@ from fastload.errors import DatasetCopyError, ModuleStateWarning, SharedStateWar
 from fastload.isolation import lmdb_once
 from fastload.isolation.classify import File, Refused, kind_of
 from fastload.isolation.code import ModuleObject, module_level
+from fastload.isolation.copies import make_copies
 from fastload.isolation.kinds import Instance, Protocolled
 from fastload.isolation.module_state import ModuleState, original
 from fastload.isolation.plan import Named, Plan
@@ -161,7 +162,7 @@ class Isolation:
         if not self._copies:
             watched = [("dataset", self._originals.dataset)] if watching else ()
             return replace(self._originals, watched=watched)
-        copies, module_copies, generators = self.plan.copies(self._modules.roots)
+        copies, module_copies, generators = make_copies(self.plan, self._modules.roots)
         module_copies |= {id(x): copies[path] for path, x in self._modules.cached.items()}
         return Own(
             copies["dataset"],

@@ -1,0 +1,127 @@
+"""Make each worker's copies of a graph by its plan."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import ChainMap
+from collections.abc import Sequence
+from typing import Any
+
+from fastload.errors import DatasetCopyError
+from fastload.isolation.files import CannotReopen
+from fastload.isolation.kinds import ATOM, Kind
+from fastload.isolation.memory import copy_block
+from fastload.isolation.plan import Plan
+
+DEPTH = 10_000
+"""The recursion limit while copies are made: a copy of an object takes about four calls."""
+
+
+def make_copies(
+    plan: Plan, routed: Sequence[Any] = ()
+) -> tuple[dict[str, Any], dict[int, Any], list[tuple[str, Any]]]:
+    """Return one worker's own roots, by name, its copies of the objects in `routed`, by id, and its generators.
+
+    The graph goes on pointing at routed objects themselves, so that code may compare them by identity. What turns
+    out to have no copy is shared from then on, and is in `uncopyable`.
+    """
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, DEPTH))
+    try:
+        while True:
+            copier = _Copier(plan)
+            try:
+                bodies = copier.bodies([x for x in routed if id(x) not in plan.shared])
+                roots = {
+                    name: bodies[id(root)] if id(root) in bodies else copier.copy(root)
+                    for name, root in plan.roots.items()
+                }
+                return roots, bodies, plan.generators(ChainMap(bodies, copier.memo))
+            except _OwnerIsSharedError:
+                continue
+    except RecursionError as error:
+        raise DatasetCopyError(
+            "The dataset is nested too deeply to be copied for each worker. Raise sys.setrecursionlimit(), or "
+            "pass copy_dataset=False if threads may share it."
+        ) from error
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+class _OwnerIsSharedError(BaseException):
+    """An object that is copied in part has turned out to be shared: copy anew."""
+
+
+class _Copier:
+    """See `kinds.Copier`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._within: list[int] = []
+        self.memo: dict[int, Any] = {i: plan.nodes[i].x for i in plan.shared}
+        self.memo[id(self.memo)] = []  # where `copy.deepcopy` keeps alive what it copies
+
+    def copy(self, x: Any) -> Any:
+        """See `kinds.Copier`."""
+        plan, memo = self._plan, self.memo
+        kind = plan.kind(type(x))
+        if kind is ATOM:
+            return x
+        if id(x) in memo:
+            return memo[id(x)]
+        if id(x) not in plan.nodes:  # made by the protocol of a class
+            plan.walk(x, self._within[-1], "", made=True)
+            memo.update({i: plan.nodes[i].x for i in plan.shared})
+            if id(x) in memo:
+                return x
+        self._within.append(id(x))
+        try:
+            # If a part of `x` holds `x`, it has been copied there already.
+            memo.setdefault(id(x), kind.copy(x, self))
+            if hasattr(type(x), "__del__"):
+                self._share_owner(x, kind)
+        except (_OwnerIsSharedError, RecursionError):
+            raise
+        except Exception as error:
+            if plan.is_made(x):
+                raise  # what made it cannot be copied
+            memo[id(x)] = x
+            cannot = isinstance(error, CannotReopen)
+            plan.share(x, str(error) if cannot else f"{type(error).__name__}: {error}")
+        finally:
+            self._within.pop()
+        return memo[id(x)]
+
+    def _share_owner(self, x: Any, kind: Kind) -> None:
+        """Share an object with a finalizer if it holds what has no copy: finalizers of two would free that twice."""
+        named = {id(found.x) for found in self._plan.uncopyable}
+        if named and any(id(part) in named for _, part in kind.parts(x)):
+            self._plan.share(x, "it has a finalizer, and holds what cannot be copied")
+            raise _OwnerIsSharedError
+
+    def bodies(self, routed: Sequence[Any]) -> dict[int, Any]:
+        """Copy the routed objects, which all others go on pointing at."""
+        self.memo.update((id(x), x) for x in routed)
+        found = {}
+        for x in routed:
+            del self.memo[id(x)]
+            found[id(x)] = self.copy(x)
+            self.memo[id(x)] = x
+        return found
+
+    def known(self, x: Any) -> bool:
+        """See `kinds.Copier`."""
+        return id(x) in self._plan.nodes
+
+    def is_shallow(self, x: Any) -> bool:
+        """See `kinds.Copier`."""
+        return id(x) in self._plan.shallow
+
+    def memory(self, x: Any) -> Any:
+        """See `kinds.Copier`."""
+        block = self._plan.blocks.get(id(x))
+        if block is None:  # it has no bytes, or more than bytes
+            return copy.deepcopy(x, self.memo)
+        self.memo.update(copy_block(block))
+        return self.memo[id(x)]
