@@ -5,16 +5,31 @@
     epoch), one part   read, transform, write    ordered      batches in order   in loader:
     per rank           into the batch's slot     hand-off     and pins them
 
-Files are the pipeline: `sampler` (the order), `randomness` (a stream for each sample), `batch` (what
-travels), `fetch` (a batch is read and finished; `lanes`: of an iterable data set), `collate` (from samples
-to a batch, in the memory of `slots`, which by `rows` a dataset may fill), `window` (the hand-off; all locks), `workers`
-(all threads), `order` (what is next, and what the loop has had; `draws`: what a sampler draws from;
-`state`: what a loader saves, and whether it fits), `iterator` (the loop's side of an epoch), `loader` (wires these),
-`prefetch` (puts the batches on a device). They share `telemetry` (what threads
-measure, and the report of it; `tally` counts an epoch), `isolation` (what each worker owns), `faults`
-(what user code raises), `errors` and `torch_private` (all that torch does not promise).
-`testing` has fakes. Folders are plug-ins, which the files never import: `datasets`, `image`, `check` (does a dataset
-suit threads), `distributed`, `measure` (what `train` and `bench` stand on), and `cli`, the command.
+The way of an index, file by file:
+
+    loader        DataLoader, which a training loop holds      settings: its arguments, checked
+    epochs        which epoch runs, and what was delivered     state: what is saved of it
+    iterator      the loop's side: fills the window, takes     reports: counts, warnings, `on_stats`
+    sampler       RankSampler: a rank's part of an epoch
+    order         the batches of an epoch, in order            draws: what a sampler draws from
+    batch         what travels
+    window        the bounded, ordered hand-off: all locks
+    workers       starts and ends the threads                  site: what each does with what it claims
+    fetch         reads and finishes a batch                   lanes: of an iterable dataset
+    rows          what a dataset may fill by itself
+    collate       samples become a batch                       slots: the memory of batches
+    prefetch      copies batches to a device ahead of the loop
+
+What all of these stand on:
+
+    randomness    a random stream for each sample              stream_keys, global_draws, hashing
+    isolation/    what each worker owns
+    telemetry/    what threads measure, and the report         tally: the counts of an epoch
+    faults        what user code raises                        errors: what fastload raises
+    torch_private all that torch does not promise              cores, disk
+
+What they never import: `datasets`, `image`, `check` (does a dataset suit threads), `distributed`, `measure` (what `train`
+and `bench` stand on), `train`, `bench`, `cli` (the command), and `testing` (fakes for tests).
 """
 
 from fastload import errors

@@ -101,17 +101,14 @@ class ThreadIterator(Iterator[Any]):
 
     def _begin_first(self) -> int:
         """Begin the first epoch, with the draws that torch makes, in torch's order; return the base seed."""
-        settings, drawn = self._settings, self._epochs.drawn_seed(self._settings)
+        settings = self._settings
+        base_seed = self._epochs.drawn_seed(settings)
         twice = settings.num_workers and settings.seed is None and not settings.iterable
-        if drawn is not None:
-            base_seed = drawn
-            order = self._epochs.make_order(settings, self._fetcher)
-        elif twice:
+        if base_seed is None and twice:
             iter(settings.sampler)  # what draws in `__iter__` itself draws twice, as in torch
             base_seed = settings.base_seed(self._epochs.number)
-            order = self._epochs.make_order(settings, self._fetcher)
-        else:
-            order = self._epochs.make_order(settings, self._fetcher)
+        order = self._epochs.make_order(settings, self._fetcher)
+        if base_seed is None:
             base_seed = settings.base_seed(self._epochs.number)
         self._window.begin()
         self._begin(order, self._epochs.stream_seed(settings, base_seed))
@@ -120,7 +117,9 @@ class ThreadIterator(Iterator[Any]):
     def _reset(self, loader: Any) -> None:
         """Begin another epoch with the same workers; torch's `DataLoader.__iter__` calls it under this name."""
         with self._epochs.beginning():
-            self._begin_another(self._settings.followed(loader))
+            settings = self._settings.followed(loader)
+            settings.check_loadable()
+            self._begin_another(settings)
 
     def _begin_another(self, settings: Settings) -> None:
         self._settings = settings

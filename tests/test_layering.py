@@ -6,12 +6,15 @@ Every module of the package is parsed, so that imports inside functions count to
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+import fastload
 
 PACKAGE = Path(__file__).parent.parent / "fastload"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -161,6 +164,13 @@ def by_name(path: Path) -> str:
 def test_a_file_never_imports_a_folder(path: Path) -> None:
     folders = {name for name, _ in imported(path.read_text()) if folder_of(name)}
     assert not folders, f"{path.name} is a stage of the pipeline and imports the plug-in {folders}"
+
+
+def test_the_table_of_the_package_names_every_file_and_folder() -> None:
+    assert fastload.__doc__
+    named = set(re.findall(r"\w+", fastload.__doc__))
+    files = {path.stem for path in CORE} - {"__init__"}
+    assert files | FOLDERS | GROUND <= named, files | FOLDERS | GROUND - named
 
 
 @pytest.mark.parametrize("folder", sorted(FOLDERS))

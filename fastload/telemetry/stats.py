@@ -24,8 +24,8 @@ class Stats(Snapshot):
 
     Its fields are those of `fastload.telemetry.snapshot.Snapshot`, each with its meaning there.
 
-    Read it as a balance: where `consumer_wait_s` is a large share of `elapsed_s` the loader bounds
-    the run; where `worker_wait_s` is a large share of `workers * elapsed_s` the training step does.
+    Read it as a balance. If `consumer_wait_s` is a large share of `elapsed_s`, the loader bounds the run. If
+    `worker_wait_s` is a large share of `workers * elapsed_s`, the training step does.
     """
 
     __slots__ = ()
@@ -36,9 +36,8 @@ class Stats(Snapshot):
 
     def __str__(self) -> str:
         """The figures, aligned, and what bounds the run as the last line; before the first epoch that line alone."""
-        from fastload.telemetry.diagnosis import (
-            bound,  # 300 lines that a run without a report does not need
-        )
+        # 300 lines that a run without a report does not need.
+        from fastload.telemetry.diagnosis import bound
 
         if self.epoch < 0:
             return bound(self).sentence

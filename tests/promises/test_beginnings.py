@@ -234,6 +234,9 @@ def test_the_loop_s_own_arguments_follow_the_loader() -> None:
     loader.on_stats = lambda stats: told.append(stats.epoch)
     batches(loader)
     assert told == [1]
+    loader.max_errors = -1
+    with pytest.raises(ValueError, match="max_errors"):
+        iter(loader)
     loader.close()
 
 
