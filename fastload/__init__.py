@@ -28,8 +28,8 @@ What all of these stand on:
     faults        what user code raises                        errors: what fastload raises
     torch_private all that torch does not promise              cores, disk
 
-What they never import: `datasets`, `image`, `check` (does a dataset suit threads), `distributed`, `measure` (what `train`
-and `bench` stand on), `train`, `bench`, `cli` (the command), and `testing` (fakes for tests).
+What they never import: `datasets`, `image`, `check` (does a dataset suit threads), `distributed`, `measure` (under both
+`train` and `bench`), `train`, `bench`, `cli` (the command), and `testing` (fakes for tests).
 """
 
 from fastload import errors
