@@ -13,7 +13,7 @@ The way of an index, file by file:
     sampler       RankSampler: a rank's part of an epoch
     order         the batches of an epoch, in order            draws: what a sampler draws from
     batch         what travels
-    window        the bounded, ordered hand-off: all locks
+    window        the bounded, ordered hand-off            waiting: lines of threads
     workers       starts and ends the threads                  site: what each does with what it claims
     fetch         reads and finishes a batch                   lanes: of an iterable dataset
     rows          what a dataset may fill by itself

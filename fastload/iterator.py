@@ -110,7 +110,6 @@ class ThreadIterator(Iterator[Any]):
         order = self._epochs.make_order(settings, self._fetcher)
         if base_seed is None:
             base_seed = settings.base_seed(self._epochs.number)
-        self._window.begin()
         self._begin(order, self._epochs.stream_seed(settings, base_seed))
         return base_seed
 
@@ -130,10 +129,9 @@ class ThreadIterator(Iterator[Any]):
             and self._epochs.resume is None
             and ahead.about == self._epochs.fresh_state(settings)
         ):
-            self._window.recount()
             self._begin(ahead, None)
         else:
-            self._window.begin()
+            self._window.discard()
             order = self._epochs.make_order(settings, self._fetcher)
             self._begin(order, self._epochs.stream_seed(settings, self._order.seed))
         self._issue()
@@ -155,6 +153,7 @@ class ThreadIterator(Iterator[Any]):
         self._begun = False  # the loop has asked for a batch
         self._ended = False  # the loop has had all its batches
         self._reports.begin(self._settings)
+        self._window.recount()
         self.tally.begin(order.epoch, self._window, order.recorders)
 
     def _end(self) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from fastload import window as window_module
+from fastload import waiting
 from fastload.batch import Batch
 from fastload.faults import annotate, contained
 from fastload.fetch import Fetcher
@@ -227,7 +227,7 @@ def _reporting_to(window: Window[Batch]) -> Iterator[None]:
     try:
         yield
     except BaseException as exc:
-        window.break_down(exc)
+        window.close(exc)
     finally:
         _alive.pop(threading.current_thread(), None)
 
@@ -303,7 +303,7 @@ def _torch_threads_kept() -> Iterator[int]:
             setter.start()
             setter.join()
         return
-    with window_module.starting:
+    with waiting.starting:
         known = torch.get_num_threads()
         try:
             yield known

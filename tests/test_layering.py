@@ -289,11 +289,12 @@ def test_threads_are_started_in_workers_only(path: Path) -> None:
     [
         p
         for p in MODULES
-        if p not in {PACKAGE / "window.py", FAKES} | KERNELS and p.parent.name != "isolation"
+        if p not in {PACKAGE / "window.py", PACKAGE / "waiting.py", FAKES} | KERNELS
+        and p.parent.name != "isolation"
     ],
     ids=by_name,
 )
-def test_locks_are_made_in_window_and_in_isolation_only(path: Path) -> None:
+def test_locks_are_made_in_window_waiting_and_isolation_only(path: Path) -> None:
     assert not used(path.read_text(), LOCKS)
 
 

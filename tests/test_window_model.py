@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import fastload.waiting as waiting_module
 import fastload.window as window_module
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerCrashError
 from fastload.window import RUN_SECONDS, Claim, Ticket, Window
@@ -215,6 +216,7 @@ def locks_of(schedule: Schedule) -> Iterator[None]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(window_module, "threading", fake)
+        patch.setattr(waiting_module, "threading", fake)
         patch.setattr(window_module, "perf_counter", lambda: schedule.now)
         yield
 
@@ -296,7 +298,7 @@ class Model:
     def loop(self) -> None:
         try:
             for epoch, units in enumerate(self.plan.epochs):
-                self.window.begin()
+                self.window.discard()
                 self.epoch = epoch
                 if not self.one_epoch([Batch(epoch, place, n) for place, n in enumerate(units)]):
                     break
@@ -368,7 +370,7 @@ class Model:
         while (claim := self.window.claim()) is not None:
             self.check_claim(claim)
             if self.claims == self.plan.break_after:
-                self.window.break_down(ZeroDivisionError("of the test"))
+                self.window.close(ZeroDivisionError("of the test"))
                 return
             self.schedule.point()
             units = claim.stop - claim.start
@@ -507,13 +509,13 @@ class NoPublish(Window[Batch]):
             super().publish(ticket)
 
 
-class ForgetfulBegin(Window[Batch]):
-    def begin(self) -> None:
+class ForgetfulDiscard(Window[Batch]):
+    def discard(self) -> None:
         pass
 
 
 @pytest.mark.parametrize(
-    "broken", [NoBound, OutOfOrder, TwoFinishers, SilentClose, NoPublish, ForgetfulBegin]
+    "broken", [NoBound, OutOfOrder, TwoFinishers, SilentClose, NoPublish, ForgetfulDiscard]
 )
 def test_the_model_notices_a_broken_window(broken: type[Window[Batch]]) -> None:
     plan = Plan(
@@ -548,7 +550,7 @@ def test_all_workers_share_the_first_batch(workers: int, units: int) -> None:
                     window.complete(claim.ticket)
 
         def loop(window: Window[Batch]) -> None:
-            window.begin()
+            window.discard()
             window.issue(Batch(0, 0, units))
             assert window.take() is not None
             window.close()
@@ -615,7 +617,12 @@ class Interruption:
 
     FILES = tuple(
         module.__file__
-        for module in (window_module, threading, sys.modules["fastload.telemetry.recorder"])
+        for module in (
+            window_module,
+            waiting_module,
+            threading,
+            sys.modules["fastload.telemetry.recorder"],
+        )
     )
 
     def __init__(self, line: int, act: Callable[[], None]) -> None:
@@ -643,7 +650,8 @@ STEPS: dict[
     "take with a timeout": lambda w: w.take(30.0),
     "collect": lambda w: w.collect(),
     "issue": lambda w: w.issue(Batch(0, 9, 3)),
-    "begin": lambda w: w.begin(),
+    "discard": lambda w: w.discard(),
+    "recount": lambda w: w.recount(),
     "counts": lambda w: w.counts(),
     "has_room": lambda w: w.has_room(),
     "close": lambda w: w.close(),
@@ -735,7 +743,7 @@ def test_many_real_threads(in_order: bool, collected: bool) -> None:
     try:
         for thread in threads:
             thread.start()
-        window.begin()
+        window.discard()
         todo = iter([Batch(0, place, 1 + place % 5) for place in range(total)])
         while True:
             while window.has_room() and (batch := next(todo, None)) is not None:
