@@ -15,16 +15,18 @@ The way of an index, file by file:
     batch         what travels
     window        the bounded, ordered hand-off            waiting: lines of threads
     workers       starts and ends the threads                  site: what each does with what it claims
-    fetch         reads and finishes a batch                   lanes: of an iterable dataset
-    rows          what a dataset may fill by itself
-    collate       samples become a batch                       slots: the memory of batches
+    fetch         reads and finishes a batch                   fetchers: chooses how
+    filling       lets the dataset fill rows of a batch        rows: how a dataset does so
+    iterable      reads an iterable dataset
+    collate       samples become a batch                       layout: how a sample lies in one
+    slots         the memory of batches
     prefetch      copies batches to a device ahead of the loop
 
 What all of these stand on:
 
     randomness    a random stream for each sample              stream_keys, global_draws, hashing
     isolation/    what each worker owns
-    telemetry/    what threads measure, and the report         tally: the counts of an epoch
+    telemetry/    what threads measure, and the report         tally: the counts of an epoch; notices
     faults        what user code raises                        errors: what fastload raises
     torch_private all that torch does not promise              cores, disk
 

@@ -64,7 +64,7 @@ class Batch(Ticket):
     ) -> None:
         super().__init__(units, lane)
         self.indices = indices
-        self.given = indices  # what the sampler gave, for `__getitems__`
+        self.given: Any = None  # what the sampler gave, for `__getitems__`
         self.size = size
         self.keys = keys
         self.recorders = recorders

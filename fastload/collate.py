@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from fastload.slots import Layout, Slot, SlotPool
+from fastload.layout import Layout, Slot
+from fastload.slots import SlotPool
 
 
 class Box(Protocol):
@@ -179,7 +180,7 @@ class SlotBox:
         return self._new_slot(layout)
 
     def _new_slot(self, layout: Layout) -> tuple[Layout, Slot]:
-        return self._slot.setdefault(None, (layout, Slot(layout, self._n, self._pool)))
+        return self._slot.setdefault(None, (layout, self._pool.slot(layout, self._n)))
 
     def make(self, absent: Collection[int], collate_fn: Callable[[list[Any]], Any]) -> Any:
         """See `Box`. It stands for torch's `default_collate` and calls no other."""

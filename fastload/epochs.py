@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fastload.fetch import Fetcher
-from fastload.lanes import LaneFetcher, LaneOrder, iterable_state
+from fastload.fetch import Fetcher, IndexFetcher
+from fastload.iterable import LaneOrder, iterable_state
 from fastload.order import Order, SampledOrder, partition, sampled_state
 from fastload.sampler import RankSampler, epoch_number
 from fastload.settings import Settings
@@ -94,9 +94,9 @@ class Epochs:
         about: Any = self.fresh_state(settings)
         rank, _ = partition(settings.sampler, settings.dataset)
         how: dict[str, Any] = {"rank": rank, "resume": self.resume}
-        if isinstance(fetcher, LaneFetcher):
-            return LaneOrder(about, batch_size=fetcher.batch_size, **how)
-        return SampledOrder(settings.sampler, fetcher, about, **how)
+        if isinstance(fetcher, IndexFetcher):
+            return SampledOrder(settings.sampler, fetcher.batch, about, **how)
+        return LaneOrder(about, batch_size=settings.batch_size or 1, **how)
 
     def stream_seed(self, settings: Settings, base_seed: int) -> int:
         """Return the seed of the random streams: the loader's, the loaded state's, or the one that was drawn."""

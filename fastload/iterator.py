@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -20,9 +19,10 @@ from fastload.epochs import Epochs
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from fastload.faults import annotate
 from fastload.fetch import Fetcher
+from fastload.fetchers import make_fetcher
 from fastload.isolation import Isolation, Own
-from fastload.lanes import make_fetcher
-from fastload.order import Order, SampledOrder, is_function, partition
+from fastload.notices import Notices
+from fastload.order import Order, SampledOrder, is_function
 from fastload.randomness import (
     Streams,
     chosen_modules,
@@ -58,15 +58,13 @@ class ThreadIterator(Iterator[Any]):
         self._timeout = min(settings.timeout, threading.TIMEOUT_MAX) or None
         self._pins = settings.pin_memory and can_pin(settings.pin_memory_device, stacklevel=4)
         pool = SlotPool(channels_last=settings.memory_format is torch.channels_last)
-        self._fetcher = make_fetcher(settings, pool)
+        self._notices = Notices()
+        self._fetcher = make_fetcher(settings, pool, self._notices)
         light = not self._pins and _is_light(settings, self._fetcher)
         num_workers = 0 if light else settings.num_workers
         self._inline = num_workers == 0
         # Before the sampler draws: what is refused changes nothing.
         streams, isolation = _streams_and_isolation(settings, self._fetcher, inline=self._inline)
-        self._site: Site | None = None  # of the loop, if there are no workers
-        if self._inline:
-            self._site = _site_of_loop(settings, self._fetcher, streams, isolation)
         self._window: Window[Batch] = Window(
             settings.depth(num_workers, batches_in_parallel=self._fetcher.batches_in_parallel),
             in_order=settings.in_order,
@@ -75,10 +73,13 @@ class ThreadIterator(Iterator[Any]):
             max_bytes=settings.prefetch_bytes,
             run_seconds=FILL_SECONDS if self._fetcher.fills else RUN_SECONDS,
         )
-        self._fetcher.pause = self._window.pause
         pool.limit = self._window.depth + 1
+        self._site: Site | None = None  # of the loop, if there are no workers
+        if self._inline:
+            pause = self._window.pause
+            self._site = _site_of_loop(settings, self._fetcher, streams, isolation, pause)
         self.tally = Tally(num_workers, pool, asked=settings.num_workers)
-        self._reports = Reports(self._fetcher, self.tally, warned)
+        self._reports = Reports(self._notices, self.tally, warned)
         # Holds no reference to the iterator, which may die anywhere, also in a thread of its own: so
         # the threads are told to end and not waited for.
         weakref.finalize(self, _retire, self.tally, self._window).atexit = False
@@ -176,7 +177,7 @@ class ThreadIterator(Iterator[Any]):
         return len(self._settings.sampler)
 
     def __next__(self) -> Any:
-        if self._fetcher.noticed or self._fetcher.warnings:
+        if self._notices:
             self._reports.warn()
         if not self._begun:
             self._follow_set_epoch()
@@ -282,21 +283,14 @@ class ThreadIterator(Iterator[Any]):
             if batch is None:
                 if self._ahead is not None or not self._runs_ahead:
                     return
-                order = self._ahead = self._next_order()
+                # The workers begin the next epoch while the loop is busy with the end of this one.
+                assert isinstance(self._order, SampledOrder)
+                order = self._ahead = self._order.following()
                 continue
             self._window.issue(batch)
             batch.recorders[LOOP].add("sampler", perf_counter() - started)
             if batch.error is not None:
                 self._window.complete(batch)
-
-    def _next_order(self) -> SampledOrder:
-        """The next epoch's, which the workers begin while the loop is busy with the end of this one."""
-        settings = self._settings
-        rank, _ = partition(settings.sampler, settings.dataset)
-        about: Any = replace(self._order.about, epoch=self._order.epoch + 1)
-        order = SampledOrder(settings.sampler, self._fetcher, about, rank=rank)
-        order.begin(self._order.seed, _recorders(self.tally.workers))
-        return order
 
     def _read_here(self) -> Batch | None:
         """Without workers: read the next batch here, in the modes of a fresh thread. None at the end."""
@@ -382,10 +376,14 @@ def _streams_and_isolation(
 
 
 def _site_of_loop(
-    settings: Settings, fetcher: Fetcher, streams: Streams, isolation: Isolation | None
+    settings: Settings,
+    fetcher: Fetcher,
+    streams: Streams,
+    isolation: Isolation | None,
+    pause: Callable[[Batch, float], None],
 ) -> Site:
     plain = Own(settings.dataset, settings.collate_fn, None)
     own = plain if isolation is None else isolation.originals()
-    site = Site(0, own, None, streams.make(own))
+    site = Site(0, own, None, streams.make(own), pause)
     site.filler = fetcher.filler_of(own.dataset)
     return site

@@ -25,12 +25,11 @@ from torch.utils.data import (
 from fastload import workers
 from fastload.draws import restore_generators, restore_own_state
 from fastload.epochs import Epochs, fresh_state
-from fastload.fetch import OnError
 from fastload.isolation.workers import CopyDataset
 from fastload.iterator import ThreadIterator
 from fastload.order import fits_any_world, partition, refuse_two_partitions
 from fastload.sampler import RankSampler, integer
-from fastload.settings import Settings
+from fastload.settings import OnError, Settings
 from fastload.state import VERSION, SampledState, check, known_length
 from fastload.tally import NO_STATS, Tally
 from fastload.telemetry import Stats

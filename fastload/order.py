@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -30,7 +30,6 @@ from fastload.batch import Batch
 from fastload.draws import Draws, generators, single_sampler
 from fastload.errors import StateError
 from fastload.faults import contained
-from fastload.fetch import Fetcher
 from fastload.sampler import RankSampler, random_batches
 from fastload.settings import Settings
 from fastload.state import SampledState, State, known_length, whole
@@ -102,7 +101,7 @@ class SampledOrder(Order):
 
     Args:
         sampler: torch's "index sampler": of batches, or without batching of indices.
-        fetcher: makes the batches.
+        make_batch: makes a batch of what the sampler gave; its other arguments are those of `Batch`.
         resume: a state that passed `state.check`: begin after what it says was delivered.
         the others: see `Order`.
 
@@ -114,14 +113,14 @@ class SampledOrder(Order):
     def __init__(
         self,
         sampler: Any,
-        fetcher: Fetcher,
+        make_batch: Callable[..., Batch],
         about: SampledState,
         *,
         rank: int,
         resume: SampledState | None = None,
     ) -> None:
         super().__init__(about, rank=rank)
-        self._fetcher = fetcher
+        self._make_batch = make_batch
         self._sampler = sampler
         start = resume or about
         self._ordinal = start.batches
@@ -150,6 +149,13 @@ class SampledOrder(Order):
         self._keys = StreamKeys(seed, self.epoch, rank=self._rank, world_size=self.about.world_size)
         if self._unasked:
             self._keep_draws()
+
+    def following(self) -> SampledOrder:
+        """Return the next epoch's order, begun."""
+        about = replace(self.about, epoch=self.epoch + 1)
+        order = SampledOrder(self._sampler, self._make_batch, about, rank=self._rank)
+        order.begin(self.seed, [Recorder() for _ in self.recorders])
+        return order
 
     def _keep_draws(self) -> None:
         """Keep what the sampler draws its first index from, beside what `iter(sampler)` drew from."""
@@ -208,7 +214,7 @@ class SampledOrder(Order):
             given = next(self._indices)
             if self._delivered.draws is not None:
                 self._checksum = draws.checksum(given, self._checksum)
-            return self._fetcher.batch(given, **place, checksum=self._checksum)
+            return self._make_batch(given, **place, checksum=self._checksum)
         except StopIteration:
             raise
         except BaseException as exc:

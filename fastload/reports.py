@@ -9,7 +9,7 @@ from time import perf_counter
 from fastload.batch import Batch
 from fastload.errors import TooManyErrorsError
 from fastload.faults import annotate, shown
-from fastload.fetch import Fetcher
+from fastload.notices import Notices
 from fastload.settings import Settings
 from fastload.tally import Tally
 
@@ -23,13 +23,13 @@ class Reports:
     """Counts what an iterator delivers, and tells it. Runs on the loop's thread.
 
     Args:
-        fetcher: collects what the workers notice.
+        notices: what the workers notice.
         tally: the counts.
         warned: of what the loader has warned already; it warns once of each.
     """
 
-    def __init__(self, fetcher: Fetcher, tally: Tally, warned: set[str]) -> None:
-        self._fetcher = fetcher
+    def __init__(self, notices: Notices, tally: Tally, warned: set[str]) -> None:
+        self._notices = notices
         self._tally = tally
         self._warned = warned
 
@@ -93,13 +93,13 @@ class Reports:
 
     def warn(self) -> None:
         """Warn of what the workers noticed; before a batch is taken, so that none is lost if warnings are errors."""
-        while self._fetcher.warnings:
-            kind, what = self._fetcher.warnings.popleft()
+        while self._notices.warnings:
+            kind, what = self._notices.warnings.popleft()
             if kind not in self._warned:
                 self._warned.add(kind)
                 warnings.warn(f"fastload: {what}", RuntimeWarning, stacklevel=3)
-        while self._fetcher.noticed:
-            category, what = self._fetcher.noticed.popleft()
+        while self._notices.noticed:
+            category, what = self._notices.noticed.popleft()
             if not self._settings.keyed or what in self._warned:
                 continue
             self._warned.add(what)

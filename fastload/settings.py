@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
-from fastload.fetch import OnError
 from fastload.hashing import mix64
 from fastload.isolation import Isolation
 from fastload.isolation.workers import CopyDataset
 from fastload.randomness import chosen_modules
 from fastload.sampler import integer
 from fastload.telemetry import Stats
+
+OnError = Literal["raise", "skip"] | Callable[[Any, Exception], Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from time import perf_counter, thread_time
 from typing import Any
@@ -30,16 +30,26 @@ class Site:
 
     `own` is what the worker reads through. `filler` fills rows from its dataset, if anything does. `info` is what
     `get_worker_info()` returns in the dataset; None if the loop itself serves: then it returns whatever it did, which
-    is an outer worker's if the loop runs in a sample.
+    is an outer worker's if the loop runs in a sample. `pause` waits for some seconds, or until a batch is dropped.
     """
 
-    def __init__(self, worker: int, own: Own, info: Any, stream: Stream, *, lane: int = 0) -> None:
+    def __init__(
+        self,
+        worker: int,
+        own: Own,
+        info: Any,
+        stream: Stream,
+        pause: Callable[[Batch, float], None],
+        *,
+        lane: int = 0,
+    ) -> None:
         self.worker = worker
         self.dataset = own.dataset
         self.collate_fn = own.collate_fn
         self.info = info
         self.lane = lane
         self.stream = stream
+        self.pause = pause
         self.filler: Filler | None = None
         # Of what the loop is to warn, by category: "the dataset seems to ...".
         self.noticed: dict[type[Warning], set[str]] = {
@@ -129,10 +139,7 @@ def read_run(batch: Batch, start: int, stop: int, fetcher: Fetcher, site: Site) 
 def _tell(site: Site, fetcher: Fetcher) -> None:
     for category, sentences in site.noticed.items():
         while sentences:
-            sentence = sentences.pop()
-            fetcher.noticed.append((category, sentence))
-            if category is not UserWarning and fetcher.shared == "":
-                fetcher.shared = f"samples seem to {sentence.partition(': ')[0]}"
+            fetcher.notices.notice(category, sentences.pop())
 
 
 def _read(

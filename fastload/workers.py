@@ -102,7 +102,7 @@ def start(
                     own = isolation.own(watching=i == 0 and num_workers > 1)
                 if i == 0:
                     isolation.warn_of_shared(stacklevel=6)
-                    fetcher.shared = isolation.shared_state() if num_workers > 1 else ""
+                    fetcher.notices.shared = isolation.shared_state() if num_workers > 1 else ""
                 info = make_worker_info(i, num_workers, base_seed + i, own.dataset)
                 setting = (streams, device, torch_threads)
                 launch(f"fastload-worker-{i}", _work, window, fetcher, own, info, *setting)
@@ -183,7 +183,7 @@ def _work(
                 set_worker_info(None)
                 own = replace(own, generators=own.current_generators())
         lane = info.id if window.lanes > 1 else 0
-        site = Site(info.id, own, info, streams.make(own), lane=lane)
+        site = Site(info.id, own, info, streams.make(own), window.pause, lane=lane)
         with own.entered(), entered(site.stream):
             site.filler = fetcher.filler_of(own.dataset)
             while serve(window, fetcher, site):

@@ -23,7 +23,7 @@ CLASS_METHODS = 20
 FUNCTION_LINES = 60
 """Lines of code of the body: a signature of thirty arguments is thirty lines, and one thing to read."""
 
-IMPORTED_LINES = 8_122
+IMPORTED_LINES = 7_989
 """Lines of code of all files that `import fastload` loads. The aim is 4,200."""
 
 LONGER = {
@@ -35,13 +35,10 @@ LONGER = {
     "datasets/packed/reader.py": 455,
     "datasets/packed/reader.py: PackedDataset": 26,
     "datasets/packed/writer.py": 442,
-    "fetch.py": 418,
-    "fetch.py: Fetcher": 22,
     "image/kernels/jpeg.py": 459,
     "image/plans.py": 437,
     "isolation/kinds.py": 450,
     "isolation/numpy_random.py": 449,
-    "slots.py": 421,
 }
 """What is longer than allowed, and how long it is."""
 

@@ -181,11 +181,6 @@ def install(is_worker: Callable[[], bool]) -> None:
                         held[variable] = Environment
 
 
-def installed() -> bool:
-    """Return whether there is lmdb."""
-    return _lmdb is not None
-
-
 def adopt(env: Any) -> None:
     """Let workers share a read-only environment that was opened before `install`, perhaps by a dataset's `__init__`.
 

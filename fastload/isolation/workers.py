@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from fastload.errors import DatasetCopyError, ModuleStateWarning, SharedStateWarning
-from fastload.isolation import lmdb_once
 from fastload.isolation.classify import File, Refused, kind_of
 from fastload.isolation.code import ModuleObject, module_level
 from fastload.isolation.copies import make_copies
@@ -102,7 +102,11 @@ class Isolation:
     ) -> None:
         roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": init_fn}
         self._originals = Own(dataset, collate_fn, init_fn)
-        lmdb_once.install(is_worker=_inside.is_worker)
+        has_lmdb = find_spec("lmdb") is not None
+        if has_lmdb:
+            from fastload.isolation import lmdb_once  # loaded only if there is lmdb
+
+            lmdb_once.install(is_worker=_inside.is_worker)
         self._copies = copy_dataset is not False
         self.plan = Plan(roots if self._copies else {}, copy_data=copy_dataset is True)
         self._modules = ModuleState(
@@ -111,7 +115,7 @@ class Isolation:
         )
         for path, x in self._modules.named():
             self.plan.add(path, x)
-        if lmdb_once.installed():
+        if has_lmdb:
             for node in self.plan.nodes.values():
                 # A class may leave its environment out of its copies.
                 for x in (node.x, *own_dict(node.x).values()):

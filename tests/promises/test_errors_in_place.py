@@ -25,7 +25,7 @@ import fastload
 import fastload.iterator
 from fastload import workers as workers_module
 from fastload.errors import EmptyBatchError, TooManyErrorsError, WorkerCrashError
-from fastload.fetch import Fetcher
+from fastload.fetch import Fetcher, SampleFetcher
 from fastload.testing import FailingDataset
 from fastload.window import Window
 
@@ -851,7 +851,7 @@ def break_in_a_thread(monkeypatch: pytest.MonkeyPatch, place: str, fault: BaseEx
     """Let a thread of the loader meet `fault` at its third passage through a place of the pipeline."""
     owner, name = {
         "serve": (workers_module, "serve"),
-        "read": (Fetcher, "read"),
+        "read": (SampleFetcher, "read"),
         "finish": (Fetcher, "finish"),
         "claim": (Window, "claim"),
         "deliver": (Window, "deliver"),

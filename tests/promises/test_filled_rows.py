@@ -35,6 +35,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import fastload.fetch
+import fastload.filling
 import fastload.image.kernels
 import fastload.rows
 from fastload import DataLoader, RankSampler, random_stream, sample_rng
@@ -56,7 +57,7 @@ from fastload.image import (
 from fastload.measure.samples import Numbered
 from fastload.rows import Run
 from fastload.slots import SlotPool
-from fastload.window import Window
+from fastload.window import RunLength
 from tests.image.photographs import encoded, photographs
 from tests.promises.children import run_fresh
 
@@ -71,7 +72,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def runs_of(units: int) -> None:
         monkeypatch.setattr(
-            Window, "_run_length", lambda window, ticket: max(1, min(units, ticket.units))
+            RunLength, "of", lambda length, ticket: max(1, min(units, ticket.units))
         )
 
     return runs_of
@@ -1800,7 +1801,7 @@ def fills(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
             found.fill = noted
         return found
 
-    monkeypatch.setattr(fastload.fetch, "filler", spied)
+    monkeypatch.setattr(fastload.filling, "filler", spied)
     return filled
 
 

@@ -18,6 +18,7 @@ from fastload.errors import StateError
 from fastload.faults import annotate, contained, shown
 from fastload.fetch import Fetcher, Reader
 from fastload.hashing import mix64
+from fastload.notices import Notices
 from fastload.order import Order
 from fastload.randomness import Stream
 from fastload.settings import Settings
@@ -53,18 +54,11 @@ class Part(Batch):
 class LaneFetcher(Fetcher):
     """Reads batches of an iterable data set. A lane is touched by its own worker alone: no locks."""
 
-    def __init__(
-        self, dataset: Any, *, lanes: int, batch_size: int | None, drop_last: bool, **how: Any
-    ) -> None:
-        super().__init__(dataset, batched=batch_size is not None, **how)
-        self.batch_size = batch_size or 1
-        self._drop_last = drop_last
-        self._lanes: list[_Lane | None] = [None] * lanes
-
-    @property
-    def whole(self) -> bool:
-        """A batch is read in one go."""
-        return True
+    def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
+        super().__init__(settings, pool, notices)
+        self.batch_size: int = settings.batch_size or 1
+        self._drop_last = settings.drop_last
+        self._lanes: list[_Lane | None] = [None] * settings.lanes
 
     def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
         """Take the samples of `batch` out of its lane, each in its random stream."""
@@ -80,7 +74,7 @@ class LaneFetcher(Fetcher):
                 lane.ended = True
                 self._fail(batch, 0, contained(exc), f"{batch}; stage: iter")
             if batch.saved["state"] is not None and not lane.ended and _shuffles(dataset):
-                self.warn(
+                self.notices.warn(
                     "shuffle buffer",
                     f"{type(dataset).__name__} resumes without its shuffle buffer: the examples that were in it are "
                     "missing in the rest of this epoch. Save at the end of an epoch, or shuffle without a buffer, as "
@@ -109,7 +103,7 @@ class LaneFetcher(Fetcher):
                 batch.size += 1
                 self._sample_failed(batch, k, lane.dataset, exc)
                 if k in batch.handled and lane.is_dead():
-                    self.warn(
+                    self.notices.warn(
                         "generator",
                         f"a generator that raises has ended: {type(lane.dataset).__name__} gives nothing more in "
                         f"worker {batch.lane}, whatever on_error made of the sample. Let the data set catch "
@@ -306,25 +300,6 @@ class LaneOrder(Order):
             turn=turn,
             lanes=copy.deepcopy([*lanes]),
         ).to_json()
-
-
-def make_fetcher(settings: Settings, pool: SlotPool) -> Fetcher:
-    """Return what reads a loader's batches, of a map-style or an iterable dataset."""
-    how: dict[str, Any] = {
-        "collate_fn": settings.collate_fn,
-        "on_error": settings.on_error,
-        "retries": settings.retries,
-        "pool": pool,
-    }
-    if not settings.iterable:
-        return Fetcher(settings.dataset, batched=settings.batched, **how)
-    return LaneFetcher(
-        settings.dataset,
-        lanes=settings.lanes,
-        batch_size=settings.batch_size,
-        drop_last=settings.drop_last,
-        **how,
-    )
 
 
 def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> IterableState:

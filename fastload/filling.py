@@ -1,0 +1,130 @@
+"""Batches whose rows the dataset fills: one call of `fill_rows` for a run of samples, in place of one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fastload.batch import Batch
+from fastload.collate import Box, SlotBox
+from fastload.faults import contained, shown
+from fastload.fetch import Reader, SlotFetcher
+from fastload.layout import Layout
+from fastload.notices import Notices
+from fastload.rows import Filler, NotPositions, Run, alike, filler, positions
+from fastload.settings import Settings
+from fastload.slots import SlotPool
+
+LIGHT_BYTES = 1024 * 1024
+"""Gathering a batch of this size costs about what two changes of threads cost: some 100 us."""
+
+
+class _NoStream:
+    """The stream in `fill_rows`: nothing may be drawn, because which samples share a call depends on timing."""
+
+    def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
+        raise RuntimeError(
+            "fill_rows() drew random numbers from a global function. Which samples share a call depends on timing, so "
+            "the batch would not be reproducible. Draw from `run.keys`, one key for each sample"
+        )
+
+
+_NO_STREAM = _NoStream()
+
+
+def find_filler(dataset: Any, notices: Notices) -> Filler | None:
+    """Return what fills the rows of `dataset`, or None if its samples are to be read one by one."""
+    try:
+        return filler(dataset)
+    except Exception as error:
+        name = type(dataset).__name__
+        notices.warn("rows", f"{name} is read sample by sample: empty_sample() raised {error!r}")
+        return None
+
+
+def find_layout(found: Filler, dataset: Any, notices: Notices) -> Layout | None:
+    """Return how samples lie in a batch whose rows the dataset fills, or None if they cannot be rows."""
+    try:
+        return Layout(found.sample, filled=True)
+    except LookupError:
+        return None
+    except TypeError as error:
+        notices.warn(
+            "rows",
+            f"{type(dataset).__name__} is read sample by sample: {error}. empty_sample() must return tensors, arrays "
+            "and numbers, in tuples, lists and dicts",
+        )
+        return None
+
+
+class FillingFetcher(SlotFetcher):
+    """Lets the dataset fill the rows of slots.
+
+    Args:
+        settings, pool, notices: see `Fetcher`.
+        found: what fills rows from the loader's dataset. Each worker looks for that of its own.
+        layout: how samples lie in a batch.
+    """
+
+    fills = True
+
+    def __init__(
+        self, settings: Settings, pool: SlotPool, notices: Notices, found: Filler, layout: Layout
+    ) -> None:
+        super().__init__(settings, pool, notices)
+        self.copies = found.copies
+        self._sample = found.sample
+        self._layout = layout
+
+    def filler_of(self, dataset: Any) -> Filler | None:
+        """See `Fetcher`."""
+        found = find_filler(dataset, self.notices)
+        # `worker_init_fn` may have changed what its samples are.
+        return found if found is not None and alike(found.sample, self._sample) else None
+
+    def is_light(self, batch_size: int | None) -> bool:
+        """See `Fetcher`."""
+        if not self.copies or batch_size is None:
+            return False
+        return batch_size * self._layout.nbytes <= LIGHT_BYTES
+
+    def _box(self, n: int) -> Box:
+        return SlotBox(n, self._pool, self._layout)
+
+    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
+        """See `Fetcher`. What the dataset could not fill is read sample by sample."""
+        stop = min(stop, len(batch.indices))
+        if by.filler is None:
+            self._read_samples(batch, start, stop, by)
+            return
+        for k in self._fill_rows(batch, start, stop, by, by.filler):
+            self._read_samples(batch, k, k + 1, by)
+
+    def _fill_rows(
+        self, batch: Batch, start: int, stop: int, by: Reader, found: Filler
+    ) -> Iterable[int]:
+        """Let the dataset fill the rows of its samples; return the positions that are to be read one by one."""
+        every = range(start, stop)
+        box = batch.box
+        # Generators that the dataset holds are keyed for each sample: those are read one by one.
+        if not every or by.stream.held is not None or not isinstance(box, SlotBox):
+            return every
+        by.stream.move(_NO_STREAM, None)
+        try:
+            indices = batch.indices if stop - start == batch.units else batch.indices[start:stop]
+            run = Run(indices, box.rows(start, stop), lambda: batch.stream_keys(start, stop))
+        except Exception:
+            return every  # no memory, or strange indices: it is raised in its place
+        try:
+            return [every[k] for k in positions(found.fill(run), len(every))]
+        except NotPositions as exc:
+            what = str(exc)
+        except BaseException as exc:
+            contained(exc)  # Ctrl-C passes
+            what = f"raised {type(exc).__name__}: {shown(exc, str)}"
+        self.notices.warn(
+            "fill_rows",
+            f"{type(by.dataset).__name__}.fill_rows() {what}. Its samples are read one by one instead. This is slower; "
+            "the batches are the same",
+        )
+        return every
