@@ -29,7 +29,6 @@ IMPORTED_LINES = 8_122
 LONGER = {
     "check/compare.py": 480,
     "check/compare.py: check()": 62,
-    "datasets/image_files.py": 415,
     "datasets/packed/packing.py": 416,
     "datasets/packed/packing.py: pack()": 69,
     "datasets/packed/reader.py": 455,
