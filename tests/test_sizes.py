@@ -29,11 +29,8 @@ IMPORTED_LINES = 8_122
 LONGER = {
     "check/compare.py": 480,
     "check/compare.py: check()": 62,
-    "datasets/packed/packing.py": 416,
-    "datasets/packed/packing.py: pack()": 69,
     "datasets/packed/reader.py": 455,
     "datasets/packed/reader.py: PackedDataset": 26,
-    "datasets/packed/writer.py": 442,
     "fetch.py": 418,
     "fetch.py: Fetcher": 22,
     "image/kernels/jpeg.py": 459,
