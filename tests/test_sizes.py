@@ -29,8 +29,6 @@ IMPORTED_LINES = 8_122
 LONGER = {
     "check/compare.py": 480,
     "check/compare.py: check()": 62,
-    "datasets/packed/reader.py": 455,
-    "datasets/packed/reader.py: PackedDataset": 26,
     "fetch.py": 418,
     "fetch.py: Fetcher": 22,
     "image/kernels/jpeg.py": 459,
