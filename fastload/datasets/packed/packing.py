@@ -110,7 +110,7 @@ def pack(
         check: with "encoded", decode each image to see whether it can be. False takes any bytes for granted.
         base_dir: see `ImageFileList`.
         image_column, label_column, columns: of Parquet files; `columns` are kept as further columns of the set.
-        progress: a bar on standard error, where that is a terminal.
+        progress: a bar on standard error, if that is a terminal.
 
     Memory: at most 1,024 records or about 64 MiB of them in flight, two record batches of 16 MiB, and the paths.
 

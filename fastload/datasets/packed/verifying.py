@@ -41,10 +41,10 @@ def verify(
 
     Args:
         workers: threads; None for one per CPU that this process may use, 0 for none but the calling one.
-        progress: a bar on standard error, where that is a terminal.
+        progress: a bar on standard error, if that is a terminal.
         say: called with each sentence as it is found, in the order of the records.
 
-    Raises FileNotFoundError and `PackedDataError` where the index cannot be read. Memory: as `PackedDataset`.
+    Raises FileNotFoundError and `PackedDataError` if the index cannot be read. Memory: as `PackedDataset`.
     """
     dataset = PackedDataset(path, decode=False, verify="always")
     if workers is None:
