@@ -27,14 +27,6 @@ IMPORTED_LINES = 7_989
 """Lines of code of all files that `import fastload` loads. The aim is 4,200."""
 
 LONGER = {
-    "check/compare.py": 480,
-    "check/compare.py: check()": 62,
-    "datasets/image_files.py": 415,
-    "datasets/packed/packing.py": 416,
-    "datasets/packed/packing.py: pack()": 69,
-    "datasets/packed/reader.py": 455,
-    "datasets/packed/reader.py: PackedDataset": 26,
-    "datasets/packed/writer.py": 442,
     "image/kernels/jpeg.py": 459,
     "image/plans.py": 437,
     "isolation/kinds.py": 450,

@@ -1,9 +1,11 @@
 """Tell whether a dataset suits threads: `from fastload.check import check`, or the command `fastload check`.
 
-`reading` reads samples serially and in threads, `compare` compares them by `equality`, and `summary` lists what each
-worker copies and what all of them share.
+`reading` reads samples serially and in threads, `compare` compares them by `equality` and makes the `report`, in which
+`summary` lists what each worker copies and what all of them share.
 """
 
-from fastload.check.compare import Finding, Report, check, require_data_set
+from fastload.check.compare import check
+from fastload.check.reading import require_data_set
+from fastload.check.report import Finding, Report
 
 __all__ = ["Finding", "Report", "check", "require_data_set"]

@@ -7,104 +7,34 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter, process_time
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from fastload.check.equality import differing, same
 from fastload.check.reading import (
     SERIALLY,
+    OtherProcesses,
     Raised,
     Reading,
     noticing_seeds,
     read,
     read_filled,
+    require_data_set,
     share_under_gil,
     switching_often,
 )
+from fastload.check.report import Finding, Report
 from fastload.check.summary import Piece, Summary, summary
-from fastload.cores import usable_cores
 from fastload.errors import DatasetCopyError, SharedStateWarning
-from fastload.faults import shown
 from fastload.global_draws import global_states, restore_global_states
 from fastload.isolation import Isolation
-from fastload.telemetry import cores_busy_s
 
-CROWDED, TICKS_S = 0.15, 0.02
-"""Share of the cores that others may have, and of its time that a serial reading may lack one: beyond it a comparison
-of two short readings says who else ran. The kernel counts what others have in ticks: two of 10 ms, at either end."""
-
-Level = Literal["fault", "note"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something about a data set, and what to do."""
-
-    level: Level
-    """"fault": threads would give other samples than a serial loop, or there is nothing to compare; "note": they
-    would not, but read this."""
-    what: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"{self.level}: {self.what}\n       {self.advice}"
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What `check` saw."""
-
-    dataset: str
-    samples: int
-    workers: int
-    serial_ms: float
-    """Milliseconds a sample, read serially."""
-    cpu_share: float
-    """Share (0 to 1) of that in which the thread computed; the rest it waited. Time without a core is in neither."""
-    gil_share: float
-    """Estimated share (0 to 1) of reading in which the GIL is held: for how much of it another thread that wakes
-    beside one reader does not get it at once."""
-    threads_ratio: float | None
-    """Samples a second in threads over those read serially; None where it could not be measured, as other
-    processes took the cores, or nothing was read in threads."""
-    failed: int = 0
-    """How many of the samples raised, read serially."""
-    findings: list[Finding] = field(default_factory=list)
-    isolation: Summary = field(default_factory=Summary)
-    """What each worker has its own copy of, and what all workers share."""
-    compared: bool = True
-    """Whether samples of threads can be compared with serial ones; not if they depend on global random draws."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether threads gave what a serial loop gives, and that was something for every sample."""
-        return all(finding.level != "fault" for finding in self.findings)
-
-    def __str__(self) -> str:
-        head = (
-            f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each, {self.cpu_share:.0%} of it "
-            f"computing, {self.gil_share:.0%} of it under the GIL (estimated); {self.workers} threads: "
-            + (
-                "not measured"
-                if self.threads_ratio is None
-                else f"{self.threads_ratio:.2f} x serial"
-            )
-        )
-        verdict = (
-            "Threads gave the samples of a serial loop, bit for bit."
-            if self.ok and self.compared
-            else "Threads read it as a serial loop does; samples with global draws cannot be compared."
-            if self.ok
-            else "Nothing could be compared."
-            if self.failed == self.samples
-            else "Do not read this data set with threads as it is."
-        )
-        return "\n".join([head, str(self.isolation), *map(str, self.findings), verdict])
+CROWDED = 0.15
+"""Share of the cores that others may have, and of its time that a serial reading may lack one. Beyond it, a comparison
+of two short readings says who else ran."""
 
 
 @dataclass(slots=True)
@@ -113,7 +43,7 @@ class _Seen:
 
     expected: list[Any]
     serial: Reading
-    threads: Reading | None
+    threads: Reading
     findings: list[Finding]
     compared: bool = True
 
@@ -147,9 +77,7 @@ def check(
     Raises TypeError for what is no data set.
     """
     require_data_set(dataset)
-    iterable = isinstance(dataset, IterableDataset)
-    cores = usable_cores()
-    started, others = perf_counter(), cores_busy_s() - process_time()
+    others = OtherProcesses()
     with warnings.catch_warnings(record=True) as caught:  # also of files that copies leave open
         warnings.simplefilter("always")
         try:
@@ -157,57 +85,52 @@ def check(
             serially = isolation.own().dataset
         except DatasetCopyError as error:
             return _refused(dataset, workers, error)
-        look = _check_iterable if iterable else _check_map
         say(SERIALLY)
-        seen = look(dataset, serially, samples, workers, seed, say)
-        expected, serial, threads, findings = (
-            seen.expected,
-            seen.serial,
-            seen.threads,
-            seen.findings,
-        )
-        failed = _find_failures(
-            [*range(len(expected))] if iterable else _spread(dataset, samples), expected, findings
-        )
+        if isinstance(dataset, IterableDataset):
+            indices = None
+            seen = _check_iterable(dataset, serially, samples, workers, seed, say)
+        else:
+            indices = _spread(dataset, samples)
+            seen = _check_map(dataset, serially, indices, workers, seed, say)
+        count = len(seen.expected)
+        failed = _find_failures(indices or range(count), seen.expected, seen.findings)
         gil_share = 0.0
-        if threads is not None and failed < len(expected):
-            gil_share = share_under_gil(
-                dataset, None if iterable else _spread(dataset, samples), len(expected), seed
-            )
+        if failed < count:
+            gil_share = share_under_gil(dataset, indices, count, seed)
     said = _shared_state(caught)
-    findings += said
-    if gil_share > 0.5 and serial.cpu_share > 0.5:
-        findings.append(
-            Finding(
-                "note",
-                f"{gil_share:.0%} of reading is under the GIL: threads cannot share it",
-                'Let it run in NumPy, torch or Pillow, pack the data ready to use, or use worker_method="process"; '
-                "in threads, few workers do as well as many.",
-            )
-        )
-    others = cores_busy_s() - process_time() - others - cores * TICKS_S
-    lacked = max(serial.lacked_share, others / (cores * (perf_counter() - started)))
-    if crowded := lacked > CROWDED:
-        findings.append(
-            Finding(
-                "note",
-                "other processes take the cores: how much sooner threads are cannot be measured",
-                "Check again on a quiet machine.",
-            )
-        )
+    seen.findings += said
+    crowded = max(seen.serial.lacked_share, others.share()) > CROWDED
+    seen.findings += _of_time(gil_share, seen.serial, crowded=crowded)
     return Report(
         dataset=type(dataset).__name__,
-        samples=len(expected),
+        samples=count,
         workers=workers,
-        serial_ms=serial.ms,
-        cpu_share=serial.cpu_share,
+        serial_ms=seen.serial.ms,
+        cpu_share=seen.serial.cpu_share,
         gil_share=gil_share,
-        threads_ratio=None if threads is None or crowded else serial.ms / threads.ms,
+        threads_ratio=None if crowded else seen.serial.ms / seen.threads.ms,
         failed=failed,
-        findings=findings,
+        findings=seen.findings,
         isolation=_with_classes(summary(isolation.plan, isolation.unreached), said),
         compared=seen.compared,
     )
+
+
+def _of_time(gil_share: float, serial: Reading, *, crowded: bool) -> Iterator[Finding]:
+    """Yield what the time that samples take means for threads."""
+    if gil_share > 0.5 and serial.cpu_share > 0.5:
+        yield Finding(
+            "note",
+            f"{gil_share:.0%} of reading is under the GIL: threads cannot share it",
+            'Let it run in NumPy, torch or Pillow, pack the data ready to use, or use worker_method="process"; '
+            "in threads, few workers do as well as many.",
+        )
+    if crowded:
+        yield Finding(
+            "note",
+            "other processes take the cores: how much sooner threads are cannot be measured",
+            "Check again on a quiet machine.",
+        )
 
 
 def _refused(dataset: Any, workers: int, error: DatasetCopyError) -> Report:
@@ -245,43 +168,15 @@ def _in_two(text: str) -> tuple[str, str]:
     return what, advice
 
 
-def require_data_set(dataset: Any) -> None:
-    """Raise TypeError, with what to give in its place, for what is no data set that threads could read."""
-    if isinstance(dataset, TorchDataLoader):
-        raise TypeError(f"expected a data set, got a {type(dataset).__name__}: give its data set")
-    if isinstance(dataset, IterDataPipe | MapDataPipe):
-        raise TypeError(
-            "expected a data set, got a data pipe, which torch reads in processes: threads never do"
-        )
-    if isinstance(dataset, type):
-        raise TypeError(f"expected a data set, got the class {dataset.__name__}: give an instance")
-    if isinstance(dataset, IterableDataset):
-        return  # whose length no reading needs
-    if isinstance(dataset, str | bytes) or not all(
-        hasattr(dataset, name) for name in ("__getitem__", "__len__")
-    ):
-        raise TypeError(
-            f"expected a data set (with __getitem__ and __len__, or an IterableDataset), got {type(dataset).__name__}"
-        )
-    try:
-        len(dataset)
-    except Exception as error:  # code of the user's
-        raise TypeError(
-            f"the length of {type(dataset).__name__} cannot be told: len() raises {type(error).__name__}: "
-            f"{shown(error, str)}. Return the number of samples, 0 or more"
-        ) from error
-
-
 def _check_map(
     dataset: Any,
     serially: Any,
-    samples: int,
+    indices: list[int],
     workers: int,
     seed: int,
     say: Callable[[str], None],
 ) -> _Seen:
     findings: list[Finding] = []
-    indices = _spread(dataset, samples)
     before = global_states()
     buffers: list[int] = []
     with noticing_seeds() as seeded:

@@ -45,7 +45,7 @@ def same(a: Any, b: Any, compared: frozenset[tuple[int, int]] = frozenset()) -> 
         return list(a) == list(b) and alike([*a.values()], [*b.values()])
     if isinstance(a, list | tuple):
         return alike(a, b)
-    if hasattr(a, "tobytes"):  # pictures
+    if hasattr(a, "tobytes"):  # images
         return bool(a.tobytes() == b.tobytes())
     attributes = _attributes(a)
     if getattr(type(a), "__eq__", None) is not getattr(object, "__eq__", None):

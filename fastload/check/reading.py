@@ -10,19 +10,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from textwrap import shorten
-from time import perf_counter
+from time import perf_counter, process_time
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from fastload.check.equality import same
+from fastload.cores import usable_cores
 from fastload.errors import DatasetCopyError
 from fastload.faults import shown
 from fastload.global_draws import is_profiled
 from fastload.loader import DataLoader
 from fastload.rows import filler
-from fastload.telemetry import delayed_s
+from fastload.telemetry import cores_busy_s, delayed_s
 from fastload.telemetry.snapshot import seconds_in
 
 LONGEST_S = 5.0
@@ -31,10 +34,40 @@ LONGEST_S = 5.0
 SHORTEST_S, MOST_READINGS = 0.05, 8
 """Less is a few waits of the switch interval (5 ms), of which one makes a share; so quick samples are read again."""
 
+TICKS_S = 0.02
+"""The kernel counts what other processes have in ticks: two of 10 ms, at either end."""
+
 SERIALLY = "serially"
 
 NAP_S, LATE = 200e-6, 3
 """Long enough that whoever waits for the GIL has taken it; where it is free, a nap ends within some 100 us more."""
+
+
+def require_data_set(dataset: Any) -> None:
+    """Raise TypeError, with what to give in its place, for what is no data set that threads could read."""
+    if isinstance(dataset, TorchDataLoader):
+        raise TypeError(f"expected a data set, got a {type(dataset).__name__}: give its data set")
+    if isinstance(dataset, IterDataPipe | MapDataPipe):
+        raise TypeError(
+            "expected a data set, got a data pipe, which torch reads in processes: threads never do"
+        )
+    if isinstance(dataset, type):
+        raise TypeError(f"expected a data set, got the class {dataset.__name__}: give an instance")
+    if isinstance(dataset, IterableDataset):
+        return  # whose length no reading needs
+    if isinstance(dataset, str | bytes) or not all(
+        hasattr(dataset, name) for name in ("__getitem__", "__len__")
+    ):
+        raise TypeError(
+            f"expected a data set (with __getitem__ and __len__, or an IterableDataset), got {type(dataset).__name__}"
+        )
+    try:
+        len(dataset)
+    except Exception as error:  # code of the user's
+        raise TypeError(
+            f"the length of {type(dataset).__name__} cannot be told: len() raises {type(error).__name__}: "
+            f"{shown(error, str)}. Return the number of samples, 0 or more"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +199,19 @@ def share_under_gil(dataset: Any, indices: Iterable[int] | None, samples: int, s
         if all_s > SHORTEST_S:
             return late_s / all_s
     return 0.0  # samples so quick that it does not matter
+
+
+class OtherProcesses:
+    """What other processes take of the cores, from now on."""
+
+    def __init__(self) -> None:
+        self._cores, self._began_s = usable_cores(), perf_counter()
+        self._before_s = cores_busy_s() - process_time()
+
+    def share(self) -> float:
+        """Return their share (0 to 1) of the cores until now."""
+        busy_s = cores_busy_s() - process_time() - self._before_s - self._cores * TICKS_S
+        return busy_s / (self._cores * (perf_counter() - self._began_s))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ def verify(packed_set: str, workers: int | None) -> None:
     Everything is held against its checksum. The exit code is 1 if something is wrong.
     """
     require("arrow", pyarrow="pyarrow")
-    from fastload.datasets.packed.packing import verify as run_verify
+    from fastload.datasets.packed.verifying import verify as run_verify
 
     found = run_verify(packed_set, workers=workers, progress=True, say=click.echo)
     rate = found.bytes / 1e6 / max(found.seconds, 1e-9)

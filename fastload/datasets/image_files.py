@@ -1,4 +1,4 @@
-"""Pictures in files of their own: a list of them, or a tree with one directory per class."""
+"""Images in files of their own: a list of them, or a tree with one directory per class."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from torch.utils.data import Dataset
 
+from fastload.datasets.file_lists import read_classes, read_list
 from fastload.errors import FileListError
 from fastload.image import open_picture
 from fastload.image.decode import read_file
@@ -26,10 +27,10 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", 
 
 
 class ImageFiles(Dataset[tuple[Any, Any]]):
-    """What both readers are: a map-style dataset of `(transform(picture), class number)`.
+    """What both readers are: a map-style dataset of `(transform(image), class number)`.
 
     The class number is an int below `len(classes)`, handed through `target_transform` where there is
-    one. With a plan of `fastload.image` as its transform, a picture is decoded, cropped and resized in
+    one. With a plan of `fastload.image` as its transform, an image is decoded, cropped and resized in
     one go, to uint8[3, H, W]; any other callable gets an RGB `PIL.Image.Image`, as from torchvision's
     readers. Transforms run on the loader's threads.
     Memory: 20 bytes a sample and its file name (see `PathTable`); a million samples are a
@@ -81,16 +82,16 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         """Read, decode and transform sample `index`.
 
         Raises OSError with its `filename` where the file is missing or cannot be read, `DecodeError`
-        with its `path` where it is no picture, IndexError outside 0..len(self)-1.
+        with its `path` where it is no image, IndexError outside 0..len(self)-1.
         """
         path = self.locate(index)
         with stage("read"):
             encoded = read_file(path)
-        picture = open_picture(encoded, self.transform, name=path)
+        image = open_picture(encoded, self.transform, name=path)
         target: Any = int(self.targets[index])
         if self.target_transform is not None:
             target = self.target_transform(target)
-        return picture, target
+        return image, target
 
     def locate(self, index: int) -> str:
         """Return the path of sample `index`, 0..len(self)-1."""
@@ -131,7 +132,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
 
 
 class ImageFileList(ImageFiles):
-    """The pictures that a text file lists, one path a line; the class is the parent directory's name.
+    """The images that a text file lists, one path a line; the class is the parent directory's name.
 
     Blank lines are skipped, and so is white space around a path. A line may occur more than once.
 
@@ -171,8 +172,8 @@ class ImageFileList(ImageFiles):
         self.base_dir = base
         if base_dir is not None and not os.path.isdir(base):
             raise FileListError(f"{self.file_list}: base_dir is no directory: {base}")
-        given = None if classes is None else _read_classes(classes)
-        files = _read_list(self.file_list, os.fsencode(base), given)
+        given = None if classes is None else read_classes(classes)
+        files = read_list(self.file_list, os.fsencode(base), given)
         paths = PathTable(files, rank=rank, world_size=world_size)
         if paths.total < world_size:
             found = f"has {paths.total} paths for {world_size} ranks"
@@ -207,14 +208,14 @@ class ImageFileList(ImageFiles):
 
 
 class ImageFolder(ImageFiles):
-    """The pictures below `root`, one directory per class: a drop-in for torchvision's ImageFolder.
+    """The images below `root`, one directory per class: a drop-in for torchvision's ImageFolder.
 
     Classes are the sorted names of the directories in `root`. Files are found in them at any depth
     (links followed) by their `extensions`, whatever the case, and ordered by class, directory, name:
     the same samples in the same order as torchvision's.
 
     Raises FileNotFoundError where `root` does not exist or has no directory, or a class has no
-    picture, NotADirectoryError where `root` is a file, `FileListError` where there are fewer pictures
+    image, NotADirectoryError where `root` is a file, `FileListError` where there are fewer images
     than ranks.
     """
 
@@ -336,70 +337,10 @@ class _Samples(_Lazy[tuple[str, int]]):
         return self._files.image_paths[position], int(self._files.targets[position])
 
 
-def _read_list(
-    file_list: str, base: bytes, classes: Sequence[str] | None
-) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (directory, file name) for every line; each new directory is checked for its class."""
-    known = None if classes is None else set(classes)
-    joined: dict[bytes, bytes] = {}
-    for line, path in _read_lines(file_list, "file list"):
-        cut = path.rfind(b"/") + 1
-        directory = path[:cut]
-        if directory not in joined:
-            joined[directory] = os.path.join(base, directory)
-            name = os.fsdecode(os.path.basename(directory.rstrip(b"/")))
-            if name in ("", ".", ".."):
-                raise FileListError(
-                    f"{file_list}, line {line}: {os.fsdecode(path)!r} has no parent directory, "
-                    "and the name of that is the class; expected .../<class>/<picture>"
-                )
-            if known is not None and name not in known:
-                raise FileListError(
-                    f"{file_list}, line {line}: the class {name!r} of {os.fsdecode(path)!r} "
-                    f"is not among the {len(known)} given classes"
-                )
-        yield joined[directory], path[cut:]
-
-
-def _read_classes(classes: Sequence[str] | Path) -> list[str]:
-    """Return the class names of a sequence, or of a file with one a line; no two may be equal."""
-    if isinstance(classes, str | os.PathLike):
-        source = f"the class list {os.fspath(classes)}"
-        names = [os.fsdecode(name) for _, name in _read_lines(os.fspath(classes), "class list")]
-    else:
-        source, names = "classes", list(classes)
-    if not names:
-        raise FileListError(f"{source}: expected at least one class name")
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise FileListError(f"{source}: {twice!r} occurs more than once")
-    return names
-
-
-def _read_lines(path: str, kind: str) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number from 1, text without white space around) of every line that is not blank."""
-    try:
-        with open(path, "rb") as file:
-            beginning = file.peek()
-            if b"\0" in beginning:
-                raise FileListError(f"{path}: the {kind} is not a text file")
-            if beginning.startswith(b"\xef\xbb\xbf"):  # a byte order mark
-                file.seek(3)
-            for number, line in enumerate(file, 1):
-                if b"\0" in line:
-                    raise FileListError(
-                        f"{path}, line {number}: the {kind} is not a text file, it has a NUL byte"
-                    )
-                if text := line.strip():
-                    yield number, text
-    except OSError as error:
-        raise FileListError(f"{path}: the {kind} cannot be read: {error.strerror}") from error
-
-
 def _walk(
     root: str, classes: Iterable[str], extensions: tuple[str, ...]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (directory, file name) of every picture, by class, directory and name: sorted as str, as torchvision does.
+    """Yield (directory, file name) of every image, by class, directory and name: sorted as str, as torchvision does.
 
     Bytes have another order, for names that are no UTF-8 or beyond U+FFFF.
     """

@@ -24,7 +24,7 @@ import pyarrow as pa
 import fastload
 from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.packed import format as packed_format
-from fastload.datasets.packed.packing import verify
+from fastload.datasets.packed.verifying import verify
 from fastload.errors import PackedDataError
 from tests.promises.packed_fuzz import fitted, with_checksum
 

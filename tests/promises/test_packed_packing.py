@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 
 from fastload.cli import main
 from fastload.datasets import PackedDataset, PackedWriter
-from fastload.datasets.packed.packing import inspect, pack, verify
+from fastload.datasets.packed.packing import inspect, pack
+from fastload.datasets.packed.verifying import verify
 from fastload.errors import DecodeError, FileListError, PackedDataError
 from fastload.image import decode_pixels
 

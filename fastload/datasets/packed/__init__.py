@@ -1,7 +1,7 @@
-"""Packed sets: many records in few Arrow files. Needs the extra `arrow`; pictures need `images` too.
+"""Packed sets: many records in few Arrow files. Needs the extra `arrow`; images need `images` too.
 
 `format` is all that is known of the bytes on disk, `reader` the data set, `writer` the only way that
-a set comes into being, `sources` what is packed, `packing` the commands: pack, verify, inspect.
+a set comes into being, `sources` what is packed; `packing`, `verifying` and `staging` are the commands.
 """
 
 try:

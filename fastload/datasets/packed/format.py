@@ -39,7 +39,7 @@ Mode = Literal["encoded", "jpeg", "raw"]
 MODES: tuple[Mode, ...] = ("encoded", "jpeg", "raw")
 BATCH_BYTES = 16 * 2**20  # of payload in a record batch, save that a larger record has one alone
 BATCH_RECORDS = 4096
-MAX_SIDE = 2**20  # of a raw picture; the product of two of them and 3 is far below 2**63
+MAX_SIDE = 2**20  # of a raw image; the product of two of them and 3 is far below 2**63
 _TAIL = re.compile(r',\n "checksum": \d+\n}\n\Z')
 
 
@@ -75,7 +75,7 @@ class Columns:
     """Columns of records, checked; row k of each is record k.
 
     `begins` and `lengths` (int64, bytes) say where in the file payloads are: within it, end to end. `sides`
-    are int32[rows, 2], height and width, of raw pictures. `seen` marks the records whose payload was found right.
+    are int32[rows, 2], height and width, of raw images. `seen` marks the records whose payload was found right.
     """
 
     begins: NDArray[np.int64]

@@ -1,13 +1,13 @@
-"""Making packed sets, looking through them, looking at them: what the commands do."""
+"""Packed sets made, and described: what the commands `fastload pack` and `fastload inspect` do."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch.utils.data import Dataset
 from tqdm import tqdm
@@ -16,17 +16,16 @@ import fastload
 from fastload.cores import usable_cores
 from fastload.datasets.packed.format import INDEX, MODES, REJECTED, Mode, read_index
 from fastload.datasets.packed.reader import PackedDataset
-from fastload.datasets.packed.sources import Files, Input, Parquet, Source, parquet_files
+from fastload.datasets.packed.sources import Input, Source, open_source
 from fastload.datasets.packed.writer import PackedWriter
-from fastload.errors import DecodeError, PackedDataError
+from fastload.errors import DecodeError
 from fastload.loader import DataLoader
 
-_AHEAD_BYTES = (
-    64 * 2**20
-)  # of records that wait to be written; workers go on while the disk is waited for
-_AHEAD = 1024  # records, likewise
-_TOGETHER = 16  # records that are handed over at once: each hand-over wakes this thread
-_PIECE = 64  # records that a worker verifies at a time
+AHEAD, AHEAD_BYTES = 1024, 64 * 2**20
+"""Records, and bytes of them, that wait to be written at most: workers go on while the disk is slow."""
+
+TOGETHER = 16
+"""Records that are handed over at once: each hand-over wakes this thread."""
 
 
 class Prepared(NamedTuple):
@@ -37,9 +36,7 @@ class Prepared(NamedTuple):
     sides: tuple[int, int] | None = None  # height and width of raw pixels
     input_bytes: int = 0
     reason: str = ""
-    error: Exception | None = (
-        None  # to be raised in its place: behind the records before it, which it comes with
-    )
+    error: Exception | None = None  # raised after the records before it, which it comes with
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ def pack(
     columns: Sequence[str] = (),
     progress: bool = False,
 ) -> Packed:
-    """Make the packed set `out` of the pictures in `source`.
+    """Make the packed set `out` of the images in `source`.
 
     The set is a function of the inputs, the arguments and the decoder and encoder, byte by byte, and not of
     `workers`. Stopped or killed, it leaves a directory that does not open as a set; the same call goes on behind the
@@ -101,19 +98,19 @@ def pack(
     Args:
         source: not changed until the run is complete, as of files only the names are compared, and of Parquet
             the sizes: a file list, a tree with one directory per class, a Parquet file, or a directory with some.
-        mode: "encoded": the files' bytes as they are. "jpeg": pictures of `max_size` as JPEGs of `quality`.
-            "raw": such pictures' pixels. These two neither apply nor keep an EXIF orientation.
-        max_size: pixels of the longer side at most, 256 by default; smaller pictures stay as they are.
+        mode: "encoded": the files' bytes as they are. "jpeg": images of `max_size` as JPEGs of `quality`.
+            "raw": such images' pixels. These two neither apply nor keep an EXIF orientation.
+        max_size: pixels of the longer side at most, 256 by default; smaller images stay as they are.
         quality: libjpeg's, 1 to 95, 90 by default.
         shard_mb: a shard ends with the record that makes its payloads and further columns so many million bytes,
             at least.
         workers: threads; None for one per CPU that this process may use, 0 for none but the calling one.
         on_error: "raise" ends the run at the first input, in order, that cannot be read or decoded; "skip" leaves it
             out, counts it, and lists it in `rejected.txt`.
-        check: with "encoded", decode each picture to see whether it can be. False takes any bytes for granted.
+        check: with "encoded", decode each image to see whether it can be. False takes any bytes for granted.
         base_dir: see `ImageFileList`.
         image_column, label_column, columns: of Parquet files; `columns` are kept as further columns of the set.
-        progress: a bar on standard error, where that is a terminal.
+        progress: a bar on standard error, if that is a terminal.
 
     Memory: at most 1,024 records or about 64 MiB of them in flight, two record batches of 16 MiB, and the paths.
 
@@ -127,40 +124,32 @@ def pack(
     if workers is None:
         workers = usable_cores()
     source, out = os.fspath(source), os.fspath(out)
-    inputs: Source
-    if parquet_files(source):
-        inputs = Parquet(
-            source, image_column=image_column, label_column=label_column, columns=columns
-        )
-    elif columns:
-        raise ValueError(f"columns are taken from Parquet files, and {source} is none")
-    else:
-        inputs = Files(source, base_dir=None if base_dir is None else os.fspath(base_dir))
+    inputs = open_source(
+        source,
+        base_dir=None if base_dir is None else os.fspath(base_dir),
+        image_column=image_column,
+        label_column=label_column,
+        columns=columns,
+    )
     check = check or mode != "encoded"
     made = {"fastload": fastload.__version__, **inputs.about, **pixels, "check": check}
     began = time.monotonic()
-    writer = PackedWriter(
+    with PackedWriter(
         out,
         mode=mode,
         columns=inputs.columns,
         classes=inputs.classes,
         made=made,
         shard_bytes=int(shard_mb * 1e6),
-    )
-    with writer:
+    ) as writer:
         taken_over, input_bytes = writer.records, 0
         prepare = _Prepare(mode, skip=on_error == "skip", check=check, **pixels)
-        loader: DataLoader[Prepared] = DataLoader(
-            prepare,
-            batch_size=_TOGETHER,
-            sampler=_Order(inputs, writer.done),
-            collate_fn=_as_it_is,
-            num_workers=workers,
-            seed=0,
-            prefetch_batches=_AHEAD // _TOGETHER,
-            prefetch_bytes=_AHEAD_BYTES,
-        )
-        with loader, _bar(progress, len(inputs), writer.done, "record") as bar:
+        # None: hidden unless standard error is a terminal.
+        hidden = None if progress else True
+        with (
+            _loader(prepare, inputs, writer.done, workers) as loader,
+            tqdm(total=len(inputs), initial=writer.done, unit="record", disable=hidden) as bar,
+        ):
             for made_of, payload, sides, size, reason, error in chain.from_iterable(loader):
                 if error is not None:
                     raise error
@@ -214,6 +203,20 @@ def _pixels_of(mode: Mode, max_size: int | None, quality: int | None) -> dict[st
         if not 1 <= found["quality"] <= 95:
             raise ValueError(f"quality must be in 1..95, got {quality}")
     return found
+
+
+def _loader(prepare: _Prepare, inputs: Source, start: int, workers: int) -> DataLoader[Prepared]:
+    """Return what gives the inputs from number `start` on, prepared, some at once."""
+    return DataLoader(
+        prepare,
+        batch_size=TOGETHER,
+        sampler=_Order(inputs, start),
+        collate_fn=list,
+        num_workers=workers,
+        seed=0,
+        prefetch_batches=AHEAD // TOGETHER,
+        prefetch_bytes=AHEAD_BYTES,
+    )
 
 
 class _Order:
@@ -277,111 +280,6 @@ class _Prepare(Dataset[Prepared]):
             return Prepared(made_of, pixels.tobytes(), pixels.shape[:2], size)
         with fastload.stage("encode"):
             return Prepared(made_of, encode_rgb(pixels, quality=self.quality), None, size)
-
-
-def _as_it_is(sample: Any) -> Any:
-    return sample
-
-
-def _bar(progress: bool, total: int, done: int, unit: str) -> tqdm[Any]:
-    # None: hidden unless standard error is a terminal.
-    return tqdm(total=total, initial=done, unit=unit, disable=None if progress else True)
-
-
-# ---- verify ----
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What was read, and what is wrong: a sentence for each shard or record."""
-
-    records: int
-    bytes: int
-    seconds: float
-    bad: list[str]
-
-
-def verify(
-    path: str | os.PathLike[str],
-    *,
-    workers: int | None = None,
-    progress: bool = False,
-    say: Callable[[str], None] | None = None,
-) -> Verified:
-    """Read everything in the set at `path` and hold it against its checksums.
-
-    Args:
-        workers: see `pack`.
-        say: called with each sentence as it is found, in the order of the records.
-
-    Raises FileNotFoundError and `PackedDataError` where the index cannot be read. Memory: as `PackedDataset`.
-    """
-    dataset = PackedDataset(path, decode=False, verify="always")
-    if workers is None:
-        workers = usable_cores()
-    began, records, count = time.monotonic(), 0, 0
-    bad: list[str] = []
-    loader: DataLoader[tuple[int, int, list[str]]] = DataLoader(
-        _Pieces(dataset), batch_size=None, collate_fn=_as_it_is, num_workers=workers, seed=0
-    )
-    with loader, _bar(progress, len(dataset), 0, "record") as bar:
-        for rows, size, found in loader:
-            for text in found:
-                if text not in bad[-1:]:  # each piece of a bad shard says it
-                    bad.append(text)
-                    if say is not None:
-                        say(text)
-            records, count = records + rows, count + size
-            bar.update(rows)
-    dataset.close()
-    return Verified(records, count, time.monotonic() - began, bad)
-
-
-class _Pieces(Dataset[tuple[int, int, list[str]]]):
-    """Sample k reads up to 64 records of one shard: how many there are, their bytes, what is wrong."""
-
-    fastload_per_worker = ()
-
-    def __init__(self, dataset: PackedDataset) -> None:
-        self.dataset = dataset
-        self.pieces: list[tuple[str, range]] = []
-        # What is said of them, for all their pieces: each would read the shard's columns again.
-        self.bad_shards: dict[str, str] = {}
-        end = 0
-        for shard in read_index(dataset.path).shards:
-            begin, end = end, end + shard.rows
-            starts = range(begin, end, _PIECE)
-            self.pieces += [(shard.name, range(k, min(k + _PIECE, end))) for k in starts]
-
-    def __len__(self) -> int:
-        return len(self.pieces)
-
-    def __getitem__(self, number: int) -> tuple[int, int, list[str]]:
-        shard, piece = self.pieces[number]
-        size = 0
-        bad: list[str] = []
-        if shard not in self.bad_shards:
-            try:
-                self.dataset.load(piece[0])
-            except (PackedDataError, OSError) as error:
-                self.bad_shards[shard] = str(error)
-        for record in piece:
-            if shard in self.bad_shards:
-                break
-            try:
-                size += len(self.dataset.read(record))
-            except PackedDataError as error:
-                if error.record is None:
-                    self.bad_shards[shard] = str(error)
-                else:
-                    bad.append(f"{self.dataset.locate(record)}: {error.reason}")
-            except OSError as error:
-                bad.append(f"{self.dataset.locate(record)}: {error.strerror}")
-        bad += [self.bad_shards[shard]] if shard in self.bad_shards else []
-        return len(piece), size, bad
-
-
-# ---- inspect ----
 
 
 def inspect(path: str | os.PathLike[str], *, records: int = 5) -> str:

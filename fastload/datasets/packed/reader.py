@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import operator
 import os
-import threading
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from fastload.datasets.packed.format import (
-    Columns,
-    Table,
-    preadv,
-    read_index,
-    read_table,
-    schema_of,
-)
+from fastload.datasets.packed.format import Table, read_index, read_table, schema_of
+from fastload.datasets.packed.payloads import Payloads, Verify
 from fastload.datasets.packed.shards import OpenFile, Shards
 from fastload.errors import DecodeError, PackedDataError
 from fastload.rows import Run, as_indices
@@ -32,12 +23,9 @@ from fastload.telemetry import stage
 if TYPE_CHECKING:
     from fastload.image.render import Render
 
-Verify = Literal["first", "always", "never"]
-_scratch = threading.local()  # `buffer`: uint8[n], what the thread reads encoded records into
-
 
 class PackedDataset(Dataset[tuple[Any, ...]]):
-    """A packed set as a map-style data set of `(transform(picture), label)`; made by `fastload pack`.
+    """A packed set as a map-style dataset of `(transform(image), label)`; made by `fastload pack`.
 
     Records are read by position, with the GIL released: no Arrow and no lock on the way. Safe to
     share between threads, to pickle, to copy and to use after a fork.
@@ -45,9 +33,9 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     Args:
         path: the directory of the set.
         transform: a plan of `fastload.image`, which gets the bytes or the raw pixels: the fast way;
-            or any callable on an RGB `PIL.Image.Image`. None: the picture itself.
+            or any callable on an RGB `PIL.Image.Image`. None: the image itself.
         target_transform: a callable on the label, an int.
-        decode: False: the payload is not a picture, or not to be decoded; the transform, if any,
+        decode: False: the payload is not an image, or not to be decoded; the transform, if any,
             gets its `bytes`, in a set of mode "raw" its pixels, `uint8[H, W, 3]`.
         columns: names of further columns; their values follow the label in the sample, as Python has
             them. The columns of a shard that was read from stay in memory, those of fastload too.
@@ -65,7 +53,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
 
     Raises FileNotFoundError where there is no set, `PackedDataError` where it is damaged or of a newer
     version, ValueError for arguments out of range. Reading raises `PackedDataError`, with shard and
-    record, `DecodeError` where a payload is right but no picture, IndexError.
+    record, `DecodeError` where a payload is right but no image, IndexError.
 
     Attributes:
         path, mode, schema, made: what the set is; see `format.Index`.
@@ -178,9 +166,10 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
 
     def read(self, index: int) -> bytes:
         """The payload of sample `index`, as it lies in the file; checked as `verify` says."""
-        number, row = self._place(index)
-        table = self._shards.table(number)
-        return bytes(self._read(number, row, table, None))
+        return bytes(self._payloads().read(*self._place(index)))
+
+    def _payloads(self) -> Payloads:
+        return Payloads(self._shards, self.verify, self.read_ahead_bytes)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         number, row = self._place(index)
@@ -216,7 +205,8 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         """Make the images and labels of a run in the batch; see `fastload.rows`."""
         images, labels = run.rows
         plan: Any = self.transform  # read once: it may be replaced at any time
-        records, shards = self._records(run.indices), self._shards
+        records, payloads = self._records(run.indices), self._payloads()
+        shards = payloads.shards
         if records is None or not self._can_fill(plan):
             return range(len(run))
         from fastload.image.render import make_render
@@ -242,7 +232,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             np.where(checked, columns.checksums[records].astype(np.int64), -1),
         )
         places = [*zip(numbers.tolist(), (records - shards.begins[numbers]).tolist(), strict=True)]
-        missing = self._render(render, source, columns, records, places)
+        missing = self._render(render, source, payloads, records, places)
         checked[missing] = False
         columns.seen[records[checked]] = True
         return missing
@@ -251,38 +241,31 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         self,
         render: Render,
         source: _Source,
-        columns: Columns,
+        payloads: Payloads,
         records: NDArray[np.int64],
         places: list[tuple[int, int]],
     ) -> list[int]:
         """Make the images of `records`, which lie at `places` (shard, record); return those that were not done."""
+        columns = payloads.shards.columns
         if columns.sides is not None:
-            return render.raw(
-                source.files,
-                columns.begins[records],
-                columns.sides[records],
-                source.checksums,
-                lambda k, *rows: self._part(*places[k], *rows),
-            )
 
-        def place(pictures: NDArray[Any]) -> None:
-            pictures["file"], pictures["checksum"] = source
-            pictures["source"] = columns.begins[records]
-            pictures["length"] = columns.lengths[records]
+            def rows(k: int, first: int, stop: int) -> NDArray[np.uint8]:
+                with payloads.buffer(*places[k]) as buffer:
+                    return payloads.read_rows(*places[k], buffer, first, stop)
 
-        return render.encoded(lambda k: self._payload(*places[k]), place)
+            begins, sides = columns.begins[records], columns.sides[records]
+            return render.raw(source.files, begins, sides, source.checksums, rows)
 
-    def _part(self, number: int, row: int, first: int, stop: int) -> NDArray[np.uint8]:
-        """Rows of the raw pixels of a record, in this thread's buffer, checked as `verify` says."""
-        table = self._shards.table(number)
-        with _Buffer(int(table.lengths[row])) as buffer:
-            return self._read_rows(number, row, table, buffer, first, stop)
+        def encoded(k: int) -> memoryview:
+            with payloads.buffer(*places[k]) as buffer:
+                return payloads.read(*places[k], buffer)
 
-    def _payload(self, number: int, row: int) -> memoryview:
-        """The payload of a record in this thread's buffer, checked as `verify` says."""
-        table = self._shards.table(number)
-        with _Buffer(int(table.lengths[row])) as buffer:
-            return self._read(number, row, table, buffer)
+        def place(images: NDArray[Any]) -> None:
+            images["file"], images["checksum"] = source
+            images["source"] = columns.begins[records]
+            images["length"] = columns.lengths[records]
+
+        return render.encoded(encoded, place)
 
     def _records(self, indices: Sequence[Any]) -> NDArray[np.int64] | None:
         """The numbers of records in the whole set, int64; None if an index is none of this dataset."""
@@ -301,23 +284,24 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     def _sample(self, number: int, row: int, table: Table) -> Any:
         plan: Any = self.transform if self.decode and _is_plan(self.transform) else None
         sides = None if table.sides is None else table.sides[row]
+        payloads = self._payloads()
         if plan is not None:
-            with _Buffer(int(table.lengths[row])) as buffer:
+            with payloads.buffer(number, row) as buffer:
                 if sides is not None:
 
                     def rows(first: int, stop: int) -> NDArray[np.uint8]:
                         with stage("read"):
-                            return self._read_rows(number, row, table, buffer, first, stop)
+                            return payloads.read_rows(number, row, buffer, first, stop)
 
                     return plan.resample_rows(rows, *sides.tolist())
                 with stage("read"):
-                    payload = self._read(number, row, table, buffer)
+                    payload = payloads.read(number, row, buffer)
                 return plan.decode(payload, name=self._index.shards[number].name)
         with stage("read"):
-            payload = self._read(number, row, table, None)
-        picture: Any
+            payload = payloads.read(number, row)
+        image: Any
         if not self.decode:
-            picture = bytes(payload) if sides is None else _pixels(payload, sides).copy()
+            image = bytes(payload) if sides is None else _pixels(payload, sides).copy()
         elif sides is None:
             from fastload.image import open_picture
 
@@ -325,84 +309,11 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         else:
             from PIL import Image
 
-            picture = Image.fromarray(_pixels(payload, sides))
+            image = Image.fromarray(_pixels(payload, sides))
         if self.transform is None:
-            return picture
+            return image
         with stage("transform"):
-            return self.transform(picture)
-
-    def _read_rows(
-        self, number: int, row: int, table: Table, buffer: NDArray[np.uint8], first: int, stop: int
-    ) -> NDArray[np.uint8]:
-        """Read rows `first` to `stop` of raw pixels, uint8[stop - first, width, 3], checked as `verify` says.
-
-        No more than these are read, unless the checksum wants all.
-        """
-        assert table.sides is not None
-        width = int(table.sides[row, 1])
-        begin, end = 3 * width * first, 3 * width * stop
-        if self._is_checked(row, table):
-            payload = self._read(number, row, table, buffer)[begin:end]
-        else:
-            payload = self._fetch(number, row, table, buffer, begin, end)
-        return np.frombuffer(payload, np.uint8).reshape(stop - first, width, 3)
-
-    def _is_checked(self, row: int, table: Table) -> bool:
-        """Whether the record's payload is to be held against its checksum now."""
-        return self.verify == "always" or (self.verify == "first" and not table.seen[row])
-
-    def _read(
-        self, number: int, row: int, table: Table, buffer: NDArray[np.uint8] | None
-    ) -> memoryview:
-        """The payload of a record, in `buffer` where it is read and one is given; checked as `verify` says."""
-        payload = self._fetch(number, row, table, buffer, 0, int(table.lengths[row]))
-        if self._is_checked(row, table):
-            found, expected = zlib.crc32(payload), int(table.checksums[row])
-            if found != expected:
-                text = f"the payload has checksum {found:#010x}, expected {expected:#010x}: damaged"
-                raise self._shards.bad(number, row, text)
-            table.seen[row] = True
-        return payload
-
-    def _fetch(
-        self,
-        number: int,
-        row: int,
-        table: Table,
-        buffer: NDArray[np.uint8] | None,
-        first: int,
-        stop: int,
-    ) -> memoryview:
-        """Bytes `first` to `stop` of a record's payload, unchecked; as `_read`."""
-        begin, length = int(table.begins[row]) + first, stop - first
-        file = self._shards.file(number)
-        payload = (np.empty(length, np.uint8) if buffer is None else buffer[:length]).data
-        try:
-            whole = (
-                self.read_ahead_bytes > 0 and self._read_cached(file.fd, payload, begin)
-            ) or preadv(file.fd, payload, begin) == length
-        except OSError as error:
-            error.filename = self._shards.where(number)  # unlike open(), a read does not say
-            raise
-        if not whole:
-            raise self._shards.bad(
-                number, row, f"the file ends before byte {begin + length:,}: cut off"
-            )
-        return payload
-
-    def _read_cached(self, fd: int, payload: memoryview, begin: int) -> bool:
-        """Fill `payload` if all of it is in memory, else say what will be read next, and return False."""
-        try:
-            if os.preadv(fd, [payload], begin, os.RWF_NOWAIT) == len(payload):
-                return True
-        except OSError as error:
-            # Not there; or a file system that cannot tell.
-            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
-                raise
-        piece = begin - begin % self.read_ahead_bytes
-        length = begin + len(payload) - piece  # the record may reach beyond its piece
-        os.posix_fadvise(fd, piece, max(length, self.read_ahead_bytes), os.POSIX_FADV_WILLNEED)
-        return False
+            return self.transform(image)
 
 
 def _opened(shards: Shards, number: int) -> OpenFile:
@@ -418,23 +329,6 @@ class _Source(NamedTuple):
     """Descriptors."""
     checksums: NDArray[np.int64]
     """What payloads are held against; -1: they were found right before."""
-
-
-class _Buffer:
-    """The calling thread's buffer of at least `length` bytes; who asks for it again inside gets another one."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __enter__(self) -> NDArray[np.uint8]:
-        buffer: NDArray[np.uint8] | None = _scratch.__dict__.pop("buffer", None)
-        if buffer is None or len(buffer) < self.length:
-            buffer = np.empty(max(self.length, 2**16) * 5 // 4, np.uint8)
-        self.buffer = buffer
-        return buffer
-
-    def __exit__(self, *_: object) -> None:
-        _scratch.buffer = self.buffer
 
 
 def _is_plan(transform: Any) -> bool:

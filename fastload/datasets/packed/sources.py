@@ -1,4 +1,4 @@
-"""What is packed: lists and trees of picture files, Parquet files. One after another, from any of them on."""
+"""What is packed: lists and trees of image files, Parquet files. One after another, from any of them on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Source(Protocol):
 
 
 class Files:
-    """The pictures of a file list or of a tree with one directory per class."""
+    """The images of a file list or of a tree with one directory per class."""
 
     def __init__(self, source: str, *, base_dir: str | None) -> None:
         if os.path.isdir(source):
@@ -86,17 +86,22 @@ class Files:
 class Parquet:
     """The rows of Parquet files, in the order of the files' names.
 
+    `paths` are the files, at least one: `source`, or those in it.
     The image column holds bytes, or Hugging Face's struct of `bytes` and `path`; the label column integers, or
     names, which become numbers in the order of the sorted names. The names of a Hugging Face class label are found.
     Memory: what pyarrow needs for one column chunk, and 64 rows.
     """
 
     def __init__(
-        self, source: str, *, image_column: str, label_column: str, columns: Sequence[str]
+        self,
+        source: str,
+        paths: list[str],
+        *,
+        image_column: str,
+        label_column: str,
+        columns: Sequence[str],
     ) -> None:
-        self._paths = parquet_files(source)
-        if not self._paths:
-            raise FileListError(f"{source}: there is no Parquet file")
+        self._paths = paths
         self._image, self._label = image_column, label_column
         self._rows, schema = [], None
         for path in self._paths:
@@ -180,7 +185,28 @@ class Parquet:
         return Input(name, -1 if label is None else label, encoded=image, extras=extras)
 
 
-def parquet_files(source: str) -> list[str]:
+def open_source(
+    source: str,
+    *,
+    base_dir: str | None,
+    image_column: str,
+    label_column: str,
+    columns: Sequence[str],
+) -> Source:
+    """Return the inputs of a file list, a folder of images, a Parquet file or a folder with some.
+
+    Raise ValueError if `columns` are given and there is no Parquet file.
+    """
+    if paths := _parquet_files(source):
+        return Parquet(
+            source, paths, image_column=image_column, label_column=label_column, columns=columns
+        )
+    if columns:
+        raise ValueError(f"columns are taken from Parquet files, and {source} is none")
+    return Files(source, base_dir=base_dir)
+
+
+def _parquet_files(source: str) -> list[str]:
     """The Parquet files that `source` is or, if it is a directory, has in it: sorted; none if it is something else.
 
     A directory may have such a name, as what Spark writes has: it is one all the same.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import shutil
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -28,10 +26,10 @@ from fastload.datasets.packed.format import (
     Shard,
     described,
     dump_index,
-    payload_extents,
     schema_of,
     shard_name,
 )
+from fastload.datasets.packed.shard_file import ShardFile
 from fastload.disk import lock, replace_file, sync_folder, write_all
 from fastload.errors import PackedDataError
 
@@ -101,7 +99,7 @@ class PackedWriter:
         self._rows: list[tuple[Any, ...]] = []
         self._memory = np.empty(0, np.uint8)  # see `_joined`
         self._waiting_bytes = 0  # of their payloads and further columns
-        self._file: _ShardFile | None = None
+        self._file: ShardFile | None = None
         self._work = os.path.join(self.path, _WORK)
         self._lock = -1
         self._index: Index | None = None
@@ -307,7 +305,7 @@ class PackedWriter:
         batch = pa.record_batch([payload, *columns], schema=self.schema)
         if self._file is None:
             name = os.path.join(self._work, shard_name(len(self.shards)))
-            self._file = _ShardFile(name, self.schema)
+            self._file = ShardFile(name, self.schema)
         self._file.write(batch, self._waiting_bytes)
         self._rows, self._waiting_bytes = [], 0
 
@@ -347,78 +345,6 @@ class PackedWriter:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-
-class _ShardFile:
-    """A shard that is being written, under a name of which nobody reads."""
-
-    def __init__(self, name: str, schema: pa.Schema) -> None:
-        self.name = name
-        self.rows = self.record_bytes = 0
-        self._sink = _Sink(name)
-        try:
-            self._writer = pa.ipc.new_file(self._sink, schema)
-        except BaseException:
-            self.discard()
-            raise
-
-    def write(self, batch: pa.RecordBatch, record_bytes: int) -> None:
-        """Append a record batch, whose records are counted as so many bytes."""
-        self._writer.write_batch(batch)
-        self.rows += batch.num_rows
-        self.record_bytes += record_bytes
-
-    def close(self) -> Shard:
-        """Complete the file, on the disk; return what the index is to know of it."""
-        self._writer.close()
-        os.fsync(self._sink.fd)
-        self._sink.close()
-        with open(self.name, "rb") as file:  # Arrow opens only names that are UTF-8
-            whole = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        reader = pa.ipc.open_file(whole)
-        batches = [reader.get_batch(k) for k in range(reader.num_record_batches)]
-        payload = payload_extents(batches, whole.address)
-        checksum, at = 0, 0
-        with memoryview(whole) as content:
-            for start, length in (*payload, (len(content), 0)):
-                checksum = zlib.crc32(content[at:start], checksum)
-                at = start + length
-        return Shard(os.path.basename(self.name), self.rows, at, checksum, payload)
-
-    def discard(self) -> None:
-        """Delete the file: it is not whole."""
-        self._sink.close()
-        with suppress(FileNotFoundError):
-            os.unlink(self.name)
-
-
-class _Sink:
-    """What Arrow writes a shard to: it asks no more of a file object than this."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.closed = False
-        self.fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        self._at = 0
-
-    def write(self, content: Any) -> int:
-        """Append `content`, all of it."""
-        count = write_all(self.fd, self.name, content)
-        self._at += count
-        return count
-
-    def tell(self) -> int:
-        """How many bytes there are."""
-        return self._at
-
-    def flush(self) -> None:
-        """Nothing is held back here."""
-
-    def close(self) -> None:
-        """Close the file; again is no fault."""
-        if not self.closed:
-            self.closed = True
-            os.close(self.fd)
 
 
 def _nbytes(value: Any) -> int:

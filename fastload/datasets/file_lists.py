@@ -1,0 +1,76 @@
+"""Text files that list images, and those that list classes: one name a line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from fastload.errors import FileListError
+
+
+def read_list(
+    file_list: str, base: bytes, classes: Sequence[str] | None
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield (directory, file name) of every path in a list of images, one a line.
+
+    Args:
+        file_list: the list.
+        base: the folder that relative paths start from.
+        classes: all classes that there may be, or None for any.
+
+    Raise FileListError if the list cannot be read, or a path has no parent directory with the name of a class.
+    """
+    known = None if classes is None else set(classes)
+    joined: dict[bytes, bytes] = {}
+    for line, path in _read_lines(file_list, "file list"):
+        cut = path.rfind(b"/") + 1
+        directory = path[:cut]
+        if directory not in joined:
+            joined[directory] = os.path.join(base, directory)
+            name = os.fsdecode(os.path.basename(directory.rstrip(b"/")))
+            if name in ("", ".", ".."):
+                raise FileListError(
+                    f"{file_list}, line {line}: {os.fsdecode(path)!r} has no parent directory, "
+                    "and the name of that is the class; expected .../<class>/<picture>"
+                )
+            if known is not None and name not in known:
+                raise FileListError(
+                    f"{file_list}, line {line}: the class {name!r} of {os.fsdecode(path)!r} "
+                    f"is not among the {len(known)} given classes"
+                )
+        yield joined[directory], path[cut:]
+
+
+def read_classes(classes: Sequence[str] | str | os.PathLike[str]) -> list[str]:
+    """Return the class names of a sequence, or of a file with one a line. Raise FileListError if two are equal."""
+    if isinstance(classes, str | os.PathLike):
+        source = f"the class list {os.fspath(classes)}"
+        names = [os.fsdecode(name) for _, name in _read_lines(os.fspath(classes), "class list")]
+    else:
+        source, names = "classes", list(classes)
+    if not names:
+        raise FileListError(f"{source}: expected at least one class name")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FileListError(f"{source}: {twice!r} occurs more than once")
+    return names
+
+
+def _read_lines(path: str, kind: str) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number from 1, text without white space around) of every line that is not blank."""
+    try:
+        with open(path, "rb") as file:
+            beginning = file.peek()
+            if b"\0" in beginning:
+                raise FileListError(f"{path}: the {kind} is not a text file")
+            if beginning.startswith(b"\xef\xbb\xbf"):  # a byte order mark
+                file.seek(3)
+            for number, line in enumerate(file, 1):
+                if b"\0" in line:
+                    raise FileListError(
+                        f"{path}, line {number}: the {kind} is not a text file, it has a NUL byte"
+                    )
+                if text := line.strip():
+                    yield number, text
+    except OSError as error:
+        raise FileListError(f"{path}: the {kind} cannot be read: {error.strerror}") from error

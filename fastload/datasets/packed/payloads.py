@@ -1,0 +1,122 @@
+"""Payloads of records, read from their shards and held against their checksums."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import zlib
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.datasets.packed.format import Table, preadv
+from fastload.datasets.packed.shards import Shards
+
+Verify = Literal["first", "always", "never"]
+_scratch = threading.local()  # `buffer`: uint8[n], what the thread reads encoded records into
+
+
+class Payloads:
+    """Reads the payloads of a set; a record is named by its shard's number and its row there.
+
+    Args:
+        shards: where they lie.
+        verify, read_ahead_bytes: see `PackedDataset`.
+
+    Raises PackedDataError, with shard and record, if the set is damaged, OSError if a disk fails.
+    """
+
+    def __init__(self, shards: Shards, verify: Verify, read_ahead_bytes: int) -> None:
+        self.shards = shards
+        self.verify = verify
+        self.read_ahead_bytes = read_ahead_bytes
+
+    def buffer(self, number: int, row: int) -> _Buffer:
+        """Return what gives, in a `with` block, memory of the calling thread that the payload fits into."""
+        return _Buffer(int(self.shards.table(number).lengths[row]))
+
+    def read(self, number: int, row: int, buffer: NDArray[np.uint8] | None = None) -> memoryview:
+        """Return a payload, in `buffer` or else in memory of its own; checked as `verify` says."""
+        table = self.shards.table(number)
+        payload = self._fetch(number, row, buffer, 0, int(table.lengths[row]))
+        if self._is_checked(row, table):
+            found, expected = zlib.crc32(payload), int(table.checksums[row])
+            if found != expected:
+                text = f"the payload has checksum {found:#010x}, expected {expected:#010x}: damaged"
+                raise self.shards.bad(number, row, text)
+            table.seen[row] = True
+        return payload
+
+    def read_rows(
+        self, number: int, row: int, buffer: NDArray[np.uint8], first: int, stop: int
+    ) -> NDArray[np.uint8]:
+        """Return rows `first` to `stop` of raw pixels, uint8[stop - first, width, 3], checked as `verify` says.
+
+        No more than these are read, unless the checksum wants all.
+        """
+        table = self.shards.table(number)
+        assert table.sides is not None
+        width = int(table.sides[row, 1])
+        begin, end = 3 * width * first, 3 * width * stop
+        if self._is_checked(row, table):
+            payload = self.read(number, row, buffer)[begin:end]
+        else:
+            payload = self._fetch(number, row, buffer, begin, end)
+        return np.frombuffer(payload, np.uint8).reshape(stop - first, width, 3)
+
+    def _is_checked(self, row: int, table: Table) -> bool:
+        """Return whether the record's payload is to be held against its checksum now."""
+        return self.verify == "always" or (self.verify == "first" and not table.seen[row])
+
+    def _fetch(
+        self, number: int, row: int, buffer: NDArray[np.uint8] | None, first: int, stop: int
+    ) -> memoryview:
+        """Return bytes `first` to `stop` of a payload, unchecked; as `read`."""
+        begin, length = int(self.shards.table(number).begins[row]) + first, stop - first
+        file = self.shards.file(number)
+        payload = (np.empty(length, np.uint8) if buffer is None else buffer[:length]).data
+        try:
+            whole = (
+                self.read_ahead_bytes > 0 and self._read_cached(file.fd, payload, begin)
+            ) or preadv(file.fd, payload, begin) == length
+        except OSError as error:
+            error.filename = self.shards.where(number)  # unlike open(), a read does not say
+            raise
+        if not whole:
+            raise self.shards.bad(
+                number, row, f"the file ends before byte {begin + length:,}: cut off"
+            )
+        return payload
+
+    def _read_cached(self, fd: int, payload: memoryview, begin: int) -> bool:
+        """Fill `payload` if all of it is in memory, else say what will be read next, and return False."""
+        try:
+            if os.preadv(fd, [payload], begin, os.RWF_NOWAIT) == len(payload):
+                return True
+        except OSError as error:
+            # Not there; or a file system that cannot tell.
+            if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
+                raise
+        piece = begin - begin % self.read_ahead_bytes
+        length = begin + len(payload) - piece  # the record may reach beyond its piece
+        os.posix_fadvise(fd, piece, max(length, self.read_ahead_bytes), os.POSIX_FADV_WILLNEED)
+        return False
+
+
+class _Buffer:
+    """The calling thread's buffer of at least `length` bytes; who asks for it again inside gets another one."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __enter__(self) -> NDArray[np.uint8]:
+        buffer: NDArray[np.uint8] | None = _scratch.__dict__.pop("buffer", None)
+        if buffer is None or len(buffer) < self.length:
+            buffer = np.empty(max(self.length, 2**16) * 5 // 4, np.uint8)
+        self.buffer = buffer
+        return buffer
+
+    def __exit__(self, *_: object) -> None:
+        _scratch.buffer = self.buffer

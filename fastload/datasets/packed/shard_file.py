@@ -1,0 +1,86 @@
+"""The file of a shard while it is written."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zlib
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from fastload.datasets.packed.format import Shard, payload_extents
+from fastload.disk import write_all
+
+
+class ShardFile:
+    """A shard that is being written, under a name of which nobody reads."""
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        self.name = name
+        self.rows = self.record_bytes = 0
+        self._sink = _Sink(name)
+        try:
+            self._writer = pa.ipc.new_file(self._sink, schema)
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, batch: pa.RecordBatch, record_bytes: int) -> None:
+        """Append a record batch, whose records are counted as so many bytes."""
+        self._writer.write_batch(batch)
+        self.rows += batch.num_rows
+        self.record_bytes += record_bytes
+
+    def close(self) -> Shard:
+        """Complete the file, on the disk; return what the index is to know of it."""
+        self._writer.close()
+        os.fsync(self._sink.fd)
+        self._sink.close()
+        with open(self.name, "rb") as file:  # Arrow opens only names that are UTF-8
+            whole = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        reader = pa.ipc.open_file(whole)
+        batches = [reader.get_batch(k) for k in range(reader.num_record_batches)]
+        payload = payload_extents(batches, whole.address)
+        checksum, at = 0, 0
+        with memoryview(whole) as content:
+            for start, length in (*payload, (len(content), 0)):
+                checksum = zlib.crc32(content[at:start], checksum)
+                at = start + length
+        return Shard(os.path.basename(self.name), self.rows, at, checksum, payload)
+
+    def discard(self) -> None:
+        """Delete the file: it is not whole."""
+        self._sink.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self.name)
+
+
+class _Sink:
+    """What Arrow writes a shard to: it asks no more of a file object than this."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.closed = False
+        self.fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._at = 0
+
+    def write(self, content: Any) -> int:
+        """Append `content`, all of it."""
+        count = write_all(self.fd, self.name, content)
+        self._at += count
+        return count
+
+    def tell(self) -> int:
+        """How many bytes there are."""
+        return self._at
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+    def close(self) -> None:
+        """Close the file; again is no fault."""
+        if not self.closed:
+            self.closed = True
+            os.close(self.fd)
