@@ -111,27 +111,15 @@ class Lazy:
 
 @pytest.mark.usefixtures("_hasty")
 def test_eight_copies_of_a_lazy_dataset_read_the_right_records(path: str) -> None:
-    """2,048 reads; in each round, all eight open at once and are dropped at once."""
+    """In each round, all eight open at once and are dropped at once."""
 
     def read(seed: int) -> int:
         dataset = Lazy(path)
         keys = random.Random(seed).choices(list(RECORDS), k=16)
         return sum(dataset[key] != RECORDS[key] for key in keys)
 
-    for round_ in range(16):
+    for round_ in range(8):
         assert in_workers(read, [(round_ * WORKERS + i,) for i in range(WORKERS)]) == [0] * WORKERS
-
-
-@pytest.mark.usefixtures("_hasty")
-def test_eight_workers_open_and_close_it_for_every_sample(path: str) -> None:
-    def read(seed: int) -> int:
-        wrong = 0
-        for key in random.Random(seed).choices(list(RECORDS), k=100):
-            with opened(path) as env, env.begin() as txn:
-                wrong += txn.get(key) != RECORDS[key]
-        return wrong
-
-    assert in_workers(read, [(i,) for i in range(WORKERS)]) == [0] * WORKERS
 
 
 def test_a_second_open_waits_for_the_first(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,14 +253,6 @@ def test_equal_arguments_are_equal_however_they_are_written(path: str) -> None:
     link.unlink()
 
 
-def test_a_file_without_a_folder_is_shared_too(tmp_path: Path) -> None:
-    file = str(tmp_path / "file.mdb")
-    with lmdb.open(file, subdir=False) as env, env.begin(write=True) as txn:
-        txn.put(b"a", b"1")
-    handles = in_workers(lambda: opened(file, subdir=False), [()] * 3)
-    assert [get(handle, b"a") for handle in handles] == [b"1"] * 3
-
-
 def test_an_environment_in_the_place_of_one_that_is_open_is_another(tmp_path: Path) -> None:
     def make(value: bytes) -> str:
         path = str(tmp_path / "set")
@@ -302,9 +282,7 @@ def test_a_worker_shares_what_the_main_thread_has_open(path: str) -> None:
 def test_a_worker_shares_what_was_opened_before_install_if_that_is_adopted(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        lmdb_once, "_by_file", {}
-    )  # nothing was opened before, so nothing is being closed
+    monkeypatch.setattr(lmdb_once, "_by_file", {})  # so nothing is being closed
     env = lmdb_once._real(path, readonly=True, lock=False)
     with pytest.raises(lmdb.Error, match="already open"):
         as_worker(opened, path)
@@ -337,30 +315,18 @@ def test_one_that_can_be_written_is_not_adopted(tmp_path: Path) -> None:
             as_worker(lambda: lmdb.open(str(tmp_path), readonly=True))
 
 
-def test_errors_are_those_of_lmdb(tmp_path: Path) -> None:
-    with pytest.raises(lmdb.Error, match="No such file"):
-        as_worker(opened, str(tmp_path / "missing"))
-    with pytest.raises(TypeError, match="argument"):
-        as_worker(lambda: opened(str(tmp_path), colour=1))
-    with pytest.raises(TypeError, match="path"):
-        lmdb.open()
-
-
 def test_a_handle_passes_for_an_environment(path: str) -> None:
     with opened(path) as env, as_worker(opened, path) as handle:
         for value in (env, handle):
             assert isinstance(value, lmdb.Environment)
             assert isinstance(value, lmdb_once._real)
             assert value.flags()["readonly"]
-            assert value.info()["map_size"] > 0
             assert value.path() == path
             for fails in (pickle.dumps, copy.copy, copy.deepcopy):
                 with pytest.raises(TypeError, match="cannot pickle 'Environment' object"):
                     fails(value)
-            assert weakref.ref(value)() is value
-            assert {value: 1}[value]
+            assert {weakref.ref(value)(): 1}[value]
     assert not isinstance(3, lmdb.Environment)
-    assert isinstance(None, lmdb.Environment | None)
 
 
 @pytest.mark.usefixtures("_hasty")
