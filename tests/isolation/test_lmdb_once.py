@@ -240,6 +240,11 @@ def test_with_other_arguments_lmdb_refuses(path: str, options: dict[str, Any]) -
         assert env._opened.unclosed == 1
 
 
+def test_errors_are_those_of_lmdb(tmp_path: Path) -> None:
+    with pytest.raises(lmdb.Error, match="No such file"):
+        as_worker(opened, str(tmp_path / "missing"))
+
+
 def test_equal_arguments_are_equal_however_they_are_written(path: str) -> None:
     link = Path(path).with_name("link")
     link.symlink_to(path)
@@ -296,23 +301,21 @@ def test_a_worker_shares_what_was_opened_before_install_if_that_is_adopted(
     env.close()
 
 
-def test_what_is_closed_or_a_handle_is_not_adopted(path: str) -> None:
+def test_what_is_closed_can_be_written_or_is_a_handle_is_not_adopted(
+    path: str, tmp_path: Path
+) -> None:
     handle = as_worker(opened, path)
     known = dict(lmdb_once._by_file)
     lmdb_once.adopt(handle)
     handle.close()
     real = lmdb_once._real(path, readonly=True)
     real.close()
-    for closed in (handle, real):
-        lmdb_once.adopt(closed)
-    assert lmdb_once._by_file == known
-
-
-def test_one_that_can_be_written_is_not_adopted(tmp_path: Path) -> None:
-    with lmdb_once._real(str(tmp_path)) as env:
-        lmdb_once.adopt(env)
+    with lmdb_once._real(str(tmp_path)) as written:
+        for refused in (handle, real, written):
+            lmdb_once.adopt(refused)
         with pytest.raises(lmdb.Error, match="already open"):
             as_worker(lambda: lmdb.open(str(tmp_path), readonly=True))
+    assert lmdb_once._by_file == known
 
 
 def test_a_handle_passes_for_an_environment(path: str) -> None:

@@ -84,12 +84,6 @@ def test_other_threads_and_one_that_has_left_draw_from_the_global_generator() ->
     assert draw() == expected
 
 
-def test_none_stands_for_the_global_generator() -> None:
-    torch_random.enter(lambda: None)
-    torch.manual_seed(1)
-    assert torch.equal(torch.rand(3), torch.rand(3, generator=generator()))
-
-
 def test_no_name_of_torch_is_another_object() -> None:
     """Of those below, some come from the module's table, and some from C, by name."""
     seen = []
@@ -228,13 +222,6 @@ def test_in_a_mode_that_sees_the_operators(name: str) -> None:
     assert entered(draw).tolist() == expected
     with Passing():
         assert entered(DRAWS[name]).tolist() == expected
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_value_for_value(name: str) -> None:
-    if like_ones_without_a_generator(name):
-        pytest.skip("this torch's rand_like takes no generator")
-    assert entered(DRAWS[name]).tolist() == numbers(DRAWS[name])
 
 
 def test_a_partial_made_before() -> None:

@@ -1255,11 +1255,9 @@ def test_get_worker_info_names_the_copy() -> None:
             return self, worker.dataset
 
     dataset = Asking()
-    with loader_of(dataset) as loader:
-        got = list(loader)
-        assert loader.dataset is dataset
+    got = copies_of(dataset)
     assert all(one is copied and one is not dataset for one, copied in got)
-    got = copies_of(Subset(Asking(), [0, 1]))
+    got = copies_of(Subset(dataset, [0, 1]))
     assert all(one is subset.dataset for one, subset in got)
     assert len({id(subset) for _, subset in got}) == WORKERS
 
@@ -1357,6 +1355,11 @@ class SafePart:
         self.rows = [1]
 
 
+class SafeInSlots:
+    __slots__ = ("rows", "transform")
+    fastload_per_worker = ("transform",)
+
+
 def attributes() -> dict[str, Any]:
     return {"transform": Thing(), "rows": [1], "table": {}}
 
@@ -1367,13 +1370,19 @@ def test_an_instance_may_be_shared_whole() -> None:
 
 
 def test_one_attribute_may_be_the_worker_s_own() -> None:
-    dataset = SafeButTransform(**attributes())
+    slotted = SafeInSlots()
+    slotted.rows, slotted.transform = [1], Thing()
+    dataset = SafeButTransform(**attributes(), slotted=slotted)
     got = copies_of(dataset)
     assert_copied(dataset, *got)
     assert_copied(dataset.transform, *(one.transform for one in got))
     assert_shared(dataset.rows, *(one.rows for one in got))
-    assert_shared(dataset.table, *(one.table for one in got))
+    assert_shared(dataset.slotted, *(one.slotted for one in got))
     assert {type(one) for one in got} == {SafeButTransform}
+    own = [one.slotted for one in copies_of(Holder(slotted=slotted))]
+    assert_copied(slotted, *own)
+    assert_copied(slotted.transform, *(one.transform for one in own))
+    assert_shared(slotted.rows, *(one.rows for one in own))
 
 
 @pytest.mark.parametrize("kind", [Subclass, SafeAgain])
@@ -1467,12 +1476,8 @@ def test_copying_data_too() -> None:
 
 
 def test_sharing_all() -> None:
-    class Collating(Holder):
-        def collate(self, sample: Any) -> Any:
-            return sample, self
-
-    dataset = Collating(generator=(x for x in []), pipe=None)
-    got = copies_of(dataset, collate_fn=dataset.collate, copy_dataset=False)
+    dataset = Holder(generator=(x for x in []))
+    got = copies_of(dataset, collate_fn=lambda sample: (sample, dataset), copy_dataset=False)
     assert got == [(dataset, dataset)] * WORKERS
 
 
@@ -1557,22 +1562,21 @@ class Inherited(Dataset[Any]):
     fastload_per_worker = ()
 
     def __init__(self) -> None:
-        self.changed, self.looked = threading.Event(), threading.Event()
+        self.looked, self.changed = threading.Barrier(2), threading.Barrier(2)
 
     def __len__(self) -> int:
         return 2
 
     def __getitem__(self, index: int) -> Any:
         if index == 1:
-            assert self.changed.wait(DEADLINE_SECONDS)
+            self.changed.wait(DEADLINE_SECONDS)
         found = language.get(), decimal.getcontext().prec, np.geterr()["over"]
         if index == 0:
             language.set("de")
             decimal.getcontext().prec = 3
             np.seterr(over="raise")
-            self.changed.set()
-            assert self.looked.wait(DEADLINE_SECONDS)
-        self.looked.set()
+            self.changed.wait(DEADLINE_SECONDS)
+        self.looked.wait(DEADLINE_SECONDS)
         return found
 
 
