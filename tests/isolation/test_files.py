@@ -12,7 +12,6 @@ import lzma
 import os
 import random
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from typing import Any
 import pytest
 
 from fastload.isolation.files import CannotReopen, reopened
-from fastload.testing import Sequencer
 
 LINES = [f"{i:04d} é 日本 😀 {'x' * (i % 61)}" for i in range(2_000)]
 NEWLINES = [None, "", "\n", "\r", "\r\n"]
@@ -124,34 +122,6 @@ def test_the_kind_is_the_same_in_every_layer_and_no_layer_is_shared(
         assert [names(layer) for layer in ours] == [names(layer) for layer in theirs]
     assert again.read() == new.read() == file.read()
     close(file, new, again)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_seek_in_one_thread_does_not_move_the_other(kind: str, folder: Path) -> None:
-    """Each place is passed by one thread; with one file for both, each would read the other's line."""
-    file = KINDS[kind](folder)
-    places = []
-    for _ in range(200):
-        places.append(file.tell())
-        file.readline()
-    want = {}
-    for i in (7, 150):
-        file.seek(places[i])
-        want[i] = file.readline()
-    new, sequencer, got = reopened(file), Sequencer(), {}
-
-    def work(mine: Any, line: int, first: int) -> None:
-        with sequencer(first):
-            mine.seek(places[line])
-        with sequencer(first + 2):
-            got[line] = mine.readline()
-
-    thread = threading.Thread(target=work, args=(new, 7, 0))
-    thread.start()
-    work(file, 150, 1)
-    thread.join()
-    assert got == want
-    close(file, new)
 
 
 @pytest.mark.parametrize("newline", NEWLINES)

@@ -132,17 +132,6 @@ def test_numbers_owe_nothing_to_the_samples_before(make: Any) -> None:
             one(worker.generators[0])
 
 
-def test_a_sample_that_draws_nothing_leaves_no_key_to_the_next(make: Any) -> None:
-    """So a transform that draws for some samples only gives the same with any number of workers."""
-    expected = {key: Worker(make(0)).read(key) for key in range(12)}
-    for workers in 1, 3:
-        team = [Worker(make(0)) for _ in range(workers)]
-        for key in range(12):
-            g = team[key % workers].begin(key)
-            if key % 5 in (1, 4):
-                assert some(g) == expected[key]
-
-
 def test_places_draw_differently(make: Any) -> None:
     assert Worker(make(0)).read(5) != Worker(make(0), places=("dataset.other",)).read(5)
 

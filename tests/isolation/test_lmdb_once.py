@@ -96,32 +96,6 @@ def _hasty() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-class Lazy:
-    """A dataset as they are written: it opens its environment when the first sample is read."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.env: Any = None
-
-    def __getitem__(self, key: bytes) -> bytes:
-        if self.env is None:
-            self.env = opened(self.path, max_readers=1, readahead=False, meminit=False)
-        return get(self.env, key)
-
-
-@pytest.mark.usefixtures("_hasty")
-def test_eight_copies_of_a_lazy_dataset_read_the_right_records(path: str) -> None:
-    """In each round, all eight open at once and are dropped at once."""
-
-    def read(seed: int) -> int:
-        dataset = Lazy(path)
-        keys = random.Random(seed).choices(list(RECORDS), k=16)
-        return sum(dataset[key] != RECORDS[key] for key in keys)
-
-    for round_ in range(8):
-        assert in_workers(read, [(round_ * WORKERS + i,) for i in range(WORKERS)]) == [0] * WORKERS
-
-
 def test_a_second_open_waits_for_the_first(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = lmdb_once._real, []
 

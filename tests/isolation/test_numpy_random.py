@@ -110,31 +110,6 @@ def same(a: Any, b: Any) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_a_draw_between_seed_and_draw_in_another_thread_changes_nothing() -> None:
-    barrier = threading.Barrier(2, timeout=60)
-
-    def seeds() -> float:
-        np.random.seed(5)
-        barrier.wait()
-        barrier.wait()
-        return np.random.rand()
-
-    def draws_meanwhile() -> None:
-        barrier.wait()
-        np.random.rand()
-        barrier.wait()
-
-    def both() -> float:
-        with ThreadPoolExecutor(2) as pool:
-            first, _ = pool.submit(in_thread, seeds), pool.submit(in_thread, draws_meanwhile)
-            return first.result(60)
-
-    right = np.random.RandomState(5).rand()
-    with installed():
-        assert both() == right
-    assert both() != right
-
-
 def test_the_numbers_of_every_name_are_those_of_a_random_state_of_the_same_seed() -> None:
     np.random.seed(3)
     right = draws()

@@ -81,23 +81,21 @@ def _changed(before: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def installed_if(install: bool, *, look: bool = True) -> Iterator[None]:
-    """Install, if asked to, and see afterwards that everything is as before."""
-    before = _attributes()
-    if install:
-        python_random.install()
+def routed() -> Iterator[None]:
+    python_random.install()
     try:
         yield
     finally:
-        if install:
-            python_random.remove()
-    assert not look or _changed(before) == []
+        python_random.remove()
 
 
 @pytest.fixture
 def installed() -> Iterator[None]:
-    with installed_if(True):
+    """Install, and see afterwards that everything is as before."""
+    before = _attributes()
+    with routed():
         yield
+    assert _changed(before) == []
 
 
 def _in_thread(function: Callable[[], T]) -> T:
@@ -118,38 +116,6 @@ def _entered(function: Callable[[], T], own: Random | None = None) -> T:
 
 def test_is_usable_here() -> None:
     assert python_random.unusable() is None
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("install", [True, False])
-def test_another_thread_draws_between_two_equal_seeds(name: str, install: bool) -> None:
-    """The order is forced. Without `install` the second draw is another's, so the test sees what it is for."""
-    plant, draw = NAMES[name]
-    seeded, drawn = threading.Barrier(2), threading.Barrier(2)
-
-    def image_and_mask() -> bool:
-        own = Random()
-        python_random.enter(lambda: own)
-        plant(7)
-        image = draw()
-        plant(7)
-        seeded.wait()
-        drawn.wait()
-        return image == draw()
-
-    def other() -> None:
-        own = Random()
-        python_random.enter(lambda: own)
-        seeded.wait()
-        plant(8)
-        draw()
-        drawn.wait()
-
-    state = random.getstate()
-    with installed_if(install), ThreadPoolExecutor(2) as pool:
-        equal, _ = pool.submit(image_and_mask), pool.submit(other)
-        assert equal.result() is install
-        assert (random.getstate() == state) is install
 
 
 def test_the_table_of_functions_is_complete() -> None:
@@ -209,7 +175,7 @@ def test_own_is_asked_at_every_draw_and_the_thread_can_leave(installed: None) ->
 def test_a_thread_may_enter_before_install() -> None:
     def draw() -> float:
         python_random.enter(lambda: own)
-        with installed_if(True):
+        with routed():
             return random.random()
 
     own = Random(3)
@@ -349,7 +315,7 @@ def test_install_and_remove_while_others_draw() -> None:
 
     def draw_own() -> list[Any]:
         python_random.enter(lambda: own)
-        with installed_if(True, look=False):
+        with routed():
             return draw()
 
     interval = sys.getswitchinterval()

@@ -7,12 +7,9 @@ the second's draws. The others compare 0, 1, 2 and 8 workers, and look at what t
 
 from __future__ import annotations
 
-import copy
 import errno
 import functools
-import pickle
 import random
-import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -29,7 +26,7 @@ from numpy.random import seed as numpy_seed
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 import fastload
-from tests.isolation.test_state_is_copied import TwoSamples, as_it_is, wait_for
+from tests.isolation.test_state_is_copied import TwoSamples, as_it_is
 
 WORKERS = [0, 1, 4]
 SEED = 7
@@ -287,54 +284,19 @@ def test_one_generator_in_two_places_is_one_stream() -> None:
     assert_distinct(equal_for_all_workers(Twice))
 
 
-# What a generator is seeded with, and how its state is read and written.
-SEEDING: dict[str, tuple[Callable[[Any, int], Any], Draw, Callable[[Any, Any], Any]]] = {
-    "RandomState": (
-        lambda rng, n: rng.seed(n),
-        lambda rng: rng.get_state(),
-        lambda rng, state: rng.set_state(state),
-    ),
-    "PCG64": (
-        lambda rng, n: setattr(rng.bit_generator, "state", np.random.PCG64(n).state),
-        lambda rng: rng.bit_generator.state,
-        lambda rng, state: setattr(rng.bit_generator, "state", state),
-    ),
-    "Random, gauss": (
-        lambda rng, n: rng.seed(n),
-        lambda rng: rng.getstate(),
-        lambda rng, state: rng.setstate(state),
-    ),
-    "torch": (
-        lambda rng, n: rng.manual_seed(n),
-        lambda rng: rng.get_state(),
-        lambda rng, state: rng.set_state(state),
-    ),
+SEEDING: dict[str, Callable[[Any, int], Any]] = {
+    "RandomState": lambda rng, n: rng.seed(n),
+    "PCG64": lambda rng, n: setattr(rng.bit_generator, "state", np.random.PCG64(n).state),
+    "Random, gauss": lambda rng, n: rng.seed(n),
+    "torch": lambda rng, n: rng.manual_seed(n),
 }
-
-
-@pytest.mark.parametrize("kind", SEEDING)
-def test_the_state_of_a_held_generator_is_read_before_it_draws(kind: str) -> None:
-    """A generator that is keyed late gives its state, keyed."""
-    make, draw = HELD[kind]
-    _, get, put = SEEDING[kind]
-
-    class GoesBack(Held):
-        def __getitem__(self, index: int) -> torch.Tensor:
-            state = get(self.rng)
-            first = draw(self.rng)
-            put(self.rng, state)
-            return torch.tensor([first, draw(self.rng)], dtype=torch.float64)
-
-    rows = equal_for_all_workers(lambda: GoesBack(make(), draw))
-    assert all(image == mask for epoch in rows for image, mask in epoch)
-    assert_distinct([[(image,) for image, _ in epoch] for epoch in rows])
 
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("kind", SEEDING)
 def test_a_sample_that_seeds_a_held_generator_seeds_no_other(kind: str, workers: int) -> None:
     make, draw = HELD[kind]
-    reseed, _, _ = SEEDING[kind]
+    reseed = SEEDING[kind]
 
     class SeedsEveryThird(Held):
         def __getitem__(self, index: int) -> torch.Tensor:
@@ -350,33 +312,6 @@ def test_a_sample_that_seeds_a_held_generator_seeds_no_other(kind: str, workers:
     for got_rows, wanted_rows in zip(got, wanted, strict=True):
         for index, (row, unseeded) in enumerate(zip(got_rows, wanted_rows, strict=True)):
             assert row == (unseeded if index % 3 else seeded)
-
-
-@pytest.mark.parametrize("kind", SEEDING)
-def test_a_copy_of_a_held_generator_draws_as_it_does(kind: str) -> None:
-    make, draw = HELD[kind]
-
-    class Clones(Held):
-        def __getitem__(self, index: int) -> torch.Tensor:
-            twin = self.rng.clone_state() if kind == "torch" else copy.deepcopy(self.rng)
-            return torch.tensor([draw(twin), draw(self.rng)], dtype=torch.float64)
-
-    rows = equal_for_all_workers(lambda: Clones(make(), draw))
-    assert all(one == other for epoch in rows for one, other in epoch)
-
-
-@pytest.mark.parametrize("kind", ["RandomState", "PCG64", "Random", "subclass of Random"])
-def test_a_held_generator_keeps_its_type_and_its_pickle(kind: str) -> None:
-    make, draw = HELD[kind]
-
-    class Pickled(Held):
-        def __getitem__(self, index: int) -> Any:
-            return type(self.rng), pickle.dumps(self.rng), draw(self.rng)
-
-    for own, dumped, drawn in two_samples(Pickled(make(1), draw, 2), seed=SEED):
-        assert own is type(make(1))
-        assert b"fastload" not in dumped, "it has to load without fastload"
-        assert draw(pickle.loads(dumped)) == drawn
 
 
 def test_a_generator_of_the_system_stays() -> None:
@@ -479,39 +414,6 @@ def test_the_loop_draws_as_if_the_samples_drew_nothing(
         return [*seen, states()]
 
     assert loop(Everything()) == loop(Draws(lambda: 0.0))
-
-
-class Meeting(Dataset[Any]):
-    """Seeds, lets the loop's thread draw, and draws."""
-
-    fastload_per_worker = ()
-
-    def __init__(self) -> None:
-        self.seeded, self.drawn = threading.Event(), threading.Event()
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> tuple[float, float]:
-        random.seed(5)
-        np.random.seed(5)
-        self.seeded.set()
-        wait_for(self.drawn)
-        return random.random(), float(np.random.rand())
-
-
-def test_the_loop_and_a_sample_draw_one_between_the_draws_of_the_other() -> None:
-    dataset = Meeting()
-    random.seed(1)
-    np.random.seed(1)
-    with fastload.DataLoader(dataset, None, collate_fn=as_it_is, num_workers=1) as loader:
-        iterator = iter(loader)
-        wait_for(dataset.seeded)
-        here = random.random(), float(np.random.rand())
-        dataset.drawn.set()
-        there = list(iterator)
-    assert here == (Random(1).random(), float(np.random.RandomState(1).rand()))
-    assert there == [(Random(5).random(), float(np.random.RandomState(5).rand()))]
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -642,32 +544,6 @@ def test_workers_that_partition_by_drawing_alike(
     assert got == [list(range(40))] * 2
 
 
-class InTurnBothDecide(Parts):
-    """Both workers have seeded before either draws."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.barrier = threading.Barrier(2)
-
-    def __iter__(self) -> Iterator[int]:
-        worker, _ = self.part()
-        random.seed(self.epoch + 10 * worker)
-        np.random.seed(self.epoch + 10 * worker)
-        for _ in range(3):
-            self.barrier.wait(30)
-            yield random.getrandbits(40) + int(np.random.randint(1 << 40))
-
-
-def test_workers_of_an_iterable_dataset_seed_in_turn() -> None:
-    wanted = []
-    for worker in (0, 1):
-        python, numpy = Random(3 + 10 * worker), np.random.RandomState(3 + 10 * worker)
-        wanted.append([python.getrandbits(40) + int(numpy.randint(1 << 40)) for _ in range(3)])
-    with fastload.DataLoader(InTurnBothDecide(), None, num_workers=2) as loader:
-        got = [int(number) for number in loader]
-    assert sorted(got) == sorted(wanted[0] + wanted[1])
-
-
 # ---- without workers ----
 
 
@@ -698,14 +574,6 @@ def states_of(rngs: list[Any]) -> Any:
     state, generator, python, torchs = rngs
     (kind, keys, *rest), bits = state.get_state(), generator.bit_generator.state
     return kind, keys.tolist(), rest, bits, python.getstate(), torchs.get_state().tolist()
-
-
-@pytest.mark.parametrize("kind", ["Random", "RandomState", "PCG64", "torch"])
-def test_without_workers_a_held_generator_keeps_its_type(kind: str) -> None:
-    dataset = held(kind, 1)
-    before = type(dataset.rng)
-    for _ in fastload.DataLoader(dataset, 4, num_workers=0, seed=SEED):
-        assert type(dataset.rng) is before
 
 
 @pytest.mark.parametrize("workers", WORKERS)

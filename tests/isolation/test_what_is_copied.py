@@ -1025,14 +1025,6 @@ def test_an_instance_attribute_hides_that_of_the_class() -> None:
 # ---- what is shared whole ----
 
 
-class OwnThread(threading.Thread):
-    """A thread of the user's, with attributes."""
-
-
-class OwnLocal(threading.local):
-    """Thread-local storage of the user's."""
-
-
 class OwnQueue(queue.Queue[int]):
     """A queue of the user's."""
 
@@ -1043,22 +1035,15 @@ WHOLE: dict[str, Callable[[], Any]] = {
     "Condition": threading.Condition,
     "Event": threading.Event,
     "Semaphore": threading.Semaphore,
-    "BoundedSemaphore": threading.BoundedSemaphore,
     "Barrier": lambda: threading.Barrier(2),
     "local": threading.local,
-    "own local": OwnLocal,
     "Thread": threading.Thread,
-    "own Thread": OwnThread,
-    "current thread": threading.current_thread,
-    "Timer": lambda: threading.Timer(1, print),
     "Queue": queue.Queue,
     "own Queue": OwnQueue,
     "SimpleQueue": queue.SimpleQueue,
-    "PriorityQueue": queue.PriorityQueue,
     "Future": concurrent.futures.Future,
     "executor": lambda: concurrent.futures.ThreadPoolExecutor(1),  # which starts no thread
     "Logger": lambda: logging.getLogger("tests.isolation"),
-    "root logger": logging.getLogger,
 }
 
 
