@@ -572,9 +572,7 @@ def test_what_the_function_holds_is_the_workers_own() -> None:
     assert closed(3) == [0]
 
 
-def test_an_open_handle_that_the_function_holds_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_open_handle_that_the_function_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = sqlite3.connect(":memory:")
     monkeypatch.setattr(HERE, "closed", with_closure(connection))
     with pytest.raises(DatasetCopyError, match="closed.*sqlite3"):

@@ -146,7 +146,7 @@ def test_a_worker_acts_on_its_copy_by_every_way_to_an_instance(way: str) -> None
 
 
 module_state_names = {
-    *("crop", "TRANSFORMS", "PIPELINE", "bound", "partly", "get_closed", "with_default"),
+    *("crop", "TRANSFORMS", "PIPELINE", "bound", "partly", "get_closed", "with_default")
 }
 
 
