@@ -14,11 +14,10 @@ import os
 import pickle
 import sqlite3
 import sys
-import threading
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -229,16 +228,13 @@ def installed() -> Iterator[ModuleState]:
 
 def in_worker(state: ModuleState, function: Callable[[], Any]) -> Any:
     """Call a function in a thread that has its own `made` and `Factory.made`."""
-    results: list[Any] = []
 
-    def run() -> None:
+    def run() -> Any:
         state.enter({id(x): functools.cache(x.__wrapped__) for x in state.cached.values()})
-        results.append(function())
+        return function()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return results[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
 
 
 def looks(function: Any) -> list[Any]:
@@ -271,17 +267,6 @@ def test_it_looks_as_before_meanwhile() -> None:
         state.remove()
     assert made is original
     del vars(original)["note"]
-
-
-def test_it_is_pickled_by_name_though_a_dictionary_alone_holds_the_router() -> None:
-    state = ModuleState(module_level([Through(WAYS["in a dictionary"])]))
-    state.install()
-    try:
-        assert (type(TABLE["train"]), type(kept)) == (Router, CACHED)
-        assert pickle.loads(pickle.dumps(TABLE)) == TABLE
-        assert copy.deepcopy(TABLE) == TABLE
-    finally:
-        state.remove()
 
 
 def test_statistics_and_clearing_are_the_calling_threads(installed: ModuleState) -> None:
@@ -353,11 +338,10 @@ def test_a_function_that_calls_itself_and_is_filled_by_the_init_function() -> No
 
 
 class Kept(Dataset[Any]):
+    fastload_per_worker = ()
+
     def __init__(self) -> None:
         self.results: Any = weakref.WeakSet()
-
-    def __deepcopy__(self, memo: object) -> Kept:
-        return self
 
     def __len__(self) -> int:
         return 8
@@ -407,47 +391,42 @@ def test_two_loaders_at_once(first_ends: bool) -> None:
 
 def test_what_was_found_while_another_loader_ran_is_installed_after_it_ended() -> None:
     before = held()
-    states = []
     first = ModuleState(module_level([Through(way) for way in WAYS.values()]))
     first.install()
-    states.append(ModuleState(module_level([Through(way) for way in WAYS.values()])))
+    second = ModuleState(module_level([Through(way) for way in WAYS.values()]))
     first.remove()
-    states[0].install()
+    second.install()
     for way in WAYS.values():
         here = way()
-        assert in_worker(states[0], way) is not here
-    states[0].remove()
+        assert in_worker(second, way) is not here
+    second.remove()
     assert held() == before
 
 
-class Stored(TwoSamples):
-    """Was given a cached function while another loader ran, and calls it by name too."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def __getitem__(self, index: int) -> int:
-        with self.in_turn.storing(index):
-            self.function(224).size = 100 + index
-        with self.in_turn.reading(index):
-            return made(224).size
-
-
 class StoredOnly(TwoSamples):
-    """The same, but does not call it by name."""
+    """Was given cached functions while another loader ran."""
 
     def __init__(self, *functions: Any) -> None:
         super().__init__()
         self.functions = functions
+
+    def sizes(self) -> set[int]:
+        return {function(224).size for function in self.functions}
 
     def __getitem__(self, index: int) -> int:
         with self.in_turn.storing(index):
             for function in self.functions:
                 function(224).size = 100 + index
         with self.in_turn.reading(index):
-            (size,) = {function(224).size for function in self.functions}
-            return int(size)
+            (size,) = self.sizes()
+            return size
+
+
+class Stored(StoredOnly):
+    """The same, and calls one by name too."""
+
+    def sizes(self) -> set[int]:
+        return {*super().sizes(), made(224).size}
 
 
 @pytest.mark.parametrize("kind", [Stored, StoredOnly])
@@ -456,7 +435,7 @@ def test_a_dataset_made_while_another_loader_runs(kind: type[Any], still_runs: b
     state = ModuleState(module_level([Through(WAYS[way]) for way in ("by name", "a method")]))
     state.install()
     try:
-        dataset = Stored(made) if kind is Stored else StoredOnly(made, Factory.still)
+        dataset = kind(made, Factory.still)
         assert type(made) is type(Factory.still) is Router
         if still_runs:
             assert_samples(dataset, [100, 101])
@@ -536,17 +515,6 @@ def test_a_module_loaded_anew_meanwhile_keeps_its_new_function(helpers: types.Mo
     assert helpers.load is new
 
 
-def test_a_name_deleted_meanwhile_stays_deleted(helpers: types.ModuleType) -> None:
-    state = ModuleState(module_level([Through(WAYS["imported inside"])]))
-    state.install()
-    del helpers.load
-    state.remove()
-    assert not hasattr(helpers, "load")
-    state.install()
-    state.remove()
-    assert not hasattr(helpers, "load")
-
-
 def test_nothing_stays_replaced_if_installing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     before = held()
     own = Isolation(Through(WAYS["by name"]), None, WAYS["a property"], copy_dataset="state").own()  # type: ignore[arg-type]
@@ -571,10 +539,7 @@ def test_nothing_stays_replaced_if_installing_fails(monkeypatch: pytest.MonkeyPa
 
 def test_a_fork_has_the_function_itself(installed: ModuleState) -> None:
     made.cache_clear()
-    here = made(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, from Python 3.12 on
-        child = os.fork()
+    here, child = made(1), os.fork()
     if not child:
         os._exit(0 if made(1) is here else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -607,9 +572,7 @@ def test_what_the_function_holds_is_the_workers_own() -> None:
     assert closed(3) == [0]
 
 
-def test_an_open_handle_that_the_function_holds_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_open_handle_that_the_function_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = sqlite3.connect(":memory:")
     monkeypatch.setattr(HERE, "closed", with_closure(connection))
     with pytest.raises(DatasetCopyError, match="closed.*sqlite3"):
@@ -654,16 +617,8 @@ def test_what_holds_a_function_and_cannot_be_changed_is_named(
 # ---- what `fastload check` says ----
 
 
-class Plain(Dataset[Any]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> int:
-        return fibonacci(index)
-
-
 def test_check_names_the_function_and_finds_no_fault() -> None:
-    report = check(Plain(), samples=8, workers=2)
+    report = check(Counting(), samples=8, workers=2)
     assert report.ok
     assert f"{__name__}.fibonacci" in str(report.isolation)
     assert "Router" not in str(report)

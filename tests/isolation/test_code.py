@@ -214,11 +214,6 @@ def test_what_is_found_is_what_the_name_stands_for(script: types.ModuleType) -> 
     assert last.current() == "new"
 
 
-def test_an_object_with_two_names_is_found_once(script: types.ModuleType) -> None:
-    exec("again = g\ndef f(i): return again, g", vars(script))
-    assert len(module_level([script.f])) == 1
-
-
 @pytest.mark.parametrize(
     "path",
     [

@@ -96,44 +96,6 @@ def _hasty() -> Iterator[None]:
     sys.setswitchinterval(interval)
 
 
-class Lazy:
-    """A dataset as they are written: it opens its environment when the first sample is read."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.env: Any = None
-
-    def __getitem__(self, key: bytes) -> bytes:
-        if self.env is None:
-            self.env = opened(self.path, max_readers=1, readahead=False, meminit=False)
-        return get(self.env, key)
-
-
-@pytest.mark.usefixtures("_hasty")
-def test_eight_copies_of_a_lazy_dataset_read_the_right_records(path: str) -> None:
-    """2,048 reads; in each round, all eight open at once and are dropped at once."""
-
-    def read(seed: int) -> int:
-        dataset = Lazy(path)
-        keys = random.Random(seed).choices(list(RECORDS), k=16)
-        return sum(dataset[key] != RECORDS[key] for key in keys)
-
-    for round_ in range(16):
-        assert in_workers(read, [(round_ * WORKERS + i,) for i in range(WORKERS)]) == [0] * WORKERS
-
-
-@pytest.mark.usefixtures("_hasty")
-def test_eight_workers_open_and_close_it_for_every_sample(path: str) -> None:
-    def read(seed: int) -> int:
-        wrong = 0
-        for key in random.Random(seed).choices(list(RECORDS), k=100):
-            with opened(path) as env, env.begin() as txn:
-                wrong += txn.get(key) != RECORDS[key]
-        return wrong
-
-    assert in_workers(read, [(i,) for i in range(WORKERS)]) == [0] * WORKERS
-
-
 def test_a_second_open_waits_for_the_first(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = lmdb_once._real, []
 
@@ -252,6 +214,11 @@ def test_with_other_arguments_lmdb_refuses(path: str, options: dict[str, Any]) -
         assert env._opened.unclosed == 1
 
 
+def test_errors_are_those_of_lmdb(tmp_path: Path) -> None:
+    with pytest.raises(lmdb.Error, match="No such file"):
+        as_worker(opened, str(tmp_path / "missing"))
+
+
 def test_equal_arguments_are_equal_however_they_are_written(path: str) -> None:
     link = Path(path).with_name("link")
     link.symlink_to(path)
@@ -263,14 +230,6 @@ def test_equal_arguments_are_equal_however_they_are_written(path: str) -> None:
     handles = in_workers(lambda way: way(), [(way,) for way in ways])
     assert len({handle._env for handle in handles}) == 1
     link.unlink()
-
-
-def test_a_file_without_a_folder_is_shared_too(tmp_path: Path) -> None:
-    file = str(tmp_path / "file.mdb")
-    with lmdb.open(file, subdir=False) as env, env.begin(write=True) as txn:
-        txn.put(b"a", b"1")
-    handles = in_workers(lambda: opened(file, subdir=False), [()] * 3)
-    assert [get(handle, b"a") for handle in handles] == [b"1"] * 3
 
 
 def test_an_environment_in_the_place_of_one_that_is_open_is_another(tmp_path: Path) -> None:
@@ -302,9 +261,7 @@ def test_a_worker_shares_what_the_main_thread_has_open(path: str) -> None:
 def test_a_worker_shares_what_was_opened_before_install_if_that_is_adopted(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        lmdb_once, "_by_file", {}
-    )  # nothing was opened before, so nothing is being closed
+    monkeypatch.setattr(lmdb_once, "_by_file", {})  # so nothing is being closed
     env = lmdb_once._real(path, readonly=True, lock=False)
     with pytest.raises(lmdb.Error, match="already open"):
         as_worker(opened, path)
@@ -318,32 +275,21 @@ def test_a_worker_shares_what_was_opened_before_install_if_that_is_adopted(
     env.close()
 
 
-def test_what_is_closed_or_a_handle_is_not_adopted(path: str) -> None:
+def test_what_is_closed_can_be_written_or_is_a_handle_is_not_adopted(
+    path: str, tmp_path: Path
+) -> None:
     handle = as_worker(opened, path)
     known = dict(lmdb_once._by_file)
     lmdb_once.adopt(handle)
     handle.close()
     real = lmdb_once._real(path, readonly=True)
     real.close()
-    for closed in (handle, real):
-        lmdb_once.adopt(closed)
-    assert lmdb_once._by_file == known
-
-
-def test_one_that_can_be_written_is_not_adopted(tmp_path: Path) -> None:
-    with lmdb_once._real(str(tmp_path)) as env:
-        lmdb_once.adopt(env)
+    with lmdb_once._real(str(tmp_path)) as written:
+        for refused in (handle, real, written):
+            lmdb_once.adopt(refused)
         with pytest.raises(lmdb.Error, match="already open"):
             as_worker(lambda: lmdb.open(str(tmp_path), readonly=True))
-
-
-def test_errors_are_those_of_lmdb(tmp_path: Path) -> None:
-    with pytest.raises(lmdb.Error, match="No such file"):
-        as_worker(opened, str(tmp_path / "missing"))
-    with pytest.raises(TypeError, match="argument"):
-        as_worker(lambda: opened(str(tmp_path), colour=1))
-    with pytest.raises(TypeError, match="path"):
-        lmdb.open()
+    assert lmdb_once._by_file == known
 
 
 def test_a_handle_passes_for_an_environment(path: str) -> None:
@@ -352,15 +298,12 @@ def test_a_handle_passes_for_an_environment(path: str) -> None:
             assert isinstance(value, lmdb.Environment)
             assert isinstance(value, lmdb_once._real)
             assert value.flags()["readonly"]
-            assert value.info()["map_size"] > 0
             assert value.path() == path
             for fails in (pickle.dumps, copy.copy, copy.deepcopy):
                 with pytest.raises(TypeError, match="cannot pickle 'Environment' object"):
                     fails(value)
-            assert weakref.ref(value)() is value
-            assert {value: 1}[value]
+            assert {weakref.ref(value)(): 1}[value]
     assert not isinstance(3, lmdb.Environment)
-    assert isinstance(None, lmdb.Environment | None)
 
 
 @pytest.mark.usefixtures("_hasty")

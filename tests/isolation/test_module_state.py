@@ -21,8 +21,9 @@ import threading
 import types
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
@@ -42,21 +43,13 @@ def named(value: object, name: str = "x", *, rebound: bool = False) -> ModuleObj
 
 def in_worker(state: ModuleState, copies: dict[int, Any], function: Callable[[], T]) -> T:
     """Call a function in a thread that acts on `copies`."""
-    results: list[Any] = []
 
-    def run() -> None:
+    def run() -> T:
         state.enter(copies)
-        try:
-            results.append(function())
-        except BaseException as error:
-            results.append(error)
+        return function()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if isinstance(results[0], BaseException):
-        raise results[0]
-    return results[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
 
 
 @pytest.fixture
@@ -153,7 +146,7 @@ def test_a_worker_acts_on_its_copy_by_every_way_to_an_instance(way: str) -> None
 
 
 module_state_names = {
-    *("crop", "TRANSFORMS", "PIPELINE", "bound", "partly", "get_closed", "with_default"),
+    *("crop", "TRANSFORMS", "PIPELINE", "bound", "partly", "get_closed", "with_default")
 }
 
 
@@ -169,49 +162,16 @@ def test_two_workers_that_take_turns_do_not_see_each_others_draws(installed: Any
     x = Crop()
     state = installed(x)
     turn = Sequencer()
-    seen: dict[int, int] = {}
 
-    def work(worker: int) -> None:
+    def work(worker: int) -> int:
         state.enter({id(x): Crop()})
         with turn(worker):
             x.draw(worker + 1)
         with turn(2 + worker):  # both have drawn
-            seen[worker] = x(0)
+            return x(0)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert seen == {0: 1, 1: 2}
-    assert x.at == 0
-
-
-def test_many_workers_at_once_see_their_own_draws_only(installed: Any) -> None:
-    x = Crop()
-    state = installed(x)
-    start = threading.Barrier(8)
-    wrong: list[int] = []
-
-    def work(worker: int) -> None:
-        state.enter({id(x): Crop()})
-        start.wait()
-        for k in range(500):
-            x.draw(1000 * worker + k)
-            if x(0) != 1000 * worker + k:
-                wrong.append(k)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not wrong
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, range(2))) == [1, 2]
     assert x.at == 0
 
 
@@ -232,28 +192,12 @@ class Slotted:
         self.n = 0
 
 
-@dataclass
-class Data:
-    n: int = 0
-
-
-@dataclass(slots=True)
-class SlottedData:
-    n: int = 0
-
-
 @dataclass(frozen=True)
 class Frozen:
     n: int = 0
 
     def bump(self) -> None:
         object.__setattr__(self, "n", self.n + 1)
-
-
-@dataclass(order=True)
-class Ordered:
-    n: int = 0
-    values: list[int] = field(default_factory=list)
 
 
 class Abstract(abc.ABC):
@@ -266,11 +210,6 @@ class Concrete(Abstract):
 
     def apply(self) -> int:
         return self.n
-
-
-class Generic_(Generic[T]):
-    def __init__(self) -> None:
-        self.n = 0
 
 
 class Registry(type):
@@ -309,24 +248,6 @@ class HookedChild(Hooked, needed=1):
     pass
 
 
-class Delegating:
-    """Asks another object for what it has not, and would recurse without its `__dict__`."""
-
-    def __init__(self) -> None:
-        self.inner = Plain()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "inner":
-            super().__setattr__(name, value)
-        else:
-            setattr(self.inner, name, value)
-
-
 class Asked:
     """Sees each attribute that is asked for."""
 
@@ -338,19 +259,6 @@ class Asked:
         if name == "n":
             object.__setattr__(self, "asked", object.__getattribute__(self, "asked") + 1)
         return super().__getattribute__(name)
-
-
-class Checked:
-    def __init__(self) -> None:
-        self._n = 0
-
-    @property
-    def n(self) -> int:
-        return self._n
-
-    @n.setter
-    def n(self, value: int) -> None:
-        self._n = value
 
 
 class Parent:
@@ -407,46 +315,37 @@ class Reduced:
 
 
 class Copied:
-    """Makes its copies itself."""
+    """Makes its copies itself, of its `__class__`."""
 
-    def __init__(self) -> None:
-        self.n = 0
+    def __init__(self, n: int = 0) -> None:
+        self.n = n
 
     def __deepcopy__(self, memo: Any) -> Any:
-        new = self.__class__.__new__(self.__class__)
-        new.n = self.n
-        return new
+        return self.__class__(self.n)
 
     __copy__ = functools.partialmethod(__deepcopy__, None)
 
 
 class CopiedByType(Copied):
     def __deepcopy__(self, memo: Any) -> Any:
-        new = type(self)()
-        new.n = self.n
-        return new
+        return type(self)(self.n)
 
     __copy__ = functools.partialmethod(__deepcopy__, None)
 
 
 class Told:
-    def __init__(self) -> None:
-        self.n = 0
+    """What copyreg was told of."""
+
+    def __init__(self, n: int = 0) -> None:
+        self.n = n
 
 
-copyreg.pickle(Told, lambda told: (_told, (told.n,)))
-
-
-def _told(n: int) -> Told:
-    told = Told()
-    told.n = n
-    return told
+copyreg.pickle(Told, lambda told: (Told, (told.n,)))
 
 
 KINDS = [
-    *(Plain, Slotted, Data, SlottedData, Ordered, Concrete, Generic_, Registered, HookedChild),
-    *(Delegating, Asked, Checked, Parent, Child, Finalized, DictChild, Module),
-    *(Generator, Reduced, Copied, CopiedByType, Told),
+    *(Plain, Slotted, Concrete, Registered, HookedChild, Asked, Child),
+    *(Finalized, DictChild, Module, Generator, Reduced, Copied, CopiedByType, Told),
 ]
 
 
@@ -460,14 +359,13 @@ def test_instances_of_every_kind_of_class_are_a_workers_own_and_then_as_before(k
     state.install()
     try:
 
-        def act() -> tuple[Any, ...]:
+        def act() -> tuple[bool, bool]:
             x.n += 1
-            x.new = 3 if hasattr(x, "__dict__") else None
-            return x.n, x.new, isinstance(x, kind), x.__class__ is kind
+            if hasattr(x, "__dict__"):
+                x.new = 3
+            return isinstance(x, kind), x.__class__ is kind
 
-        if not hasattr(x, "__dict__"):
-            act = lambda: (setattr(x, "n", 1), x.n, isinstance(x, kind), x.__class__ is kind)[1:]  # noqa: E731
-        assert in_worker(state, {id(x): mine}, act)[-2:] == (True, True)
+        assert in_worker(state, {id(x): mine}, act) == (True, True)
         assert (mine.n, x.n) == (1, 0)
         assert not hasattr(x, "new")
         assert isinstance(x, kind)
@@ -524,7 +422,6 @@ def test_a_frozen_dataclass_that_writes_past_its_class_is_a_workers_own(installe
 class Special:
     def __init__(self) -> None:
         self.items = [1]
-        self.entered = 0
 
     def __len__(self) -> int:
         return len(self.items)
@@ -532,123 +429,54 @@ class Special:
     def __getitem__(self, k: int) -> int:
         return self.items[k]
 
-    def __setitem__(self, k: int, value: int) -> None:
-        self.items[k] = value
-
-    def __delitem__(self, k: int) -> None:
-        del self.items[k]
-
-    def __contains__(self, value: int) -> bool:
-        return value in self.items
-
     def __iter__(self) -> Iterator[int]:
         yield from self.items
 
     def __enter__(self) -> Special:
-        self.entered += 1
+        self.items.append(3)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.entered += 10
-
-    def __bool__(self) -> bool:
-        return self.items[0] != 0
-
-    def __int__(self) -> int:
-        return self.items[0]
-
-    def __add__(self, other: int) -> int:
-        return self.items[0] + other
-
-    def __radd__(self, other: int) -> int:
-        return self.items[0] + other + 100
+        self.items.append(9)
 
     def __iadd__(self, other: int) -> Special:
         self.items[0] += other
         return self
 
-    def __neg__(self) -> int:
-        return -self.items[0]
+    def __radd__(self, other: int) -> int:
+        return self.items[0] + other
 
     def __repr__(self) -> str:
         return f"Special({self.items})"
 
-    def __format__(self, spec: str) -> str:
-        return f"{self.items}"
-
     def __call__(self, *, k: int) -> int:
         return self.items[k]
 
-    def __reversed__(self) -> Iterator[int]:
-        return reversed(self.items)
-
     def __next__(self) -> int:
         return self.items.pop()
-
-    def __dir__(self) -> list[str]:
-        return [str(self.items[0])]
-
-    def __index__(self) -> int:
-        return self.items[0]
-
-    def __matmul__(self, other: Any) -> int:
-        return self.items[0] * 2
 
     def __delattr__(self, name: str) -> None:
         self.items[0] = 77
 
 
-def _set(x: Special) -> Any:
-    x[0] = 6
-    return x.items
-
-
-def _delete(x: Special) -> Any:
-    del x[0]
-    return x.items
-
-
-def _delete_attribute(x: Special) -> Any:
-    del x.items
-    return x.items
-
-
 def _with(x: Special) -> Any:
     with x as y:
-        return y is x, x.entered
-
-
-def _add_in_place(x: Special) -> Any:
-    y = x
-    y += 3
-    return y is x, x.items
+        return y is x, [*x]
 
 
 SPECIAL: dict[str, tuple[Callable[[Special], Any], Any]] = {
     "len": (len, 2),
     "getitem": (lambda x: x[1], 4),
-    "setitem": (_set, [6, 4]),
-    "delitem": (_delete, [4]),
-    "delattr": (_delete_attribute, [77, 4]),
-    "contains": (lambda x: 4 in x, True),
     "iter": (list, [5, 4]),
-    "star": (lambda x: [*x], [5, 4]),
     "unpack": (lambda x: (lambda a, b: (b, a))(*x), (4, 5)),
-    "with": (_with, (True, 1)),
-    "bool": (lambda x: bool(x), True),
-    "int": (int, 5),
-    "add": (lambda x: x + 1, 6),
-    "radd": (lambda x: 1 + x, 106),
-    "iadd": (_add_in_place, (True, [8, 4])),
-    "neg": (lambda x: -x, -5),
+    "with": (_with, (True, [5, 4, 3])),
+    "bool": (bool, True),
+    "radd": (lambda x: 1 + x, 6),
+    "iadd": (lambda x: (operator.iadd(x, 3) is x, [*x]), (True, [8, 4])),
     "repr": (repr, "Special([5, 4])"),
-    "format": (lambda x: f"{x}", "[5, 4]"),
     "call": (lambda x: x(k=1), 4),
-    "reversed": (lambda x: list(reversed(x)), [4, 5]),
     "next": (next, 4),
-    "dir": (dir, ["5"]),
-    "index": (lambda x: range(9)[x], 5),
-    "matmul": (lambda x: x @ x, 10),
+    "delattr": (lambda x: (delattr(x, "items"), [*x]), (None, [77, 4])),
     "vars": (lambda x: vars(x)["items"], [5, 4]),
 }
 
@@ -661,7 +489,6 @@ def test_a_special_method_acts_on_the_copy(name: str, installed: Any) -> None:
     state = installed(x)
     assert in_worker(state, {id(x): mine}, lambda: operate(x)) == expected
     assert x.items == [1]
-    assert x.entered == 0
 
 
 FROM_C: dict[str, tuple[Callable[[Any], Any], Any]] = {
@@ -720,12 +547,11 @@ def test_what_has_no_equality_of_its_own_is_itself_in_every_thread(installed: An
     x, mine = Plain(), Plain()
     table = {x: "here"}
     state = installed(x)
-    assert table[x] == "here"
-    assert in_worker(state, {id(x): mine}, lambda: (table[x], x == x, x is next(iter(table)))) == (
-        "here",
-        True,
-        True,
-    )
+
+    def look() -> Any:
+        return table[x], x == x, x is next(iter(table))
+
+    assert look() == in_worker(state, {id(x): mine}, look) == ("here", True, True)
 
 
 def test_a_static_or_class_special_method_stays_the_classs(installed: Any) -> None:
@@ -793,18 +619,6 @@ def test_a_module_of_torchs_trains_while_installed(installed: Any) -> None:
     assert not x.training
 
 
-def test_a_generator_of_pythons_draws_in_each_worker_for_itself(installed: Any) -> None:
-    x = random.Random(3)
-    state = installed(x)
-
-    def draw() -> list[float]:
-        return [x.random(), x.randint(0, 99), x.gauss(0, 1), x.choice(range(99)), x.getrandbits(9)]
-
-    expected = in_worker(state, {id(x): random.Random(3)}, draw)
-    assert in_worker(state, {id(x): random.Random(3)}, draw) == expected
-    assert draw() == expected
-
-
 # ---- installing and removing ----
 
 
@@ -825,35 +639,18 @@ def test_an_instance_stays_installed_until_the_last_loader_has_ended() -> None:
 def test_threads_that_install_and_remove_at_once_leave_the_class_as_it_was() -> None:
     instances = [Plain() for _ in range(5)]
     start = threading.Barrier(4)
-    errors: list[Exception] = []
 
-    def work() -> None:
+    def work(_: int) -> None:
         start.wait()
-        try:
-            for _ in range(100):
-                state = ModuleState([named(instances)])
-                state.install()
-                assert all(original(type(x)) is Plain is not type(x) for x in instances)
-                state.remove()
-        except Exception as error:
-            errors.append(error)
+        for _ in range(100):
+            state = ModuleState([named(instances)])
+            state.install()
+            assert all(original(type(x)) is Plain is not type(x) for x in instances)
+            state.remove()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert all(type(x) is Plain for x in instances)
-
-
-def test_a_class_that_the_user_gave_an_instance_meanwhile_stays() -> None:
-    x: Any = Plain()
-    state = ModuleState([named(x)])
-    state.install()
-    x.__class__ = Parent
-    state.remove()
-    assert type(x) is Parent
 
 
 def test_a_worker_without_a_copy_acts_on_the_instance(installed: Any) -> None:
@@ -861,16 +658,6 @@ def test_a_worker_without_a_copy_acts_on_the_instance(installed: Any) -> None:
     state = installed(x, y)
     in_worker(state, {id(x): x}, lambda: (x.draw(3), y.draw(4)))
     assert (x.at, y.at) == (3, 4)
-
-
-def test_a_method_of_the_class_that_is_replaced_meanwhile_is_replaced(
-    installed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x, mine = Crop(), Crop()
-    state = installed(x)
-    monkeypatch.setattr(Crop, "__call__", lambda self, x: "new")
-    assert x(1) == "new"
-    assert in_worker(state, {id(x): mine}, lambda: x(1)) == "new"
 
 
 # ---- what is reached, and what not ----
@@ -919,9 +706,8 @@ class SetChild(set[int]):
 def test_what_is_not_of_a_class_statement_is_not_reached(value: Any) -> None:
     kind = type(value)
     state = ModuleState([named(value)])
-    assert [found.value for found in state.unreached] == [value] or state.unreached[
-        0
-    ].value is value
+    (found,) = state.unreached
+    assert found.value is value
     state.install()
     state.remove()
     assert type(value) is kind
@@ -936,8 +722,12 @@ def test_what_is_not_of_a_class_statement_is_not_reached(value: Any) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_what_threads_may_share_is_left_alone(value: Any) -> None:
-    state = ModuleState([named(value)])
-    assert state.roots == []
+    assert ModuleState([named(value)]).roots == []
+
+
+def test_a_table_of_data_is_left_alone() -> None:
+    pandas = pytest.importorskip("pandas")
+    assert ModuleState([named(pandas.DataFrame({"a": [1]}))]).roots == []
 
 
 def test_instances_below_containers_are_reached_and_the_containers_are_not() -> None:
@@ -971,12 +761,6 @@ def test_each_root_has_a_name_of_its_own() -> None:
     assert len(set(paths)) == 4
     assert (paths[0], paths[-1]) == (f"{__name__}.plain", f"{__name__}.again")
     assert all(path.startswith(f"{__name__}.table, ") for path in paths[1:3])
-
-
-def test_a_table_of_data_is_left_alone() -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"a": [1]})
-    assert ModuleState([named(frame)]).roots == []
 
 
 def test_a_container_with_very_many_elements_is_data() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import contextvars
 import copy
 import dataclasses
@@ -16,7 +17,6 @@ import decimal
 import enum
 import functools
 import gc
-import itertools
 import logging
 import mmap
 import multiprocessing
@@ -27,7 +27,6 @@ import queue
 import random
 import re
 import sqlite3
-import sys
 import tempfile
 import threading
 import types
@@ -41,7 +40,6 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
-    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -218,13 +216,11 @@ DATA: dict[str, Callable[[], Any]] = {
     "deque of 1,001": lambda: collections.deque(range(1_001)),
     "list of 1,001 records": lambda: [Record(str(i), i) for i in range(1_001)],
     "list of 10,001 clips": lambda: [Clip(str(i)) for i in range(10_001)],
-    "20 lists of 1,001 clips": lambda: [[Clip(str(i)) for i in range(1_001)] for _ in range(20)],
+    "20 lists of 1,001 clips": lambda: [[Clip("a") for _ in range(1_001)] for _ in range(20)],
     "list of 1,001 named tuples": lambda: [Pair(str(i), [i]) for i in range(1_001)],
     "dict of 1,001 arrays": lambda: dict(enumerate(parts(1_001, 10))),
     "20 lists of 200 lists": lambda: [[[] for _ in range(200)] for _ in range(20)],
-    "dict of 20 dicts of 200 lists": lambda: {
-        str(i): {str(j): [j] for j in range(200)} for i in range(20)
-    },
+    "dict of 20 dicts of 200 lists": lambda: {i: {j: [j] for j in range(200)} for i in range(20)},
     "20 arrays of 256 KiB": lambda: parts(20, MIB // 4),
     "16 arrays of 1 MiB": lambda: parts(16, MIB),
     "tuple of 20 tensors of 256 KiB": lambda: tuple(torch.zeros(MIB // 16) for _ in range(20)),
@@ -233,32 +229,20 @@ DATA: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", DATA)
 def test_data_is_shared(kind: str) -> None:
-    datasets = copies(data=DATA[kind]())
+    datasets = copies(data=DATA[kind](), things=[{"thing": Thing(data=DATA[kind]())}])
     assert_shared(*(dataset.data for dataset in datasets))
-
-
-@pytest.mark.parametrize("kind", DATA)
-def test_data_below_state_is_shared(kind: str) -> None:
-    datasets = copies(things=[{"thing": Thing(data=DATA[kind]())}])
     assert_shared(*(dataset.things[0]["thing"].data for dataset in datasets))
     assert_copied(*(dataset.things[0]["thing"] for dataset in datasets))
 
 
-def test_memory_mapped_arrays_are_shared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reverse", [False, True])
+def test_memory_mapped_arrays_are_shared(reverse: bool, tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "data", np.uint8, "w+", shape=(16,))
-    datasets = copies(mapped=mapped, view=np.asarray(mapped)[4:])
-    for name in ("mapped", "view"):
+    made = {"mapped": mapped, "tensor": torch.from_numpy(mapped), "view": np.asarray(mapped)[4:]}
+    datasets = copies(**dict(sorted(made.items(), reverse=reverse)))
+    for name in made:
         assert_shared(*(getattr(dataset, name) for dataset in datasets))
     assert type(datasets[1].mapped) is np.memmap
-
-
-@pytest.mark.parametrize("first", ["tensor", "array"])
-def test_a_tensor_of_a_memory_mapped_array_is_shared(first: str, tmp_path: Path) -> None:
-    mapped = np.memmap(tmp_path / "data", np.uint8, "w+", shape=(16,))
-    both = {"tensor": torch.from_numpy(mapped), "array": mapped}
-    datasets = copies(**dict(sorted(both.items(), key=lambda item: item[0] != first)))
-    assert_shared(*(dataset.array for dataset in datasets))
-    assert_shared(*(dataset.tensor for dataset in datasets))
 
 
 # Made here, because multiprocessing keeps the file that it takes them from.
@@ -266,34 +250,25 @@ VALUE = multiprocessing.Value("i", 3)
 COUNTS = multiprocessing.Array("i", 4)
 
 
-def test_shared_memory_is_shared() -> None:
+def test_shared_memory_is_shared(tmp_path: Path) -> None:
     memory = multiprocessing.shared_memory.SharedMemory(create=True, size=16)
     array = np.ndarray((16,), np.uint8, buffer=memory.buf)
-    datasets: tuple[Any, ...] = ()
-    try:
-        datasets = copies(value=VALUE, counts=COUNTS, memory=memory, array=array)
-        for name in ("value", "counts", "memory", "array"):
-            assert_shared(*(getattr(dataset, name) for dataset in datasets))
-    finally:
-        for dataset in datasets:
-            del dataset.array
-        datasets, array = (), None  # type: ignore[assignment]
-        gc.collect()
-        memory.close()
-        memory.unlink()
-
-
-def test_a_mapped_file_is_shared(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"0123456789")
+    datasets: tuple[Any, ...] = ()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        assert_shared(*(dataset.mapped for dataset in copies(mapped=mapped)))
-
-
-def test_classes_modules_and_functions_of_modules_are_shared() -> None:
-    kinds = [Thing, np, importable, len, np.sin, operator.add, Thing.name, type, dict[str, int]]
-    for dataset in copies(kinds=kinds)[1:]:
-        assert all(map(operator.is_, dataset.kinds, kinds))
+        try:
+            shared = {"value": VALUE, "counts": COUNTS, "memory": memory, "mapped": mapped}
+            datasets = copies(array=array, **shared)
+            for name in ("array", *shared):
+                assert_shared(*(getattr(dataset, name) for dataset in datasets))
+        finally:
+            for dataset in datasets:
+                del dataset.array
+            datasets, array = (), None  # type: ignore[assignment]
+            gc.collect()
+            memory.close()
+            memory.unlink()
 
 
 class Colour(enum.Enum):
@@ -301,32 +276,18 @@ class Colour(enum.Enum):
 
 
 def test_what_is_compared_by_identity_stays_itself() -> None:
-    sentinel = object()
-    names: dict[str, Any] = {
-        "enum": Colour.RED,
-        "object": sentinel,
-        "ellipsis": ...,
-        "not_implemented": NotImplemented,
-        "dtype": torch.float32,
-        "kind": np.float32,
-    }
-    for dataset in copies(names=names)[1:]:
-        assert [name for name in names if dataset.names[name] is not names[name]] == []
-
-
-def test_a_sentinel_of_a_module_stays_itself() -> None:
-    """Code compares with it by identity, and no code changes it."""
-    for dataset in copies(default=dataclasses.MISSING)[1:]:
-        assert dataset.default is dataclasses.MISSING
+    code = [Thing, np, importable, len, np.sin, operator.add, Thing.name, type, dict[str, int]]
+    values = [Colour.RED, object(), ..., NotImplemented, torch.float32, dataclasses.MISSING]
+    for dataset in copies(kept=[*code, *values])[1:]:
+        assert all(map(operator.is_, dataset.kept, [*code, *values]))
 
 
 def test_tables_are_shared() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"path": ["a", "b"], "label": [1, 2]})
     datasets = copies(frame=frame, column=frame["path"], thing=Thing(frame=frame))
-    assert_shared(*(dataset.frame for dataset in datasets))
-    assert_shared(*(dataset.column for dataset in datasets))
-    assert_shared(*(dataset.thing.frame for dataset in datasets))
+    for found in ("frame", "column", "thing.frame"):
+        assert_shared(*map(operator.attrgetter(found), datasets))
 
 
 # ---- state is copied ----
@@ -382,29 +343,29 @@ def with_a_thing(thing: Thing) -> Callable[[Any], Any]:
 
 
 LENGTH = 1_100
+"""Of a container that would be data. One element is in most of them so many times, as a copy takes its time."""
 CODE: dict[str, Callable[[], Any]] = {
-    "list of transforms": lambda: [Transform() for _ in range(LENGTH)],
-    "tuple of transforms": lambda: tuple(Transform() for _ in range(LENGTH)),
-    "dict of transforms": lambda: {str(i): Transform() for i in range(LENGTH)},
+    "list of transforms": lambda: [Transform()] * LENGTH,
+    "tuple of transforms": lambda: (Transform(),) * LENGTH,
+    "dict of transforms": lambda: dict.fromkeys(range(LENGTH), Transform()),
     "set of transforms": lambda: {Transform() for _ in range(LENGTH)},
-    "list of modules": lambda: [torch.nn.Identity() for _ in range(LENGTH)],
-    "list of closures": lambda: [with_a_thing(Thing()) for _ in range(LENGTH)],
-    "list of partials": lambda: [functools.partial(importable, Thing()) for _ in range(LENGTH)],
-    "list of bound methods": lambda: [Thing().name for _ in range(LENGTH)],
-    "list of datasets": lambda: [Subset([1], [0]) for _ in range(LENGTH)],  # type: ignore[arg-type]
-    "list of iterable datasets": lambda: [Stream() for _ in range(LENGTH)],
-    "list of Random": lambda: [random.Random(0) for _ in range(LENGTH)],
-    "list of RandomState": lambda: [np.random.RandomState(0) for _ in range(LENGTH)],
-    "list of Generator": lambda: [np.random.default_rng(0) for _ in range(LENGTH)],
-    "list of torch.Generator": lambda: [torch.Generator() for _ in range(LENGTH)],
-    "list of clips": lambda: [Clip(str(i)) for i in range(LENGTH)],
-    "list of clips of a subclass": lambda: [LaterClip(str(i)) for i in range(LENGTH)],
-    "list of canvases": lambda: [Canvas() for i in range(LENGTH)],
-    "dict of pairs with a clip": lambda: {i: (i, Clip(str(i))) for i in range(LENGTH)},
-    "20 lists of 200 clips": lambda: [[Clip(str(i)) for i in range(200)] for _ in range(20)],
-    "list of pairs with a transform": lambda: [("name", Transform()) for _ in range(LENGTH)],
-    "list of dicts with a transform": lambda: [{"t": Transform()} for _ in range(LENGTH)],
-    "20 lists of 200 transforms": lambda: [[Transform() for _ in range(200)] for _ in range(20)],
+    "list of modules": lambda: [torch.nn.Identity()] * LENGTH,
+    "list of closures": lambda: [with_a_thing(Thing())] * LENGTH,
+    "list of partials": lambda: [functools.partial(importable, Thing())] * LENGTH,
+    "list of bound methods": lambda: [Thing().name] * LENGTH,
+    "list of datasets": lambda: [Subset([1], [0])] * LENGTH,  # type: ignore[arg-type]
+    "list of Random": lambda: [random.Random(0)] * LENGTH,
+    "list of RandomState": lambda: [np.random.RandomState(0)] * LENGTH,
+    "list of Generator": lambda: [np.random.default_rng(0)] * LENGTH,
+    "list of torch.Generator": lambda: [torch.Generator()] * LENGTH,
+    "list of clips": lambda: [Clip("a")] * LENGTH,
+    "list of clips of a subclass": lambda: [LaterClip("a")] * LENGTH,
+    "list of canvases": lambda: [Canvas()] * LENGTH,
+    "dict of pairs with a clip": lambda: dict.fromkeys(range(LENGTH), (0, Clip("a"))),
+    "20 lists of 200 clips": lambda: [[Clip("a")] * 200 for _ in range(20)],
+    "list of pairs with a transform": lambda: [("name", Transform())] * LENGTH,
+    "list of dicts with a transform": lambda: [{"t": Transform()}] * LENGTH,
+    "20 lists of 200 transforms": lambda: [[Transform()] * 200 for _ in range(20)],
 }
 
 
@@ -423,25 +384,8 @@ def test_a_container_of_code_is_never_data(kind: str) -> None:
     assert len({len(dataset.code) for dataset in datasets}) == 1
 
 
-@pytest.mark.parametrize("kind", ["parts of ConcatDataset", "transforms of Compose", "ModuleList"])
-def test_the_same_in_well_known_classes(kind: str) -> None:
-    class Compose:
-        def __init__(self, transforms: list[Any]) -> None:
-            self.transforms = transforms
-
-    many = {
-        "parts of ConcatDataset": lambda: (
-            ConcatDataset([Subset([1], [0]) for _ in range(LENGTH)]).datasets
-        ),  # type: ignore[arg-type]
-        "transforms of Compose": lambda: Compose([Transform() for _ in range(LENGTH)]).transforms,
-        "ModuleList": lambda: torch.nn.ModuleList(torch.nn.Identity() for _ in range(LENGTH)),
-    }[kind]()
-    datasets = copies(many=many)
-    assert_copied(*(dataset.many[0] for dataset in datasets))
-
-
 def test_contents_of_a_copy_are_equal() -> None:
-    state = {
+    arrays = {
         "array": np.arange(6).reshape(2, 3).T,
         "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
         "strided": np.arange(20)[3::4],
@@ -449,37 +393,23 @@ def test_contents_of_a_copy_are_equal() -> None:
         "scalar": np.array(3),
         "dates": np.array(["2020-01-01"], "M8[D]"),
         "swapped": np.arange(3, dtype=">i4"),
-        "list": [1, (2, [3]), {"four": {5, 6}}, frozenset({7})],
-        "deque": collections.deque([1, 2], maxlen=2),
-        "pair": Pair([1], {2: 3}),
-        "ordered": collections.OrderedDict(b=1, a=2),
-        "default": collections.defaultdict(list, x=[1]),
-        "bytes": bytearray(b"abc"),
-        "date": datetime.datetime(2020, 1, 2),
-        "path": Path("a/b"),
-        "pattern": re.compile("a+"),
-        "range": range(1, 9, 2),
-        "slice": slice(1, 2),
-        "complex": 1j,
     }
-    for dataset in copies(state=state)[1:]:
-        got = dataset.state
-        assert list(got) == list(state)
-        for name, wanted in state.items():
-            if isinstance(wanted, np.ndarray):
-                assert np.array_equal(got[name], wanted)
-                assert got[name].dtype == wanted.dtype
-                if name not in (
-                    "strided",
-                    "reversed",
-                ):  # the copy of a view with gaps may have none
-                    assert got[name].strides == wanted.strides, name
-            else:
-                assert got[name] == wanted
-                assert type(got[name]) is type(wanted)
-        assert got["deque"].maxlen == 2
-        assert list(got["ordered"]) == ["b", "a"]
-        assert got["default"]["new"] == []
+    state = [
+        *([1, (2, [3]), {"four": {5, 6}}, frozenset({7})], collections.deque([1, 2], maxlen=2)),
+        *(Pair([1], {2: 3}), collections.OrderedDict(b=1, a=2), bytearray(b"abc")),
+        *(collections.defaultdict(list, x=[1]), datetime.datetime(2020, 1, 2), Path("a/b")),
+        *(re.compile("a+"), range(1, 9, 2), slice(1, 2), 1j),
+    ]
+    for dataset in copies(arrays=arrays, state=state)[1:]:
+        for name, wanted in arrays.items():
+            got = dataset.arrays[name]
+            assert np.array_equal(got, wanted)
+            assert got.dtype == wanted.dtype
+            if name not in ("strided", "reversed"):  # the copy of a view with gaps may have none
+                assert got.strides == wanted.strides, name
+        assert list(map(repr, dataset.state)) == list(map(repr, state))
+        assert list(map(type, dataset.state)) == list(map(type, state))
+        assert list(dataset.arrays) == list(arrays)
 
 
 def test_tensors_keep_what_they_are() -> None:
@@ -502,22 +432,11 @@ def test_tensors_keep_what_they_are() -> None:
             got = dataset.tensors[name]
             assert torch.equal(got, wanted)
             assert got.stride() == wanted.stride(), name
-            assert (type(got), got.dtype, got.requires_grad) == (
-                type(wanted),
-                wanted.dtype,
-                wanted.requires_grad,
-            )
+            for look in ("__class__", "dtype", "requires_grad"):
+                assert getattr(got, look) == getattr(wanted, look), (name, look)
 
 
 # ---- one graph ----
-
-
-def test_aliases_stay_aliases() -> None:
-    thing, row = Thing(), [1]
-    for dataset in copies(a=thing, b={"x": thing}, rows=[row, row], t=(row, thing))[1:]:
-        assert dataset.a is dataset.b["x"] is dataset.t[1]
-        assert dataset.rows[0] is dataset.rows[1] is dataset.t[0]
-        assert dataset.a is not thing
 
 
 def test_cycles() -> None:
@@ -621,7 +540,7 @@ def chain_of(length: int) -> Any:
     return chain
 
 
-def test_deep_nesting() -> None:
+def test_nesting_is_copied_and_refused_with_a_reason_beyond_python_s_limit() -> None:
     chain = chain_of(100)
     for dataset in copies(chain=chain)[1:]:
         link, length = dataset.chain, 0
@@ -629,42 +548,9 @@ def test_deep_nesting() -> None:
             link, length = link.next, length + 1
         assert length == 100
         assert dataset.chain is not chain
-
-
-def test_deeper_nesting_than_python_s_limit_is_refused_with_a_reason() -> None:
-    dataset = Holder(chain=chain_of(30_000))
+    dataset = Holder(chain=chain_of(5_000))
     with loader_of(dataset) as loader, pytest.raises(DatasetCopyError, match="nested too deeply"):
         iter(loader)
-
-
-def test_views_of_one_array_stay_views_of_it() -> None:
-    a = np.arange(12.0)
-    views = {"row": a[2:5], "grid": a.reshape(3, 4), "back": a[::-1], "bytes": a.view(np.uint8)}
-    tensors = {"tensor": torch.from_numpy(a), "part": torch.from_numpy(a)[3:]}
-    for dataset in copies(views=views, a=a, tensors=tensors)[1:]:
-        dataset.a[:] = 7
-        assert dataset.views["row"].tolist() == [7] * 3
-        assert dataset.views["grid"].tolist() == [[7] * 4] * 3
-        assert dataset.views["back"].tolist() == [7] * 12
-        assert dataset.views["bytes"].view(np.float64).tolist() == [7] * 12
-        assert dataset.tensors["tensor"].tolist() == [7] * 12
-        assert dataset.tensors["part"].tolist() == [7] * 9
-        dataset.tensors["part"][0] = 8
-        assert dataset.a[3] == 8
-    assert a.tolist() == list(range(12))
-
-
-def test_views_whose_base_is_not_in_the_graph() -> None:
-    base = np.zeros(8)
-    for dataset in copies(left=base[:5], right=base[3:])[1:]:
-        dataset.left[3:] = 7
-        assert dataset.right.tolist() == [7, 7, 0, 0, 0]
-    tensor = torch.zeros(8)
-    for dataset in copies(left=tensor[:5], right=tensor[3:].numpy())[1:]:
-        dataset.left[3:] = 7
-        assert dataset.right.tolist() == [7, 7, 0, 0, 0]
-    assert not base.any()
-    assert not tensor.any()
 
 
 def test_a_module_keeps_its_tied_weights() -> None:
@@ -732,19 +618,8 @@ def test_what_a_function_holds() -> None:
         assert got.__defaults__[0][0] is dataset.thing
         assert got.__kwdefaults__["step"] is dataset.thing
         assert got.cache["thing"] is dataset.thing
-        assert (
-            got.__name__,
-            got.__doc__,
-            got.__qualname__,
-            got.__module__,
-            got.__annotations__,
-        ) == (
-            call.__name__,
-            call.__doc__,
-            call.__qualname__,
-            call.__module__,
-            call.__annotations__,
-        )
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            assert getattr(got, name) == getattr(call, name)
 
 
 class Partial(functools.partial):  # type: ignore[type-arg]
@@ -765,84 +640,35 @@ def test_partials() -> None:
 
 
 def test_bound_methods() -> None:
-    rows, table, rng, buffer = [1], {"a": 1}, np.random.RandomState(1), bytearray(2)
-    dataset = Holder(rows=rows, table=table, rng=rng, buffer=buffer)
-    dataset.bound = {
-        "own": dataset.__getitem__,
-        "append": rows.append,
-        "get": table.__getitem__,
-        "draw": rng.uniform,
-        "extend": buffer.extend,
-        "len": rows.__len__,
-    }
+    rows, rng = [1], np.random.RandomState(1)
+    dataset = Holder(rows=rows, rng=rng, buffer=bytearray(2))
+    dataset.bound = [
+        dataset.__getitem__,
+        rows.append,
+        rng.uniform,
+        dataset.buffer.extend,
+        rows.__len__,
+    ]
     for got in copies_of(dataset):
-        owners = [method.__self__ for method in got.bound.values()]
-        wanted = [got, got.rows, got.table, got.rng, got.buffer, got.rows]
-        assert all(map(operator.is_, owners, wanted))
-        got.bound["append"](2)
+        wanted = [got, got.rows, got.rng, got.buffer, got.rows]
+        assert all(map(operator.is_, (method.__self__ for method in got.bound), wanted))
+        got.bound[1](2)
         assert got.rows == [1, 2]
-        assert got.bound["own"].__func__ is Holder.__getitem__
+        assert got.bound[0].__func__ is Holder.__getitem__
     assert rows == [1]
-
-
-def test_an_instance_with_a_patched_method() -> None:
-    dataset = Holder(thing=Thing())
-    dataset.load = types.MethodType(lambda self: self, dataset)
-    dataset.thing.name = functools.lru_cache(dataset.load)
-    for got in copies_of(dataset):
-        assert got.load() is got
-        assert got.thing.name() is got
-        assert got.thing.name.cache_info().maxsize == 128
-
-
-def test_cached_properties_are_the_worker_s_own() -> None:
-    class Cached(Holder):
-        @functools.cached_property
-        def table(self) -> list[int]:
-            return [1]
-
-    dataset = Cached()
-    table = dataset.table
-    one, other = copies_of(dataset)
-    assert_copied(table, one.table, other.table)
-
-
-def test_what_lru_cache_keeps_is_the_worker_s_own() -> None:
-    """It may be a transform, made at the first call for each size."""
-    dataset = Holder(load=functools.lru_cache(maxsize=None)(Thing))
-    thing = dataset.load()
-    one, other = copies_of(dataset)
-    assert_copied(thing, one.load(), other.load())
 
 
 def test_weak_references() -> None:
     dataset = Holder(thing=Thing())
-    dataset.me = weakref.ref(dataset)
     dataset.thing.owner = weakref.ref(dataset)
-    dataset.early = weakref.ref(dataset.thing)
-    dataset.outside = weakref.ref(Thing)
-    gone = weakref.ref(Thing())
-    dataset.gone = gone
+    dataset.early, dataset.outside = weakref.ref(dataset.thing), weakref.ref(Thing)
+    dataset.gone = weakref.ref(Thing())
+    dataset.proxy, dataset.method = weakref.proxy(dataset), weakref.WeakMethod(dataset.thing.name)
     for got in copies_of(dataset):
-        assert got.me() is got
         assert got.thing.owner() is got
-        assert got.early() is got.thing
+        assert got.early() is got.thing is got.proxy.thing is got.method().__self__
         assert got.outside() is Thing
         assert got.gone() is None
-
-
-def test_weak_proxies() -> None:
-    dataset = Holder(thing=Thing())
-    dataset.proxy = weakref.proxy(dataset)
-    for got in copies_of(dataset):
-        assert got.proxy.thing is got.thing
-
-
-def test_weak_methods() -> None:
-    dataset = Holder(thing=Thing())
-    dataset.method = weakref.WeakMethod(dataset.thing.name)
-    for got in copies_of(dataset):
-        assert got.method().__self__ is got.thing
 
 
 WEAK: dict[str, Callable[[Thing], Any]] = {
@@ -916,49 +742,12 @@ def test_frozen_dataclasses_and_named_tuples() -> None:
         assert dataset.thing is not thing
 
 
-class Wrapper:
-    """Delegates all that it does not have, and so recurses without end before it has `inner`."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
-class WrappedDataset(Wrapper):
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: int) -> Any:
-        self.inner[index]
-        return self
-
-
-def test_wrappers_that_delegate() -> None:
-    dataset = WrappedDataset(Wrapper(Holder(rows=[1], thing=Thing())).inner)
-    one, other = copies_of(dataset)
-    for got in (one, other):
-        assert type(got) is WrappedDataset
-        assert type(got.inner) is Holder
-    assert_copied(dataset, one, other)
-    assert_copied(dataset.inner, one.inner, other.inner)
-    assert_copied(dataset.thing, one.thing, other.thing)
-
-
 class Config(dict):  # type: ignore[type-arg]
     """A dict whose keys are attributes, too."""
 
     def __init__(self, **items: Any) -> None:
         super().__init__(**items)
         self.__dict__ = self
-
-
-class Keys(dict):  # type: ignore[type-arg]
-    """The other way: attributes are keys, and a missing one is a KeyError."""
-
-    __getattr__ = dict.__getitem__
-    __setattr__ = dict.__setitem__  # type: ignore[assignment]
 
 
 class Rows(list):  # type: ignore[type-arg]
@@ -982,13 +771,11 @@ def test_subclasses_of_containers() -> None:
     thing = Thing()
     rows, table = Rows([thing]), Table(thing=thing)
     rows.owner, table.owner = table, rows  # type: ignore[attr-defined]
-    keys = Keys(a=thing)
-    for dataset in copies(thing=thing, rows=rows, table=table, keys=keys)[1:]:
+    for dataset in copies(thing=thing, rows=rows, table=table)[1:]:
         assert [type(x) for x in (dataset.rows, dataset.table)] == [Rows, Table]
         assert dataset.rows[0] is dataset.table["thing"] is dataset.thing
         assert dataset.rows.owner is dataset.table
         assert dataset.table.owner is dataset.rows
-        assert dataset.keys.a is dataset.thing
     assert rows[0] is thing
 
 
@@ -1039,83 +826,30 @@ def test_exceptions_and_iterators_are_copied() -> None:
         assert list(dataset.numbers) == [1, 2, 3]
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="itertools have no copies any more")
-def test_counters_of_itertools() -> None:
-    dataset = Holder(count=itertools.count(3))
-    for got in copies_of(dataset):
-        assert next(got.count) == 3
-    assert next(dataset.count) == 3
-
-
-ARMED = threading.Event()
-
-
 def trap(self: Any, *arguments: Any, **options: Any) -> Any:
     raise AssertionError("user code ran")
 
 
-def trapped(name: str) -> Any:
-    """A method that raises while the trap is armed, and else does what that of `object` does."""
-
-    def method(self: Any, *arguments: Any, **options: Any) -> Any:
-        assert not ARMED.is_set(), f"{name} ran"
-        if name == "__new__":
-            return object.__new__(self)
-        if name == "__init__":
-            return None
-        if name == "__getattr__":
-            raise AttributeError(arguments[0])
-        return getattr(object, name)(self, *arguments)
-
-    return staticmethod(method) if name == "__new__" else method
-
-
 SPECIAL = (
     "__new__ __init__ __setattr__ __getattr__ __getattribute__ __delattr__ __repr__ __str__ __format__ __hash__ __eq__ "
-    "__ne__ __dir__ __sizeof__"
-).split()
-OTHER = (
-    "__bool__ __len__ __iter__ __contains__ __index__ __array__ __fspath__ __enter__ __lt__".split()
+    "__ne__ __dir__ __sizeof__ __bool__ __len__ __iter__ __contains__ __index__ __array__ __fspath__ __enter__ __lt__"
 )
 
 
-def trap_class(base: type) -> type:
-    members = {name: trapped(name) for name in SPECIAL} | dict.fromkeys(OTHER, trap)
-    members["value"] = property(trap)
-    members["__class_getitem__"] = classmethod(trap)
-    return type("Trap", (base,), members)
-
-
 def test_no_user_code_runs() -> None:
-    class Empty:
-        pass
-
     class Metaclass(type):
-        def __call__(cls, *arguments: Any) -> Any:
-            assert not ARMED.is_set(), "the class was called"
-            return super().__call__(*arguments)
+        __call__ = __instancecheck__ = trap
 
-        def __instancecheck__(cls, instance: Any) -> bool:
-            assert not ARMED.is_set(), "isinstance was asked"
-            return super().__instancecheck__(instance)
-
-    Trap, Called = trap_class(Empty), Metaclass("Called", (), {})
-    trapped_one = Trap()
-    object.__setattr__(trapped_one, "rows", [1])
-    dataset = Holder(trap=trapped_one, called=Called(), nested=[Called(), (Trap(),), {"x": Trap()}])
-    with loader_of(dataset) as loader:
-        ARMED.set()
-        try:
-            iterator = iter(loader)
-            got = [next(iterator) for _ in range(WORKERS)]
-        finally:
-            ARMED.clear()
-        for one in got:
-            assert type(one.trap) is Trap
-            assert one.trap is not trapped_one
-            assert one.trap.rows == [1]
-            assert one.trap.rows is not trapped_one.rows
-        del iterator
+    methods = dict.fromkeys(SPECIAL.split(), trap)
+    Trap = Metaclass("Trap", (), {**methods, "value": property(trap), "also": classmethod(trap)})
+    traps = [object.__new__(Trap) for _ in range(3)]
+    object.__setattr__(traps[0], "rows", [1])
+    for got in copies_of(Holder(traps=traps, nested=[(traps[1],), {"x": traps[2]}])):
+        assert type(got.traps[0]) is Trap
+        assert got.traps[0] is not traps[0]
+        rows, mine = (object.__getattribute__(x[0], "rows") for x in (traps, got.traps))
+        assert rows == mine
+        assert rows is not mine
 
 
 # ---- classes with a protocol ----
@@ -1135,13 +869,8 @@ class Reduced:
     def __init__(self, child: Any, by: str = "me") -> None:
         self.child, self.by = child, by
 
-    def __reduce__(self) -> Any:
-        return Reduced, (self.child, "__reduce__")
-
-
-class ReducedEx(Reduced):
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return ReducedEx, (self.child, "__reduce_ex__")
+        return type(self), (self.child, "__reduce_ex__")
 
 
 class GetState:
@@ -1172,10 +901,10 @@ class SlotsState:
 
 PROTOCOLS: dict[str, Callable[[], Any]] = {
     "__deepcopy__": Deep,
-    "__reduce__": lambda: Reduced(Thing()),
-    "__reduce_ex__": lambda: ReducedEx(Thing()),
+    "__reduce_ex__": lambda: Reduced(Thing()),
     "__getstate__": GetState,
     "__setstate__": SetState,
+    "__setstate__ with slots": SlotsState,
 }
 
 
@@ -1188,19 +917,12 @@ def test_a_class_with_a_protocol_is_asked(protocol: str, order: str) -> None:
         attributes = dict(reversed(attributes.items()))
     datasets = copies(**attributes)
     for dataset in datasets[1:]:
-        assert dataset.asked.by == protocol
+        assert dataset.asked.by == protocol.split()[0]
         assert dataset.asked.child is dataset.child, "the copy is not in the same graph"
         assert not hasattr(dataset.asked, "handle")
     assert_copied(*(dataset.asked for dataset in datasets))
     assert_copied(*(dataset.child for dataset in datasets))
     assert asked.by == "me"
-
-
-def test_a_protocol_with_slots() -> None:
-    asked = SlotsState()
-    for dataset in copies(child=asked.child, asked=asked)[1:]:
-        assert dataset.asked.by == "__setstate__"
-        assert dataset.asked.child is dataset.child
 
 
 def test_a_protocol_that_deep_copies_what_only_can_be_shared() -> None:
@@ -1226,18 +948,6 @@ def test_a_protocol_of_the_instance_is_not_one_of_the_class() -> None:
     assert_copied(*(dataset.thing for dataset in datasets))
 
 
-def test_the_dataset_itself_may_have_a_protocol() -> None:
-    class Handle(Holder):
-        def __getstate__(self) -> Any:
-            return {**vars(self), "handle": None}
-
-    dataset = Handle(handle=object(), rows=[1])
-    one, other = copies_of(dataset)
-    assert one.handle is None
-    assert other.handle is None
-    assert_copied(dataset.rows, one.rows, other.rows)
-
-
 # ---- class attributes ----
 
 
@@ -1259,56 +969,33 @@ class Inheriting(WithClassAttributes):
     own = Transform()
 
 
-STORE: dict[str, Callable[[Any, int], Any]] = {
-    "R": lambda rng, number: rng.seed(number),
-    "rng": lambda rng, number: setattr(
-        rng.bit_generator, "state", np.random.default_rng(number).bit_generator.state
-    ),
-    "python": lambda rng, number: rng.seed(number),
-    "torch": lambda rng, number: rng.manual_seed(number),
-    "transform": lambda transform, number: setattr(transform, "number", number),
-    "own": lambda transform, number: setattr(transform, "number", number),
-}
-READ: dict[str, Callable[[Any], Any]] = {
-    "R": lambda rng: rng.randint(1 << 30),
-    "rng": lambda rng: int(rng.integers(1 << 30)),
-    "python": lambda rng: rng.random(),
-    "torch": lambda rng: rng.initial_seed(),
-    "transform": lambda transform: getattr(transform, "number", None),
-    "own": lambda transform: getattr(transform, "number", None),
-}
-
-
 class StoringInClassAttributes(Holder):
     """Stores the index by one instance and reads it by the other one, when both workers have stored."""
 
     def __getitem__(self, index: int) -> Any:
-        for name in self.names:
-            STORE[name](getattr(self.first, name), 100 + index)
+        for name in self.called:
+            getattr(self.first, name).number = index
         super().__getitem__(index)
-        return {name: READ[name](getattr(self.second, name)) for name in self.names}
+        numbers = [getattr(self.second, name).number for name in self.called]
+        return self, numbers
 
 
 @pytest.mark.parametrize("kind", [WithClassAttributes, Inheriting])
-def test_generators_and_called_instances_of_a_class(kind: type) -> None:
-    names = [name for name in STORE if hasattr(kind, name)]
+def test_generators_and_called_instances_of_a_class(kind: Any) -> None:
+    called = [name for name in ("python", "transform", "own") if hasattr(kind, name)]
     first, second = kind(), kind()
-    got = copies_of(StoringInClassAttributes(first=first, second=second, names=names))
-    for name in names:
-        own = copy.deepcopy(getattr(kind, name))  # one that no worker has
-        wanted = []
-        for index in range(WORKERS):
-            STORE[name](own, 100 + index)
-            wanted.append(READ[name](own))
-        assert [values[name] for values in got] == wanted, name
-        assert READ[name](copy.deepcopy(getattr(kind, name))) not in wanted, "the original changed"
+    got = copies_of(StoringInClassAttributes(first=first, second=second, called=called))
+    assert [numbers for _, numbers in got] == [[index] * len(called) for index in range(WORKERS)]
+    assert not any(hasattr(getattr(kind, name), "number") for name in called), (
+        "the original changed"
+    )
+    for name in ("R", "rng", "torch"):
+        assert_copied(getattr(kind, name), *(getattr(one.first, name) for one, _ in got))
+        assert all(getattr(one.first, name) is getattr(one.second, name) for one, _ in got)
     assert vars(first) == vars(second) == {}
-
-
-def test_methods_of_a_class_with_class_attributes() -> None:
-    for dataset in copies(part=WithClassAttributes())[1:]:
-        assert dataset.part.static is WithClassAttributes.static
-        assert dataset.part.method.__self__ is dataset.part
+    for one, _ in got:
+        assert one.first.static is kind.static
+        assert one.first.method.__self__ is one.first
 
 
 def test_class_attributes_of_the_dataset_and_of_collate_fn() -> None:
@@ -1329,26 +1016,13 @@ def test_class_attributes_of_the_dataset_and_of_collate_fn() -> None:
 
 
 def test_an_instance_attribute_hides_that_of_the_class() -> None:
-    class Own(WithClassAttributes):
-        def __init__(self) -> None:
-            self.R = np.random.RandomState(2)
-
-    own = Own()
+    own = WithClassAttributes()
+    own.R = np.random.RandomState(2)
     for dataset in copies(own=own)[1:]:
         assert dataset.own.R.randint(1 << 30) == np.random.RandomState(2).randint(1 << 30)
 
 
 # ---- what is shared whole ----
-
-POOL = concurrent.futures.ThreadPoolExecutor
-
-
-class OwnThread(threading.Thread):
-    """A thread of the user's, with attributes."""
-
-
-class OwnLocal(threading.local):
-    """Thread-local storage of the user's."""
 
 
 class OwnQueue(queue.Queue[int]):
@@ -1361,21 +1035,15 @@ WHOLE: dict[str, Callable[[], Any]] = {
     "Condition": threading.Condition,
     "Event": threading.Event,
     "Semaphore": threading.Semaphore,
-    "BoundedSemaphore": threading.BoundedSemaphore,
     "Barrier": lambda: threading.Barrier(2),
     "local": threading.local,
-    "own local": OwnLocal,
     "Thread": threading.Thread,
-    "own Thread": OwnThread,
-    "current thread": threading.current_thread,
-    "Timer": lambda: threading.Timer(1, print),
     "Queue": queue.Queue,
     "own Queue": OwnQueue,
     "SimpleQueue": queue.SimpleQueue,
-    "PriorityQueue": queue.PriorityQueue,
     "Future": concurrent.futures.Future,
+    "executor": lambda: concurrent.futures.ThreadPoolExecutor(1),  # which starts no thread
     "Logger": lambda: logging.getLogger("tests.isolation"),
-    "root logger": logging.getLogger,
 }
 
 
@@ -1385,16 +1053,6 @@ def test_shared_whole(kind: str) -> None:
     assert_shared(*(dataset.whole for dataset in datasets))
     assert_shared(*(dataset.thing.whole[0] for dataset in datasets))
     assert_copied(*(dataset.thing for dataset in datasets))
-
-
-def test_executors_are_shared_whole() -> None:
-    with POOL(1) as pool:
-        future = pool.submit(lambda: [1])
-        datasets = copies(pool=pool, future=future, bound=pool.submit)
-        assert_shared(*(dataset.pool for dataset in datasets))
-        assert_shared(*(dataset.future for dataset in datasets))
-        assert_shared(*(dataset.bound.__self__ for dataset in datasets))
-        assert datasets[1].future.result() is future.result()
 
 
 def test_a_queue_is_shared_with_what_is_in_it() -> None:
@@ -1429,12 +1087,6 @@ class Closing:
         self.closed.put("closed")
 
 
-class ClosingDataset(Closing, Holder):
-    def __init__(self, **attributes: Any) -> None:
-        Holder.__init__(self, **attributes)
-        Closing.__init__(self)
-
-
 class SlotsClosing:
     __slots__ = ("closed",)
 
@@ -1457,20 +1109,6 @@ def test_the_finalizer_of_a_copy_is_silent(kind: type) -> None:
     del one, got
     gc.collect()
     assert closed.empty(), "a copy closed what it does not own"
-    del dataset
-    gc.collect()
-    assert closed.qsize() == 1
-
-
-def test_the_finalizer_of_a_copied_dataset_is_silent() -> None:
-    dataset = ClosingDataset()
-    closed = dataset.closed
-    got = copies_of(dataset)
-    assert_copied(dataset, *got)
-    assert all(isinstance(one, ClosingDataset) and len(one) == WORKERS for one in got)
-    del got
-    gc.collect()
-    assert closed.empty()
     del dataset
     gc.collect()
     assert closed.qsize() == 1
@@ -1543,22 +1181,16 @@ def test_copies_are_made_at_iter(persistent: bool) -> None:
     asked = dataset.copied.asked
     with loader_of(dataset, shuffle=True, persistent_workers=persistent) as loader:
         assert asked.qsize() == 0
-        counts, scales, distinct = [], [], []
+        seen = []
         for epoch in range(3):
             dataset.scale = epoch
             iterator = iter(loader)
-            counts.append(asked.qsize())
-            got = list(iterator)
-            scales.append([one.scale for one in got])
-            distinct += got
-    if persistent:
-        assert counts == [WORKERS] * 3
-        assert scales == [[0, 0]] * 3
-        assert len(set(map(id, distinct))) == WORKERS
-    else:
-        assert counts == [WORKERS, 2 * WORKERS, 3 * WORKERS]
-        assert scales == [[0, 0], [1, 1], [2, 2]]
-        assert len(set(map(id, distinct))) == 3 * WORKERS
+            count, got = asked.qsize(), list(iterator)
+            seen.append((count, [one.scale for one in got], {id(one) for one in got}))
+    kept = [(WORKERS, [0, 0])] * 3
+    anew = [(WORKERS * (epoch + 1), [epoch] * WORKERS) for epoch in range(3)]
+    assert [one[:2] for one in seen] == (kept if persistent else anew)
+    assert len(set.union(*(ids for *_, ids in seen))) == WORKERS * (1 if persistent else 3)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -1596,78 +1228,6 @@ def test_copies_are_collected() -> None:
     assert [watch() for watch in watched] == [None, None]
 
 
-def test_the_main_process_keeps_its_objects() -> None:
-    """Workers change all that they reach; the original is what it was."""
-    cell = 0
-
-    def closure() -> int:
-        nonlocal cell
-        cell += 1
-        closure.calls = cell  # type: ignore[attr-defined]
-        return cell
-
-    closure.calls = 0  # type: ignore[attr-defined]
-
-    class Changing(Holder):
-        R = np.random.RandomState(5)
-
-        def __getitem__(self, index: int) -> Any:
-            self.new, self.number = 1, index + 1
-            self.rows.append(self.rows)
-            self.table["new"] = self.table.pop("old")
-            self.names.add("new")
-            self.array += 1
-            self.tensor.add_(1)
-            self.raw[:] = b"new"
-            self.thing.rows.clear()
-            del self.thing.rows
-            self.R.seed(index)
-            self.rng.random()
-            self.python.random()
-            self.torch.manual_seed(index)
-            self.queue.append(1)
-            next(self.numbers)
-            return super().__getitem__(index) and self.closure()
-
-    dataset = Changing(
-        number=0,
-        rows=[1],
-        table={"old": 1},
-        names={"old"},
-        array=np.zeros(3),
-        tensor=torch.zeros(3),
-        raw=bytearray(b"old"),
-        thing=Thing(rows=[1]),
-        rng=np.random.default_rng(1),
-        python=random.Random(1),
-        torch=torch.Generator().manual_seed(1),
-        queue=collections.deque(),
-        numbers=iter([1, 2]),
-        closure=closure,
-    )
-    names = set(vars(dataset))
-    drawn = Changing.R.get_state(legacy=False)["state"]["key"].tolist()  # type: ignore[call-overload, index]
-    assert copies_of(dataset) == [1, 1]
-    assert set(vars(dataset)) == names
-    assert (dataset.number, dataset.rows, dataset.table, dataset.names) == (
-        0,
-        [1],
-        {"old": 1},
-        {"old"},
-    )
-    assert (dataset.array.tolist(), dataset.tensor.tolist(), dataset.raw) == (
-        [0] * 3,
-        [0] * 3,
-        b"old",
-    )
-    assert (dataset.thing.rows, list(dataset.queue), list(dataset.numbers)) == ([1], [], [1, 2])
-    assert dataset.rng.random() == np.random.default_rng(1).random()
-    assert dataset.python.random() == random.Random(1).random()
-    assert dataset.torch.initial_seed() == 1
-    assert (cell, closure.calls) == (0, 0)  # type: ignore[attr-defined]
-    assert Changing.R.get_state(legacy=False)["state"]["key"].tolist() == drawn  # type: ignore[call-overload, index]
-
-
 # ---- what belongs to the graph ----
 
 
@@ -1680,11 +1240,9 @@ def test_get_worker_info_names_the_copy() -> None:
             return self, worker.dataset
 
     dataset = Asking()
-    with loader_of(dataset) as loader:
-        got = list(loader)
-        assert loader.dataset is dataset
+    got = copies_of(dataset)
     assert all(one is copied and one is not dataset for one, copied in got)
-    got = copies_of(Subset(Asking(), [0, 1]))
+    got = copies_of(Subset(dataset, [0, 1]))
     assert all(one is subset.dataset for one, subset in got)
     assert len({id(subset) for _, subset in got}) == WORKERS
 
@@ -1703,44 +1261,25 @@ def test_worker_init_fn_acts_on_the_copy() -> None:
     assert (dataset.offset, dataset.seen) == (0, [])
 
 
-def test_worker_init_fn_may_be_a_method_of_the_dataset() -> None:
-    class Initialised(Holder):
-        worker_id = -1
-
-        def init(self, worker_id: int) -> None:
-            self.worker_id = worker_id
-
-    dataset = Initialised()
-    got = copies_of(dataset, worker_init_fn=dataset.init)
-    assert sorted(one.worker_id for one in got) == [0, 1]
-    assert dataset.worker_id == -1
-
-
 def test_on_error_and_on_stats_are_shared() -> None:
-    class Recorder:
-        def __init__(self) -> None:
-            self.errors: list[int] = []
-            self.stats: list[Any] = []
-
+    class Failing(Holder):
         def on_error(self, index: int, error: BaseException) -> Any:
-            self.errors.append(index)
+            self.rows.append(index)
             return "replaced"
 
         def on_stats(self, stats: Any) -> None:
-            self.stats.append(stats)
+            self.rows.append("stats")
 
-    class Failing(Holder):
         def __getitem__(self, index: int) -> Any:
             super().__getitem__(index)
-            self.recorder.errors.append(-1)  # the copy's
+            self.rows.append(-1)  # the copy's
             raise ValueError
 
-    recorder = Recorder()
-    dataset = Failing(recorder=recorder)
-    got = copies_of(dataset, on_error=recorder.on_error, on_stats=recorder.on_stats)
+    dataset = Failing(rows=[])
+    got = copies_of(dataset, on_error=dataset.on_error, on_stats=dataset.on_stats)
     assert got == ["replaced", "replaced"]
-    assert sorted(recorder.errors) == [0, 1]
-    assert len(recorder.stats) == 1
+    assert sorted(dataset.rows[:2]) == [0, 1]
+    assert dataset.rows[2:] == ["stats"]
 
 
 def test_collate_fn_may_be_a_method_of_the_dataset() -> None:
@@ -1754,25 +1293,6 @@ def test_collate_fn_may_be_a_method_of_the_dataset() -> None:
         assert samples[0] is collating
         assert collating is not dataset
     assert len({id(collating) for _, collating in got}) == WORKERS
-
-
-def test_collate_fn_and_dataset_may_share_a_buffer() -> None:
-    class Collate:
-        def __init__(self, rows: np.ndarray) -> None:
-            self.rows = rows
-
-        def __call__(self, samples: list[Any]) -> Any:
-            return samples[0], self
-
-    rows = np.zeros(6)
-    dataset = Holder(rows=rows[:3])
-    collate = Collate(rows)
-    got = copies_of(dataset, batch_size=1, collate_fn=collate)
-    for one, other in got:
-        one.rows[:] = 7
-        assert other.rows.tolist() == [7, 7, 7, 0, 0, 0]
-    assert_copied(collate, *(other for _, other in got))
-    assert not rows.any()
 
 
 def test_samplers_are_not_copied() -> None:
@@ -1820,6 +1340,11 @@ class SafePart:
         self.rows = [1]
 
 
+class SafeInSlots:
+    __slots__ = ("rows", "transform")
+    fastload_per_worker = ("transform",)
+
+
 def attributes() -> dict[str, Any]:
     return {"transform": Thing(), "rows": [1], "table": {}}
 
@@ -1830,13 +1355,19 @@ def test_an_instance_may_be_shared_whole() -> None:
 
 
 def test_one_attribute_may_be_the_worker_s_own() -> None:
-    dataset = SafeButTransform(**attributes())
+    slotted = SafeInSlots()
+    slotted.rows, slotted.transform = [1], Thing()
+    dataset = SafeButTransform(**attributes(), slotted=slotted)
     got = copies_of(dataset)
     assert_copied(dataset, *got)
     assert_copied(dataset.transform, *(one.transform for one in got))
     assert_shared(dataset.rows, *(one.rows for one in got))
-    assert_shared(dataset.table, *(one.table for one in got))
+    assert_shared(dataset.slotted, *(one.slotted for one in got))
     assert {type(one) for one in got} == {SafeButTransform}
+    own = [one.slotted for one in copies_of(Holder(slotted=slotted))]
+    assert_copied(slotted, *own)
+    assert_copied(slotted.transform, *(one.transform for one in own))
+    assert_shared(slotted.rows, *(one.rows for one in own))
 
 
 @pytest.mark.parametrize("kind", [Subclass, SafeAgain])
@@ -1853,27 +1384,6 @@ def test_the_attribute_of_an_instance_does_not_count() -> None:
     assert_copied(dataset.rows, *(one.rows for one in copies_of(dataset)))
 
 
-def test_safe_parts_of_a_dataset() -> None:
-    datasets = copies(part=SafePart(), parts=[SafePart()], rows=[1])
-    assert_shared(*(dataset.part for dataset in datasets))
-    assert_shared(*(dataset.parts[0] for dataset in datasets))
-    assert_copied(*(dataset.rows for dataset in datasets))
-
-
-class SafeInSlots:
-    __slots__ = ("rows", "transform")
-    fastload_per_worker = ("transform",)
-
-
-def test_safe_with_slots() -> None:
-    part = SafeInSlots()
-    part.rows, part.transform = [1], Thing()
-    datasets = copies(part=part)
-    assert_copied(*(dataset.part for dataset in datasets))
-    assert_shared(*(dataset.part.rows for dataset in datasets))
-    assert_copied(*(dataset.part.transform for dataset in datasets))
-
-
 def test_a_transform_of_one_s_own_may_refer_to_the_dataset() -> None:
     dataset = SafeButTransform(rows=[1])
     dataset.transform = Thing(owner=dataset)
@@ -1882,20 +1392,17 @@ def test_a_transform_of_one_s_own_may_refer_to_the_dataset() -> None:
         assert got.rows is dataset.rows
 
 
-def test_tensor_datasets_are_shared() -> None:
-    inner = TensorDataset(torch.arange(4))
-    datasets = copies(inner=inner)
-    assert_shared(*(dataset.inner for dataset in datasets))
-    assert_shared(*(dataset.inner.tensors[0] for dataset in datasets))
-
-
-def test_a_subclass_of_tensor_dataset_is_copied() -> None:
+def test_parts_of_a_dataset_are_shared_if_their_own_class_is_safe() -> None:
     class Own(TensorDataset):
         pass
 
-    datasets = copies(inner=Own(torch.arange(4)))
-    assert_copied(*(dataset.inner for dataset in datasets))
-    assert_copied(*(dataset.inner.tensors[0] for dataset in datasets))
+    safe, rows = {"part": SafePart(), "inner": TensorDataset(torch.arange(4))}, torch.arange(4)
+    datasets = copies(**safe, parts=[SafePart()], rows=[1], own=Own(rows))
+    for name in safe:
+        assert_shared(*(getattr(dataset, name) for dataset in datasets))
+    assert_shared(*(dataset.parts[0] for dataset in datasets))
+    assert_copied(*(dataset.rows for dataset in datasets))
+    assert_copied(*(dataset.own.tensors[0] for dataset in datasets))
 
 
 # ---- iterable datasets ----
@@ -1922,45 +1429,17 @@ def test_iterable_datasets_are_copied_by_the_same_rule() -> None:
     assert all(one.call() is one for one in got)
 
 
-def test_iterable_datasets_whose_workers_draw_alike() -> None:
-    """They partition the data by an order that all of them draw: no copy may draw another."""
-
-    class Shuffled(IterableDataset[int]):
-        def __init__(self) -> None:
-            self.rng = np.random.default_rng(3)
-            self.python = random.Random(3)
-
-        def __iter__(self) -> Iterator[int]:
-            worker = get_worker_info()
-            assert worker is not None
-            order = self.rng.permutation(20).tolist()
-            self.python.shuffle(order)
-            yield from order[worker.id :: worker.num_workers]
-
-    assert sorted(copies_of(Shuffled())) == list(range(20))
-
-
 # ---- copy_dataset ----
 
 
-def test_without_workers_nothing_is_copied() -> None:
-    class Alone(Dataset[Any]):
-        asked = Asked()
-
-        def __len__(self) -> int:
-            return 1
-
-        def __getitem__(self, index: int) -> Any:
-            return self
-
-        def collate(self, sample: Any) -> Any:
-            return sample, self
-
-    dataset = Alone()
-    for options in ({}, {"copy_dataset": True}):
-        loader = loader_of(dataset, num_workers=0, collate_fn=dataset.collate, **options)
-        assert list(loader) == [(dataset, dataset)]
-    assert Alone.asked.asked.empty()
+@pytest.mark.parametrize("options", [{}, {"copy_dataset": True}])
+def test_without_workers_nothing_is_copied(options: dict[str, Any]) -> None:
+    dataset = Stream(asked=Asked())
+    collate_fn = lambda sample: (sample, dataset.asked)  # noqa: E731
+    assert list(loader_of(dataset, num_workers=0, collate_fn=collate_fn, **options)) == [
+        (dataset, dataset.asked)
+    ]
+    assert dataset.asked.asked.empty()
 
 
 def test_copying_data_too() -> None:
@@ -1969,6 +1448,7 @@ def test_copying_data_too() -> None:
         rows=list(range(1_001)),
         many=parts(20, MIB // 4),
         lock=threading.Lock(),
+        inner=TensorDataset(torch.arange(4)),
     )
     dataset.call = lambda: dataset.rows
     got = copies_of(dataset, copy_dataset=True)
@@ -1977,31 +1457,16 @@ def test_copying_data_too() -> None:
     assert_copied(dataset.many[0], *(one.many[0] for one in got))
     assert all(one.call() is one.rows for one in got)
     assert all(one.lock is dataset.lock for one in got)
-
-
-def test_copying_a_tensor_dataset_too() -> None:
-    got = copies_of(Holder(inner=TensorDataset(torch.arange(4))), copy_dataset=True)
     assert all(torch.equal(one.inner.tensors[0], torch.arange(4)) for one in got)
 
 
 def test_sharing_all() -> None:
-    class Collating(Holder):
-        def collate(self, sample: Any) -> Any:
-            return sample, self
-
-    dataset = Collating(generator=(x for x in []), pipe=None)
-    got = copies_of(dataset, collate_fn=dataset.collate, copy_dataset=False)
+    dataset = Holder(generator=(x for x in []))
+    got = copies_of(dataset, collate_fn=lambda sample: (sample, dataset), copy_dataset=False)
     assert got == [(dataset, dataset)] * WORKERS
 
 
-def test_state_may_be_said() -> None:
-    dataset = Holder(rows=[1], data=list(range(1_001)))
-    got = copies_of(dataset, copy_dataset="state")
-    assert_copied(dataset.rows, *(one.rows for one in got))
-    assert_shared(dataset.data, *(one.data for one in got))
-
-
-@pytest.mark.parametrize("value", ["all", "State", "", None, 2, [], (), object(), b"state"])
+@pytest.mark.parametrize("value", ["all", "", None, 2, []])
 def test_other_values_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="copy_dataset"):
         loader_of([1, 2], copy_dataset=value)
@@ -2035,43 +1500,23 @@ def test_what_has_no_copy_is_shared_and_named_once(tmp_path: Path) -> None:
 
 def test_what_has_no_copy_in_collate_fn_and_worker_init_fn() -> None:
     numbers, more = (x for x in [1, 2]), (x for x in [1, 2])
-
-    class Collate:
-        def __init__(self) -> None:
-            self.numbers = numbers
-
-        def __call__(self, sample: Any) -> Any:
-            return sample
-
-    with pytest.warns(SharedStateWarning, match=r"collate_fn\.numbers") as said:
-        copies_of(Holder(), collate_fn=Collate(), worker_init_fn=lambda worker_id: more and None)
+    collate_fn = functools.partial(lambda numbers, sample: sample, numbers)
+    with pytest.warns(SharedStateWarning, match=r"collate_fn.*worker_init_fn") as said:
+        copies_of(Holder(), collate_fn=collate_fn, worker_init_fn=lambda worker_id: more and None)
     assert len(said) == 1
-    assert "worker_init_fn" in str(said[0].message)
-
-
-def test_what_has_no_copy_is_not_named_if_all_is_shared() -> None:
-    copies_of(Holder(numbers=(x for x in [1])), copy_dataset=False)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
-def test_an_open_database_is_refused() -> None:
-    database = sqlite3.connect(":memory:")
-    try:
-        loader = loader_of(Holder(transform=Thing(database=database)))
-        with (
-            loader,
-            pytest.raises(DatasetCopyError, match=r"dataset\.transform\.database") as error,
-        ):  # type: ignore[attr-defined]
-            iter(loader)
-        assert "open" in str(error.value)
-        cursor = database.cursor()
-        with (
-            loader_of(Holder(cursors=[cursor])) as loader,
-            pytest.raises(DatasetCopyError, match=r"dataset\.cursors\[0\]"),
-        ):
-            iter(loader)
-    finally:
-        database.close()
+@pytest.mark.parametrize("handle", [lambda database: database, lambda database: database.cursor()])
+def test_an_open_database_is_refused(handle: Callable[[Any], Any]) -> None:
+    """The next `iter()` works, if the cause is gone."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        dataset = Holder(transform=Thing(steps=[handle(database)]))
+        with loader_of(dataset) as loader:
+            with pytest.raises(DatasetCopyError, match=r"dataset\.transform\.steps\[0\].* open"):
+                iter(loader)
+            dataset.transform.steps.clear()
+            assert [one.transform.steps for one in loader] == [[], []]
 
 
 @pytest.mark.timeout(20)
@@ -2091,20 +1536,6 @@ def test_what_has_no_copy_in_an_object_with_a_finalizer(order: str, tmp_path: Pa
         assert len(said) == 1
 
 
-def test_a_refusal_leaves_nothing_behind() -> None:
-    """The next `iter()` works, if the cause is gone."""
-    database = sqlite3.connect(":memory:")
-    dataset = Holder(part=database)
-    try:
-        with loader_of(dataset) as loader:
-            with pytest.raises(DatasetCopyError, match=r"dataset\.part"):
-                iter(loader)
-            dataset.part = None
-            assert [one.part for one in loader] == [None, None]
-    finally:
-        database.close()
-
-
 # ---- what a worker inherits ----
 
 language = contextvars.ContextVar("language", default="none")
@@ -2116,22 +1547,21 @@ class Inherited(Dataset[Any]):
     fastload_per_worker = ()
 
     def __init__(self) -> None:
-        self.changed, self.looked = threading.Event(), threading.Event()
+        self.looked, self.changed = threading.Barrier(2), threading.Barrier(2)
 
     def __len__(self) -> int:
         return 2
 
     def __getitem__(self, index: int) -> Any:
         if index == 1:
-            assert self.changed.wait(DEADLINE_SECONDS)
+            self.changed.wait(DEADLINE_SECONDS)
         found = language.get(), decimal.getcontext().prec, np.geterr()["over"]
         if index == 0:
             language.set("de")
             decimal.getcontext().prec = 3
             np.seterr(over="raise")
-            self.changed.set()
-            assert self.looked.wait(DEADLINE_SECONDS)
-        self.looked.set()
+            self.changed.wait(DEADLINE_SECONDS)
+        self.looked.wait(DEADLINE_SECONDS)
         return found
 
 
