@@ -227,10 +227,7 @@ def floats(passes: list[Pass]) -> list[Pass]:
     ],
 )
 def test_less_than_the_work_is_no_figure(
-    cheat: Callable[[list[Pass]], list[Pass]],
-    message: str,
-    honest: list[Pass],
-    pictures: Path,
+    cheat: Callable[[list[Pass]], list[Pass]], message: str, honest: list[Pass], pictures: Path
 ) -> None:
     with pytest.raises(BenchError, match=message):
         judge(cheat(honest), pictures)

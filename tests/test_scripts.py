@@ -293,9 +293,7 @@ def test_the_torch_that_is_there_is_kept(checkout: Checkout) -> None:
     assert kept == [f"torch=={version('torch')}", f"torchvision=={version('torchvision')}"]
 
 
-def test_peers_are_installed_one_by_one_and_one_that_cannot_be_is_told(
-    checkout: Checkout,
-) -> None:
+def test_peers_are_installed_one_by_one_and_one_that_cannot_be_is_told(checkout: Checkout) -> None:
     status, output, asked = checkout.run(
         "scripts/bench", "--peers", "--smoke", FAIL_ON="webdataset"
     )
@@ -348,9 +346,7 @@ def test_a_missing_python_is_told_in_a_sentence(
     checkout: Checkout, script: Path, python: str
 ) -> None:
     status, output, asked = checkout.run(
-        f"scripts/{script.name}",
-        FASTLOAD_PYTHON=python,
-        FASTLOAD_VENV=str(checkout.root / "new"),
+        f"scripts/{script.name}", FASTLOAD_PYTHON=python, FASTLOAD_VENV=str(checkout.root / "new")
     )
     assert status == 1
     assert output.startswith("fastload: Python 3.11 or newer is needed")

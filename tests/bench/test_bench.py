@@ -558,11 +558,7 @@ def _open_fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.mark.parametrize(
     "kinds",
-    [
-        [("serial", 0)],
-        [("thread", 8)],
-        [("serial", 0), ("thread", 1), ("thread", 4), ("torch", 2)],
-    ],
+    [[("serial", 0)], [("thread", 8)], [("serial", 0), ("thread", 1), ("thread", 4), ("torch", 2)]],
 )
 @pytest.mark.usefixtures("_open_fonts")
 def test_any_set_of_rows_can_be_drawn(kinds: list[tuple[LoaderKind, int]], tmp_path: Path) -> None:

@@ -7,10 +7,8 @@ and its parent finds the input in the file `--input`.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import math
-import mmap
 import time
 from collections import Counter
 from pathlib import Path
@@ -30,31 +28,12 @@ from fastload.image.plans import Plan, RandomResizedCrop
 from fastload.image.regions import Box, Region, boxed, scaled
 from fastload.image.render import result_size
 from fastload.torch_private import resize_antialiased
+from tests.image.kernel_runs import GuardedMemory
 from tests.image.photographs import encoded, photographs
 
 Pixels = NDArray[np.uint8]
 Random = np.random.Generator
 ImageFile.MAXBLOCK = 1 << 22  # Pillow's encoder fails for noise in smaller buffers
-
-_PAGE = mmap.PAGESIZE
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-
-class GuardedMemory:
-    """Memory that ends at a page without access."""
-
-    def __init__(self, most: int) -> None:
-        self._pages = -(-most // _PAGE) * _PAGE
-        self._map = mmap.mmap(-1, self._pages + _PAGE)
-        self._bytes = np.frombuffer(self._map, np.uint8)
-        end = self._bytes.ctypes.data + self._pages
-        if _libc.mprotect(end, _PAGE, 0):  # PROT_NONE
-            raise OSError(ctypes.get_errno(), "mprotect")
-
-    def last(self, count: int) -> Pixels:
-        """Return the last `count` bytes."""
-        return self._bytes[self._pages - count : self._pages]
 
 
 # ---- inputs ----

@@ -21,37 +21,26 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 ARENA = np.empty(64 << 20, np.uint8)
 
 
-class _Pages:
-    """Memory that ends at a page without access, and begins after one."""
+class GuardedMemory:
+    """Memory between two pages without access."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, most: int) -> None:
         page = mmap.PAGESIZE
-        inner = -(-nbytes // page) * page
-        self._memory = mmap.mmap(-1, inner + 2 * page)
-        base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._forbidden = [base, base + page + inner]
-        self._protect(0)
-        self.address = base + page + inner - nbytes
+        inner = -(-most // page) * page
+        memory = np.frombuffer(mmap.mmap(-1, inner + 2 * page), np.uint8)
+        for at in (0, page + inner):
+            if _libc.mprotect(memory.ctypes.data + at, page, 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        self._bytes = memory[page : page + inner]
 
-    def _protect(self, access: int) -> None:
-        for address in self._forbidden:
-            assert _libc.mprotect(address, mmap.PAGESIZE, access) == 0
-
-    def __del__(self) -> None:
-        self._protect(mmap.PROT_READ | mmap.PROT_WRITE)
-
-
-class _Guarded(np.ndarray):  # type: ignore[type-arg]
-    pages: _Pages
+    def last(self, count: int) -> Pixels:
+        """Return the last `count` bytes."""
+        return self._bytes[len(self._bytes) - count :]
 
 
 def guarded(nbytes: int) -> Any:
     """uint8[nbytes], all 0, after which no byte can be read or written."""
-    pages = _Pages(nbytes)
-    memory = (ctypes.c_uint8 * nbytes).from_address(pages.address)
-    array = np.frombuffer(memory, np.uint8).view(_Guarded)
-    array.pages = pages
-    return array
+    return GuardedMemory(nbytes).last(nbytes)
 
 
 def guarded_copy(pixels: Pixels) -> Pixels:

@@ -6,8 +6,6 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fastload.image.kernels import Kernels
 from tests.image.kernel_runs import guarded
@@ -19,16 +17,10 @@ def crc32(kernels: Kernels, data: bytes, begin: int = 0) -> int:
     return kernels.crc32(memory.ctypes.data, len(data), begin)
 
 
-@settings(max_examples=300, deadline=None)
-@given(data=st.binary(max_size=400), begin=st.integers(0, 2**32 - 1))
-def test_any_bytes(kernels: Kernels, data: bytes, begin: int) -> None:
-    assert crc32(kernels, data, begin) == zlib.crc32(data, begin)
-
-
-@pytest.mark.parametrize("length", [*range(20), *range(60, 70), *range(124, 132), 4095, 196_608])
-def test_lengths(kernels: Kernels, length: int) -> None:
-    for data in (bytes(length), b"\xff" * length, np.random.default_rng(length).bytes(length)):
-        assert crc32(kernels, data) == zlib.crc32(data)
+def test_lengths(kernels: Kernels) -> None:
+    for length in [*range(200), 4095, 196_608]:
+        for data in (bytes(length), b"\xff" * length, np.random.default_rng(length).bytes(length)):
+            assert crc32(kernels, data, length) == zlib.crc32(data, length)
 
 
 def test_in_parts(kernels: Kernels) -> None:

@@ -6,12 +6,12 @@ import io
 import subprocess
 import sys
 import time
-import tracemalloc
 import warnings
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,6 +137,8 @@ def test_every_kind_is_decoded_as_by_pillow(kind: str) -> None:
     for pixels in (by_plan(content), decode_pixels(content, name="a")):
         assert pixels.shape == expected.shape
         assert np.abs(pixels.astype(int) - expected).max() <= tolerance
+    if kind != "16 bits RGB":  # of which Pillow drops the lower halves before it rounds
+        assert np.array_equal(open_rgb(content, name="a"), expected)
 
 
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency:UserWarning")
@@ -155,6 +157,7 @@ def test_of_16_bits_the_upper_8_are_taken() -> None:
         encoded(grey.astype(np.int32), "TIFF"),  # of 32 bits, with nothing in the upper 16
     ):
         assert np.array_equal(by_plan(content), expected)
+        assert np.array_equal(open_rgb(content, name="a"), expected)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +184,7 @@ def test_orientation_is_applied_where_it_is_asked_for(tag: int, kind: str) -> No
     source = RGB.convert("CMYK") if kind == "CMYK" else RGB
     content = encoded(source, "JPEG" if kind == "CMYK" else kind, exif=exif, **options)
     assert np.array_equal(by_plan(content), by_pillow(content))
+    assert np.array_equal(open_rgb(content, name="a"), by_pillow(content))
     with Image.open(io.BytesIO(content)) as file:
         turned = np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
     assert np.array_equal(by_plan(content, upright=True), turned)
@@ -245,12 +249,14 @@ BAD: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("plan", [RandomResizedCrop(16), Resize(16, upright=True)])
+@pytest.mark.parametrize(
+    "decode", [RandomResizedCrop(16).decode, Resize(16, upright=True).decode, open_rgb]
+)
 @pytest.mark.parametrize("kind", BAD)
-def test_what_is_no_picture_is_named_with_the_reason(kind: str, plan: Resize) -> None:
+def test_what_is_no_picture_is_named_with_the_reason(kind: str, decode: Any) -> None:
     content, reason = BAD[kind]
     with pytest.raises(DecodeError, match=f"^some/file.jpg: ({reason})") as caught:
-        plan.decode(content, name="some/file.jpg")
+        decode(content, name="some/file.jpg")
     assert caught.value.path == "some/file.jpg"
 
 
@@ -289,14 +295,18 @@ def test_cut_off_anywhere_it_is_right_or_a_decode_error(kind: str) -> None:
 
 
 def test_flipped_bytes_give_a_picture_of_the_right_shape_or_a_decode_error() -> None:
-    """For three seconds, other bytes each time: a failure prints what it was."""
+    """For a second, other bytes each time: a failure prints what it was."""
     seed = int.from_bytes(np.random.SeedSequence().generate_state(1).tobytes(), "little")
     rng = np.random.default_rng(seed)
     names = [name for name in KINDS if name != "webp, lossless, alpha"]
     contents = {name: KINDS[name]() for name in names}
-    plans = [RandomResizedCrop(16, flip=0.5), Resize((9, 11), upright=True)]
+    ways: list[tuple[Callable[..., Any], tuple[int, ...] | None]] = [
+        (RandomResizedCrop(16, flip=0.5).decode, (3, 16, 16)),
+        (Resize((9, 11), upright=True).decode, (3, 9, 11)),
+        (open_rgb, None),
+    ]
     outcomes = {"picture": 0, "error": 0}
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 1
     number = 0
     while time.monotonic() < deadline:
         name = names[number % len(names)]
@@ -307,11 +317,11 @@ def test_flipped_bytes_give_a_picture_of_the_right_shape_or_a_decode_error() -> 
         if number % 7 == 0:
             del damaged[rng.integers(len(damaged)) :]
         number += 1
-        plan = plans[number % 2]
+        decode, shape = ways[number % 3]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, of odd metadata
             try:
-                result = plan.decode(bytes(damaged), name="a")
+                result = decode(bytes(damaged), name="a")
             except DecodeError:
                 outcomes["error"] += 1
                 continue
@@ -319,8 +329,10 @@ def test_flipped_bytes_give_a_picture_of_the_right_shape_or_a_decode_error() -> 
                 error.add_note(f"{name}, number {number} of seed {seed}: {bytes(damaged).hex()}")
                 raise
         outcomes["picture"] += 1
-        assert result.shape == ((3, 16, 16) if number % 2 == 0 else (3, 9, 11))
-        assert result.dtype == torch.uint8
+        if shape is None:
+            assert result.mode == "RGB"
+        else:
+            assert (result.shape, result.dtype) == (shape, torch.uint8)
     assert min(outcomes.values()) > 10, outcomes
 
 
@@ -357,27 +369,15 @@ BOMBS: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("kind", BOMBS)
-def test_a_header_that_asks_for_gigabytes_gets_none(kind: str) -> None:
-    plan = Resize(224)
-    tracemalloc.start()
-    try:
-        with pytest.raises(DecodeError, match="MAX_IMAGE_PIXELS|decompression bomb"):
-            plan.decode(BOMBS[kind], name="bomb")
-        assert tracemalloc.get_traced_memory()[1] < 4_000_000
-    finally:
-        tracemalloc.stop()
-
-
-def test_with_little_memory_a_bomb_is_still_a_decode_error(tmp_path: Path) -> None:
-    """tracemalloc sees NumPy's memory and not that of libjpeg, Pillow and torch; the limit does."""
+def test_a_header_that_asks_for_gigabytes_gets_none(tmp_path: Path) -> None:
+    """The limit of memory counts what libjpeg, Pillow, NumPy and torch take."""
     paths = []
     for number, bomb in enumerate(BOMBS.values()):
         paths.append(tmp_path / str(number))
         paths[-1].write_bytes(bomb)
     (tmp_path / "good").write_bytes(JPEG)
     script = """
-import resource, sys
+import re, resource, sys
 from fastload.errors import DecodeError
 from fastload.image import Resize
 def decode(path):
@@ -389,13 +389,13 @@ resource.setrlimit(resource.RLIMIT_AS, (used + 128 * 2**20,) * 2)
 for bomb in bombs:
     try:
         decode(bomb)
-    except DecodeError:
-        print("refused")
+    except DecodeError as error:
+        print(bool(re.search("MAX_IMAGE_PIXELS|decompression bomb", str(error))))
 decode(good)
 print("well")
 """
     output = run(script, tmp_path / "good", *paths)
-    assert output.split() == ["refused"] * len(paths) + ["well"]
+    assert output.split() == ["True"] * len(paths) + ["well"]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "CMYK"])

@@ -151,13 +151,12 @@ def test_resize_has_torchvisions_sizes(
     assert region == Region(Box(0, 0, height, width), tuple(resized.shape[1:]))
 
 
-@pytest.mark.parametrize("extreme", [False, True])
-def test_the_words_of_a_stream_are_what_torch_draws_of_it(extreme: bool) -> None:
-    """Within a stream the numbers are computed without torch: the same, and torch goes on behind them."""
-    bounds = {"scale": (1e-4, 1.0), "ratio": (1e-3, 1e3)} if extreme else {}
+@pytest.mark.parametrize("bounds", [{}, {"scale": (1e-4, 1.0), "ratio": (1e-3, 1e3)}])
+def test_the_words_of_a_stream_are_what_torch_draws_of_it(bounds: dict[str, Any]) -> None:
+    """Within a stream the numbers are computed without torch: the same, and torch continues after them."""
     plan = RandomResizedCrop(224, flip=0.5, **bounds)
     assert isinstance(uniform_of_word(), Callable)
-    for index in range(2000):
+    for index in range(1000):
         height, width = 1 + index * 7 % 600, 1 + index * 13 % 900
         stream = {"seed": 3, "epoch": index % 5, "position": index, "index": index}
         with random_stream(**stream):
@@ -249,10 +248,7 @@ PAIRS: dict[str, tuple[Plan, Callable[[Any], Any]]] = {
     "resize both sides": (Resize((96, 56)), v1.Resize((96, 56))),
     "resize the shorter side": (Resize(101), v1.Resize(101)),
     "enlarge": (Resize((520, 460)), v1.Resize((520, 460))),
-    "validation": (
-        ResizeCenterCrop(256, 224),
-        v1.Compose([v1.Resize(256), v1.CenterCrop(224)]),
-    ),
+    "validation": (ResizeCenterCrop(256, 224), v1.Compose([v1.Resize(256), v1.CenterCrop(224)])),
     "validation, odd": (
         ResizeCenterCrop(33, (27, 70)),
         v1.Compose([v1.Resize(33), v1.CenterCrop((27, 70))]),
@@ -336,36 +332,24 @@ NORMALIZED = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
     "plan",
-    [RandomResizedCrop(40, flip=0.5), Resize((31, 67)), ResizeCenterCrop(60, 80)],
-    ids=lambda plan: type(plan).__name__,
+    [RandomResizedCrop(40, flip=0.5), Resize((31, 67)), Resize((211, 307)), ResizeCenterCrop(9, 8)],
 )
 def test_mean_and_std_are_totensor_and_normalize(plan: Plan, channels_last: bool) -> None:
-    torch.manual_seed(3)
-    plain = plan(NOISE)
-    torch.manual_seed(3)
-    result = dataclasses.replace(plan, channels_last=channels_last, **NORMALIZED)(NOISE)
+    results = []
+    for options in ({}, {"channels_last": channels_last}, NORMALIZED):
+        torch.manual_seed(3)
+        options = {"channels_last": channels_last} | options if options else {}
+        results.append(dataclasses.replace(plan, **options)(NOISE))
+    plain, as_bytes, floats = results
+    assert torch.equal(plain, as_bytes)
     recipe = v1.Compose([v1.ToTensor(), v1.Normalize(IMAGENET_MEAN, IMAGENET_STD)])
     expected = recipe(np.ascontiguousarray(plain.permute(1, 2, 0).numpy()))
-    assert result.dtype == torch.float32
-    assert result.shape == expected.shape
-    assert (result - expected).abs().max() <= 1e-6
-    assert result.permute(1, 2, 0).is_contiguous() == channels_last
-    assert result.is_contiguous() != channels_last
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [RandomResizedCrop(40, flip=0.5), Resize((31, 67)), Resize((211, 307)), ResizeCenterCrop(9, 9)],
-)
-def test_channels_last_is_another_memory_and_the_same_pixels(plan: Plan) -> None:
-    results = []
-    for channels_last in (False, True):
-        torch.manual_seed(4)
-        results.append(dataclasses.replace(plan, channels_last=channels_last)(NOISE))
-    first, last = results
-    assert torch.equal(first, last)
-    assert first.is_contiguous()
-    assert last.permute(1, 2, 0).is_contiguous()
+    assert floats.dtype == torch.float32
+    assert floats.shape == expected.shape
+    assert (floats - expected).abs().max() <= 1e-6
+    for result in (as_bytes, floats):
+        assert result.permute(1, 2, 0).is_contiguous() == channels_last
+        assert result.is_contiguous() != channels_last
 
 
 @pytest.mark.parametrize(
@@ -447,14 +431,11 @@ def test_a_picture_so_narrow_that_its_resized_form_is_a_bomb_is_refused(
 # ---- values ----
 
 VALUES: list[tuple[Callable[[], Plan], Callable[[], Plan]]] = [
-    (lambda: RandomResizedCrop(224), lambda: RandomResizedCrop(224, flip=0.5)),
     (
         lambda: RandomResizedCrop([8, 9], [0.1, 1], [1, 2], mean=[0, 0, 0], std=[1, 1, 1]),
         lambda: RandomResizedCrop((9, 8), (0.1, 1), (1, 2), mean=(0, 0, 0), std=(1, 1, 1)),
     ),
-    (lambda: Resize((8, 9)), lambda: Resize((8, 9), upright=True)),
     (lambda: Resize(np.int64(8)), lambda: Resize((8, 8))),
-    (lambda: ResizeCenterCrop(), lambda: ResizeCenterCrop(scaled_decode=False)),
     (lambda: ResizeCenterCrop(9, 8), lambda: ResizeCenterCrop(9, 8, channels_last=True)),
 ]
 
@@ -474,49 +455,34 @@ def test_a_plan_is_a_value(make: Callable[[], Plan], make_other: Callable[[], Pl
             setattr(plan, field.name, None)
 
 
-def test_a_region_and_a_box_are_values() -> None:
-    region = ResizeCenterCrop(9, 8).region(30, 40)
-    assert region == pickle.loads(pickle.dumps(region)) == eval(repr(region))
-    assert hash(region) == hash(ResizeCenterCrop(9, 8).region(30, 40))
-
-
 BAD_ARGUMENTS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: Plan(), TypeError, "abstract"),
-    (lambda: RandomResizedCrop(), TypeError, "size"),  # type: ignore[call-arg]
     (lambda: RandomResizedCrop(0), ValueError, "size must be .*got 0"),
-    (lambda: RandomResizedCrop(()), ValueError, "size must be"),
-    (lambda: Resize(()), ValueError, "size must be"),
     (lambda: Resize((1, 2, 3)), ValueError, "size must be .*got \\(1, 2, 3\\)"),
-    (lambda: Resize(-1), ValueError, "size must be .*got -1"),
     (lambda: Resize(2.5), ValueError, "size must be .*got 2.5"),
-    (lambda: Resize("8"), ValueError, "size must be .*got '8'"),
-    (lambda: Resize(None), ValueError, "size must be .*got None"),
     (lambda: Resize(True), ValueError, "size must be .*got True"),
     (lambda: ResizeCenterCrop(0, 8), ValueError, "resize must be .*got 0"),
     (lambda: ResizeCenterCrop(8, (8, 0)), ValueError, "crop must be .*got \\(8, 0\\)"),
     (lambda: RandomResizedCrop(8, scale=0.5), ValueError, "scale must be .*got 0.5"),
-    (lambda: RandomResizedCrop(8, scale=(0, 1)), ValueError, "scale must be .*from <= to"),
     (lambda: RandomResizedCrop(8, scale=(1, 0.5)), ValueError, "scale must be .*from <= to"),
-    (lambda: RandomResizedCrop(8, scale=(math.nan, 1)), ValueError, "scale must be .*nan"),
     (lambda: RandomResizedCrop(8, ratio=(1, math.inf)), ValueError, "ratio must be .*inf"),
     (lambda: RandomResizedCrop(8, ratio=("a", "b")), ValueError, "ratio must be"),
     (lambda: RandomResizedCrop(8, flip=1.5), ValueError, "flip must be .*got 1.5"),
     (lambda: RandomResizedCrop(8, flip=math.nan), ValueError, "flip must be .*nan"),
-    (lambda: RandomResizedCrop(8, flip="x"), ValueError, "flip must be .*'x'"),
     (lambda: Resize(8, mean=(0, 0, 0)), ValueError, "mean and std belong together"),
-    (lambda: Resize(8, std=(1, 1, 1)), ValueError, "mean and std belong together"),
     (lambda: Resize(8, mean=0.5, std=0.5), ValueError, "mean must be .*got 0.5"),
     (lambda: Resize(8, mean=(0, 0), std=(1, 1)), ValueError, "mean must be 3"),
     (lambda: Resize(8, mean=(0, 0, 0), std=(1, 1, 0)), ValueError, "std must be above 0"),
-    (lambda: Resize(8, mean=(0, 0, 0), std=(1, 1, math.nan)), ValueError, "std must be .*nan"),
     (lambda: Resize(8)(np.zeros((4, 4), np.uint8)), ValueError, "uint8\\[H, W, 3\\].*\\[4, 4\\]"),
-    (lambda: Resize(8)(np.zeros((4, 4, 4), np.uint8)), ValueError, "got uint8 \\[4, 4, 4\\]"),
     (lambda: Resize(8)(np.zeros((3, 4, 5), np.uint8)), ValueError, "got uint8 \\[3, 4, 5\\]"),
     (lambda: Resize(8)(np.zeros((4, 4, 3), np.float32)), ValueError, "got float32"),
     (lambda: Resize(8)(np.zeros((0, 4, 3), np.uint8)), ValueError, "got uint8 \\[0, 4, 3\\]"),
     (lambda: Resize(8)(torch.zeros(3, 4, 4)), TypeError, "PIL picture .*got Tensor"),
     (lambda: Resize(8)(Image.new("F", (4, 4))), ValueError, "floating-point"),
     (lambda: decode_pixels(b"x", name="a", max_size=0), ValueError, "max_size must be"),
+    (lambda: normalize_on("cpu", std=(1, 1, 0)), ValueError, "std must be"),
+    (lambda: normalize_on("cpu")(torch.zeros(2, 3, 4, 4)), ValueError, "expected uint8.*float32"),
+    (lambda: normalize_on("cpu")(BATCH[:, :2]), ValueError, "got torch.uint8 \\[2, 2, 64, 96\\]"),
 ]
 
 
@@ -563,13 +529,9 @@ def test_normalize_on_is_totensor_and_normalize_of_a_batch(channels_last: bool) 
     memory = torch.channels_last if channels_last else torch.contiguous_format
     assert result.is_contiguous(memory_format=memory)
     assert torch.equal(batch, before)
-
-
-def test_normalize_on_leaves_a_channels_last_batch_so() -> None:
-    batch = torch.stack([BATCH[0], 255 - BATCH[1]])
-    result = normalize_on("cpu")(batch.contiguous(memory_format=torch.channels_last))
-    assert result.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(result, normalize_on("cpu")(batch))
+    kept = normalize_on("cpu")(batch.contiguous(memory_format=memory))
+    assert kept.is_contiguous(memory_format=memory)
+    assert torch.equal(result, kept)
 
 
 def test_normalize_on_takes_other_numbers_and_dtypes() -> None:
@@ -580,23 +542,3 @@ def test_normalize_on_takes_other_numbers_and_dtypes() -> None:
     result = normalize(BATCH)
     assert result.dtype == torch.bfloat16
     assert (result.float() - expected).abs().max() <= 2**-8
-
-
-@pytest.mark.parametrize(
-    ("batch", "got"),
-    [
-        (torch.zeros(2, 3, 4, 4), "torch.float32 \\[2, 3, 4, 4\\]"),
-        (torch.zeros(2, 4, 4, 3, dtype=torch.uint8), "torch.uint8 \\[2, 4, 4, 3\\]"),
-        (torch.zeros(4, 4, dtype=torch.uint8), "torch.uint8 \\[4, 4\\]"),
-        (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), "torch.uint8 \\[2, 1, 4, 4\\]"),
-    ],
-)
-def test_normalize_on_says_what_it_expected(batch: torch.Tensor, got: str) -> None:
-    with pytest.raises(ValueError, match=f"expected uint8\\[N, 3, H, W\\], got {got}"):
-        normalize_on("cpu")(batch)
-
-
-@pytest.mark.parametrize("arguments", [{"mean": 0.5}, {"std": (1, 1, 0)}, {"mean": (0, 0)}])
-def test_normalize_on_checks_its_numbers_at_once(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(arguments))} must be"):
-        normalize_on("cpu", **arguments)

@@ -93,12 +93,7 @@ def stats_rows(logdir: Path) -> list[dict[str, str]]:
 RATE = r"step_img_rate: \d+\.\d\d"
 AVERAGE = r"Average image rate: mean: \d+\.\d\d, stddev: \d+\.\d\d"
 LINES = {
-    "serial": [
-        "Batch size: 4",
-        *[RATE] * 4,
-        AVERAGE,
-        r"All Done; total runtime: \d+\.\d\d",
-    ],
+    "serial": ["Batch size: 4", *[RATE] * 4, AVERAGE, r"All Done; total runtime: \d+\.\d\d"],
     "parallel": [
         "Batch size: 4",
         "num workers: 2",
