@@ -584,15 +584,14 @@ def test_samples(name: str, workers: int) -> None:
     check_parity(samples, 2, workers)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("name", ZOO)
-def test_samples_as_members(name: str, workers: int) -> None:
+def test_samples_as_members(name: str) -> None:
     samples = [{"large": tensor(n, (20_000,)), "member": (ZOO[name](n), n)} for n in range(5)]
-    check_parity(samples, 2, workers)
+    check_parity(samples, 2, 2)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", ["int", "text", "list", "named tuple", "dict", "deep"])
 def test_a_batch_of_one_and_a_batch_of_all(name: str, batch_size: int) -> None:
     samples = [ZOO[name](number) for number in range(5)]
     check_parity(samples, batch_size, 2)
@@ -759,8 +758,9 @@ REGISTERED: dict[str, tuple[Any, Sample]] = {
 }
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("function", [registered, registered_and_broken])
+@pytest.mark.parametrize(
+    ("function", "workers"), [(registered, 0), (registered, 2), (registered_and_broken, 2)]
+)
 @pytest.mark.parametrize("name", REGISTERED)
 def test_registered_types(
     name: str, function: Callable[..., Any], workers: int, monkeypatch: pytest.MonkeyPatch
@@ -942,7 +942,7 @@ SAMPLES = st.recursive(
 
 
 @hypothesis.given(sample=SAMPLES, length=st.integers(1, 9), batch_size=st.integers(1, 5))
-@hypothesis.settings(max_examples=150)
+@hypothesis.settings(max_examples=60)
 def test_any_samples(sample: Sample, length: int, batch_size: int) -> None:
     samples = [sample(number) for number in range(length)]
     for workers in WORKERS:
@@ -954,7 +954,7 @@ def test_any_samples(sample: Sample, length: int, batch_size: int) -> None:
     choice=st.lists(st.integers(0, 2), min_size=2, max_size=9),
     batch_size=st.integers(2, 5),
 )
-@hypothesis.settings(max_examples=150)
+@hypothesis.settings(max_examples=60)
 def test_any_mixture_of_samples(samples: list[Sample], choice: list[int], batch_size: int) -> None:
     mixture = [samples[which % len(samples)](number) for number, which in enumerate(choice)]
     for workers in WORKERS:
