@@ -9,14 +9,13 @@ import errno
 import gc
 import hashlib
 import json
-import os
 import random
+import shutil
 import threading
 import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -60,6 +59,7 @@ from fastload.slots import SlotPool
 from fastload.window import RunLength
 from tests.image.photographs import encoded, photographs
 from tests.promises.children import run_fresh
+from tests.promises.equal import check_same
 
 WORKERS = [0, 1, 2, 8]
 DEADLINE_S = 30.0  # only a deadlock waits that long
@@ -137,37 +137,6 @@ def plain(dataset: Filled) -> Any:
     return twin
 
 
-def assert_same(batches: Any, expected: Any) -> None:
-    """Check that batches agree in containers, types, dtypes, shapes, strides and bits."""
-    assert len(batches) == len(expected)
-    for batch, other in zip(batches, expected, strict=True):
-        assert_equal_part(batch, other)
-
-
-def assert_equal_part(part: Any, other: Any) -> None:
-    assert type(part) is type(other)
-    if isinstance(part, dict):
-        assert list(part) == list(other)
-        for key in part:
-            assert_equal_part(part[key], other[key])
-    elif isinstance(part, tuple | list):
-        assert len(part) == len(other)
-        for one, another in zip(part, other, strict=True):
-            assert_equal_part(one, another)
-    elif isinstance(part, torch.Tensor):
-        assert part.dtype == other.dtype
-        assert part.shape == other.shape
-        assert part.stride() == other.stride()
-        assert bits(part) == bits(other)
-    else:
-        assert part == other
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    tensor = tensor.resolve_conj().resolve_neg().contiguous()
-    return tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-
-
 def outcomes(loader: Any, limit: int = 50) -> list[Any]:
     """Return what `next()` gives, to the end: batches, and errors as type, text, notes."""
     seen: list[Any] = []
@@ -234,7 +203,7 @@ def test_the_example_of_the_documentation_loads_as_by_torch(
         for read in (kind, Counts):
             torch.manual_seed(5)
             with DataLoader(read("windows.npy", 10), num_workers=workers, **options) as loader:
-                assert_same(list(loader), expected)
+                check_same(list(loader), expected)
         assert sum(Counts.asked) == sum(map(len, expected))
 
 
@@ -301,7 +270,7 @@ def test_samples_of_any_containers_and_leaves(kind: str) -> None:
         for missing in ((), (1, 4, 9)):
             dataset = Filled(samples, missing)
             with DataLoader(dataset, 4, num_workers=workers) as loader:
-                assert_same(list(loader), expected)
+                check_same(list(loader), expected)
             assert sorted(dataset.reads) == sorted(missing)
             assert sorted(i for indices, _ in dataset.runs for i in indices) == list(range(10))
 
@@ -313,7 +282,7 @@ def test_the_rest_of_a_batch_of_which_samples_are_skipped(kind: str) -> None:
     expected = [default_collate([samples[i] for i in (0, 1, 3)])]
     expected.append(default_collate([samples[i] for i in (4, 5, 6)]))
     with DataLoader(dataset, 4, num_workers=2, on_error="skip") as loader:
-        assert_same(list(loader), expected)
+        check_same(list(loader), expected)
 
 
 @pytest.mark.parametrize("workers", [1, 8])
@@ -322,7 +291,7 @@ def test_batches_that_may_come_in_any_order(workers: int) -> None:
     expected = list(TorchDataLoader(plain(Filled(samples)), 4))
     with DataLoader(Filled(samples), 4, num_workers=workers, in_order=False) as loader:
         batches = sorted(loader, key=lambda batch: batch[0]["x"][1][0])
-    assert_same(batches, expected)
+    check_same(batches, expected)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -512,7 +481,7 @@ def test_runs_of_one_batch_are_filled_at_once_by_several_workers(
     cut(2)
     samples = [SAMPLES["nested"](i) for i in range(4)]
     with DataLoader(Meets(samples), 4, num_workers=2) as loader:
-        assert_same(list(loader), [default_collate(samples)])
+        check_same(list(loader), [default_collate(samples)])
 
 
 # ---- samples that are left to __getitem__ ----
@@ -564,7 +533,7 @@ def test_errors_and_on_error_are_those_of_samples_read_one_by_one(
         if isinstance(other, tuple):
             assert one == other
         else:
-            assert_equal_part(one, other)
+            check_same(one, other)
 
 
 def test_an_error_has_index_position_and_batch_in_its_note() -> None:
@@ -604,20 +573,6 @@ def test_of_several_errors_the_first_in_order_is_raised(
     with (
         DataLoader(InTurn(), 8, num_workers=2) as loader,
         pytest.raises(ValueError, match="sample 1 is bad"),
-    ):
-        next(iter(loader))
-
-
-@pytest.mark.parametrize("order", [[5, 2, 7], [7, 5, 2], {7, 2, 5}], ids=str)
-def test_positions_may_be_returned_in_any_order(order: Any) -> None:
-    class Answers(Raising):
-        def fill_rows(self, run: Run) -> Any:
-            super().fill_rows(run)
-            return order
-
-    with (
-        DataLoader(Answers(range(8), {2, 5, 7}), 8) as loader,
-        pytest.raises(ValueError, match="sample 2 is bad"),
     ):
         next(iter(loader))
 
@@ -708,16 +663,7 @@ def test_a_sample_unlike_the_empty_one_is_collated_as_by_torch(kind: str, where:
         if isinstance(expected[0], tuple):
             assert found == expected
         else:
-            assert_same(strided(found), strided(expected))
-
-
-def strided(batches: list[Any]) -> list[Any]:
-    return [
-        {k: v.to_dense().detach() if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-        if isinstance(batch, dict)
-        else batch
-        for batch in batches
-    ]
+            check_same(found, expected)
 
 
 # ---- fill_rows that does what it should not ----
@@ -791,7 +737,6 @@ ANSWERS: dict[str, Callable[[Run], Any]] = {
     "dict": lambda run: {0: "why", 2: "so"},
     "empty array": lambda run: np.flatnonzero(np.zeros(3)),
     "tensor": lambda run: torch.tensor([0, 2]),
-    "twice": lambda run: [0, 2, 0, 0],
 }
 
 
@@ -849,7 +794,7 @@ def test_an_answer_that_is_no_position_is_named(kind: str, cut: Callable[[int], 
     """It is a mistake in `fill_rows`, of which the user wants to hear; the batches are right nevertheless."""
     cut(4)
     loader = DataLoader(Misbehaves(range(8), WRONG_ANSWERS[kind]), 4)
-    with loader, pytest.warns(RuntimeWarning, match="Misbehaves"):
+    with loader, pytest.warns(RuntimeWarning, match="Misbehaves.*expected positions in the run"):
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
@@ -904,56 +849,24 @@ def test_global_random_functions_raise_in_fill_rows(name: str, cut: Callable[[in
         assert torch.cat(batches).tolist() == expected
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_without_workers_and_seed_draws_are_those_of_a_plain_loop_or_raise(name: str) -> None:
-    class Draws(Filled):
-        def __getitem__(self, index: Any) -> Any:
-            return self.of(DRAWS[name]())
-
-        def empty_sample(self) -> Any:
-            return 0.0
-
-        @staticmethod
-        def of(drawn: Any) -> float:
-            return 0.0 if drawn is None else float(np.asarray(drawn).flat[0])
-
-        def fill_rows(self, run: Run) -> Any:
-            run.rows[:] = [self.of(DRAWS[name]()) for _ in run.indices]
-            return ()
-
-    seen = []
-    for _ in range(2):
-        random.seed(1)
-        np.random.seed(1)
-        torch.manual_seed(1)
-        with DataLoader(Draws(range(12)), 4) as loader, warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            seen.append(torch.cat(list(loader)).tolist())
-    assert seen[0] == seen[1]
-
-
-def test_functions_that_take_no_generator_are_noticed(cut: Callable[[int], None]) -> None:
-    """Today's warning for them holds in `fill_rows` too, or it raises."""
-
-    def drops(run: Run) -> Any:
-        for _ in run.indices:
-            torch.nn.functional.dropout(torch.ones(4))
-        return ()
-
-    cut(4)
-    loader = DataLoader(Misbehaves(range(40), drops), 8, num_workers=2, seed=1)
-    with loader, pytest.warns((UserWarning, RuntimeWarning), match="drew|seems to draw"):
-        list(loader)
-
-
-def test_modules_that_are_not_routed_are_noticed(cut: Callable[[int], None]) -> None:
+@pytest.mark.parametrize(
+    ("draw", "options"),
+    [
+        (lambda: torch.nn.functional.dropout(torch.ones(4)), {"num_workers": 2}),
+        (np.random.rand, {"num_workers": 1, "random_modules": ()}),
+    ],
+    ids=["no generator", "module not routed"],
+)
+def test_draws_that_cannot_be_refused_are_noticed(
+    draw: Callable[[], Any], options: dict[str, Any], cut: Callable[[int], None]
+) -> None:
     def draws(run: Run) -> Any:
-        np.random.rand()
+        for _ in run.indices:
+            draw()
         return ()
 
     cut(4)
-    dataset = Misbehaves(range(80), draws)
-    loader = DataLoader(dataset, 8, num_workers=1, seed=1, random_modules=())
+    loader = DataLoader(Misbehaves(range(80), draws), 8, seed=1, **options)
     with loader, pytest.warns((UserWarning, RuntimeWarning), match="drew|seems to draw"):
         list(loader)
 
@@ -1006,7 +919,7 @@ class Base(Filled):
         super().__init__(range(length))
 
     def __getitem__(self, index: Any) -> Any:
-        return self.factor * self.number(index) + self.offset + self.static() + self.by_class()
+        return self.factor * self.number(index) + self.offset + self.by_class()
 
     def number(self, index: int) -> int:
         return index
@@ -1014,10 +927,6 @@ class Base(Filled):
     @property
     def offset(self) -> int:
         return 100
-
-    @staticmethod
-    def static() -> int:
-        return 0
 
     @classmethod
     def by_class(cls) -> int:
@@ -1047,28 +956,10 @@ class OwnProperty(Base):
     offset = property(lambda self: 7)  # type: ignore[assignment]
 
 
-class OwnStatic(Base):
-    @staticmethod
-    def static() -> int:
-        return 5
-
-
 class OwnClassMethod(Base):
     @classmethod
     def by_class(cls) -> int:
         return 5
-
-
-class OwnCallable(Base):
-    number = lambda self, index: 3 * index  # noqa: E731
-
-
-class OwnCached(Base):
-    number = staticmethod(lru_cache(None)(lambda index: 3 * index))
-
-
-class OwnConstantForProperty(Base):
-    offset = 3  # type: ignore[assignment]
 
 
 class OwnBatches(Base):
@@ -1081,10 +972,6 @@ class OwnAttributes(Base):
         if name == "factor":
             return 11
         return super().__getattribute__(name)
-
-
-class Grandchild(OwnHelper):
-    pass
 
 
 class Overrides:
@@ -1170,32 +1057,21 @@ def patched(**attributes: Any) -> Any:
     return dataset
 
 
-def patched_below(**attributes: Any) -> Any:
-    return Subset(patched(**attributes), range(8))
-
-
 NOT_USED: dict[str, Callable[[], Any]] = {
     "__getitem__": OwnGetitem,
     "helper": OwnHelper,
     "property": OwnProperty,
-    "static": OwnStatic,
     "class method": OwnClassMethod,
-    "lambda": OwnCallable,
-    "cached function": OwnCached,
-    "constant for a property": OwnConstantForProperty,
     "__getitems__": OwnBatches,
     "__getattribute__": OwnAttributes,
-    "grandchild": Grandchild,
     "mixed": Mixed,
     "mixin": ByMixinOwnGetitem,
     "no empty_sample": NoEmptySample,
     "empty_sample is None": EmptyIsNone,
-    "instance's helper": lambda: patched(number=lambda index: 10 * index),
-    "instance's static": lambda: patched(static=lambda: 5),
+    "instance's helper": lambda: patched(number=lambda i: 10 * i),
     "instance's fill_rows": lambda: patched(fill_rows=None),
-    "instance's cache": lambda: patched(number=lru_cache(None)(lambda index: 10 * index)),
     "subset of an own": lambda: Subset(OwnHelper(), [3, 1, 2]),
-    "subset of a patched": lambda: patched_below(number=lambda index: 10 * index),
+    "subset of a patched": lambda: Subset(patched(number=abs), range(8)),
     "own Subset": lambda: OwnSubset(Base(), range(8)),
     "own ConcatDataset": lambda: OwnConcat([Base(), Base()]),
     "own TensorDataset": lambda: OwnTensors(torch.arange(8)),
@@ -1209,7 +1085,7 @@ def test_what_is_overridden_is_read_as_by_torch(name: str, workers: int) -> None
     dataset = NOT_USED[name]()
     expected = list(TorchDataLoader(dataset, 3))
     with DataLoader(dataset, 3, num_workers=workers) as loader:
-        assert_same(list(loader), expected)
+        check_same(list(loader), expected)
     assert not filled_runs(dataset)
 
 
@@ -1264,7 +1140,7 @@ def test_what_overrides_nothing_that_counts_is_filled(name: str) -> None:
     dataset = USED[name]()
     expected = list(TorchDataLoader(dataset, 3))
     with DataLoader(dataset, 3, num_workers=2) as loader:
-        assert_same(list(loader), expected)
+        check_same(list(loader), expected)
     assert filled_runs(dataset)
 
 
@@ -1289,7 +1165,7 @@ def test_a_collate_fn_of_the_users_gets_samples(workers: int) -> None:
         list(l2)
     with DataLoader(dataset, batch_size=None, num_workers=workers) as loader:
         expected = list(TorchDataLoader(plain(dataset), batch_size=None))
-        assert_same(list(loader), expected)
+        check_same(list(loader), expected)
     assert not dataset.runs
 
 
@@ -1302,7 +1178,7 @@ def test_a_class_may_have_both_this_and_getitems() -> None:
     for missing in ((), {2}):
         dataset = Both(samples, missing)
         with DataLoader(dataset, 4, num_workers=2) as loader:
-            assert_same(list(loader), list(TorchDataLoader(plain(dataset), 4)))
+            check_same(list(loader), list(TorchDataLoader(plain(dataset), 4)))
 
 
 GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
@@ -1429,7 +1305,7 @@ def test_wrappers_of_torch_fill_what_they_wrap(
                 leaf.reads.clear()
                 leaf.runs.clear()
             with DataLoader(dataset, 4, num_workers=workers, **options) as loader:
-                assert_same(list(loader), expected)
+                check_same(list(loader), expected)
             assert not any(leaf.reads for leaf in leaves_of(dataset))
             asked = sum(len(run) for run, _ in filled_runs(dataset))
             assert asked == len(dataset)
@@ -1457,7 +1333,7 @@ def test_parts_that_lie_apart_in_a_run(kind: str, workers: int) -> None:
     torch.manual_seed(2)
     options: dict[str, Any] = {"shuffle": True, "num_workers": workers}
     with DataLoader(dataset, 7, **options) as loader:
-        assert_same(list(loader), expected)
+        check_same(list(loader), expected)
     assert sorted(first.reads) == [3]
     assert sorted(second.reads) == [2, 5]
 
@@ -1525,6 +1401,7 @@ CONTAINERS: dict[str, Callable[[], Any]] = {
         [np.int64(1), np.int32(2), np.int64(-1)],
         [np.int64(1), np.int64(3)],
         [True, False],
+        [1, True],
         [0, 2**63],
         ["a", 1],
         [1.0, 2],
@@ -1570,99 +1447,12 @@ def test_an_index_that_does_not_exist_is_noted_as_today(workers: int) -> None:
 # ---- TensorDataset ----
 
 
-def tensors_of_every_kind() -> dict[str, Any]:
-    counted = torch.arange(240)
-    kinds = {str(d): (counted.to(d).view(24, 2, 5), counted[:24].to(d)) for d in TORCH_DTYPES}
-    return kinds | {
-        "1 dimension": (counted,),
-        "2 dimensions": (counted.view(24, 10),),
-        "3 dimensions": (counted.view(24, 5, 2),),
-        "4 dimensions": (counted.view(24, 5, 2, 1),),
-        "5 dimensions": (counted.view(12, 5, 2, 2, 1),),
-        "6 dimensions": (counted.view(6, 5, 2, 2, 1, 2),),
-        "several": (
-            counted.view(24, 10),
-            counted[:24],
-            torch.randn(24, 3, 2),
-            torch.rand(24) > 0.5,
-        ),
-        "transposed": (counted.view(10, 24).t(), counted.view(2, 5, 24).permute(2, 1, 0)),
-        "every second": (counted.view(48, 5)[::2], counted.view(24, 10)[:, ::3]),
-        "expanded": (torch.tensor(3.0).expand(24, 2), counted[:24]),
-        "channels last": (torch.randn(24, 3, 4, 5).contiguous(memory_format=torch.channels_last),),
-        "channels last 3d": (
-            torch.randn(6, 3, 4, 5, 2).contiguous(memory_format=torch.channels_last_3d),
-        ),
-        "permuted samples": (torch.randn(6, 2, 3, 4, 5).permute(0, 4, 2, 3, 1),),
-        "no elements": (torch.empty(24, 0), torch.empty(24, 3, 0, dtype=torch.bfloat16)),
-        "conjugate": (torch.randn(24, 2, dtype=torch.complex64).conj(),),
-        "negative view": (torch.randn(24, 2, dtype=torch.complex64).conj().imag,),
-        "no samples": (torch.empty(0, 3),),
-        "off its beginning": (counted[5:].view(47, 5)[3:], torch.arange(44)),
-        "unaligned": (torch.frombuffer(bytearray(range(97)), dtype=torch.uint8)[1:].view(24, 4),),
-    }
-
-
-with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
-    TENSORS = tensors_of_every_kind()
-
-
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("name", TENSORS)
-def test_tensor_datasets_load_as_by_torch(name: str) -> None:
-    dataset = TensorDataset(*TENSORS[name])
-    shuffle = len(dataset) > 0
-    options: dict[str, Any] = {"batch_size": 5, "shuffle": shuffle}
-    torch.manual_seed(2)
-    expected = list(TorchDataLoader(dataset, **options))
-    for workers in (0, 2):
-        for memory in (torch.contiguous_format, torch.channels_last):
-            torch.manual_seed(2)
-            more: dict[str, Any] = {"num_workers": workers, "memory_format": memory}
-            with DataLoader(dataset, **options, **more) as loader:
-                batches = list(loader)
-            if memory is torch.channels_last:
-                wanted = [
-                    [t.contiguous(memory_format=memory) if t.dim() == 4 else t for t in batch]
-                    for batch in expected
-                ]
-                assert_same(batches, wanted)
-            else:
-                assert_same(batches, expected)
-
-
-def test_a_tensor_dataset_that_needs_a_gradient() -> None:
-    tensor = torch.randn(6, 3, requires_grad=True)
-    with DataLoader(TensorDataset(tensor), 3) as loader:
-        total = sum(batch.sum() for (batch,) in loader)
-    total.backward()
-    assert tensor.grad is not None
-    assert torch.equal(tensor.grad, torch.ones(6, 3))
-
-
 def test_a_tensor_dataset_that_comes_to_need_a_gradient() -> None:
     tensor = torch.randn(6, 3)
     with DataLoader(TensorDataset(tensor), 3) as loader:
         list(loader)
         tensor.requires_grad_()
         assert all(batch.requires_grad for (batch,) in loader)
-
-
-def test_a_tensor_dataset_of_sparse_tensors_and_subclasses() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(6), requires_grad=False)
-    for tensor in (torch.eye(6).to_sparse(), torch.arange(6.0).as_subclass(Special), parameter):
-        dataset = TensorDataset(tensor)
-
-        class Twin(Dataset[Any]):
-            def __getitem__(self, index: Any) -> Any:
-                return dataset[index]  # noqa: B023
-
-        batches = [[0, 1, 2], [3, 4, 5]]
-        options: dict[str, Any] = {"num_workers": 2, "copy_dataset": False}
-        found = outcomes(DataLoader(dataset, batch_sampler=batches, **options))
-        expected = outcomes(DataLoader(Twin(), batch_sampler=batches, **options))
-        assert same(found, expected)
 
 
 def test_a_tensor_that_is_changed_or_replaced_between_epochs_is_seen() -> None:
@@ -1686,14 +1476,6 @@ def test_the_tensors_of_a_dataset_stay_resizable() -> None:
     with DataLoader(TensorDataset(tensor), 6) as loader:
         list(loader)
     tensor.resize_(100)
-
-
-def test_batches_of_a_tensor_dataset_are_the_loops_own() -> None:
-    tensor = torch.arange(8)
-    with DataLoader(TensorDataset(tensor), 4) as loader:
-        for (batch,) in loader:
-            batch.zero_()
-    assert tensor.tolist() == list(range(8))
 
 
 def test_a_class_of_the_users_is_not_kept() -> None:
@@ -1727,7 +1509,6 @@ PLANS: dict[str, Any] = {
     ),
     "padded": ResizeCenterCrop(40, (72, 50)),
 }
-KINDS = ("jpeg list", "png list", "folder", "packed raw", "packed jpeg")
 
 
 def pictures() -> Iterator[Any]:
@@ -1816,8 +1597,16 @@ def alone(dataset: Any, order: Any, *, epoch: int = 0) -> list[Any]:
     return [default_collate(samples[k : k + BATCH]) for k in range(0, len(samples), BATCH)]
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [(kind, plan) for kind in ("jpeg list", "packed raw") for plan in PLANS]
+    + [
+        ("png list", "crop"),
+        ("folder", "crop"),
+        ("packed jpeg", "crop"),
+        ("packed jpeg", "resize"),
+    ],
+)
 def test_runs_of_images_equal_the_images_alone(
     kind: str, plan: str, engine: str, stored: Path, fills: list[Any], cut: Callable[[int], None]
 ) -> None:
@@ -1831,7 +1620,7 @@ def test_runs_of_images_equal_the_images_alone(
         with DataLoader(of_kind(kind, stored, transform=PLANS[plan]), BATCH, **options) as loader:
             batches = list(loader)
         wanted = [[images.contiguous(memory_format=memory), labels] for images, labels in expected]
-        assert_same(batches, wanted)
+        check_same(batches, wanted)
         assert sorted(index for run in fills for index in run) == list(range(COUNT))
 
 
@@ -1858,31 +1647,31 @@ def test_images_inside_other_datasets(
         fills.clear()
         options: dict[str, Any] = {"num_workers": workers, "seed": 3, "sampler": order}
         with DataLoader(dataset, BATCH, **options) as loader:
-            assert_same(list(loader), expected)
+            check_same(list(loader), expected)
         assert sorted(index for run in fills for index in run) == sorted(order)
+
+
+def flip(packed: Path, payload: bytes) -> None:
+    """Flip a bit of a payload, in the file that may be mapped into memory."""
+    for shard in packed.iterdir():
+        at = shard.read_bytes().find(payload)
+        if at >= 0:
+            middle = len(payload) // 2
+            with shard.open("r+b") as file:
+                file.seek(at + middle)
+                file.write(bytes([payload[middle] ^ 0x10]))
+            return
+    pytest.fail("the payload lies in no shard")
 
 
 def damage(kind: str, stored: Path, folder: Path) -> Any:
     """A copy of a set in which sample `BAD` is cut off or flipped; returns how to open it."""
-    for path in sorted(stored.rglob("*")):
-        target = folder / path.relative_to(stored)
-        if path.is_dir():
-            target.mkdir()
-        else:
-            target.write_bytes(path.read_bytes())
+    shutil.copytree(stored, folder, dirs_exist_ok=True)
     if kind.startswith("packed"):
         whole = PackedDataset(folder / kind)
         payload = whole.read(BAD)
         whole.close()
-        for shard in (folder / kind).iterdir():
-            content = bytearray(shard.read_bytes())
-            at = content.find(payload)
-            if at >= 0:
-                content[at + len(payload) // 2] ^= 0x10
-                shard.write_bytes(content)
-                break
-        else:
-            pytest.fail("the payload lies in no shard")
+        flip(folder / kind, payload)
     else:
         path = next((folder / kind.split()[0] / "class").glob(f"{BAD:02}.*"))
         path.write_bytes(path.read_bytes()[:1500])
@@ -1929,7 +1718,7 @@ def test_a_damaged_image_in_the_middle_of_a_run(
                     assert one[0] == other[0] == kinds.__name__
                     assert one[1:] == other[1:]
                 else:
-                    assert_equal_part(one, other)
+                    check_same(one, other)
 
 
 @pytest.mark.parametrize("kind", ["packed raw", "packed jpeg"])
@@ -1953,39 +1742,25 @@ def test_verify_looks_at_checksums_in_runs_as_in_samples(
     dataset.close()
     # What comes to be damaged after the first epoch is seen by "always" alone.
     for verify, sound in (("first", COUNT), ("always", COUNT - 1)):
-        folder = tmp_path / verify
-        folder.mkdir()
-        whole = of_kind(kind, stored, transform=CROP)
-        path = folder / "copy"
-        path.mkdir()
-        for file in (stored / kind).iterdir():
-            (path / file.name).write_bytes(file.read_bytes())
+        path = shutil.copytree(stored / kind, tmp_path / verify)
+        whole = PackedDataset(path)
         payload = whole.read(BAD)
+        whole.close()
         dataset = PackedDataset(path, transform=CROP, verify=verify)  # type: ignore[arg-type]
         with DataLoader(dataset, COUNT, seed=3, on_error="skip") as loader:
             assert [len(labels) for _, labels in loader] == [COUNT]
-            for file in path.iterdir():
-                at = file.read_bytes().find(payload)
-                if at >= 0:
-                    with file.open("r+b") as opened_file:
-                        opened_file.seek(at + len(payload) - 3)
-                        opened_file.write(bytes([payload[-3] ^ 1]))
+            flip(path, payload)
             assert [len(labels) for _, labels in loader] == [sound]
         dataset.close()
-        whole.close()
 
 
 def test_a_missing_shard_is_its_error_and_nothing_else(
     engine: str, stored: Path, tmp_path: Path
 ) -> None:
     """No warning of `fill_rows`: the user cannot mend that."""
-    for file in (stored / "packed raw").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    shards = sorted(tmp_path.glob("*shard*")) or sorted(
-        p for p in tmp_path.iterdir() if p.name != "index.json"
-    )
-    shards[1].unlink()
-    with DataLoader(PackedDataset(tmp_path, transform=CROP), 3, num_workers=1) as loader:
+    path = shutil.copytree(stored / "packed raw", tmp_path / "set")
+    sorted(path.glob("shard-*"))[1].unlink()
+    with DataLoader(PackedDataset(path, transform=CROP), 3, num_workers=1) as loader:
         seen = outcomes(loader)
     assert {one[0] for one in seen if isinstance(one, tuple)} == {"PackedDataError"}
     assert not isinstance(seen[0], tuple)
@@ -2030,16 +1805,18 @@ def test_a_transform_that_is_replaced_between_epochs(
 def test_a_plan_at_first_unknown_and_a_target_transform(engine: str, stored: Path) -> None:
     dataset = of_kind("packed raw", stored, transform=CROP)
     with DataLoader(dataset, BATCH, seed=3) as loader:
-        assert_same(list(loader), alone(dataset, range(COUNT)))
+        check_same(list(loader), alone(dataset, range(COUNT)))
         dataset.target_transform = lambda label: -label
-        assert_same(list(loader), alone(dataset, range(COUNT), epoch=1))
+        check_same(list(loader), alone(dataset, range(COUNT), epoch=1))
         dataset.target_transform = None
         dataset.transform = Resize(48)  # of varying size
         with pytest.raises(RuntimeError, match="stack expects"):
             list(loader)
 
 
-def test_the_environment_variable_switches_the_kernels_off(stored: Path) -> None:
+def test_the_environment_variable_switches_the_kernels_off(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = f"""
 import hashlib, os, sys
 import fastload
@@ -2051,14 +1828,9 @@ for images, labels in fastload.DataLoader(dataset, 12, seed=3, num_workers=1):
 assert not kernels.wait(), kernels.state()
 print(kernels.state())
 """
-    before = os.environ.get("FASTLOAD_KERNELS")
-    os.environ["FASTLOAD_KERNELS"] = "0"
-    try:
+    with monkeypatch.context() as patch:
+        patch.setenv("FASTLOAD_KERNELS", "0")
         ended = run_fresh(script)
-    finally:
-        os.environ.pop("FASTLOAD_KERNELS")
-        if before is not None:
-            os.environ["FASTLOAD_KERNELS"] = before
     assert ended.code == 0, ended
     assert "FASTLOAD_KERNELS=0" in ended.out
     dataset = of_kind("packed jpeg", stored, transform=CROP)
@@ -2075,9 +1847,8 @@ class Keeps(Dataset[Any]):
 
     fastload_per_worker = ()  # one cache for all workers
 
-    def __init__(self, dataset: Any, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.view = view
         self.kept: dict[int, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -2089,8 +1860,7 @@ class Keeps(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if index not in self.kept:
             self.kept[index] = self.dataset[index]
-        picture, label = self.kept[index]
-        return self.view(picture), label
+        return self.kept[index]
 
 
 class KeepingList(ImageFileList):
@@ -2103,10 +1873,6 @@ class KeepingImages(ImageFileList):
     def load_image(self, index: int) -> Any:
         self.kept = super().load_image(index)
         return self.kept
-
-
-class Heir(KeepingImages):
-    pass
 
 
 class SaysWhere(ImageFileList):
@@ -2126,42 +1892,29 @@ def transform_of_the_users(picture: Any) -> torch.Tensor:
     return Resize((48, 48))(picture)
 
 
-VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "itself": lambda picture: picture,
-    "flip": lambda picture: picture.flip(2),
-    "transpose": lambda picture: picture.transpose(1, 2),
-}
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("inside", ["loader", "subset"])
-@pytest.mark.parametrize("view", VIEWS)
 def test_a_wrapper_that_caches_and_delegates_is_read_as_by_torch(
-    view: str, inside: str, workers: int, stored: Path, fills: list[Any]
+    inside: str, workers: int, stored: Path, fills: list[Any]
 ) -> None:
     inner = of_kind("jpeg list", stored, transform=Resize((48, 48)))
-    expected = torch.stack([VIEWS[view](picture) for picture, _ in inner])
-    dataset: Any = Keeps(inner, VIEWS[view])
+    expected = torch.stack([picture for picture, _ in inner])
+    dataset: Any = Keeps(inner)
     if inside == "subset":
         dataset = Subset(dataset, range(COUNT))
     with DataLoader(dataset, BATCH, num_workers=workers) as loader:
         for _ in range(2):
-            images = [batch.clone() for batch, _ in scribbled(loader)]
+            images = []
+            for batch, _ in loader:
+                images.append(batch.clone())
+                batch.fill_(77)  # as a loop may do with its batch
             assert torch.equal(torch.cat(images), expected)
     assert not fills
-
-
-def scribbled(loader: Any) -> Iterator[Any]:
-    """The batches of `loader`, each overwritten after its use, as a loop may do."""
-    for images, labels in loader:
-        yield images, labels
-        images.fill_(77)
 
 
 READ_ALONE: dict[str, Callable[[Path], Any]] = {
     "__getitem__": lambda path: KeepingList(path, transform=CROP),
     "load_image": lambda path: KeepingImages(path, transform=CROP),
-    "heir": lambda path: Heir(path, transform=CROP),
     "locate": lambda path: SaysWhere(path, transform=CROP),
     "plan": lambda path: ImageFileList(path, transform=KeepingPlan(48)),
     "function": lambda path: ImageFileList(path, transform=transform_of_the_users),
@@ -2179,21 +1932,7 @@ def test_images_whose_reading_is_overridden_are_read_alone(
     dataset = READ_ALONE[name](stored / "jpeg" / "list.txt")
     with DataLoader(dataset, BATCH, num_workers=2, seed=3) as loader:
         batches = list(loader)
-    assert_same(batches, alone(dataset, range(len(dataset))))
-    assert not fills
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_patched_instance_is_read_as_by_torch(
-    workers: int, stored: Path, fills: list[Any]
-) -> None:
-    dataset = of_kind("jpeg list", stored, transform=Resize((48, 48)))
-    expected = torch.stack([picture for picture, _ in dataset])
-    dataset.load_image = lru_cache(None)(dataset.load_image)
-    with DataLoader(dataset, BATCH, num_workers=workers) as loader:
-        for _ in range(2):
-            images = [batch.clone() for batch, _ in scribbled(loader)]
-            assert torch.equal(torch.cat(images), expected)
+    check_same(batches, alone(dataset, range(len(dataset))))
     assert not fills
 
 

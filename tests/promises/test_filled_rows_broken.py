@@ -22,7 +22,7 @@ from fastload.datasets import ImageFolder
 from fastload.image import RandomResizedCrop, Resize, kernels, plans, render
 from fastload.isolation import python_random
 from fastload.randomness import current_stream
-from fastload.rows import NotPositions, Run, as_indices, positions
+from fastload.rows import Run, positions
 
 PLAN = RandomResizedCrop(8, scale=(0.08, 0.2))
 KEYS = np.arange(3, dtype=np.uint64)
@@ -197,20 +197,6 @@ def test_an_empty_sample_that_raises_is_warned_of_and_the_batches_are_right() ->
     assert torch.equal(torch.cat(batches), torch.stack([Windows()[k] for k in range(8)]))
 
 
-@pytest.mark.parametrize(
-    ("returned", "expected"),
-    [((), []), ([2, 0, 2], [0, 2]), (torch.tensor([2, 2, 0]), [0, 2]), (np.array([1]), [1])],
-)
-def test_positions_are_each_given_once(returned: Any, expected: list[int]) -> None:
-    assert positions(returned, 3) == expected
-
-
-@pytest.mark.parametrize("returned", [None, 5, [3], [-1], [True], np.array([True]), ["1"], [1.0]])
-def test_what_are_no_positions_is_quoted(returned: Any) -> None:
-    with pytest.raises(NotPositions, match="expected positions in the run from 0 to 2"):
-        positions(returned, 3)
-
-
 def test_a_generator_s_own_error_is_not_taken_for_a_wrong_answer() -> None:
     def lazily() -> Iterator[int]:
         yield 1
@@ -218,12 +204,6 @@ def test_a_generator_s_own_error_is_not_taken_for_a_wrong_answer() -> None:
 
     with pytest.raises(TypeError, match="of the user's"):
         positions(lazily(), 3)
-
-
-def test_bools_among_indices_are_left_to_the_dataset() -> None:
-    assert as_indices([True, 2]) is None
-    assert as_indices([np.True_, 2]) is None
-    assert as_indices([1, 2]) is not None
 
 
 def test_a_stream_that_ctrl_c_left_half_way_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,10 +120,11 @@ def test_skipped_and_odd_samples_gathered_tensors_and_streams() -> None:
             raise ValueError("bad")
         return interleaved(index)
 
+    table = torch.rand(7, 3, 4, 5)
     loaders = [
         DataLoader(Samples(some), 7, on_error="skip", **options),
         DataLoader(Samples(some), 7, on_error=lambda index, _: SKIP, **options),
-        DataLoader(TensorDataset(torch.rand(7, 3, 4, 5)), 7, **options),
+        DataLoader(TensorDataset(table), 7, **options),
         DataLoader(Stream(), 7, **options),
     ]
     for loader, size in zip(loaders, (6, 6, 7, 7), strict=True):
@@ -131,6 +132,7 @@ def test_skipped_and_odd_samples_gathered_tensors_and_streams() -> None:
             for leaf in leaves(batch):
                 assert len(leaf) in {size, 7}
                 assert leaf.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(next(iter(loaders[2]))[0], table)
 
 
 def test_a_ragged_batch_raises_what_torch_raises() -> None:

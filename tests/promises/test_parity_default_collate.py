@@ -44,63 +44,13 @@ from torch.utils.data import (
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import fastload
+from tests.promises.equal import check_same, raw
 
 # torch warns of odd samples once per process: of two that it warns of, only the first would fail.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 WORKERS = [0, 2]
 DEADLINE_S = 30.0  # only a deadlock waits that long
-
-
-# What "equal" means.
-
-
-def check_same(got: Any, expected: Any, where: str = "batch") -> None:
-    """Raise AssertionError where `got` is not what `expected` is, part by part."""
-    assert type(got) is type(expected), where
-    if isinstance(expected, torch.Tensor):
-        check_same_tensor(got, expected, where)
-    elif isinstance(expected, Mapping):
-        assert list(got) == list(expected), where
-        for key in expected:
-            check_same(got[key], expected[key], f"{where}[{key!r}]")
-    elif isinstance(expected, Sequence | deque) and not isinstance(expected, str | bytes | range):
-        assert len(got) == len(expected), where
-        for place, (one, other) in enumerate(zip(got, expected, strict=True)):
-            check_same(one, other, f"{where}[{place}]")
-    elif isinstance(expected, np.ndarray):
-        assert got.dtype == expected.dtype, where
-        np.testing.assert_array_equal(got, expected, where)
-    elif isinstance(expected, torch.Generator):
-        check_same_tensor(got.get_state(), expected.get_state(), where)
-    elif isinstance(expected, torch.UntypedStorage):
-        assert bytes(got) == bytes(expected), where
-    else:
-        both_nan = got != got and expected != expected
-        assert got is expected or got == expected or both_nan, where
-    for name in ("label", "default_factory", "maxlen"):
-        assert getattr(got, name, None) == getattr(expected, name, None), f"{where}.{name}"
-
-
-def check_same_tensor(got: torch.Tensor, expected: torch.Tensor, where: str) -> None:
-    for fact in ("dtype", "shape", "layout", "device", "requires_grad", "is_leaf", "is_quantized"):
-        assert getattr(got, fact) == getattr(expected, fact), f"{where}.{fact}"
-    assert (got.grad_fn is None) == (expected.grad_fn is None), f"{where}.grad_fn"
-    assert got.stride() == expected.stride(), f"{where}.stride()"
-    assert got.is_inference() == expected.is_inference(), f"{where}.is_inference()"
-    if got.layout is torch.strided:
-        assert not got.is_shared(), f"{where} is in shared memory"
-    if got.device.type != "meta":
-        assert raw(got) == raw(expected), where
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor's values, which tell NaN from NaN and -0.0 from 0.0."""
-    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
-    plain = tensor.detach().as_subclass(torch.Tensor)
-    plain = plain.int_repr() if plain.is_quantized else plain
-    plain = plain.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return bytes(plain.view(torch.uint8).numpy()) if plain.numel() else b""
 
 
 class Raised(NamedTuple):
@@ -634,15 +584,14 @@ def test_samples(name: str, workers: int) -> None:
     check_parity(samples, 2, workers)
 
 
-@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("name", ZOO)
-def test_samples_as_members(name: str, workers: int) -> None:
+def test_samples_as_members(name: str) -> None:
     samples = [{"large": tensor(n, (20_000,)), "member": (ZOO[name](n), n)} for n in range(5)]
-    check_parity(samples, 2, workers)
+    check_parity(samples, 2, 2)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", ["int", "text", "list", "named tuple", "dict", "deep"])
 def test_a_batch_of_one_and_a_batch_of_all(name: str, batch_size: int) -> None:
     samples = [ZOO[name](number) for number in range(5)]
     check_parity(samples, batch_size, 2)
@@ -809,8 +758,9 @@ REGISTERED: dict[str, tuple[Any, Sample]] = {
 }
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("function", [registered, registered_and_broken])
+@pytest.mark.parametrize(
+    ("function", "workers"), [(registered, 0), (registered, 2), (registered_and_broken, 2)]
+)
 @pytest.mark.parametrize("name", REGISTERED)
 def test_registered_types(
     name: str, function: Callable[..., Any], workers: int, monkeypatch: pytest.MonkeyPatch
@@ -848,7 +798,15 @@ TABLES: dict[str, Row] = {
         memory_format=torch.channels_last_3d
     ),
     "many dimensions": lambda n, shape: tensor(n, (shape[0], 1, 1, *shape[1:])),
+    "complex32": of_dtype(torch.complex32),
     "numbers": lambda n, shape: tensor(n, shape[:1]),
+    "permuted samples": lambda n, shape: tensor(n, (shape[0], 2, *shape[1:])).permute(
+        0, 4, 2, 3, 1
+    ),
+    "off its beginning": lambda n, shape: tensor(n, (shape[0] + 3, *shape[1:]))[3:],
+    "unaligned": lambda n, shape: torch.frombuffer(
+        bytearray(1 + int(np.prod(shape))), dtype=torch.uint8
+    )[1:].view(shape),
     "empty rows": lambda n, shape: tensor(n, (shape[0], 0, 3)),
     "every second": lambda n, shape: tensor(n, (2 * shape[0], *shape[1:]))[::2],
     "expanded": lambda n, shape: tensor(n, (1, *shape[1:])).expand(shape),
@@ -984,7 +942,7 @@ SAMPLES = st.recursive(
 
 
 @hypothesis.given(sample=SAMPLES, length=st.integers(1, 9), batch_size=st.integers(1, 5))
-@hypothesis.settings(max_examples=150)
+@hypothesis.settings(max_examples=60)
 def test_any_samples(sample: Sample, length: int, batch_size: int) -> None:
     samples = [sample(number) for number in range(length)]
     for workers in WORKERS:
@@ -996,7 +954,7 @@ def test_any_samples(sample: Sample, length: int, batch_size: int) -> None:
     choice=st.lists(st.integers(0, 2), min_size=2, max_size=9),
     batch_size=st.integers(2, 5),
 )
-@hypothesis.settings(max_examples=150)
+@hypothesis.settings(max_examples=60)
 def test_any_mixture_of_samples(samples: list[Sample], choice: list[int], batch_size: int) -> None:
     mixture = [samples[which % len(samples)](number) for number, which in enumerate(choice)]
     for workers in WORKERS:
