@@ -10,6 +10,7 @@ from typing import Any
 from fastload.bench.plan import Run
 from fastload.errors import FastloadError
 from fastload.measure.averages import Average
+from fastload.measure.processes import PeakMemory
 
 
 class BenchError(FastloadError):
@@ -92,17 +93,6 @@ def together(parts: Sequence[Part]) -> Figures:
         samples=sum(figures.samples for figures in ranks),
         unique_samples=len(set().union(*(part.delivered for part in parts))),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakMemory:
-    """The largest memory seen of a run's process and its children; bytes of PSS, each maximum on its own."""
-
-    allocated: int
-    total: int
-    readings: int
-    reader_cpu_s: float
-    """CPU seconds that the readings cost, in the reading process; at most 2 % of one core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

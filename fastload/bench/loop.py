@@ -1,24 +1,13 @@
-"""One rank of a run, in a process of its own: N steps over one loader. Started by `ranks`, and not imported by it.
-
-    python -m fastload.bench.loop RUN.json RESULT.json RANK READY GO
-
-The run's lines go to standard output; its figures, or one sentence why there are none, to RESULT.json.
-READY and GO are descriptors of pipes: the barrier at which the ranks start together.
-"""
+"""One rank of a run: N steps over one loader. `run` starts it in a fresh process, and does not import it."""
 
 from __future__ import annotations
 
-import ctypes
-import json
 import multiprocessing
-import os
-import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,9 +19,8 @@ import fastload
 from fastload.bench.figures import BenchError, Figures, Part, average_line
 from fastload.bench.plan import Run, TransformName, Workload, rank_order
 from fastload.datasets import ImageFileList
-from fastload.disk import replace_file
-from fastload.errors import FastloadError
 from fastload.measure import WARMUP_STEPS
+from fastload.measure.fresh import answer
 from fastload.measure.processes import cpu_seconds
 from fastload.measure.run_stats import RunStats
 from fastload.measure.samples import Numbered
@@ -209,54 +197,10 @@ def _take_steps(
     return _Steps(first_batch_s, marks[WARMUP_STEPS], marks[work.steps], window_rates, delivered)
 
 
-def end_with_parent() -> None:
-    """Ask the kernel to end this process with the one that started it, however that one ends (Linux)."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _sentence(error: Exception) -> str:
-    """An error in one line, with its notes. Of an error that torch carried over from a worker, the error itself."""
-    text = str(error).strip()
-    if "Original Traceback" in text:
-        return text.splitlines()[-1]
-    return "; ".join([f"{type(error).__name__}: {text}", *getattr(error, "__notes__", ())])
-
-
-def write_result(result_path: str, result: Callable[[], dict[str, Any]]) -> int:
-    """Write what `result` returns, or {"error": a sentence} if it raises. 0 if it returned, 1 if not.
-
-    The file is there whole or not at all: where a rank fails, the others are killed at any moment.
-    """
-    try:
-        content = result()
-    except Exception as error:
-        content = {"error": _sentence(error)}
-        if not isinstance(error, FastloadError | OSError):
-            traceback.print_exc()
-    with replace_file(result_path, durable=False) as file:
-        file.write(json.dumps(content).encode())
-    return 1 if "error" in content else 0
-
-
-def main(run_path: str, result_path: str, rank: str, ready: str, go: str) -> int:
-    """Measure a rank of the run of one file, write its part to the other. 0 if there is one, 1 if there is an error."""
-    end_with_parent()
-    run = Run.from_json(json.loads(Path(run_path).read_text()))
-
-    def barrier() -> None:
-        os.write(int(ready), b".")
-        os.read(int(go), 1)  # Nothing is written to it: all ranks return when it is closed.
-
-    def say(line: str) -> None:
-        if rank == "0":
-            print(line, flush=True)
-
-    return write_result(
-        result_path, lambda: asdict(measure(run, say, rank=int(rank), barrier=barrier))
-    )
+def _rank(content: Any, rank: int, barrier: Callable[[], None]) -> dict[str, Any]:
+    say = partial(print, flush=True)
+    return asdict(measure(Run.from_json(content), say, rank=rank, barrier=barrier))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(answer(_rank))

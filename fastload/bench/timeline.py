@@ -1,9 +1,6 @@
-"""What each thread does over a few batches: spans out of torch's profiler, in a short run of its own.
+"""What each thread does over a few batches: spans out of torch's profiler, in a short run in a fresh process.
 
-    python -m fastload.bench.timeline RUN.json RESULT.json RANK READY GO
-
-A run that is measured carries no profiler; this one is not measured. The arguments are those of `loop`, whose
-barrier nobody waits at here.
+A run that is measured carries no profiler; this one is not measured.
 """
 
 from __future__ import annotations
@@ -21,8 +18,9 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import fastload
-from fastload.bench.loop import end_with_parent, open_run, simulated_step, write_result
+from fastload.bench.loop import open_run, simulated_step
 from fastload.bench.plan import TRACED_STEPS, Run
+from fastload.measure.fresh import answer
 
 MOST_SPANS = 3000
 """More are cut off at the end: a page is slow to draw then, and spans are narrower than a pixel."""
@@ -160,12 +158,5 @@ def _place(name: str) -> tuple[bool, str, int]:
     return name != "loop", kind or name, int(number) if number.isdecimal() else 0
 
 
-def main(run_path: str, result_path: str, *_: str) -> int:
-    """Write the timeline of a run. 0 if there is one, 1 if there is an error."""
-    end_with_parent()
-    run = Run.from_json(json.loads(Path(run_path).read_text()))
-    return write_result(result_path, lambda: asdict(record(run)))
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(answer(lambda content, *_: asdict(record(Run.from_json(content)))))

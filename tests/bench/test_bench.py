@@ -25,11 +25,12 @@ pytest.importorskip("torchvision")
 import numpy as np
 from PIL import Image
 
-from fastload.bench import loop, ranks, report
-from fastload.bench.figures import BenchError, Figures, Outcome, PeakMemory, average_line
+from fastload.bench import loop, report
+from fastload.bench.figures import BenchError, Figures, Outcome, average_line
 from fastload.bench.plan import LoaderKind, Run, Workload, plan_runs, sample_order
 from fastload.bench.run import _Others, execute, files_of
-from fastload.measure.processes import descendants
+from fastload.measure.fresh import ending
+from fastload.measure.processes import PeakMemory, descendants
 from fastload.measure.provenance import provenance
 
 ROOT = Path(__file__).parents[2]
@@ -248,10 +249,10 @@ def test_a_run_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
 
 
 def test_how_a_process_ended_is_put_into_words() -> None:
-    assert "SIGKILL" in ranks.ending(-signal.SIGKILL)
-    assert "memory" in ranks.ending(-signal.SIGKILL)
-    assert "memory" not in ranks.ending(-signal.SIGTERM)
-    assert "exit code 3" in ranks.ending(3)
+    assert "SIGKILL" in ending(-signal.SIGKILL)
+    assert "memory" in ending(-signal.SIGKILL)
+    assert "memory" not in ending(-signal.SIGTERM)
+    assert "exit code 3" in ending(3)
 
 
 @pytest.fixture
