@@ -9,7 +9,7 @@ from typing import Any
 
 from fastload.bench.plan import Run
 from fastload.errors import FastloadError
-from fastload.measure.averages import Average
+from fastload.measure.averages import average
 from fastload.measure.processes import PeakMemory
 
 
@@ -113,13 +113,10 @@ class Outcome:
 
 def average_line(rates: Sequence[float], *, warmup_steps: int) -> str:
     """The line that sums up a run: mean and population standard deviation of its windows, or what is missing."""
-    average = Average()
-    for rate in rates:
-        average.add(rate)
     missing = (
         ""
         if rates
         else f": no status window ended after step {warmup_steps}; take more steps (--nsteps) or shorter windows "
         "(--status-print-interval)"
     )
-    return f"Average image rate: {average}{missing}"
+    return f"Average image rate: {average(rates)}{missing}"

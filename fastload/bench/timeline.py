@@ -12,13 +12,13 @@ import threading
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import fastload
-from fastload.bench.loop import open_run, simulated_step
+from fastload.bench.loop import open_run
 from fastload.bench.plan import TRACED_STEPS, Run
 from fastload.measure.fresh import answer
 
@@ -71,7 +71,6 @@ def record(run: Run) -> Timeline:
     """Run all steps of `run` under the profiler; the timeline of its last `TRACED_STEPS`."""
     loader, _ = open_run(run)
     assert isinstance(loader, fastload.DataLoader)
-    step = simulated_step(run.workload.step_ms)
     asked: list[
         tuple[float, float]
     ] = []  # of each step: when, and the sum of the ready shares up to it
@@ -85,10 +84,11 @@ def record(run: Run) -> Timeline:
         for number in range(1, run.workload.steps + 1):
             began = perf_counter()
             with record_function(f"{_LOOP}wait"):
-                images, targets, _ = next(batches)
+                _held = next(batches)  # until the next one, as in any loop
             asked.append((began, loader.stats().occupancy * number))
             with record_function(f"{_LOOP}step"):
-                step(images, targets)
+                if run.workload.step_ms:
+                    sleep(run.workload.step_ms / 1000)
         names = {thread.native_id: _thread_name(thread) for thread in threading.enumerate()}
     loader.close()
     with tempfile.TemporaryDirectory(prefix="fastload-bench-") as scratch:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -156,21 +157,12 @@ def test_a_run_takes_n_steps_and_prints_the_lines_of_the_seed(
     assert figures.rate == pytest.approx(2 * 4 / figures.steady_s)
 
 
-def test_serial_and_threads_see_the_same_samples(
-    file_list: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[list[tuple[list[int], list[int]]]] = []
-
-    def recording_step(step_ms: float) -> loop.Step:
-        batches: list[tuple[list[int], list[int]]] = []
-        seen.append(batches)
-        return lambda images, targets: batches.append(
-            (targets.tolist(), images.sum(dim=(1, 2, 3)).tolist())
-        )
-
-    monkeypatch.setattr(loop, "simulated_step", recording_step)
+def test_serial_and_threads_see_the_same_samples(file_list: Path) -> None:
+    seen = []
     for loader, workers in WORKERS:
-        loop.measure(run_over(file_list, loader, workers), lambda line: None)
+        opened, _ = loop.open_run(run_over(file_list, loader, workers))
+        batches = islice(opened, 7)
+        seen.append([(y.tolist(), x.sum(dim=(1, 2, 3)).tolist()) for x, y, _ in batches])
     assert len(seen[0]) == 7
     assert seen[0] == seen[1]
 
