@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
-from fastload.bench.report import Spread
+from fastload.measure.tables import Spread, columns
 
 Figures = dict[str, float]
 
@@ -125,25 +126,17 @@ def label(kind: str, workers: int) -> str:
 
 
 _HEADER = ("", "median", "min-max", "unit", "x", "min-max", "of", "aim", "")
+_LEFT = (0, 3, 6, 7, 8)
 
 
 def table(sections: Mapping[str, Sequence[Row]], *, judged: bool) -> str:
     """All rows in one table, a heading for each benchmark. `judged=False` leaves the verdicts out."""
-    cells = {title: [_cells(row, judged) for row in rows] for title, rows in sections.items()}
-    everything = [_HEADER, *(line for lines in cells.values() for line in lines)]
-    widths = [max(map(len, column)) for column in zip(*everything, strict=True)]
-    text = [_line(_HEADER, widths), "  ".join("-" * width for width in widths).rstrip()]
-    for title, lines in cells.items():
-        text += ["", title, *(_line(line, widths) for line in lines)]
+    cells = [_cells(row, judged) for rows in sections.values() for row in rows]
+    header, rule, *lines = columns([_HEADER, *cells], left=_LEFT)
+    text, left = [header, rule], iter(lines)
+    for title, rows in sections.items():
+        text += ["", title, *islice(left, len(rows))]
     return "\n".join(text)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    left = (0, 3, 6, 7, 8)
-    return "  ".join(
-        cell.ljust(width) if column in left else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ).rstrip()
 
 
 def _cells(row: Row, judged: bool) -> tuple[str, ...]:

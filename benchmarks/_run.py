@@ -1,28 +1,20 @@
-"""Runs one case in a fresh process. The same module is that process: `python -m benchmarks._run BENCHMARK OPTIONS`."""
+"""Runs one case in a fresh process, which runs this same module."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from benchmarks._measure import NotMeasuredError
 from benchmarks._report import Figures, Results, Row
-from fastload.measure.processes import MemoryReader
+from fastload.measure.fresh import answer, run_fresh
 
 DEADLINE_S = 600.0
 """No case takes a tenth of it. One that takes it hangs, and is ended."""
-
-_READING_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,67 +67,34 @@ def execute(name: str, case: Case) -> Outcome:
     """Run a case of benchmark `name` in a fresh process, and end that process, whatever ends this call."""
     root = str(Path(__file__).parent.parent)
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as messages:
-        # A session of its own: Ctrl-C in the terminal reaches us alone, and one signal ends the children too.
-        child = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks._run", name, json.dumps(case.options)],
-            env=os.environ | {"PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=messages,
-            start_new_session=True,
+    try:
+        ended = run_fresh(
+            "benchmarks._run",
+            {"name": name, "options": case.options},
+            watch_memory=case.watch_memory,
+            limit_s=DEADLINE_S,
+            environ=os.environ | {"PYTHONPATH": path},
         )
-        try:
-            peak_bytes = _wait(child, watch_memory=case.watch_memory)
-        except subprocess.TimeoutExpired:
-            return Outcome(None, f"hung: ended after {DEADLINE_S:g} s", failed=True)
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        output.seek(0)
-        messages.seek(0)
-        if child.returncode != 0:
-            return Outcome(
-                None,
-                f"ended with {child.returncode}:\n{messages.read().decode(errors='replace').strip()}",
-                failed=True,
-            )
-        answer = json.loads(output.read())
-    if "not_measured" in answer:
-        return Outcome(None, answer["not_measured"])
-    figures: Figures = answer["figures"]
-    if case.watch_memory:
-        figures["peak_mib"] = max(peak_bytes / 2**20, figures["peak_mib"])
+    except TimeoutError as hung:
+        return Outcome(None, str(hung), failed=True)
+    if ended.error is not None:
+        message = f"ended with {ended.status}:\n{ended.messages or ended.error}"
+        return Outcome(None, message, failed=True)
+    (result,) = ended.results
+    if "not_measured" in result:
+        return Outcome(None, result["not_measured"])
+    figures: Figures = result["figures"]
+    if ended.memory is not None:
+        figures["peak_mib"] = max(ended.memory.allocated / 2**20, figures["peak_mib"])
     return Outcome(figures)
 
 
-def _wait(child: subprocess.Popen[bytes], *, watch_memory: bool) -> int:
-    """Wait for the child's end; return the largest memory seen of it and its children, or 0."""
-    deadline = time.monotonic() + DEADLINE_S
-    memory = MemoryReader([child.pid], interval_s=_READING_INTERVAL_S)
-    while True:
-        left_s = max(0.0, deadline - time.monotonic())
-        try:
-            child.wait(min(memory.due_in_s(), left_s) if watch_memory else left_s)
-            return memory.peak.allocated
-        except subprocess.TimeoutExpired:
-            if time.monotonic() >= deadline:
-                raise
-        memory.read()
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Measure one case in this process; standard output has the answer, whatever else is printed goes to the error."""
-    name, options = arguments
-    with os.fdopen(os.dup(1), "w") as answer:
-        os.dup2(2, 1)
-        try:
-            result: dict[str, Any] = {"figures": load(name).measure(**json.loads(options))}
-        except NotMeasuredError as reason:
-            result = {"not_measured": str(reason)}
-        json.dump(result, answer)
+def _measured(content: Any, *_: object) -> dict[str, Any]:
+    try:
+        return {"figures": load(content["name"]).measure(**content["options"])}
+    except NotMeasuredError as reason:
+        return {"not_measured": str(reason)}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(answer(_measured))

@@ -27,6 +27,7 @@ from benchmarks._measure import run_epochs
 from benchmarks._report import Aim, best, label, row, table
 from benchmarks._run import Case, execute, load
 from fastload.bench.figures import BenchError
+from fastload.measure import fresh
 
 ROOT = Path(__file__).parent.parent
 
@@ -151,12 +152,11 @@ def test_what_ends_the_runner_ends_the_case(
 ) -> None:
     children = []
 
-    def signalled(child: subprocess.Popen[bytes], *, watch_memory: bool) -> int:
-        children.append(child)
+    def signalled(started: list[subprocess.Popen[bytes]], *_: object) -> None:
+        children.extend(started)
         signal.raise_signal(signum)
-        return child.wait()
 
-    monkeypatch.setattr(_run, "_wait", signalled)
+    monkeypatch.setattr(fresh, "_watch", signalled)
     result = click.testing.CliRunner().invoke(main, ["latency", "--smoke"])
     assert result.exit_code == status
     assert [child.returncode for child in children] == [-signal.SIGKILL]

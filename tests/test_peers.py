@@ -38,8 +38,8 @@ from benchmarks.recipes import Endless, files, packed, points, tree
 from benchmarks.recipes._decoding import crop, decode_file
 from benchmarks.recipes._judge import Pass, check, run_pass
 from fastload.bench.figures import BenchError
-from fastload.bench.report import Spread
 from fastload.measure.provenance import provenance
+from fastload.measure.tables import Spread
 
 # torchvision 0.29 says with each picture that TorchCodec will take the place of its decoder.
 pytestmark = [

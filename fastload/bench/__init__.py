@@ -2,9 +2,8 @@
 
     plan.py        what to run, as pure values: a workload, and the runs over it, in one or several ranks
     run.py         executes runs one after another: page cache, ranks, what else went on
-    ranks.py       starts the ranks of a run as processes, together, and watches them
-    loop.py        one rank of a run, in a process of its own: N steps over one loader, figures out
-    timeline.py    a short run in a process of its own, under torch's profiler: what each thread does
+    loop.py        one rank of a run, in a fresh process: N steps over one loader, figures out
+    timeline.py    a short run in a fresh process, under torch's profiler: what each thread does
     figures.py     what runs yield, as pure values, and what several ranks yield together
     roofline.py    the most that a configuration could load
     report.py      outcomes to rows, rows to a table, all of it to JSON

@@ -9,7 +9,8 @@ from typing import Any
 
 from fastload.bench.plan import Run
 from fastload.errors import FastloadError
-from fastload.measure.averages import Average
+from fastload.measure.averages import average
+from fastload.measure.processes import PeakMemory
 
 
 class BenchError(FastloadError):
@@ -95,17 +96,6 @@ def together(parts: Sequence[Part]) -> Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeakMemory:
-    """The largest memory seen of a run's process and its children; bytes of PSS, each maximum on its own."""
-
-    allocated: int
-    total: int
-    readings: int
-    reader_cpu_s: float
-    """CPU seconds that the readings cost, in the reading process; at most 2 % of one core."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """A run and what came of it: figures, or an error in one line."""
 
@@ -123,13 +113,10 @@ class Outcome:
 
 def average_line(rates: Sequence[float], *, warmup_steps: int) -> str:
     """The line that sums up a run: mean and population standard deviation of its windows, or what is missing."""
-    average = Average()
-    for rate in rates:
-        average.add(rate)
     missing = (
         ""
         if rates
         else f": no status window ended after step {warmup_steps}; take more steps (--nsteps) or shorter windows "
         "(--status-print-interval)"
     )
-    return f"Average image rate: {average}{missing}"
+    return f"Average image rate: {average(rates)}{missing}"

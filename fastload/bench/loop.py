@@ -1,24 +1,13 @@
-"""One rank of a run, in a process of its own: N steps over one loader. Started by `ranks`, and not imported by it.
-
-    python -m fastload.bench.loop RUN.json RESULT.json RANK READY GO
-
-The run's lines go to standard output; its figures, or one sentence why there are none, to RESULT.json.
-READY and GO are descriptors of pipes: the barrier at which the ranks start together.
-"""
+"""One rank of a run: N steps over one loader. `run` starts it in a fresh process, and does not import it."""
 
 from __future__ import annotations
 
-import ctypes
-import json
 import multiprocessing
-import os
-import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,17 +17,13 @@ from torchvision import transforms
 
 import fastload
 from fastload.bench.figures import BenchError, Figures, Part, average_line
-from fastload.bench.plan import Run, TransformName, Workload, rank_order
+from fastload.bench.plan import Run, TransformName, rank_order
 from fastload.datasets import ImageFileList
-from fastload.disk import replace_file
-from fastload.errors import FastloadError
 from fastload.measure import WARMUP_STEPS
-from fastload.measure.processes import cpu_seconds
-from fastload.measure.run_stats import RunStats
+from fastload.measure.fresh import answer
+from fastload.measure.loop_timer import Meter
 from fastload.measure.samples import Numbered
 from fastload.telemetry.diagnosis import bound
-
-Step = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def image_transform(name: TransformName) -> Callable[[Any], torch.Tensor]:
@@ -64,42 +49,6 @@ def open_loader(run: Run, dataset: Dataset[Any], order: list[int]) -> TorchDataL
     )
 
 
-def simulated_step(step_ms: float) -> Step:
-    """A training step that only waits, as the loop does while an accelerator computes; 0 ms does nothing at all."""
-
-    def wait(images: torch.Tensor, targets: torch.Tensor) -> None:
-        time.sleep(step_ms / 1000)
-
-    def nothing(images: torch.Tensor, targets: torch.Tensor) -> None:
-        return
-
-    return wait if step_ms > 0 else nothing
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """A moment of the loop, with what had added up by then."""
-
-    at: float
-    clock: float
-    """The same moment on the clock that all processes share."""
-    waited: float
-    cpu: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """What the loop saw."""
-
-    first_batch_s: float
-    warm: _Mark
-    """The end of the warm-up."""
-    end: _Mark
-    """The end of the last step."""
-    window_rates: list[float]
-    delivered: list[int]
-
-
 def open_run(run: Run, rank: int = 0) -> tuple[TorchDataLoader[Any], list[int]]:
     """The loader of a rank over the files of the run's list, and the indices that it is to give."""
     work = run.workload
@@ -120,7 +69,7 @@ def measure(
 
     `barrier` is called when all is ready, and returns when the loading is to start.
     """
-    began = time.perf_counter()
+    began = time.monotonic()
     work = run.workload
     loader, order = open_run(run, rank)
     say(f"Batch size: {work.batch_size}")
@@ -129,134 +78,63 @@ def measure(
         say(f"ranks: {run.ranks} on this node; the rates below are of rank {rank} alone")
     say("Starting data loader")
     barrier()
-    start = time.perf_counter()
+    ours = loader if isinstance(loader, fastload.DataLoader) else None
+    meter = Meter(None if ours is None else ours.stats, step_ms=work.step_ms)
     batches = iter(loader)
-    run_stats = RunStats(loader.stats) if isinstance(loader, fastload.DataLoader) else None
-    steps = _take_steps(batches, start, work, say, run_stats)
-    say(average_line(steps.window_rates, warmup_steps=WARMUP_STEPS))
+    delivered: list[int] = []
+    for number in range(1, work.steps + 1):
+        with meter.waiting():
+            _images, _targets, indices = next(batches)
+        with meter.stepping(len(indices)):
+            pass  # There is nothing to compute: a step only waits.
+        delivered += indices.tolist()
+        if number % work.status_print_interval == 0:
+            say(f"step_img_rate: {meter.window():.2f}")
+    measured = meter.end()
+    say(average_line(measured.window_rates, warmup_steps=WARMUP_STEPS))
     say("Stopping data loader")
-    stats = steady = None
-    if isinstance(loader, fastload.DataLoader) and run_stats is not None:
-        stats, steady = loader.stats(), run_stats.now()
-        loader.close()
+    loader_stats = None
+    if ours is not None:
+        loader_stats = asdict(ours.stats())
+        ours.close()
     del batches  # The last reference: torch's iterator ends its processes here, and waits for them.
-    closed = time.perf_counter()
+    closed = time.monotonic()
     say(f"All Done: {closed - began:.2f}")
 
-    if steps.delivered != order[: work.samples]:
+    if delivered != order[: work.samples]:
         raise BenchError(f"{run.name}: the loader delivered other samples than it was asked for")
-    warm, end = steps.warm, steps.end
-    steady_samples, steady_s = (work.steps - WARMUP_STEPS) * work.batch_size, end.at - warm.at
-    cpu_s = None if end.cpu is None or warm.cpu is None else end.cpu - warm.cpu
+    rate, wait_share, cpu_s = measured.rate, measured.wait_share, measured.steady_cpu_s
+    assert rate is not None  # A run has more steps than the warm-up.
+    assert wait_share is not None
     figures = Figures(
-        rate=steady_samples / steady_s,
-        rank_rates=[steady_samples / steady_s],
-        window_rates=steps.window_rates,
-        first_batch_s=steps.first_batch_s,
-        steady_s=steady_s,
-        wait_share=(end.waited - warm.waited) / steady_s,
-        cpu_s_per_1000=None if cpu_s is None else cpu_s * 1000 / steady_samples,
-        total_s=end.at - start,
-        close_s=closed - end.at,
-        samples=len(steps.delivered),
-        unique_samples=len(set(steps.delivered)),
+        rate=rate,
+        rank_rates=[rate],
+        window_rates=measured.window_rates,
+        first_batch_s=measured.first_batch_s,
+        steady_s=measured.steady_s,
+        wait_share=wait_share,
+        cpu_s_per_1000=None if cpu_s is None else cpu_s * 1000 / measured.steady_samples,
+        total_s=measured.training_s,
+        close_s=closed - measured.steady_to,
+        samples=len(delivered),
+        unique_samples=len(set(delivered)),
         intraop_threads=torch.get_num_threads(),
         start_method=multiprocessing.get_start_method() if run.loader == "torch" else None,
-        loader_stats=None if stats is None else asdict(stats),
-        finding=None if steady is None else bound(steady).sentence,
+        loader_stats=loader_stats,
+        finding=None if measured.stats is None else bound(measured.stats).sentence,
     )
     return Part(
         figures=figures,
-        steady_from_s=warm.clock,
-        steady_to_s=end.clock,
-        delivered=steps.delivered,
+        steady_from_s=measured.steady_from,
+        steady_to_s=measured.steady_to,
+        delivered=delivered,
     )
 
 
-def _take_steps(
-    batches: Iterator[Any],
-    start: float,
-    work: Workload,
-    say: Callable[[str], None],
-    run_stats: RunStats | None,
-) -> _Steps:
-    """The loop of a training script; `start` is when `iter()` was called."""
-    step = simulated_step(work.step_ms)
-    delivered: list[int] = []
-    window_rates: list[float] = []
-    waited = first_batch_s = 0.0
-    window_start = start
-    marks: dict[int, _Mark] = {}
-    for number in range(1, work.steps + 1):
-        asked = time.perf_counter()
-        images, targets, indices = next(batches)
-        arrived = time.perf_counter()
-        waited += arrived - asked
-        first_batch_s = first_batch_s or arrived - start
-        step(images, targets)
-        delivered += indices.tolist()
-        if number % work.status_print_interval == 0:
-            now = time.perf_counter()
-            rate = work.status_print_interval * work.batch_size / (now - window_start)
-            window_start = now
-            say(f"step_img_rate: {rate:.2f}")
-            if number > WARMUP_STEPS:  # the rule of the tutorial whose lines these are
-                window_rates.append(rate)
-        if number in (WARMUP_STEPS, work.steps):
-            if number == WARMUP_STEPS and run_stats is not None:
-                run_stats.begin()
-            marks[number] = _Mark(time.perf_counter(), time.monotonic(), waited, cpu_seconds())
-    return _Steps(first_batch_s, marks[WARMUP_STEPS], marks[work.steps], window_rates, delivered)
-
-
-def end_with_parent() -> None:
-    """Ask the kernel to end this process with the one that started it, however that one ends (Linux)."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _sentence(error: Exception) -> str:
-    """An error in one line, with its notes. Of an error that torch carried over from a worker, the error itself."""
-    text = str(error).strip()
-    if "Original Traceback" in text:
-        return text.splitlines()[-1]
-    return "; ".join([f"{type(error).__name__}: {text}", *getattr(error, "__notes__", ())])
-
-
-def write_result(result_path: str, result: Callable[[], dict[str, Any]]) -> int:
-    """Write what `result` returns, or {"error": a sentence} if it raises. 0 if it returned, 1 if not.
-
-    The file is there whole or not at all: where a rank fails, the others are killed at any moment.
-    """
-    try:
-        content = result()
-    except Exception as error:
-        content = {"error": _sentence(error)}
-        if not isinstance(error, FastloadError | OSError):
-            traceback.print_exc()
-    with replace_file(result_path, durable=False) as file:
-        file.write(json.dumps(content).encode())
-    return 1 if "error" in content else 0
-
-
-def main(run_path: str, result_path: str, rank: str, ready: str, go: str) -> int:
-    """Measure a rank of the run of one file, write its part to the other. 0 if there is one, 1 if there is an error."""
-    end_with_parent()
-    run = Run.from_json(json.loads(Path(run_path).read_text()))
-
-    def barrier() -> None:
-        os.write(int(ready), b".")
-        os.read(int(go), 1)  # Nothing is written to it: all ranks return when it is closed.
-
-    def say(line: str) -> None:
-        if rank == "0":
-            print(line, flush=True)
-
-    return write_result(
-        result_path, lambda: asdict(measure(run, say, rank=int(rank), barrier=barrier))
-    )
+def _rank(content: Any, rank: int, barrier: Callable[[], None]) -> dict[str, Any]:
+    say = partial(print, flush=True)
+    return asdict(measure(Run.from_json(content), say, rank=rank, barrier=barrier))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(answer(_rank))

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fastload.bench.plan import LOADER_NAMES, TRANSFORMS, LoaderKind, Workload
-from fastload.bench.report import Row, Spread, noise
+from fastload.bench.report import Row, noise
+from fastload.measure.tables import Spread
 
 _INK, _MUTED, _GRID, _ALARM = "#1f2933", "#66727f", "#e4e7eb", "#b42318"
 _STYLE: dict[LoaderKind, tuple[str, str]] = {

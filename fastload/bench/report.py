@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,30 +14,11 @@ from fastload.bench.roofline import roofline
 from fastload.disk import replace_file
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.provenance import busy, caption
+from fastload.measure.tables import Spread, columns
 
 FORMAT = "fastload-bench/1"
 QUIET_SHARE = 0.05
 """Share of the cores that other processes may take before the report warns of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The median of repeated runs, with the smallest and the largest."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def over(cls, values: Sequence[float]) -> Spread:
-        """The spread of these values, at least one."""
-        return cls(statistics.median(values), min(values), max(values))
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """The spread of the values that are known; None if none is."""
-        known = [value for value in values if value is not None]
-        return cls.over(known) if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,16 +130,7 @@ def table(rows: Sequence[Row], workload: Workload) -> str:
         "unique",
         "cache",
     )
-    cells = [header, *(_cells(row, workload, ranks=ranks) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(
-            text.ljust(width) if column == 0 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines = columns([header, *(_cells(row, workload, ranks=ranks) for row in rows)])
     return "\n".join([*lines, "", *_notes(rows, workload, ranks=ranks)])
 
 
@@ -186,7 +157,7 @@ def _cells(row: Row, workload: Workload, *, ranks: bool) -> tuple[str, ...]:
 def _notes(rows: Sequence[Row], workload: Workload, *, ranks: bool) -> list[str]:
     counts = " or ".join(str(count) for count in sorted({row.runs for row in rows}))
     cache = "read before" if workload.cache == "warm" else "dropped from the page cache before"
-    columns = {
+    meanings = {
         "img/s": "samples per second after the warm-up; CPU and waited are of the same time",
         "min-max": "of the runs' img/s",
         "x serial": "img/s over that of the serial run beside it",
@@ -198,22 +169,22 @@ def _notes(rows: Sequence[Row], workload: Workload, *, ranks: bool) -> list[str]
         "cache": f"the files were {cache} each run; in %, how much was in the page cache as it began",
     }
     if ranks:
-        columns["ranks"] = (
+        meanings["ranks"] = (
             "processes on this node, started together, each its part of the samples; img/s and min-max are of all of "
             "them, a rank is one's median, x serial is over serial in as many ranks, 1st batch is the last rank's"
         )
     if workload.step_ms > 0:
-        columns["step"] = (
+        meanings["step"] = (
             f"simulated: a wait of {workload.step_ms:g} ms, with no accelerator behind it"
         )
     for row in rows:
         if row.loader == "serial" and row.intraop_threads > 1:
-            columns["serial"] = (
+            meanings["serial"] = (
                 f"in the loop's own process, where torch runs {row.intraop_threads} threads within an operation, "
                 "which add to its CPU seconds as they wait for work"
             )
     if warning := noise(rows):
-        columns["noise"] = warning
+        meanings["noise"] = warning
     return [
         f"{workload.steps} steps of {workload.batch_size} samples{' in each rank' if ranks else ''}, "
         f"the first {WARMUP_STEPS} of them warm-up; "
@@ -222,7 +193,7 @@ def _notes(rows: Sequence[Row], workload: Workload, *, ranks: bool) -> list[str]
             if counts == "1"
             else f"{counts} runs of each, interleaved, in fresh processes; medians."
         ),
-        *(f"{name:<9}  {meaning}" for name, meaning in columns.items()),
+        *(f"{name:<9}  {meaning}" for name, meaning in meanings.items()),
     ]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from fastload.bench.figures import BenchError, Figures, Outcome, Part, together
 from fastload.bench.plan import Run, sample_order, traced
-from fastload.bench.ranks import run_ranks
 from fastload.datasets import ImageFileList
+from fastload.measure.fresh import run_fresh
 from fastload.measure.page_cache import cached_share, prepare_cache
 from fastload.measure.processes import machine_cpu_seconds
 
@@ -48,7 +48,7 @@ def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Ou
     prepare_cache(files, run.workload.cache)
     cached = cached_share(files)
     others = _Others()
-    ended = run_ranks("fastload.bench.loop", run, say=say)
+    ended = run_fresh("fastload.bench.loop", run.to_json(), ranks=run.ranks, say=say)
     parts = [
         Part(**{**result, "figures": Figures(**result["figures"])}) for result in ended.results
     ]
@@ -69,7 +69,7 @@ def trace(run: Run, *, files: Sequence[str]) -> dict[str, Any]:
     In the main thread alone; what ends this call early ends the process first.
     """
     prepare_cache(files, run.workload.cache)
-    ended = run_ranks("fastload.bench.timeline", traced(run), say=lambda line: None)
+    ended = run_fresh("fastload.bench.timeline", traced(run).to_json())
     if ended.error:
         raise BenchError(f"no timeline of {run.name}: {ended.error}")
     return ended.results[0]

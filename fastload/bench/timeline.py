@@ -1,9 +1,6 @@
-"""What each thread does over a few batches: spans out of torch's profiler, in a short run of its own.
+"""What each thread does over a few batches: spans out of torch's profiler, in a short run in a fresh process.
 
-    python -m fastload.bench.timeline RUN.json RESULT.json RANK READY GO
-
-A run that is measured carries no profiler; this one is not measured. The arguments are those of `loop`, whose
-barrier nobody waits at here.
+A run that is measured carries no profiler; this one is not measured.
 """
 
 from __future__ import annotations
@@ -15,14 +12,15 @@ import threading
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import fastload
-from fastload.bench.loop import end_with_parent, open_run, simulated_step, write_result
+from fastload.bench.loop import open_run
 from fastload.bench.plan import TRACED_STEPS, Run
+from fastload.measure.fresh import answer
 
 MOST_SPANS = 3000
 """More are cut off at the end: a page is slow to draw then, and spans are narrower than a pixel."""
@@ -73,7 +71,6 @@ def record(run: Run) -> Timeline:
     """Run all steps of `run` under the profiler; the timeline of its last `TRACED_STEPS`."""
     loader, _ = open_run(run)
     assert isinstance(loader, fastload.DataLoader)
-    step = simulated_step(run.workload.step_ms)
     asked: list[
         tuple[float, float]
     ] = []  # of each step: when, and the sum of the ready shares up to it
@@ -87,10 +84,11 @@ def record(run: Run) -> Timeline:
         for number in range(1, run.workload.steps + 1):
             began = perf_counter()
             with record_function(f"{_LOOP}wait"):
-                images, targets, _ = next(batches)
+                _held = next(batches)  # until the next one, as in any loop
             asked.append((began, loader.stats().occupancy * number))
             with record_function(f"{_LOOP}step"):
-                step(images, targets)
+                if run.workload.step_ms:
+                    sleep(run.workload.step_ms / 1000)
         names = {thread.native_id: _thread_name(thread) for thread in threading.enumerate()}
     loader.close()
     with tempfile.TemporaryDirectory(prefix="fastload-bench-") as scratch:
@@ -160,12 +158,5 @@ def _place(name: str) -> tuple[bool, str, int]:
     return name != "loop", kind or name, int(number) if number.isdecimal() else 0
 
 
-def main(run_path: str, result_path: str, *_: str) -> int:
-    """Write the timeline of a run. 0 if there is one, 1 if there is an error."""
-    end_with_parent()
-    run = Run.from_json(json.loads(Path(run_path).read_text()))
-    return write_result(result_path, lambda: asdict(record(run)))
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(answer(lambda content, *_: asdict(record(Run.from_json(content)))))

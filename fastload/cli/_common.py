@@ -94,7 +94,7 @@ def _one_rank_tells() -> Iterator[None]:
 
         # A rank that ends may end the others, before the one that prints has done so: they meet first.
         with suppress(RankError, RendezvousError):
-            alone = distributed.find().rank.world_size == 1
+            alone = distributed.detect_rank().rank.world_size == 1
             if not alone and not isinstance(error.__cause__, RankError | RendezvousError):
                 distributed.init("gloo", timeout_s=_MEET_S)
                 line = f"Error: {error.format_message()}"

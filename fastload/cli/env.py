@@ -12,7 +12,7 @@ import click
 from fastload.cli._common import Number
 
 if TYPE_CHECKING:
-    from fastload.distributed import Finding
+    from fastload.distributed import Detected
 
 
 @click.command()
@@ -48,10 +48,10 @@ def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
         mpiexec -n 4 fastload env --meet
         torchrun --nproc-per-node 4 --no-python fastload env --meet
     """
-    from fastload.distributed import find, shutdown
+    from fastload.distributed import detect_rank, shutdown
 
-    finding = find()
-    lines = _described(finding)
+    detected = detect_rank()
+    lines = _described(detected)
     try:
         if meet:
             lines.append(_meet(timeout_s))
@@ -60,10 +60,10 @@ def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
     finally:
         shutdown()
     # In one write: the lines of a rank stay together among those of the others.
-    click.echo("".join(f"{finding.rank}: {line}\n" for line in lines), nl=False)
+    click.echo("".join(f"{detected.rank}: {line}\n" for line in lines), nl=False)
 
 
-def _described(finding: Finding) -> list[str]:
+def _described(detected: Detected) -> list[str]:
     """The rank, what said so, and the software."""
     import os
     import platform
@@ -73,8 +73,8 @@ def _described(finding: Finding) -> list[str]:
     import fastload
     from fastload.distributed import backend_for
 
-    rank = finding.rank
-    said = dict.fromkeys(source for sources in finding.origins.values() for source in sources)
+    rank = detected.rank
+    said = dict.fromkeys(source for sources in detected.origins.values() for source in sources)
     devices = (
         f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA"
     )

@@ -6,19 +6,18 @@
     ...                                # DistributedDataParallel, RankSampler, all_reduce
     distributed.shutdown()             # also done at exit
 
-`detect` only reads variables; `init` meets the other ranks at a free port that rank 0 opens.
+`detect_rank` tells the rank alone; `init` meets the other ranks at a free port that rank 0 opens.
 
-    ranks.py      which rank this is, by the variables of its launcher: pure
-    asking.py     what they leave open, asked of mpi4py or read from the node file
+    detect.py     which rank this is, by the variables of its launcher, mpi4py, or the node file
     group.py      the process group: init, shutdown, end_job, cores
-    meeting.py    how the ranks agree on a place to meet
+    rendezvous.py how the ranks agree on a place to meet
     addresses.py  the address by which other nodes reach this one
     affinity.py   a rank's share of the cores: pure
     launch.py     host files to command lines and job scripts: pure
     execute.py    which launcher is here, and running it
 """
 
-from fastload.distributed.asking import find
+from fastload.distributed.detect import Detected, Launcher, Rank, detect_rank
 from fastload.distributed.group import (
     backend_for,
     cores,
@@ -28,19 +27,16 @@ from fastload.distributed.group import (
     met_by,
     shutdown,
 )
-from fastload.distributed.ranks import Finding, Launcher, Rank, detect, explain
 
 __all__ = [
-    "Finding",
+    "Detected",
     "Launcher",
     "Rank",
     "backend_for",
     "cores",
-    "detect",
+    "detect_rank",
     "device_of",
     "end_job",
-    "explain",
-    "find",
     "init",
     "met_by",
     "shutdown",

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from fractions import Fraction
 
-from fastload.distributed.ranks import Launcher
+from fastload.distributed.detect import Launcher
 
 _REMEDIES: dict[Launcher, str] = {
     "pals": "mpiexec --depth THREADS --cpu-bind depth",

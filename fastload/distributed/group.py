@@ -22,9 +22,8 @@ from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: i
 
 from fastload.distributed.addresses import address_towards, interface_of, own_address
 from fastload.distributed.affinity import one_core_warning, share
-from fastload.distributed.asking import MPI_LAUNCHERS, find, mpi4py
-from fastload.distributed.meeting import meeting
-from fastload.distributed.ranks import Rank
+from fastload.distributed.detect import MPI_LAUNCHERS, Rank, detect_rank, mpi4py
+from fastload.distributed.rendezvous import rendezvous
 from fastload.errors import RankError, RendezvousError
 
 _SHOWN = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -53,7 +52,7 @@ _ALL_END_S = 3.0
 """Seconds within which ranks that meet the same error, such as a file that is missing, all report it."""
 
 _joined: _Joined | None = None
-_meetings = 0
+_groups_begun = 0
 """How many groups were begun in this process: torchrun's store outlives them, and what the last one left there."""
 
 
@@ -73,13 +72,13 @@ def init(backend: str = "auto", *, timeout_s: float = 600.0) -> Rank:
     waits for all ranks, and would wait for ever. `shutdown()` is called at exit.
 
     Raises:
-        RankError: see `detect`.
+        RankError: see `detect_rank`.
         RendezvousError: the others did not come, or there is no way to agree on a place.
     """
     global _joined
     if _joined is not None:
         return _joined.rank
-    rank = find().rank
+    rank = detect_rank().rank
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank.rank, rank.world_size):
             raise RankError(
@@ -203,7 +202,7 @@ def cores() -> int:
     Warns (UserWarning) where the launcher bound the rank to one core of several, with the option to change.
     """
     own = os.sched_getaffinity(0)
-    rank = _joined.rank if _joined is not None else find().rank
+    rank = _joined.rank if _joined is not None else detect_rank().rank
     machine = os.cpu_count() or len(own)
     if warning := one_core_warning(rank.launcher, own, machine, rank.local_size):
         warnings.warn(warning, stacklevel=2)
@@ -234,10 +233,13 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
     for device in (torch.cuda, torch.xpu):
         if device.is_available() and backend != "gloo":
             device.set_device(device_of(rank, device.device_count()))
-    global _meetings
-    _meetings += 1
-    with meeting(rank, os.environ, timeout_s=timeout_s, number=_meetings) as (shared, met_by):
-        store = PrefixStore(f"fastload/{_meetings}", shared)
+    global _groups_begun
+    _groups_begun += 1
+    with rendezvous(rank, os.environ, timeout_s=timeout_s, number=_groups_begun) as (
+        shared,
+        met_by,
+    ):
+        store = PrefixStore(f"fastload/{_groups_begun}", shared)
         _name_interface(rank, store)
         try:
             dist.init_process_group(

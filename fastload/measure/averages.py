@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 
 
-class Average:
-    """Mean and population standard deviation of the values added, by Welford's update.
-
-    (B. P. Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products",
-    Technometrics 4, 1962.) A sum of squares would cancel where the values are alike.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = math.nan
-        self._squares = 0.0
-
-    def add(self, value: float) -> None:
-        """Count one more value."""
-        self.count += 1
-        before = self.mean if self.count > 1 else value
-        self.mean = before + (value - before) / self.count
-        self._squares += (value - before) * (value - self.mean)
-
-    @property
-    def stddev(self) -> float:
-        """Population standard deviation; NaN where nothing was added."""
-        return math.sqrt(self._squares / self.count) if self.count else math.nan
-
-    def __str__(self) -> str:
-        return f"mean: {self.mean:.2f}, stddev: {self.stddev:.2f}" if self.count else "n/a"
+def average(values: Sequence[float]) -> str:
+    """Mean and population standard deviation in words; "n/a" if there are no values."""
+    return f"mean: {np.mean(values):.2f}, stddev: {np.std(values):.2f}" if values else "n/a"
 
 
 class Quantiles:

@@ -13,11 +13,13 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from fastload.measure import WARMUP_STEPS
-from fastload.measure.averages import Average, Quantiles
+from fastload.measure.averages import Quantiles
+from fastload.measure.processes import cpu_seconds
 from fastload.measure.run_stats import RunStats
 from fastload.telemetry import Stats
 
 QUANTILES = (50.0, 95.0, 99.0)
+_CPU = torch.device("cpu")
 
 
 def synchronize(device: torch.device) -> None:
@@ -106,14 +108,16 @@ class Measured:
 
     steps: int = 0
     samples: int = 0
-    seen: torch.Tensor
-    """bool[number of samples in the data set], on the device: which were trained on."""
-    average: Average = field(default_factory=Average)
-    """Over the windows that ended after the warm-up, as the tutorial's."""
+    window_rates: list[float] = field(default_factory=list)
+    """Samples a second of each window that ended after the warm-up, as the tutorial has them."""
     training_s: float = 0.0
     """From the loader's `iter()` to the end of the last step, warm-up included."""
-    steady_s: float = 0.0
+    steady_from: float = 0.0
+    """`time.monotonic()`, which is one clock for all processes of a machine."""
+    steady_to: float = 0.0
     steady_samples: int = 0
+    steady_cpu_s: float | None = None
+    """CPU seconds (user + system, children included); None if they are not known."""
     waited_s: float = 0.0
     """Steady seconds in which the loop waited for a batch."""
     first_batch_s: float = 0.0
@@ -128,9 +132,13 @@ class Measured:
     """Steps that took longer by themselves than the simulated step shall."""
     ahead: list[float] = field(default_factory=list)
     """Batches read ahead as step 1 began, as the warm-up ended, and at the end."""
-    loss: float | None = None
     stats: Stats | None = None
     """The loader's, steady: of all epochs together. Of a run that ended in the warm-up, all of it."""
+
+    @property
+    def steady_s(self) -> float:
+        """Seconds of steady running; 0 if the run ended in the warm-up."""
+        return self.steady_to - self.steady_from
 
     @property
     def rate(self) -> float | None:
@@ -147,64 +155,70 @@ class Meter:
     """The clock of a training loop: tells it the windows' rates, and at the end what was `measured`.
 
     Args:
+        stats: the loader's `stats`; None if it has none.
+        step_ms: milliseconds that each step lasts at least, as if an accelerator computed while the host waits.
         device: where steps run. It is waited for at the end of each window, as a rate is of work that is done.
-        samples: in the data set.
-        stats: the loader's `stats`, None where it has none.
-        traffic: of the gradients, None with one rank.
+        traffic: of the gradients; None with one rank.
     """
 
     def __init__(
         self,
-        *,
-        device: torch.device,
-        samples: int,
         stats: Callable[[], Stats] | None,
-        traffic: GradientTraffic | None,
+        *,
+        step_ms: float = 0.0,
+        device: torch.device = _CPU,
+        traffic: GradientTraffic | None = None,
     ) -> None:
-        self.measured = Measured(seen=torch.zeros(samples, dtype=torch.bool, device=device))
+        self.measured = Measured()
+        self._step_s = step_ms / 1000
         self._device = device
         self._stats = stats
         self._run_stats = None if stats is None else RunStats(stats)
         self._traffic = traffic
         self._laps = Laps(device)
-        self._begin = self._window_begin = self._warm_end = time.perf_counter()
+        self._begin = self._window_begin = time.monotonic()
         self._window_samples = 0
+        self._warm_cpu_s: float | None = None
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Around the loop's wait for a batch."""
-        before = time.perf_counter()
+        before = time.monotonic()
         yield
-        waited_s = time.perf_counter() - before
-        measured = self.measured
+        now = time.monotonic()
+        measured, waited_s = self.measured, now - before
         if measured.steps == 0:
-            measured.first_batch_s = time.perf_counter() - self._begin
+            measured.first_batch_s = now - self._begin
             self._look_ahead()
         elif measured.steps >= WARMUP_STEPS:
             measured.waited_s += waited_s
             measured.wait.add(waited_s)
 
     @contextmanager
-    def stepping(self, indices: torch.Tensor) -> Iterator[None]:
-        """Around a step on the samples of these indices, int64[B] on the device."""
-        begin = self._laps.mark()
+    def stepping(self, samples: int) -> Iterator[None]:
+        """Around a step on `samples` samples."""
+        begin, until = self._laps.mark(), time.monotonic() + self._step_s
         yield
-        self._laps.add(begin, self._laps.mark())
         measured = self.measured
+        if self._step_s:
+            left_s = until - time.monotonic()
+            measured.overran += left_s < 0
+            time.sleep(max(0.0, left_s))
+        self._laps.add(begin, self._laps.mark())
         if self._traffic is not None:
             self._traffic.step_done()
         measured.steps += 1
-        measured.samples += len(indices)
-        measured.seen[indices] = True
-        self._window_samples += len(indices)
+        measured.samples += samples
+        self._window_samples += samples
         if measured.steps > WARMUP_STEPS:
-            measured.steady_samples += len(indices)
+            measured.steady_samples += samples
         elif measured.steps == WARMUP_STEPS:
             self._settle()
             self._look_ahead()
             if self._run_stats is not None:
                 self._run_stats.begin()
-            self._warm_end = time.perf_counter()
+            self._warm_cpu_s = cpu_seconds()
+            measured.steady_from = measured.steady_to = time.monotonic()
 
     def epoch_ended(self) -> None:
         """Record the figures of an epoch. Call it after its last batch, before the next epoch begins."""
@@ -214,33 +228,32 @@ class Meter:
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Around the writing of a checkpoint."""
-        before = time.perf_counter()
+        before = time.monotonic()
         yield
-        self.measured.checkpoint_s += time.perf_counter() - before
+        self.measured.checkpoint_s += time.monotonic() - before
         self.measured.checkpoints += 1
 
-    def window(self, loss: torch.Tensor) -> float:
+    def window(self) -> float:
         """End a window of steps: its rate, in samples a second."""
         self._settle()
-        now = time.perf_counter()
+        now = time.monotonic()
         rate = self._window_samples / (now - self._window_begin)
         self._window_begin, self._window_samples = now, 0
         if self.measured.steps > WARMUP_STEPS:
-            self.measured.average.add(rate)
-        self.measured.loss = float(loss)
+            self.measured.window_rates.append(rate)
         return rate
 
-    def end(self, loss: torch.Tensor | None) -> Measured:
-        """Behind the last step."""
+    def end(self) -> Measured:
+        """Return what was measured. Call it after the last step."""
         self._settle()
-        now = time.perf_counter()
+        now, cpu_s = time.monotonic(), cpu_seconds()
         measured = self.measured
         measured.training_s = now - self._begin
         if measured.steps > WARMUP_STEPS:
-            measured.steady_s = now - self._warm_end
+            measured.steady_to = now
+            if cpu_s is not None and self._warm_cpu_s is not None:
+                measured.steady_cpu_s = cpu_s - self._warm_cpu_s
         self._look_ahead()
-        if loss is not None:
-            measured.loss = float(loss)
         measured.stats = None if self._run_stats is None else self._run_stats.now()
         return measured
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _READER_CORE_SHARE = 0.02
+_READING_INTERVAL_S = 0.05
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -88,37 +89,40 @@ def tree_memory(pid: int) -> Memory | None:
     return Memory(allocated, total) if total else None
 
 
+@dataclass(slots=True, kw_only=True)
+class PeakMemory:
+    """The largest memory seen of some processes and their children; bytes of PSS, each maximum on its own."""
+
+    allocated: int = 0
+    total: int = 0
+    readings: int = 0
+    reader_cpu_s: float = 0.0
+    """CPU seconds that the readings cost, in the reading process; at most 2 % of one core."""
+
+
 class MemoryReader:
     """Reads the memory of some processes and their descendants again and again, and keeps the largest seen.
 
     A reading walks the page tables of what it reads, so the next one is due when the last has cost no more than a
-    fiftieth of a core, and `interval_s` later at the earliest.
+    fiftieth of a core.
     """
 
-    def __init__(self, pids: Sequence[int], *, interval_s: float) -> None:
-        self.readings = 0
-        self.peak = Memory(0, 0)
-        """Each maximum on its own; zero before the first reading."""
-        self.cpu_s = 0.0
-        """CPU seconds that the readings cost, in this process."""
+    def __init__(self, pids: Sequence[int]) -> None:
+        self.peak = PeakMemory()
         self._pids = pids
-        self._interval_s = interval_s
         self._due = 0.0
 
-    def due_in_s(self) -> float:
-        """Seconds until the next reading is due; 0 if it is."""
-        return max(0.0, self._due - time.perf_counter())
-
     def read(self) -> None:
-        """Take a reading; none of processes that have ended."""
+        """Take a reading if one is due; none of processes that have ended."""
+        if time.perf_counter() < self._due:
+            return
         before_s = time.process_time()
         found = [memory for pid in self._pids if (memory := tree_memory(pid)) is not None]
         spent_s = time.process_time() - before_s
-        self.cpu_s += spent_s
-        self._due = time.perf_counter() + max(self._interval_s, spent_s / _READER_CORE_SHARE)
+        self._due = time.perf_counter() + max(_READING_INTERVAL_S, spent_s / _READER_CORE_SHARE)
+        peak = self.peak
+        peak.reader_cpu_s += spent_s
         if found:
-            self.readings += 1
-            self.peak = Memory(
-                allocated=max(self.peak.allocated, sum(memory.allocated for memory in found)),
-                total=max(self.peak.total, sum(memory.total for memory in found)),
-            )
+            peak.readings += 1
+            peak.allocated = max(peak.allocated, sum(memory.allocated for memory in found))
+            peak.total = max(peak.total, sum(memory.total for memory in found))

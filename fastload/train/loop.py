@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ import torch
 import fastload
 from fastload import distributed
 from fastload.errors import FastloadError, UsageError, in_one_line
-from fastload.measure.loop_timer import Measured, Meter
+from fastload.measure.averages import average
+from fastload.measure.loop_timer import Meter
 from fastload.measure.samples import Numbered
 from fastload.train.checkpoint import (
     NAME,
@@ -105,7 +105,7 @@ def _train(
         steps = recipe.total_steps(len(loader)) - first
         found = cached(recipe, dataset, upcoming(loader, steps=steps))
         trained = fit(recipe, source, learner, control, first=first, say=voice, on_step=on_step)
-        voice(f"Average image rate: {trained.measured.average}")
+        voice(f"Average image rate: {average(trained.measured.window_rates)}")
         if not serial_lines:
             voice("Stopping data loader")
     _report(recipe, trained, learner, control, found, voice)
@@ -164,13 +164,8 @@ def fit(
     saved = first or None
     stats = source.stats if recipe.loader == "thread" else None
     recording = Recording(recipe, control, first=first, steps=total - first, stats=stats, say=say)
-    meter = Meter(
-        device=learner.device,
-        samples=len(source.dataset),
-        stats=stats,
-        traffic=learner.traffic,
-    )
-    simulated = _Simulated(recipe.step_ms, meter.measured) if recipe.step_ms else nullcontext()
+    meter = Meter(stats, step_ms=recipe.step_ms, device=learner.device, traffic=learner.traffic)
+    seen = torch.zeros(len(source.dataset), dtype=torch.bool, device=learner.device)
     step, stopped = first, 0
     loss: torch.Tensor | None = None
     batches = _endless(source, meter.epoch_ended)
@@ -181,8 +176,9 @@ def fit(
                 break
             with meter.waiting():
                 images, targets, indices = next(batches)
-            with meter.stepping(indices), simulated:
+            with meter.stepping(len(indices)):
                 loss = learner.step(images, targets)
+            seen[indices] = True
             step += 1
             recording.step()
             if on_step is not None:
@@ -191,15 +187,17 @@ def fit(
                 with meter.saving():
                     saved = _save(recipe.checkpoint, step, source, learner, control)
             if step % recipe.status_print_interval == 0:
-                rate = meter.window(loss)
+                rate = meter.window()
                 say(f"step_img_rate: {rate:.2f}")
                 recording.window(step, rate=rate, loss=loss)
-        measured = meter.end(loss)
+        measured = meter.end()
         if recipe.checkpoint is not None and saved != step:
             with meter.saving():
                 saved = _save(recipe.checkpoint, step, source, learner, control)
     return Trained(
         measured=measured,
+        seen=seen,
+        loss=None if loss is None else float(loss),
         first_step=first,
         last_step=step,
         total_steps=total,
@@ -207,24 +205,6 @@ def fit(
         checkpoint_step=saved,
         folder=recording.folder,
     )
-
-
-class _Simulated:
-    """Around a step: makes it last at least so long, as if an accelerator computed while the host waits."""
-
-    def __init__(self, step_ms: float, measured: Measured) -> None:
-        self._seconds = step_ms / 1000
-        self._measured = measured
-        self._begin = 0.0
-
-    def __enter__(self) -> None:
-        self._begin = time.perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        left_s = self._begin + self._seconds - time.perf_counter()
-        if kind is None and left_s > 0:
-            time.sleep(left_s)
-        self._measured.overran += left_s < 0
 
 
 def _endless(source: Iterable[Batch], ended: Callable[[], None]) -> Iterator[Batch]:
@@ -317,7 +297,7 @@ def _report(
     recipe: Recipe, trained: Trained, learner: Learner, control: Control, cached: Cached, say: Say
 ) -> None:
     """Say what the run did, and put it into stats.csv. Collective."""
-    ranks = gather(trained.measured, control)
+    ranks = gather(trained, control)
     if control.rank.rank:
         return
     summary = Summary(

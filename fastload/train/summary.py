@@ -27,9 +27,13 @@ _RANKS_SHOWN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What came of a run, the same on all ranks but for `measured`."""
+    """What came of a run, the same on all ranks but for the first three."""
 
     measured: Measured
+    seen: torch.Tensor
+    """bool[number of samples in the data set], on the device: which were trained on."""
+    loss: float | None
+    """Of the last batch; None if there was none."""
     first_step: int
     """The step that the run began behind: 0, or a checkpoint's."""
     last_step: int
@@ -72,14 +76,15 @@ class AllRanks:
         return max((share for share in self.wait_shares if share is not None), default=None)
 
 
-def gather(measured: Measured, control: Control) -> AllRanks:
+def gather(trained: Trained, control: Control) -> AllRanks:
     """Bring the ranks' figures together, on every rank."""
+    measured = trained.measured
     ranks = control.gather((measured.rate, measured.wait_share, measured.samples))
     return AllRanks(
         rates=[rate for rate, _, _ in ranks],
         wait_shares=[share for _, share, _ in ranks],
         samples=sum(samples for _, _, samples in ranks),
-        unique_samples=int(control.union(measured.seen).sum()),
+        unique_samples=int(control.union(trained.seen).sum()),
     )
 
 
@@ -127,7 +132,7 @@ class Summary:
             ("step ms", f"{step} (rank 0){_simulated(recipe)}"),
             ("wait ms", f"{wait} (rank 0)"),
             ("training", f"{measured.training_s:.2f} s, warm-up included"),
-            ("loss", f"{figure(measured.loss, '.4f')}, of rank 0's last batch"),
+            ("loss", f"{figure(self.trained.loss, '.4f')}, of rank 0's last batch"),
         ]
 
     def _sometimes(self) -> list[tuple[str, str]]:
@@ -307,7 +312,7 @@ _COLUMNS: dict[str, _Value] = {
     **_quantile_columns("wait", lambda measured: measured.wait),
     "checkpoints": lambda run: run.measured.checkpoints,
     "checkpoint_s": lambda run: run.measured.checkpoint_s,
-    "loss": lambda run: run.measured.loss,
+    "loss": lambda run: run.trained.loss,
     "bound": _bound,
     "seed": lambda run: run.recipe.seed,
     "fastload": lambda _: fastload.__version__,

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from fastload.bench import report
-from fastload.bench.figures import Figures, Outcome, PeakMemory
+from fastload.bench.figures import Figures, Outcome
 from fastload.bench.plan import LoaderKind, Run, Workload
+from fastload.measure.processes import PeakMemory
 from fastload.measure.provenance import provenance
 
 HOSTILE = "/data/<b>bold</b>&amp;\"double\" 'single'/list.txt"

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ pytest.importorskip("torchvision")
 import numpy as np
 from PIL import Image
 
-from fastload.bench import loop, ranks, report
-from fastload.bench.figures import BenchError, Figures, Outcome, PeakMemory, average_line
+from fastload.bench import loop, report
+from fastload.bench.figures import BenchError, Figures, Outcome, average_line
 from fastload.bench.plan import LoaderKind, Run, Workload, plan_runs, sample_order
 from fastload.bench.run import _Others, execute, files_of
-from fastload.measure.processes import descendants
+from fastload.measure.fresh import ending
+from fastload.measure.processes import PeakMemory, descendants
 from fastload.measure.provenance import provenance
 
 ROOT = Path(__file__).parents[2]
@@ -155,21 +157,12 @@ def test_a_run_takes_n_steps_and_prints_the_lines_of_the_seed(
     assert figures.rate == pytest.approx(2 * 4 / figures.steady_s)
 
 
-def test_serial_and_threads_see_the_same_samples(
-    file_list: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[list[tuple[list[int], list[int]]]] = []
-
-    def recording_step(step_ms: float) -> loop.Step:
-        batches: list[tuple[list[int], list[int]]] = []
-        seen.append(batches)
-        return lambda images, targets: batches.append(
-            (targets.tolist(), images.sum(dim=(1, 2, 3)).tolist())
-        )
-
-    monkeypatch.setattr(loop, "simulated_step", recording_step)
+def test_serial_and_threads_see_the_same_samples(file_list: Path) -> None:
+    seen = []
     for loader, workers in WORKERS:
-        loop.measure(run_over(file_list, loader, workers), lambda line: None)
+        opened, _ = loop.open_run(run_over(file_list, loader, workers))
+        batches = islice(opened, 7)
+        seen.append([(y.tolist(), x.sum(dim=(1, 2, 3)).tolist()) for x, y, _ in batches])
     assert len(seen[0]) == 7
     assert seen[0] == seen[1]
 
@@ -248,10 +241,10 @@ def test_a_run_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
 
 
 def test_how_a_process_ended_is_put_into_words() -> None:
-    assert "SIGKILL" in ranks.ending(-signal.SIGKILL)
-    assert "memory" in ranks.ending(-signal.SIGKILL)
-    assert "memory" not in ranks.ending(-signal.SIGTERM)
-    assert "exit code 3" in ranks.ending(3)
+    assert "SIGKILL" in ending(-signal.SIGKILL)
+    assert "memory" in ending(-signal.SIGKILL)
+    assert "memory" not in ending(-signal.SIGTERM)
+    assert "exit code 3" in ending(3)
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from PIL import Image
 from fastload.bench import report
 from fastload.bench.figures import BenchError, Figures, Outcome, Part, together
 from fastload.bench.plan import LoaderKind, Run, Workload, plan_runs, rank_order, sample_order
-from fastload.bench.ranks import Ended, _Barrier
 from fastload.bench.roofline import roofline
 from fastload.bench.run import execute, files_of, trace
+from fastload.measure.fresh import Ended, _Barrier
 from fastload.measure.processes import descendants
 
 
@@ -309,7 +309,9 @@ def test_the_timeline_has_the_loop_and_every_worker_with_spans_of_that_time(
 
 
 def test_a_timeline_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = Ended(results=[], error="OSError: the disk is gone", memory=None, messages="")
-    monkeypatch.setattr("fastload.bench.run.run_ranks", lambda module, run, say: failed)
+    failed = Ended(
+        results=[], error="OSError: the disk is gone", status=1, memory=None, messages=""
+    )
+    monkeypatch.setattr("fastload.bench.run.run_fresh", lambda module, run: failed)
     with pytest.raises(BenchError, match="no timeline of 1 thread: OSError: the disk is gone"):
         trace(run_over("list"), files=[])

@@ -12,8 +12,8 @@ import pytest
 from fastload import distributed
 from fastload.distributed import Rank
 from fastload.distributed.affinity import one_core_warning, share
+from fastload.distributed.detect import Launcher
 from fastload.distributed.group import device_of
-from fastload.distributed.ranks import Launcher
 from fastload.errors import RankError
 
 

@@ -1,6 +1,6 @@
 """Promise: `fastload env` says which rank this is, from which variables, and with what it would train.
 
-With real launchers and with `--meet` between two network stacks it runs in `test_meeting.py`.
+With real launchers and with `--meet` between two network stacks it runs in `test_rendezvous.py`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import pytest
 
 from fastload.distributed import Rank, init, shutdown
 from fastload.distributed.addresses import address_towards, interface_of, own_address
-from fastload.distributed.meeting import _open, meeting
+from fastload.distributed.rendezvous import _open, rendezvous
 from fastload.errors import RankError, RendezvousError
 from tests.distributed.launching import clean_environment
 
@@ -69,13 +69,13 @@ def test_a_file_of_a_start_that_died_is_passed_over(
     environ = SLURM | {"FASTLOAD_MEETING_DIR": str(tmp_path)}
     with closing(socket.create_server(("127.0.0.1", 0))) as gone:
         dead = gone.getsockname()[1]
-    with meeting(two(0), environ, timeout_s=20) as (store, _):
+    with rendezvous(two(0), environ, timeout_s=20) as (store, _):
         (path,) = tmp_path.iterdir()
         assert path.stat().st_mode & 0o777 == 0o600
         good = path.read_text()
         path.write_text(json.dumps(json.loads(good) | {"port": dead}))
         monkeypatch.setattr(time, "sleep", lambda _: path.write_text(good))  # before it looks again
-        with meeting(two(1), environ, timeout_s=20) as (joined, way):
+        with rendezvous(two(1), environ, timeout_s=20) as (joined, way):
             joined.set("from", "rank 1")
         assert way == f"the file {path}"
         assert store.get("from") == b"rank 1"
@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_read_is_looked_for_again(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = SLURM | {"FASTLOAD_MEETING_DIR": str(tmp_path)}
-    with meeting(two(0), environ, timeout_s=20) as (store, _):
+    with rendezvous(two(0), environ, timeout_s=20) as (store, _):
         (path,) = tmp_path.iterdir()
         kept = path.rename(tmp_path / "kept")
         if kind == "unreadable":
@@ -102,18 +102,18 @@ def test_a_file_that_cannot_be_read_is_looked_for_again(
             kept.rename(path)
 
         monkeypatch.setattr(time, "sleep", put_back)
-        with meeting(two(1), environ, timeout_s=20) as (joined, _):
+        with rendezvous(two(1), environ, timeout_s=20) as (joined, _):
             joined.set("from", "rank 1")
         assert store.get("from") == b"rank 1"
 
 
 def test_a_store_of_another_job_is_refused(tmp_path: Path) -> None:
     environ = SLURM | {"FASTLOAD_MEETING_DIR": str(tmp_path)}
-    with meeting(two(0), environ, timeout_s=5):
+    with rendezvous(two(0), environ, timeout_s=5):
         (path,) = tmp_path.iterdir()
         path.write_text(json.dumps(json.loads(path.read_text()) | {"token": "another"}))
         with pytest.raises(RendezvousError, match="rank 1 of 2 found another job's store"):
-            meeting(two(1), environ, timeout_s=5).__enter__()
+            rendezvous(two(1), environ, timeout_s=5).__enter__()
 
 
 def test_other_starts_have_other_files(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_other_starts_have_other_files(tmp_path: Path) -> None:
     environ = SLURM | {"FASTLOAD_MEETING_DIR": str(tmp_path)}
     names = set()
     for other in more:
-        with meeting(two(0), environ | other, timeout_s=5) as (_, way):
+        with rendezvous(two(0), environ | other, timeout_s=5) as (_, way):
             names.add(way)
     assert len(names) == len(more)
 
@@ -146,7 +146,7 @@ def test_ranks_that_cannot_meet_say_so(
     monkeypatch.setitem(sys.modules, "mpi4py", None)  # as if it were not installed
     place = {"FASTLOAD_MEETING_DIR": str(tmp_path)}
     with pytest.raises(RendezvousError, match=named):
-        meeting(rank, environ | place, timeout_s=0.3).__enter__()
+        rendezvous(rank, environ | place, timeout_s=0.3).__enter__()
 
 
 def test_an_mpi_that_counts_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,13 +164,13 @@ def test_an_mpi_that_counts_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch
         def Get_library_version() -> str:
             return "Open MPI v5.0.11, package: x"
 
-    monkeypatch.setattr("fastload.distributed.meeting.mpi4py", lambda: MPI)
+    monkeypatch.setattr("fastload.distributed.rendezvous.mpi4py", lambda: MPI)
     with (
         pytest.raises(
             RankError,
             match="launcher says rank 1 of 2, mpi4py rank 0 of 1: mpi4py uses 'Open MPI v5",
         ),
-        meeting(two(1, "mpich"), {}, timeout_s=5),
+        rendezvous(two(1, "mpich"), {}, timeout_s=5),
     ):
         pass
 

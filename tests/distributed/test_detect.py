@@ -12,15 +12,18 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from fastload.distributed import Launcher, Rank, detect, explain
-from fastload.distributed.asking import find
-from fastload.distributed.ranks import Said
+from fastload.distributed import Launcher, Rank, detect_rank
+from fastload.distributed.detect import Answer, detect_by_variables
 from fastload.errors import RankError
 
 
 def words(text: str) -> dict[str, str]:
     """Turn "A=1 B=2" into {"A": "1", "B": "2"}."""
     return dict(word.split("=", 1) for word in text.split())
+
+
+def rank_by(environ: dict[str, str]) -> Rank:
+    return detect_by_variables(environ).rank
 
 
 TORCHRUN = words("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 TORCHELASTIC_RUN_ID=none")
@@ -52,17 +55,17 @@ LAUNCHERS: dict[Launcher, dict[str, str]] = {
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_launcher_is_known_by_what_it_sets(launcher: Launcher) -> None:
-    assert detect(LAUNCHERS[launcher]) == Rank(5, 8, 1, 4, launcher)
+    assert rank_by(LAUNCHERS[launcher]) == Rank(5, 8, 1, 4, launcher)
 
 
 @pytest.mark.parametrize("environ", [{}, BATCH_SHELL, {"RANK": "", "WORLD_SIZE": "1"}], ids=str)
 def test_without_a_launcher_there_is_one_rank(environ: dict[str, str]) -> None:
-    assert detect(environ) == Rank(0, 1, 0, 1, "none")
+    assert rank_by(environ) == Rank(0, 1, 0, 1, "none")
 
 
 @pytest.mark.parametrize("step", ["4294967290", "4294967291"], ids=["interactive", "batch"])
 def test_a_shell_that_slurm_started_is_no_rank(step: str) -> None:
-    assert detect({**SLURM, "SLURM_STEP_ID": step}).launcher == "none"
+    assert rank_by({**SLURM, "SLURM_STEP_ID": step}).launcher == "none"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_a_shell_that_slurm_started_is_no_rank(step: str) -> None:
 )
 def test_slurm_lists_its_tasks_by_node(per_node: str, node: int, size: int) -> None:
     environ = SLURM | {"SLURM_STEP_TASKS_PER_NODE": per_node, "SLURM_NODEID": str(node)}
-    assert detect(environ).local_size == size
+    assert rank_by(environ).local_size == size
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ def test_slurm_lists_its_tasks_by_node(per_node: str, node: int, size: int) -> N
 )
 def test_under_torchrun_other_variables_are_those_of_its_agent(outer: dict[str, str]) -> None:
     agent = outer | {name: "1" for name in outer if "RANK" in name or "PROCID" in name}
-    assert detect(agent | TORCHRUN) == Rank(5, 8, 1, 4, "torchrun")
+    assert rank_by(agent | TORCHRUN) == Rank(5, 8, 1, 4, "torchrun")
 
 
 @pytest.mark.parametrize("mpi", [MPICH, OPENMPI], ids=["mpich", "openmpi"])
@@ -94,14 +97,14 @@ def test_under_torchrun_other_variables_are_those_of_its_agent(outer: dict[str, 
 def test_a_step_of_slurm_may_carry_the_daemons_of_an_mpi(
     mpi: dict[str, str], step: dict[str, str]
 ) -> None:
-    assert detect(SLURM | step | mpi) == detect(mpi)
+    assert rank_by(SLURM | step | mpi) == rank_by(mpi)
 
 
 def test_agreement_is_no_error_and_names_all_its_sources() -> None:
-    finding = explain(SLURM | BY_HAND | MPICH)
-    assert finding.rank == Rank(5, 8, 1, 4, "mpich")
-    assert finding.origins["rank"] == ("RANK=5", "PMI_RANK=5", "SLURM_PROCID=5")
-    assert finding.origins["local_size"][-1] == "SLURM_STEP_TASKS_PER_NODE=4"
+    detected = detect_by_variables(SLURM | BY_HAND | MPICH)
+    assert detected.rank == Rank(5, 8, 1, 4, "mpich")
+    assert detected.origins["rank"] == ("RANK=5", "PMI_RANK=5", "SLURM_PROCID=5")
+    assert detected.origins["local_size"][-1] == "SLURM_STEP_TASKS_PER_NODE=4"
 
 
 @pytest.mark.parametrize(
@@ -132,28 +135,28 @@ def test_agreement_is_no_error_and_names_all_its_sources() -> None:
 )  # fmt: skip
 def test_what_cannot_be_is_named(environ: dict[str, str], named: str) -> None:
     with pytest.raises(RankError, match=".") as caught:
-        detect(environ)
+        rank_by(environ)
     assert named in str(caught.value)
 
 
 def test_one_rank_needs_no_word_about_its_node() -> None:
-    assert detect(words("RANK=0 WORLD_SIZE=1")) == Rank(0, 1, 0, 1, "environment")
+    assert rank_by(words("RANK=0 WORLD_SIZE=1")) == Rank(0, 1, 0, 1, "environment")
 
 
 def test_a_rank_without_a_size_asks_mpi_which_has_to_agree() -> None:
     asked: list[Launcher] = []
 
-    def ask(launcher: Launcher) -> Said:
+    def ask(launcher: Launcher) -> Answer:
         asked.append(launcher)
-        return Said(mpi={"rank": 5, "world_size": 8, "local_rank": 1, "local_size": 4})
+        return Answer(mpi={"rank": 5, "world_size": 8, "local_rank": 1, "local_size": 4})
 
-    finding = explain(words("PALS_RANKID=5 PALS_LOCAL_RANKID=1"), ask)
-    assert finding.rank == Rank(5, 8, 1, 4, "pals")
-    assert finding.origins["world_size"] == ("mpi4py=8",)
-    assert explain(PALS, ask).rank == finding.rank
+    detected = detect_by_variables(words("PALS_RANKID=5 PALS_LOCAL_RANKID=1"), ask)
+    assert detected.rank == Rank(5, 8, 1, 4, "pals")
+    assert detected.origins["world_size"] == ("mpi4py=8",)
+    assert detect_by_variables(PALS, ask).rank == detected.rank
     assert asked == ["pals"]
     with pytest.raises(RankError, match="PALS_RANKID=0 and mpi4py=5 disagree on the rank"):
-        explain(words("PALS_RANKID=0"), ask)
+        detect_by_variables(words("PALS_RANKID=0"), ask)
 
 
 def test_the_node_file_gives_what_follows_from_it(tmp_path: Path) -> None:
@@ -161,17 +164,17 @@ def test_the_node_file_gives_what_follows_from_it(tmp_path: Path) -> None:
     node_file.write_text("n1\nn1\nn2\n\nn2\n")
     known = {"PBS_NODEFILE": str(node_file), "PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1"}
     expected = Rank(5, 8, 1, 4, "pals")
-    finding = find(known | {"PMI_LOCAL_SIZE": "4"})
-    assert finding.rank == expected
-    assert finding.origins["world_size"] == ("a node file of 2 nodes=8",)
-    assert find(known | {"PMI_SIZE": "8"}).rank == expected
+    detected = detect_rank(known | {"PMI_LOCAL_SIZE": "4"})
+    assert detected.rank == expected
+    assert detected.origins["world_size"] == ("a node file of 2 nodes=8",)
+    assert detect_rank(known | {"PMI_SIZE": "8"}).rank == expected
     for unclear in ({}, {"PMI_SIZE": "7"}):
         with pytest.raises(RankError, match="PALS_RANKID=5 is set, and nothing says the"):
-            find(known | unclear)
+            detect_rank(known | unclear)
     for text, complaint in (("\n", "lists no host"), (None, "cannot be read: No such file")):
         node_file.unlink() if text is None else node_file.write_text(text)
         with pytest.raises(RankError, match=f"PBS_NODEFILE={node_file} {complaint}"):
-            find(known)
+            detect_rank(known)
 
 
 @hypothesis.given(
@@ -182,7 +185,7 @@ def test_the_node_file_gives_what_follows_from_it(tmp_path: Path) -> None:
 )
 def test_whatever_is_set_there_is_a_valid_rank_or_an_error(environ: dict[str, str]) -> None:
     try:
-        rank = detect(environ)
+        rank = rank_by(environ)
     except RankError as error:
         assert any(name in str(error) for name in environ)
     else:

@@ -1,4 +1,4 @@
-"""Which rank this process is: read from the variables that a launcher sets. Pure functions over a mapping.
+"""Which rank this process is: read from the variables that a launcher sets, and from mpi4py or the node file.
 
 | launcher | rank and size | on its node |
 |---|---|---|
@@ -16,14 +16,18 @@ of an MPI, or a shell.
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from fastload.errors import RankError
 
 Launcher = Literal["torchrun", "openmpi", "pals", "mpich", "environment", "slurm", "none"]
+MPI_LAUNCHERS: tuple[Launcher, ...] = ("openmpi", "pals", "mpich")
 Field = Literal["rank", "world_size", "local_rank", "local_size"]
 Claims = dict[Field, dict[str, int]]
 """Of each field what was said of it: by source (a variable, or another), the value."""
@@ -86,8 +90,8 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """What others than the environment know of this process; empty and None where they know nothing."""
+class Answer:
+    """What mpi4py or the node file tells of this process; None if it tells nothing."""
 
     mpi: Mapping[Field, int] | None = None
     """All four fields, from mpi4py."""
@@ -96,32 +100,79 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Detected:
     """A rank, and of each of its four fields what said so, as "VARIABLE=value"."""
 
     rank: Rank
     origins: Mapping[Field, tuple[str, ...]]
 
 
-def detect(environ: Mapping[str, str]) -> Rank:
-    """The rank that the variables of `environ` describe; rank 0 of 1 where no launcher set any.
+def detect_rank(environ: Mapping[str, str] = os.environ) -> Detected:
+    """Return `detect_by_variables`; what the variables leave open is asked of mpi4py, by all ranks, or the node file.
+
+    Raises:
+        RankError: see `detect_by_variables`; or the node file cannot be read, or lists no host.
+    """
+
+    def ask(launcher: Launcher) -> Answer:
+        if launcher in MPI_LAUNCHERS and (mpi := mpi4py()) is not None:
+            world = mpi.COMM_WORLD
+            node = world.Split_type(mpi.COMM_TYPE_SHARED)
+            try:
+                local_rank, local_size = node.Get_rank(), node.Get_size()
+            finally:
+                node.Free()
+            return Answer(
+                mpi={
+                    "rank": world.Get_rank(),
+                    "world_size": world.Get_size(),
+                    "local_rank": local_rank,
+                    "local_size": local_size,
+                }
+            )
+        return Answer(nodes=node_count(environ) if launcher in MPI_LAUNCHERS else None)
+
+    return detect_by_variables(environ, ask)
+
+
+def mpi4py() -> Any | None:
+    """The module `mpi4py.MPI`, which starts MPI as it is imported; None without mpi4py, or without its MPI library."""
+    try:
+        return importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError):  # RuntimeError: mpi4py found no library of MPI to load.
+        return None
+
+
+def node_count(environ: Mapping[str, str]) -> int | None:
+    """How many different hosts `$PBS_NODEFILE` lists, one a line or more; None where there is no such file."""
+    name = environ.get("PBS_NODEFILE")
+    if not name:
+        return None
+    try:
+        hosts = {line.strip() for line in Path(name).read_text().splitlines() if line.strip()}
+    except OSError as error:
+        raise RankError(f"PBS_NODEFILE={name} cannot be read: {error.strerror}") from error
+    if not hosts:
+        raise RankError(f"PBS_NODEFILE={name} lists no host")
+    return len(hosts)
+
+
+def detect_by_variables(
+    environ: Mapping[str, str], ask: Callable[[Launcher], Answer] = lambda _: Answer()
+) -> Detected:
+    """Return the rank that the variables of `environ` describe; rank 0 of 1 if no launcher set any.
+
+    `ask` is called with the launcher only if the variables leave something open.
 
     Raises:
         RankError: a value is no count, or not below its size; two variables disagree; something is missing. All are
             named, with their values.
     """
-    return explain(environ).rank
-
-
-def explain(
-    environ: Mapping[str, str], ask: Callable[[Launcher], Said] = lambda _: Said()
-) -> Finding:
-    """As `detect`, with the reasons. `ask` is called with the launcher only if the variables leave something open."""
     claims = _claims(environ)
     launcher = _launcher(environ, claims)
     if launcher == "none":
         _refuse_sizes_without_rank(claims)
-        return Finding(Rank(0, 1, 0, 1, "none"), {})
+        return Detected(Rank(0, 1, 0, 1, "none"), {})
     values = _agreed(claims)
     if values.get("world_size") == 1:  # Then the node is known, whatever was left out.
         _say(claims, "local_rank", "the size of 1", 0)
@@ -145,7 +196,7 @@ def explain(
         )
     rank = Rank(**{field: values[field] for field in _FIELDS}, launcher=launcher)
     origins = {f: tuple(f"{name}={value}" for name, value in claims[f].items()) for f in _FIELDS}
-    return Finding(rank, origins)
+    return Detected(rank, origins)
 
 
 def _claims(environ: Mapping[str, str]) -> Claims:
@@ -246,7 +297,7 @@ def _agreed(claims: Claims) -> dict[Field, int]:
     return {field: next(iter(said.values())) for field, said in claims.items()}
 
 
-def _add_said(claims: Claims, values: Mapping[Field, int], said: Said) -> None:
+def _add_said(claims: Claims, values: Mapping[Field, int], said: Answer) -> None:
     """Add to `claims` what mpi4py said; else what follows from the number of nodes, all of them equally full."""
     if said.mpi is not None:
         for field in _FIELDS:

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.rendezvous import rendezvous as meet_by_variables
 
 from fastload.disk import replace_file
 from fastload.distributed.addresses import own_address
-from fastload.distributed.asking import MPI_LAUNCHERS, mpi4py
-from fastload.distributed.ranks import Rank
+from fastload.distributed.detect import MPI_LAUNCHERS, Rank, mpi4py
 from fastload.errors import RankError, RendezvousError
 
 # What names one start of the ranks, the same on all of them and never the same twice. Hydra sets nothing of the kind.
@@ -40,12 +39,12 @@ _LOOK_AGAIN_S = 0.05
 
 
 @contextmanager
-def meeting(
+def rendezvous(
     rank: Rank, environ: Mapping[str, str], *, timeout_s: float, number: int = 0
 ) -> Iterator[tuple[Store, str]]:
     """Give the store that all ranks of the job share and the way it was agreed on.
 
-    `number` tells this meeting from the earlier ones of the same processes. In the block the ranks gather; at its end
+    `number` tells this rendezvous from earlier ones of the same processes. In the block the ranks gather; at its end
     what told them of the place is removed.
 
     Raises:
@@ -146,7 +145,7 @@ def _by_variables(rank: Rank, environ: Mapping[str, str], timeout: timedelta) ->
             f"({rank.local_size} here). Set it to the name of the first node"
         )
     try:
-        store, _, _ = next(rendezvous("env://", rank.rank, rank.world_size, timeout=timeout))
+        store, _, _ = next(meet_by_variables("env://", rank.rank, rank.world_size, timeout=timeout))
     except (DistError, RuntimeError, ValueError, OSError) as error:
         raise RendezvousError(
             f"{rank} did not meet the others at MASTER_ADDR={address}, MASTER_PORT={port} within "

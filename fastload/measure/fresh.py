@@ -1,0 +1,287 @@
+"""Fresh processes: `run_fresh` starts the ranks of a run together, and `answer` is what each of them calls.
+
+    python -m MODULE INPUT.json RESULT.json RANK READY GO
+
+READY and GO are descriptors of pipes: the barrier at which the ranks start together.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastload.cores import usable_cores
+from fastload.disk import replace_file
+from fastload.errors import FastloadError
+from fastload.measure.processes import MemoryReader, PeakMemory
+
+_READ_BYTES = 1 << 20
+_LOOK_AGAIN_S = 0.05
+
+Child = subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What the processes left: a result of each rank, or of the first that failed an error in one line."""
+
+    results: list[dict[str, Any]]
+    error: str | None
+    status: int
+    """Exit code of the rank that failed first, or minus the signal that ended it; 0 if none failed."""
+    memory: PeakMemory | None
+    messages: str
+    """What they wrote on standard error."""
+
+
+def run_fresh(
+    module: str,
+    content: Any,
+    *,
+    ranks: int = 1,
+    say: Callable[[str], None] | None = None,
+    watch_memory: bool = True,
+    limit_s: float = math.inf,
+    environ: Mapping[str, str] = os.environ,
+) -> Ended:
+    """Run `python -m MODULE`, which calls `answer`, in one process for each rank, and wait for all of them.
+
+    A rank that fails ends the others. Whatever ends this call early, KeyboardInterrupt included, ends the processes
+    and their children first. In the main thread alone.
+
+    Args:
+        module: the module.
+        content: JSON value for the function that `module` gives to `answer`.
+        ranks: number of processes.
+        say: called with each line that rank 0 prints. Without it the lines are part of the messages.
+        watch_memory: read how much memory the processes hold while they run.
+        limit_s: seconds after which they are ended.
+        environ: the environment of the processes.
+
+    Raises:
+        TimeoutError: they ran for longer than `limit_s`.
+    """
+    children: list[Child] = []
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastload-")))
+        results = [scratch / f"result-{rank}.json" for rank in range(ranks)]
+        messages = [scratch / f"messages-{rank}" for rank in range(ranks)]
+        given = scratch / "input.json"
+        given.write_text(json.dumps(content))
+        barrier = stack.enter_context(_Barrier(ranks))
+        try:
+            with _signals_held():
+                for rank in range(ranks):
+                    arguments = [str(given), str(results[rank]), str(rank), *barrier.arguments]
+                    with messages[rank].open("wb") as stderr:
+                        stdout: Any = stderr
+                        if say is not None:  # the lines of a run are rank 0's
+                            stdout = subprocess.DEVNULL if rank else subprocess.PIPE
+                        # Sessions of their own: Ctrl-C in the terminal reaches us alone, and one signal ends all of a
+                        # rank.
+                        child = subprocess.Popen(
+                            [sys.executable, "-m", module, *arguments],
+                            stdin=subprocess.DEVNULL,
+                            stdout=stdout,
+                            stderr=stderr,
+                            start_new_session=True,
+                            pass_fds=barrier.passed,
+                            env=_shared_cores(environ, ranks),
+                        )
+                    children.append(stack.enter_context(child))
+            memory = MemoryReader([child.pid for child in children]) if watch_memory else None
+            failed = _watch(children, barrier, say, memory, limit_s)
+        finally:
+            _end(children)
+        written = [json.loads(path.read_text()) if path.exists() else None for path in results]
+        error, status = None, 0
+        if failed is not None or None in written:
+            rank = written.index(None) if failed is None else failed
+            status = children[rank].returncode
+            error = (written[rank] or {}).get("error") or ending(status)
+            error = error if ranks == 1 else f"rank {rank} of {ranks}: {error}"
+        said = [path.read_text(errors="replace").strip() for path in messages]
+        return Ended(
+            results=[] if error else [result for result in written if result is not None],
+            error=error,
+            status=status,
+            memory=memory.peak if memory is not None and memory.peak.readings else None,
+            messages="\n".join(dict.fromkeys(text for text in said if text)),
+        )
+
+
+def answer(work: Callable[[Any, int, Callable[[], None]], dict[str, Any]]) -> int:
+    """Write the result of `work`, in a process that `run_fresh` started, or the error that it raised; the exit code.
+
+    `work` gets the content, the rank, and the barrier: a function to call once all is ready, which returns once it is
+    on all ranks.
+    """
+    given, result, rank, ready, go = sys.argv[1:]
+    _end_with_parent()
+
+    def barrier() -> None:
+        os.write(int(ready), b".")
+        os.read(int(go), 1)  # Nothing is written to it: all ranks return when it is closed.
+
+    try:
+        content = work(json.loads(Path(given).read_text()), int(rank), barrier)
+    except Exception as error:
+        content = {"error": _sentence(error)}
+        if not isinstance(error, FastloadError | OSError):
+            traceback.print_exc()
+    # Whole or not at all: if a rank fails, the others are killed at any moment.
+    with replace_file(result, durable=False) as file:
+        file.write(json.dumps(content).encode())
+    return 1 if "error" in content else 0
+
+
+def ending(status: int) -> str:
+    """How a process ended that left no result, in words."""
+    if status < 0:
+        name = signal.Signals(-status).name
+        hint = ": the system may be out of memory" if name == "SIGKILL" else ""
+        return f"the run was ended by {name}{hint}"
+    return f"the run ended with exit code {status} and left no figures"
+
+
+def _sentence(error: Exception) -> str:
+    """An error in one line, with its notes. Of an error that torch carried over from a worker, the error itself."""
+    text = str(error).strip()
+    if "Original Traceback" in text:
+        return text.splitlines()[-1]
+    return "; ".join([f"{type(error).__name__}: {text}", *getattr(error, "__notes__", ())])
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to end this process with the one that started it, however that one ends (Linux)."""
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _shared_cores(environ: Mapping[str, str], ranks: int) -> dict[str, str]:
+    """Of several ranks, each has its part of the cores for torch's operations, unless the user says how many."""
+    threads = {} if ranks == 1 else {"OMP_NUM_THREADS": str(max(1, usable_cores() // ranks))}
+    return threads | dict(environ)
+
+
+class _Barrier:
+    """Two pipes: one that ranks write a byte to when they are ready, one that is closed when all may start."""
+
+    def __init__(self, ranks: int) -> None:
+        self._missing = ranks
+        self.ready, ready = os.pipe()
+        go, self._go = os.pipe()
+        self.passed = (ready, go)
+        self._open = {self.ready, ready, go, self._go}
+
+    @property
+    def arguments(self) -> list[str]:
+        return [str(descriptor) for descriptor in self.passed]
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the ranks may start."""
+        return self._missing == 0
+
+    def arrive(self) -> None:
+        """Take note of the ranks that have written; with the last one, let all start."""
+        self._missing -= len(os.read(self.ready, _READ_BYTES))
+        if self._missing == 0:
+            self._close(self._go)
+
+    def _close(self, descriptor: int) -> None:
+        self._open.remove(descriptor)
+        os.close(descriptor)
+
+    def __enter__(self) -> _Barrier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in tuple(self._open):
+            self._close(descriptor)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait in the block: a process just started must not be left behind."""
+    waiting: list[int] = []
+    before = {
+        number: signal.signal(number, lambda arrived, _: waiting.append(arrived))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        while waiting:
+            signal.raise_signal(waiting.pop())
+
+
+def _end(children: Sequence[Child]) -> None:
+    """Kill those that still run, with all that they started, and wait until they are gone."""
+    for child in children:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+    for child in children:
+        child.wait()  # `with child` alone waits a quarter of a second at most where Ctrl-C ends it.
+
+
+def _watch(
+    children: Sequence[Child],
+    barrier: _Barrier,
+    say: Callable[[str], None] | None,
+    memory: MemoryReader | None,
+    limit_s: float,
+) -> int | None:
+    """Pass the first one's lines on until all have ended, and read their memory. Return the rank that failed first."""
+    pending = b""
+    failed: int | None = None
+    until = time.monotonic() + limit_s
+    with selectors.DefaultSelector() as selector:
+        selector.register(barrier.ready, selectors.EVENT_READ)
+        if children[0].stdout is not None:
+            selector.register(children[0].stdout, selectors.EVENT_READ)
+        while True:
+            running = [child for child in children if child.poll() is None]
+            if failed is None:
+                failed = next(
+                    (rank for rank, child in enumerate(children) if child.returncode), None
+                )
+            if failed is not None and running:
+                _end(running)
+                continue
+            # What they started may keep their output open: after their end, what is there is read, and no more.
+            ready = selector.select(_LOOK_AGAIN_S if running else 0)
+            if not running and not ready:
+                return failed
+            for key, _ in ready:
+                if key.fd == barrier.ready:
+                    barrier.arrive()
+                    continue
+                chunk = os.read(key.fd, _READ_BYTES)
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    assert say is not None
+                    say(line.decode(errors="replace"))
+            if time.monotonic() > until:
+                raise TimeoutError(f"hung: ended after {limit_s:g} s")
+            if memory is not None and running:
+                memory.read()
