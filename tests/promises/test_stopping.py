@@ -156,14 +156,7 @@ def by_end_of_epoch(loader: DataLoader[Any], full: bool) -> None:
     assert len(list(loader)) == len(loader)
 
 
-WAYS = [
-    by_close,
-    by_exception_in_with,
-    by_break,
-    by_exception,
-    by_not_beginning,
-    by_end_of_epoch,
-]
+WAYS = [by_close, by_exception_in_with, by_break, by_exception, by_not_beginning, by_end_of_epoch]
 
 
 @pytest.mark.parametrize("way", WAYS)
