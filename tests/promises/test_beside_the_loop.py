@@ -14,7 +14,6 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -560,8 +559,3 @@ def test_inline_the_stages_are_in_the_trace_of_the_loop(tmp_path: Path) -> None:
         given(DataLoader(Staged(8), 4))
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
     assert {"fastload.read", "fastload.decode"} <= set(spans(tmp_path / "trace.json"))
-
-
-def test_outside_of_a_loader_a_stage_does_nothing() -> None:
-    read: Callable[[int], Any] = Staged(4).__getitem__
-    assert read(3) == 3

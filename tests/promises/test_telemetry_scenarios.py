@@ -20,7 +20,6 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 
-import fastload
 from fastload import DataLoader, Stats, stage
 from fastload.telemetry.diagnosis import bound
 
@@ -131,28 +130,6 @@ def test_slow_reads_are_storage() -> None:
     assert stats.stages["sample"].seconds >= stats.stages["read"].seconds
 
 
-def test_too_few_workers_for_slow_reads_are_told_to_be_more() -> None:
-    stats = names(
-        "storage",
-        "num_workers=",
-        lambda: run(DataLoader(Simulated(80, staged(read=waits(0.01))), 8, num_workers=1)),
-    )
-    assert advised(stats) > 1
-
-
-def test_slow_reads_of_an_iterable_data_set_are_storage() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            info = get_worker_info()
-            assert info is not None
-            for k in range(80):
-                with stage("read"):
-                    time.sleep(0.01)
-                yield k
-
-    names("storage", "num_workers|packed", lambda: run(DataLoader(Stream(), 8, num_workers=2)))
-
-
 # ---- decode ----
 
 
@@ -184,8 +161,7 @@ def test_slow_decode_on_all_cores_is_to_be_less() -> None:
 # ---- the GIL ----
 
 
-@pytest.mark.parametrize("read", [False, True], ids=["alone", "after a read"])
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize(("workers", "read"), [(2, True), (4, False)])
 def test_a_slow_transform_in_python_is_the_gil(workers: int, read: bool) -> None:
     """After a read that lets the GIL go, a thread waits for it: that wait is no slow storage."""
     cost = staged(transform=counts(60_000))
@@ -202,10 +178,9 @@ def test_a_slow_transform_in_python_is_the_gil(workers: int, read: bool) -> None
 # ---- collate ----
 
 
-@pytest.mark.parametrize("cost", [waits(0.04), hashes(24)], ids=["waits", "hashes"])
-def test_a_slow_collate_is_collate(cost: Callable[[Any], object]) -> None:
+def test_a_slow_collate_is_collate() -> None:
     def collate(samples: list[int]) -> torch.Tensor:
-        cost(samples)
+        hashes(24)(samples)
         return torch.tensor(samples)
 
     loader = DataLoader(Simulated(320, waits(0.0005)), 8, num_workers=2, collate_fn=collate)
@@ -216,9 +191,7 @@ def test_a_slow_collate_is_collate(cost: Callable[[Any], object]) -> None:
 # ---- the step, and too many workers ----
 
 
-@pytest.mark.parametrize(
-    "step", [waits(0.02), counts(400_000), hashes(10)], ids=["waits", "python", "hashes"]
-)
+@pytest.mark.parametrize("step", [waits(0.02), counts(400_000)], ids=["waits", "python"])
 def test_a_slow_consumer_is_the_step(step: Callable[[Any], object]) -> None:
     dataset = Simulated(400, staged(decode=counts(100)))
     stats = names("step", "step", lambda: run(DataLoader(dataset, 8, num_workers=2), step))
@@ -226,28 +199,16 @@ def test_a_slow_consumer_is_the_step(step: Callable[[Any], object]) -> None:
     assert "more workers" not in bound(stats).advice
 
 
-def test_too_many_workers_are_told_to_be_fewer() -> None:
-    dataset = Simulated(480, staged(read=waits(0.002)))
-    stats = names(
-        "step",
-        "num_workers=",
-        lambda: run(DataLoader(dataset, 8, num_workers=16), waits(0.02)),
-    )
-    assert advised(stats) <= 6, "16 ms of reads for a step of 20 ms: one or two keep up"
+def test_too_many_workers_are_told_a_number_that_keeps_up() -> None:
+    """16 ms of reads for a step of 20 ms: one or two do, and the advice, followed, holds."""
+    dataset = Simulated(400, staged(read=waits(0.002)))
 
+    def with_workers(workers: int) -> Stats:
+        return run(DataLoader(dataset, 8, num_workers=workers), waits(0.02))
 
-def test_the_number_that_too_many_are_told_does_keep_up() -> None:
-    """The advice, followed, holds."""
-    dataset = Simulated(400, staged(read=waits(0.004)))
-
-    def followed() -> Stats:
-        many = run(DataLoader(dataset, 8, num_workers=16), waits(0.02))
-        if bound(many).cause != "step":
-            return many
-        return run(DataLoader(dataset, 8, num_workers=advised(many)), waits(0.02))
-
-    stats = names("step", "step", followed)
-    assert stats.workers < 16
+    stats = names("step", "num_workers=", lambda: with_workers(16))
+    assert advised(stats) <= 6
+    names("step", "step", lambda: with_workers(advised(stats)))
 
 
 # ---- a straggler ----
@@ -262,14 +223,10 @@ class Files(Simulated):
 
 def test_one_straggler_file_is_named() -> None:
     dataset = Files(240, lambda index: time.sleep(1.0 if index == 101 else 0.002))
-    stats = names("straggler", "101", lambda: run(DataLoader(dataset, 8, num_workers=4)))
+    stats = names(
+        "straggler", r"101.*shard-012\.tar", lambda: run(DataLoader(dataset, 8, num_workers=4))
+    )
     assert stats.slowest_s >= 1.0
-    assert "101" in stats.slowest
-
-
-def test_where_the_data_set_can_tell_the_straggler_s_file_is_named() -> None:
-    dataset = Files(240, lambda index: time.sleep(1.0 if index == 101 else 0.002))
-    names("straggler", r"shard-012\.tar", lambda: run(DataLoader(dataset, 8, num_workers=4)))
 
 
 # ---- workers ----
@@ -308,38 +265,15 @@ def test_a_slow_sampler_is_the_sampler() -> None:
                 time.sleep(0.005)
                 yield k
 
-    names(
-        "sampler",
-        "sampler",
-        lambda: run(DataLoader(Simulated(160, waits(0.0002)), 8, sampler=Slow(), num_workers=2)),
+    dataset = Simulated(160, waits(0.0002))
+    stats = names(
+        "sampler", "sampler", lambda: run(DataLoader(dataset, 8, sampler=Slow(), num_workers=2))
     )
+    (row,) = [line for line in str(stats).split("\n") if line.startswith("loop waited")]
+    assert re.search(r"\d\d\d ms of it in the sampler|\d\.\d\d s of it in the sampler", row), row
 
 
 # ---- the figures ----
-
-
-def test_too_short_a_run_is_said_to_be_too_short() -> None:
-    stats = run(DataLoader(Simulated(4, waits(0)), 4, num_workers=2))
-    assert bound(stats).cause == "nothing"
-    assert "The epoch was too short to tell" in str(stats)
-
-
-def test_before_the_first_epoch_there_is_one_line() -> None:
-    loader = DataLoader(Simulated(4, waits(0)), 4, num_workers=2)
-    assert str(loader.stats()).startswith("Nothing is measured: no epoch has begun")
-    assert "\n" not in str(loader.stats())
-
-
-def test_the_loop_s_wait_for_a_slow_sampler_is_in_the_report() -> None:
-    class Slow(Sampler[int]):
-        def __iter__(self) -> Iterator[int]:
-            for k in range(40):
-                time.sleep(0.01)
-                yield k
-
-    stats = run(DataLoader(Simulated(40, waits(0)), 8, sampler=Slow(), num_workers=2))
-    (row,) = [line for line in str(stats).split("\n") if line.startswith("loop waited")]
-    assert re.search(r"4\d\d ms of it in the sampler|\d\.\d\d s of it in the sampler", row), row
 
 
 def test_a_light_data_set_says_why_it_has_no_workers() -> None:
@@ -348,10 +282,7 @@ def test_a_light_data_set_says_why_it_has_no_workers() -> None:
     assert "8 asked for, but batches this light are gathered by the loop itself" in str(stats)
 
 
-@pytest.mark.parametrize("batch_size", [8, None])
-def test_samples_of_an_iterable_data_set_are_counted_as_they_are_and_have_no_index(
-    batch_size: int | None,
-) -> None:
+def test_samples_of_an_iterable_data_set_are_counted_as_they_are_and_have_no_index() -> None:
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
             info = get_worker_info()
@@ -360,7 +291,7 @@ def test_samples_of_an_iterable_data_set_are_counted_as_they_are_and_have_no_ind
                 time.sleep(0.02 if k == 100 else 0)
                 yield k
 
-    stats = run(DataLoader(Stream(), batch_size, num_workers=3))
+    stats = run(DataLoader(Stream(), 8, num_workers=3))
     assert stats.samples == stats.stages["sample"].count == 200
     assert re.fullmatch(r"in batch \d+ of epoch 0", stats.slowest), stats.slowest
 
@@ -389,9 +320,8 @@ def in_turn(_: Any) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.usefixtures("busy_machine")
-@pytest.mark.parametrize("workers", [2, 4])
-def test_beside_busy_processes_nobody_is_told_of_the_gil(workers: int) -> None:
-    stats = run(DataLoader(Simulated(120 * CORES, in_turn), 8, num_workers=workers))
+def test_beside_busy_processes_nobody_is_told_of_the_gil() -> None:
+    stats = run(DataLoader(Simulated(120 * CORES, in_turn), 8, num_workers=4))
     assert bound(stats).cause == "others", str(stats)
     assert "Other processes take the cores" in str(stats)
 
@@ -414,13 +344,3 @@ def test_the_figures_are_those_of_the_run(workers: int) -> None:
     assert stats.consumer_wait_s <= stats.elapsed_s
     assert stats.worker_wait_s <= max(workers, 1) * stats.elapsed_s
     assert loader.stats() == stats, "a finished epoch no longer changes"
-
-
-def test_nested_stages_of_one_thread_are_kept_apart_from_another_s() -> None:
-    def cost(_: int) -> None:
-        with fastload.stage("transform"), fastload.stage("decode"):
-            time.sleep(0.002)
-
-    stats = run(DataLoader(Simulated(100, cost), 10, num_workers=4))
-    assert stats.stages["transform"].seconds >= stats.stages["decode"].seconds >= 0.2
-    assert stats.stages["transform"].count == 100
