@@ -12,9 +12,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType, SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -39,17 +39,19 @@ class Abandoned(BaseException):
     """Unwinds the other threads of a schedule that has failed."""
 
 
+@dataclass(eq=False)
 class Task:
     """One thread of a schedule; it runs only while it holds the baton."""
 
-    def __init__(self, name: str, body: Callable[[], None]) -> None:
-        self.name = name
-        self.body = body
-        self.baton = threading.Lock()
+    name: str
+    body: Callable[[], None]
+    baton: threading.Lock = field(default_factory=threading.Lock)
+    until: Callable[[], bool] | None = None
+    may_expire: bool = False
+    done: bool = False
+
+    def __post_init__(self) -> None:
         self.baton.acquire()
-        self.until: Callable[[], bool] | None = None
-        self.may_expire = False
-        self.done = False
 
 
 class Schedule:
@@ -434,16 +436,8 @@ plans = st.builds(
 )
 seeds = st.integers(0, 2**32 - 1)
 MODEL_SETTINGS = settings(
-    max_examples=120,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
+    max_examples=120, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-
-
-def replace(plan: Plan, **changes: Any) -> Plan:
-    return Plan(**{**plan.__dict__, **changes})
 
 
 def run_interleavings(plan: Plan, seed: int, window_class: type[Window[Batch]] = Window) -> None:
@@ -451,32 +445,17 @@ def run_interleavings(plan: Plan, seed: int, window_class: type[Window[Batch]] =
         Model(plan, Schedule(seed + offset), window_class).run()
 
 
-@MODEL_SETTINGS
-@given(plans, seeds)
-def test_every_batch_once_in_order_within_the_bound(plan: Plan, seed: int) -> None:
-    run_interleavings(plan, seed)
-
-
-@MODEL_SETTINGS
-@given(plans, seeds, st.integers(0, 4))
-def test_an_epoch_that_is_left_leaves_nothing_in_the_next(
-    plan: Plan, seed: int, leave_after: int
-) -> None:
-    run_interleavings(replace(plan, leave_after=leave_after), seed)
-
-
+@pytest.mark.parametrize("fault", ["nothing", "leave_after", "close_after", "break_after"])
 @MODEL_SETTINGS
 @given(plans, seeds, st.integers(0, 12))
-def test_closing_at_any_moment_wakes_every_waiter(plan: Plan, seed: int, close_after: int) -> None:
-    run_interleavings(replace(plan, close_after=close_after), seed)
-
-
-@MODEL_SETTINGS
-@given(plans, seeds, st.integers(1, 12))
-def test_a_worker_that_breaks_down_is_told_to_the_loop(
-    plan: Plan, seed: int, break_after: int
+def test_every_batch_once_in_order_within_the_bound_whatever_goes_wrong(
+    fault: str, plan: Plan, seed: int, moment: int
 ) -> None:
-    run_interleavings(replace(plan, break_after=break_after), seed)
+    """An epoch that is left leaves nothing in the next; closing wakes every waiter; the loop learns of a breakdown."""
+    if fault != "nothing":
+        moment = {"leave_after": moment % 5, "break_after": moment or 1}.get(fault, moment)
+        plan = replace(plan, **{fault: moment})
+    run_interleavings(plan, seed)
 
 
 # ---- the checker can fail ----
@@ -532,77 +511,84 @@ def test_the_model_notices_a_broken_window(broken: type[Window[Batch]]) -> None:
         run_interleavings(plan, 0, broken)
 
 
-# ---- all workers build one batch ----
+# ---- who waits for whom ----
 
 
-@pytest.mark.parametrize(("workers", "units"), [(2, 2), (4, 4), (4, 7), (8, 8)])
+def serve(window: Window[Batch], read: Callable[[Claim[Batch]], object], seconds: float) -> None:
+    """Work as a worker does, with `read` for what it reads."""
+    while (claim := window.claim()) is not None:
+        read(claim)
+        if window.deliver(claim.ticket, claim.stop - claim.start, seconds):
+            window.complete(claim.ticket)
+
+
+def publish_all(window: Window[Batch]) -> None:
+    while (batch := window.collect()) is not None:
+        window.publish(batch)
+
+
+def share_one_batch(seed: int, workers: int, units: int) -> None:
+    schedule = Schedule(seed)
+    busy: set[int] = set()
+
+    def read(number: int) -> None:
+        busy.add(number)
+        schedule.wait(lambda: len(busy) == workers)
+
+    def loop() -> None:
+        window.discard()
+        window.issue(Batch(0, 0, units))
+        assert window.take() is not None
+        window.close()
+
+    with locks_of(schedule):
+        window: Window[Batch] = Window(2)
+        for number in range(workers):
+            body = partial(serve, window, lambda _, number=number: read(number), 1.0)
+            schedule.spawn(f"worker-{number}", body)
+        schedule.spawn("loop", loop)
+        schedule.run()
+
+
+@pytest.mark.parametrize(("workers", "units"), [(2, 2), (4, 7), (8, 8)])
 def test_all_workers_share_the_first_batch(workers: int, units: int) -> None:
     """Each worker keeps its unit until all of them have one; a worker that was not woken is a deadlock."""
     for seed in range(100):
-        schedule = Schedule(seed)
-        busy: list[int] = []
+        share_one_batch(seed, workers, units)
 
-        def worker(window: Window[Batch], number: int, schedule: Schedule, busy: list[int]) -> None:
-            while (claim := window.claim()) is not None:
-                busy.append(number)
-                schedule.wait(lambda: len(set(busy)) == workers)
-                if window.deliver(claim.ticket, claim.stop - claim.start, 1.0):
-                    window.complete(claim.ticket)
 
-        def loop(window: Window[Batch]) -> None:
-            window.discard()
-            window.issue(Batch(0, 0, units))
-            assert window.take() is not None
-            window.close()
+def take_around_a_slow_batch(seed: int, collected: bool) -> list[int]:
+    schedule = Schedule(seed)
+    taken: list[int] = []
 
-        with locks_of(schedule):
-            window: Window[Batch] = Window(2)
-            for number in range(workers):
-                schedule.spawn(
-                    f"worker-{number}",
-                    lambda n=number, w=window, s=schedule, b=busy: worker(w, n, s, b),
-                )
-            schedule.spawn("loop", lambda w=window: loop(w))
-            schedule.run()
+    def read(claim: Claim[Batch]) -> None:
+        if claim.ticket.place == 0:
+            schedule.wait(lambda: len(taken) == 2)
+
+    def loop() -> None:
+        for place in range(3):
+            window.issue(Batch(0, place, 1))
+        while (batch := window.take()) is not None:
+            taken.append(batch.place)
+        window.close()
+
+    with locks_of(schedule):
+        window: Window[Batch] = Window(3, in_order=False, collected=collected)
+        for number in range(2):
+            schedule.spawn(f"worker-{number}", lambda: serve(window, read, 1.0))
+        if collected:
+            schedule.spawn("collector", lambda: publish_all(window))
+        schedule.spawn("loop", loop)
+        schedule.run()
+    return taken
 
 
 @pytest.mark.parametrize("collected", [False, True])
 def test_a_slow_batch_holds_back_no_other_when_order_does_not_matter(collected: bool) -> None:
     """The oldest batch is finished only after the loop had all the others; asleep beside them is a deadlock."""
     for seed in range(100):
-        schedule = Schedule(seed)
-        taken: list[int] = []
-
-        def worker(window: Window[Batch], schedule: Schedule, taken: list[int]) -> None:
-            while (claim := window.claim()) is not None:
-                if claim.ticket.place == 0:
-                    schedule.wait(lambda: len(taken) == 2)
-                if window.deliver(claim.ticket, claim.stop - claim.start, 1.0):
-                    window.complete(claim.ticket)
-
-        def collector(window: Window[Batch]) -> None:
-            while (batch := window.collect()) is not None:
-                window.publish(batch)
-
-        def loop(window: Window[Batch], taken: list[int]) -> None:
-            for place in range(3):
-                window.issue(Batch(0, place, 1))
-            while (batch := window.take()) is not None:
-                taken.append(batch.place)
-            window.close()
-
-        with locks_of(schedule):
-            window: Window[Batch] = Window(3, in_order=False, collected=collected)
-            for number in range(2):
-                schedule.spawn(
-                    f"worker-{number}", lambda w=window, s=schedule, t=taken: worker(w, s, t)
-                )
-            if collected:
-                schedule.spawn("collector", lambda w=window: collector(w))
-            schedule.spawn("loop", lambda w=window, t=taken: loop(w, t))
-            schedule.run()
-        assert sorted(taken[:2]) == [1, 2]
-        assert taken[2] == 0
+        *early, last = take_around_a_slow_batch(seed, collected)
+        assert (sorted(early), last) == ([1, 2], 0)
 
 
 # ---- a garbage collection that closes the window from inside ----
@@ -642,9 +628,7 @@ class Interruption:
         return self
 
 
-STEPS: dict[
-    str, Callable[[Window[Batch]], object]
-] = {  # what a thread does to a window that `prepared()` made
+STEPS: dict[str, Callable[[Window[Batch]], object]] = {
     "claim": lambda w: w.claim(),
     "take": lambda w: w.take(),
     "take with a timeout": lambda w: w.take(30.0),
@@ -673,43 +657,39 @@ def prepared(step: str, ready: bool) -> Window[Batch]:
     return window
 
 
+def closed_at(step: str, ready: bool, line: int) -> bool:
+    """Close the window from inside of `step`, before its `line`-th line; False if it has no such line."""
+    window = prepared(step, ready)
+    interruption = Interruption(line, window.close)
+    outcome: list[object] = []
+
+    def body() -> None:
+        sys.settrace(interruption)
+        try:
+            outcome.append(STEPS[step](window))
+        except LoaderClosedError as error:
+            outcome.append(error)
+        finally:
+            sys.settrace(None)
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    thread.join(0.5)
+    struck, hung = interruption.done, thread.is_alive()
+    window.close()  # no thread outlives the test; a step that waits for good is woken
+    thread.join(10)
+    if struck:
+        assert not hung, f"{step}() sleeps in a window that was closed at its line event {line}"
+        assert len(outcome) == 1, f"{step}() raised at its line event {line}"
+    assert not thread.is_alive()
+    return struck
+
+
 @pytest.mark.parametrize("ready", [True, False], ids=["something to do", "nothing to do"])
 @pytest.mark.parametrize("step", sorted(STEPS))
 def test_closing_from_inside_any_line_wakes_the_thread_itself(step: str, ready: bool) -> None:
     line = 0
-    while True:
-        window = prepared(step, ready)
-        interruption = Interruption(line, window.close)
-        outcome: list[object] = []
-
-        def body(
-            window: Window[Batch] = window,
-            interruption: Interruption = interruption,
-            outcome: list[object] = outcome,
-        ) -> None:
-            sys.settrace(interruption)
-            try:
-                outcome.append(STEPS[step](window))
-            except LoaderClosedError as error:
-                outcome.append(error)
-            finally:
-                sys.settrace(None)
-
-        thread = threading.Thread(target=body, daemon=True)
-        thread.start()
-        thread.join(0.5)
-        if not interruption.done:
-            # There is no such line: the step ended before it, or waits for good and is woken from outside.
-            window.close()
-            thread.join(10)
-            assert not thread.is_alive()
-            break
-        hung = thread.is_alive()
-        if hung:  # let it go, so that no thread outlives the test
-            window.close()
-            thread.join(10)
-        assert not hung, f"{step}() sleeps in a window that was closed at its line event {line}"
-        assert len(outcome) == 1, f"{step}() raised at its line event {line}"
+    while closed_at(step, ready, line):
         line += 1
     assert line > 1, "nothing was interrupted"
 
@@ -726,18 +706,15 @@ def test_many_real_threads(in_order: bool, collected: bool) -> None:
     taken: list[int] = []
     total = 1500
 
-    def worker(number: int) -> None:
-        while (claim := window.claim()) is not None:
-            claimed[number] += [(claim.ticket.place, u) for u in range(claim.start, claim.stop)]
-            if window.deliver(claim.ticket, claim.stop - claim.start, RUN_SECONDS):
-                window.complete(claim.ticket)
+    def worker(mine: list[tuple[int, int]]) -> None:
+        serve(
+            window,
+            lambda c: mine.extend((c.ticket.place, u) for u in range(c.start, c.stop)),
+            RUN_SECONDS,
+        )
 
-    def collector() -> None:
-        while (batch := window.collect()) is not None:
-            window.publish(batch)
-
-    threads = [threading.Thread(target=worker, args=(number,)) for number in range(16)]
-    threads += [threading.Thread(target=collector)] if collected else []
+    threads = [threading.Thread(target=worker, args=(mine,)) for mine in claimed]
+    threads += [threading.Thread(target=publish_all, args=(window,))] if collected else []
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
