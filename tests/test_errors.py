@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 
-import fastload
-from fastload import errors
+from fastload import DataLoader, errors
 from fastload.errors import DecodeError, FastloadError, PackedDataError
+from fastload.testing import FailingDataset
 
 KINDS = [
     kind
@@ -49,34 +49,11 @@ def test_those_of_several_parts_keep_them_in_copies(error: FastloadError) -> Non
     assert error.args == (vars(error)["path"], vars(error)["reason"])
 
 
-class _Raising:
-    def __init__(self, error: FastloadError) -> None:
-        self.error = error
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> int:
-        raise self.error
-
-
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(
-    "error",
-    [
-        DecodeError("a/1.jpg", "the file is empty"),
-        PackedDataError("set", "damaged", shard="shard-00001.arrow", record=3),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_the_type_comes_out_of_torch_s_worker_processes(error: FastloadError, workers: int) -> None:
-    dataset = _Raising(error)
-    loader = fastload.DataLoader(
-        dataset,  # type: ignore[arg-type]
-        num_workers=workers,
-        worker_method="process",
-    )
-    batches = iter(loader)
+def test_the_type_comes_out_of_torch_s_worker_processes(workers: int) -> None:
+    error = PackedDataError("set", "damaged", shard="shard-00001.arrow", record=3)
+    dataset = FailingDataset([0], failures={0: error})
+    batches = iter(DataLoader(dataset, num_workers=workers, worker_method="process"))
     with pytest.raises(type(error)) as caught:
         next(batches)
     assert next(batches, None) is None  # torch's worker process ends at once

@@ -36,7 +36,9 @@ def test_any_slice_of_a_huge_order_is_had_alone(n: int, key: int, data: st.DataO
     ] == images.tolist()
 
 
-@pytest.mark.parametrize(("n", "orders"), [(3, 6), (4, 24), (5, 120), (6, 720)])
+@pytest.mark.parametrize(
+    ("n", "orders"), [(3, 6), (4, 24), pytest.param(5, 120, marks=pytest.mark.slow)]
+)
 def test_all_orders_of_few_samples_are_about_equally_likely(n: int, orders: int) -> None:
     draws = 50 * orders
     counts = Counter(tuple(permuted(np.arange(n), n, mix64(s)).tolist()) for s in range(draws))
@@ -63,25 +65,21 @@ def test_neighbours_in_a_large_order_are_unrelated() -> None:
 
 def test_epochs_and_seeds_differ() -> None:
     orders = set()
-    for seed in range(5):
+    for seed, epoch in product(range(5), range(5)):
         sampler = RankSampler(100, rank=0, world_size=1, seed=seed)
-        for epoch in range(5):
-            sampler.set_epoch(epoch)
-            orders.add(tuple(sampler))
+        sampler.set_epoch(epoch)
+        orders.add(tuple(sampler))
     assert len(orders) == 25
 
 
 def test_the_order_of_a_seed_is_the_same_for_ever() -> None:
     # A change of these numbers changes every run that was started with a seed, and needs a new major version.
     sampler = RankSampler(10, rank=0, world_size=1, seed=42)
-    assert list(sampler) == PINNED_10
+    assert list(sampler) == [3, 5, 2, 4, 1, 9, 6, 0, 7, 8]
     sampler = RankSampler(10**9, rank=3, world_size=8, seed=7)
     sampler.set_epoch(2)
-    assert sampler.indices(1000, 1004).tolist() == PINNED_BILLION
-
-
-PINNED_10 = [3, 5, 2, 4, 1, 9, 6, 0, 7, 8]
-PINNED_BILLION = [402442566, 581668979, 452120317, 853518477]
+    pinned = [402442566, 581668979, 452120317, 853518477]
+    assert sampler.indices(1000, 1004).tolist() == pinned
 
 
 def test_indices_are_slices_of_the_order() -> None:
@@ -120,7 +118,7 @@ def long_orders(epochs: int) -> list[list[int]]:
     return orders
 
 
-@pytest.mark.parametrize("after", [0, 1, 100, 8192, 8193])
+@pytest.mark.parametrize("after", [0, 1, 8193])
 @pytest.mark.parametrize("name", DISTURBANCES)
 def test_an_iterator_stays_in_its_epoch(name: str, after: int) -> None:
     sampler = RankSampler(LONG, rank=0, world_size=1, seed=3)
@@ -143,8 +141,9 @@ def long_loader(workers: int, persistent: bool) -> fastload.DataLoader[int]:
     )
 
 
-@pytest.mark.parametrize("taken", [0, 1, 17])
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("workers", "persistent", "taken"), [(0, False, 17), (2, False, 0), (2, True, 0), (2, True, 17)]
+)
 def test_an_epoch_of_a_loader_stays_the_one_it_began_as(
     workers: int, persistent: bool, taken: int
 ) -> None:

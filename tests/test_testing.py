@@ -28,47 +28,22 @@ def test_a_slow_dataset_takes_its_time_and_lets_others_run() -> None:
     assert time.monotonic() - started < 40 * 0.05 / 2, "the reads held the interpreter"
 
 
-@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()])
 def test_a_failing_dataset_fails_where_it_is_told_to(error: BaseException) -> None:
-    dataset = FailingDataset(SlowDataset(5, seconds=0), failures={3: error})
-    assert len(dataset) == 5
-    assert [dataset[index] for index in (0, 1, 2, 4)] == [0, 1, 2, 4]
-    for _ in range(2):
-        with pytest.raises(type(error)) as caught:
-            dataset[3]
-        assert caught.value.args == error.args
-        assert error.__traceback__ is None, (
-            "the frames of whoever reads must not hang on the dataset"
-        )
-
-
-def test_a_failing_dataset_keeps_its_failures_when_the_callers_mapping_changes() -> None:
-    failures: dict[int, BaseException] = {1: ValueError("bad")}
-    dataset = FailingDataset([10, 11], failures=failures)
+    """Also a pickled one, whatever becomes of the mapping that the caller gave."""
+    failures = {3: error}
+    dataset = FailingDataset(SlowDataset(5, seconds=0), failures=failures)
     failures.clear()
-    with pytest.raises(ValueError, match="bad"):
-        dataset[1]
+    for each in (dataset, dataset, pickle.loads(pickle.dumps(dataset))):
+        assert len(each) == 5
+        assert [each[index] for index in (0, 1, 2, 4)] == [0, 1, 2, 4]
+        with pytest.raises(type(error)) as caught:
+            each[3]
+        assert caught.value.args == error.args
+        assert error.__traceback__ is None, "the frames of the reader must not hang on the dataset"
 
 
-@pytest.mark.parametrize("workers", [0, 3])
-def test_the_fakes_in_a_loader(workers: int) -> None:
-    dataset = FailingDataset(SlowDataset(6, seconds=0.001), failures={3: ValueError("bad")})
-    batches = iter(DataLoader(dataset, 2, num_workers=workers))
-    assert next(batches).tolist() == [0, 1]
-    with pytest.raises(ValueError, match="bad"):
-        next(batches)
-    assert next(batches).tolist() == [4, 5]
-
-
-def test_the_fakes_pickle() -> None:
-    dataset = FailingDataset(SlowDataset(5, seconds=0), failures={3: ValueError("bad")})
-    again = pickle.loads(pickle.dumps(dataset))
-    assert again[2] == 2
-    with pytest.raises(ValueError, match="bad"):
-        again[3]
-
-
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
+@pytest.mark.parametrize("order", [[3, 2, 1, 0], [1, 3, 0, 2]])
 def test_a_sequencer_forces_the_order(order: list[int]) -> None:
     """Whatever order the threads are started in, and with a pause that would invite another."""
     sequencer, passed = Sequencer(), []

@@ -35,14 +35,10 @@ def fitting(cost_s: float) -> int:
 
 @pytest.mark.parametrize("cost_s", COSTS_S)
 def test_a_run_lasts_about_run_seconds(cost_s: float) -> None:
+    assert RUN_SECONDS == 250e-6
     lengths = runs(lambda n: cost_s, 20)
     assert lengths[0] == 1, "while the cost is unknown"
     assert all(abs(length - fitting(cost_s)) <= 1 for length in lengths[1:])
-
-
-def test_units_of_10_us_come_in_runs_of_25() -> None:
-    assert RUN_SECONDS == 250e-6
-    assert all(length in (24, 25) for length in runs(lambda n: 10e-6, 20)[1:])
 
 
 @pytest.mark.parametrize("factor", OUTLIERS.values(), ids=OUTLIERS)
@@ -63,7 +59,7 @@ def test_runs_follow_the_median_where_one_delivery_in_ten_is_far_off(
 ) -> None:
     """Their mean cost would be 11 times the median; with the latest cost, runs would change 100-fold."""
     expected = fitting(cost_s)
-    for seed in range(20):
+    for seed in range(5):
         draw = random.Random(seed)
         lengths = runs(lambda n, d=draw: cost_s * (factor if d.random() < 0.1 else 1.0), 500)[25:]
         assert abs(median(lengths) - expected) <= 1

@@ -22,14 +22,6 @@ SIZES = st.tuples(st.integers(1, 600), st.integers(1, 80), st.integers(1, 700)).
 
 
 @settings(max_examples=30)
-@given(sizes=SIZES, key=st.integers(0, 2**64 - 1))
-def test_every_key_gives_a_permutation(sizes: tuple[int, int, int], key: int) -> None:
-    n, run, window = sizes
-    images = permuted_by_window(np.arange(n), n, key, window=window, run=run)
-    assert sorted(images.tolist()) == list(range(n))
-
-
-@settings(max_examples=30)
 @given(
     n=st.integers(1, 10**12),
     key=st.integers(0, 2**64 - 1),
@@ -53,13 +45,16 @@ def test_any_slice_of_a_huge_order_is_had_alone(
 
 @settings(max_examples=30)
 @given(sizes=SIZES, key=st.integers(0, 2**64 - 1))
-def test_a_window_has_whole_runs_save_at_its_ends(sizes: tuple[int, int, int], key: int) -> None:
+def test_every_key_gives_a_permutation_of_whole_runs_save_at_the_ends_of_windows(
+    sizes: tuple[int, int, int], key: int
+) -> None:
     """The bound that makes it worth its name: of the runs in a window all but three are whole.
 
     Cut are the one before, the one behind, and the last of the data set is short.
     """
     n, run, window = sizes
     images = permuted_by_window(np.arange(n), n, key, window=window, run=run)
+    assert sorted(images.tolist()) == list(range(n))
     for start in range(0, n, window):
         runs, counts = np.unique(images[start : start + window] // run, return_counts=True)
         assert (counts < run).sum() <= 3
@@ -165,7 +160,6 @@ def test_a_short_last_run_takes_each_slot_equally_often() -> None:
     ("arguments", "message"),
     [
         ({"window": 8}, "both or neither"),
-        ({"run": 8}, "both or neither"),
         ({"window": 8, "run": 9}, "1 <= run <= window"),
         ({"window": 8, "run": 0}, "1 <= run <= window"),
         ({"window": 8, "run": 2, "shuffle": False}, "shuffle is False"),

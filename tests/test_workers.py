@@ -6,6 +6,7 @@ What threads share and processes do not is warned of.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +14,52 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import fastload
+from fastload import DataLoader
 from fastload.errors import SharedStateWarning
+from tests.fakes import Numbers
 
 
 class Threads(Dataset[int]):
-    """How many threads torch uses where the sample is read."""
+    """How many threads torch uses in a sample that is read, after a loader of its own if `nested`."""
+
+    def __init__(self, nested: bool) -> None:
+        self.nested = nested
 
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> int:
+        if self.nested:
+            assert len(list(DataLoader(Numbers(4), 2, num_workers=2))) == 2
         torch.ones(200_000).add_(1.0)  # a parallel operation, before which torch may not know
         return torch.get_num_threads()
 
 
-def test_workers_use_one_torch_thread_and_leave_the_others_theirs() -> None:
+def run_all(*bodies: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=body) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_workers_use_one_torch_thread_and_leave_the_others_theirs(nested: bool) -> None:
+    def loop() -> None:
+        for _ in range(10):
+            list(DataLoader(Numbers(4), 2, num_workers=3))
+
+    later: list[int] = []
     before = torch.get_num_threads()
+    torch.set_num_threads(3)
     try:
-        torch.set_num_threads(3)
-        with fastload.DataLoader(Threads(), num_workers=2, persistent_workers=True) as loader:
+        with DataLoader(Threads(nested), num_workers=2, persistent_workers=not nested) as loader:
             for _ in range(2):
                 assert [int(batch) for batch in loader] == [1] * 8
-            later: list[int] = []
-            thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
-            thread.start()
-            thread.join()
-        assert (torch.get_num_threads(), later) == (3, [3])
+            run_all(lambda: later.append(torch.get_num_threads()))
+        run_all(loop, loop, loop, loop)
+        run_all(lambda: later.append(torch.get_num_threads()))
+        assert (torch.get_num_threads(), later) == (3, [3, 3])
     finally:
         torch.set_num_threads(before)
 
@@ -84,7 +104,7 @@ def test_a_file_position_that_threads_share_is_warned_of_once(records: Path, laz
     dataset = InOneFile(records, lazy=lazy)
     dataset.both = threading.Barrier(2)
     shared = {"copy_dataset": False, "num_workers": 2, "prefetch_batches": 2}
-    with fastload.DataLoader(dataset, **shared) as loader:
+    with DataLoader(dataset, **shared) as loader:
         with pytest.warns(
             SharedStateWarning, match="InOneFile seems to read through its open file `dataset.file`"
         ):
@@ -93,55 +113,8 @@ def test_a_file_position_that_threads_share_is_warned_of_once(records: Path, laz
     dataset.close()
 
 
-@pytest.mark.parametrize("settings", [{"num_workers": 1}, {"num_workers": 0}])
-def test_a_file_position_of_one_thread_is_not_warned_of(records: Path, settings: Any) -> None:
+def test_a_file_position_of_one_thread_is_not_warned_of(records: Path) -> None:
     dataset = InOneFile(records)
-    with fastload.DataLoader(dataset, **settings) as loader:
+    with DataLoader(dataset, num_workers=1) as loader:
         assert len(list(loader)) == 16
     dataset.close()
-
-
-def test_a_data_set_with_a_lock_knows_that_it_is_shared(records: Path) -> None:
-    dataset = InOneFile(records)
-    dataset.both = threading.Barrier(2)
-    dataset.lock = threading.Lock()  # type: ignore[attr-defined]
-    with fastload.DataLoader(dataset, num_workers=2, copy_dataset=False) as loader:
-        assert len(list(loader)) == 16
-    dataset.close()
-
-
-class OpenedLate(Dataset[bytes]):
-    """Records in a file that the first sample opens, as README advises."""
-
-    file: Any = None
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __del__(self) -> None:
-        if self.file is not None:
-            self.file.close()
-
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, index: int) -> bytes:
-        if self.file is None:
-            self.file = self.path.open("rb")
-        self.file.seek(4 * index)
-        return self.file.read(4)
-
-
-@pytest.mark.filterwarnings(
-    "ignore:unclosed file:ResourceWarning"
-)  # the finalizers of copies do not run
-def test_a_file_opened_at_the_first_sample_is_each_copys_own_and_an_open_one_is_opened_anew(
-    records: Path,
-) -> None:
-    dataset = OpenedLate(records)
-    with fastload.DataLoader(dataset, num_workers=4) as loader:
-        assert [batch[0] for batch in loader] == [b"%04d" % k for k in range(16)]
-        assert dataset.file is None
-        assert dataset[3] == b"0003"  # and now it is open in the loop itself
-        assert [batch[0] for batch in loader] == [b"%04d" % k for k in range(16)]
-        assert dataset.file.tell() == 16

@@ -158,43 +158,6 @@ def test_several_threads_may_share_one_iterator(workers: int) -> None:
     assert all(mine == sorted(mine) for mine in got)
 
 
-def test_torch_s_threads_are_left_alone_by_loaders_in_samples_and_in_threads() -> None:
-    class Nested(Raising):
-        def __getitem__(self, index: Any) -> int:
-            inner = DataLoader(list(range(4)), 2, num_workers=2)  # type: ignore[arg-type]
-            return sum(int(batch.sum()) for batch in inner) + torch.get_num_threads()
-
-    def in_a_new_thread() -> int:
-        seen: list[int] = []
-        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-        thread.start()
-        thread.join()
-        return seen[0]
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        batches = list(DataLoader(Nested(), 4, num_workers=2))
-        assert torch.cat(batches).tolist() == [7] * 8, "6, and one thread for each worker"
-        assert (in_a_new_thread(), torch.get_num_threads()) == (3, 3)
-        threads = [
-            threading.Thread(
-                target=lambda: [
-                    list(DataLoader(list(range(4)), 2, num_workers=3))  # type: ignore[arg-type]
-                    for _ in range(10)
-                ]
-            )
-            for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert (in_a_new_thread(), torch.get_num_threads()) == (3, 3)
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("name", ["max_errors", "prefetch_batches", "prefetch_factor"])
 def test_counts_must_be_integers(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} must be an integer, got nan"):
