@@ -57,25 +57,8 @@ class Records(Pairs):
         return filled(self.read(index)), filled(index)
 
 
-@pytest.mark.parametrize("copy_dataset", ["default", True])
-def test_an_environment_opened_at_the_first_sample(store: Path, copy_dataset: Any) -> None:
-    options = {} if copy_dataset == "default" else {"copy_dataset": copy_dataset}
-    assert wrong_pairs(Records(store), **options) == 0
-
-
-open_early_imported = lmdb.open
-
-
-@pytest.mark.parametrize("spelling", ["Environment", "an early import"])
-def test_however_it_is_opened(store: Path, spelling: str) -> None:
-    class Spelt(Records):
-        def open(self) -> None:
-            if self.env is None:
-                how = lmdb.Environment if spelling == "Environment" else open_early_imported
-                self.env = how(self.path, **READING)
-
-    assert wrong_pairs(Spelt(store), copy_dataset=True) == 0
-    assert wrong_pairs(Spelt(store)) == 0
+def test_an_environment_opened_at_the_first_sample(store: Path) -> None:
+    assert wrong_pairs(Records(store)) == 0
 
 
 def test_for_two_epochs_and_two_loaders(store: Path) -> None:
@@ -106,10 +89,6 @@ def test_a_cursor_opened_at_the_first_sample(store: Path, early: bool) -> None:
         records.env.close()
 
 
-def test_a_cursor_in_a_dataset_that_is_copied_whole(store: Path) -> None:
-    assert wrong_pairs(ByCursor(store), copy_dataset=True) == 0
-
-
 class Scanned(ByCursor):
     """Eight neighbours, walked through by the cursor."""
 
@@ -121,7 +100,7 @@ class Scanned(ByCursor):
 
 
 def test_a_cursor_that_walks(store: Path) -> None:
-    assert wrong_pairs(Scanned(store)) == 0
+    assert wrong_pairs(Scanned(store), copy_dataset=True) == 0
 
 
 def test_a_transaction_kept_with_its_buffers(store: Path) -> None:
@@ -139,32 +118,6 @@ def test_a_transaction_kept_with_its_buffers(store: Path) -> None:
             return bytes(self.found)
 
     assert wrong_pairs(Kept(store)) == 0
-
-
-def test_a_named_database(store: Path) -> None:
-    class Named(Records):
-        db: Any = None
-
-        def read(self, index: int) -> Any:
-            if self.env is None:
-                self.env = lmdb.open(self.path, max_dbs=2, **READING)
-                self.db = self.env.open_db(b"named", create=False)
-            with self.env.begin(db=self.db) as txn:
-                return txn.get(key(index))
-
-        def __getitem__(self, index: int) -> tuple[Any, Any]:
-            return filled(self.read(index)), filled(-index)
-
-    assert wrong_pairs(Named(store)) == 0
-
-
-def test_an_environment_opened_and_closed_for_each_sample(store: Path) -> None:
-    class Careful(Records):
-        def read(self, index: int) -> Any:
-            with lmdb.open(self.path, **READING) as env, env.begin() as txn:
-                return txn.get(key(index))
-
-    assert wrong_pairs(Careful(store)) == 0
 
 
 def test_an_environment_closed_by_the_dataset_now_and_then(store: Path) -> None:

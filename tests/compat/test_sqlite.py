@@ -69,16 +69,8 @@ class ByCursor(Rows):
 
 
 @pytest.mark.parametrize("dataset", [Rows, ByCursor])
-@pytest.mark.parametrize("copy_dataset", ["default", True])
-def test_a_connection_opened_at_the_first_sample(
-    store: Path, dataset: type[Rows], copy_dataset: Any
-) -> None:
-    options = {} if copy_dataset == "default" else {"copy_dataset": copy_dataset}
-    assert wrong_pairs(dataset(store), **options) == 0
-
-
-def test_a_cursor_of_a_connection_that_any_thread_may_use(store: Path) -> None:
-    assert wrong_pairs(ByCursor(store, check_same_thread=False)) == 0
+def test_a_connection_opened_at_the_first_sample(store: Path, dataset: type[Rows]) -> None:
+    assert wrong_pairs(dataset(store)) == 0
 
 
 def test_two_epochs_of_persistent_workers(store: Path) -> None:
@@ -94,9 +86,8 @@ def connect_this_worker(worker: int) -> None:
     info.dataset.connect()
 
 
-@pytest.mark.parametrize("dataset", [Rows, ByCursor])
-def test_a_connection_opened_in_worker_init_fn(store: Path, dataset: type[Rows]) -> None:
-    assert wrong_pairs(dataset(store), worker_init_fn=connect_this_worker) == 0
+def test_a_connection_opened_in_worker_init_fn(store: Path) -> None:
+    assert wrong_pairs(ByCursor(store), worker_init_fn=connect_this_worker) == 0
 
 
 @pytest.mark.parametrize("kind", ["connection", "cursor"])

@@ -1,15 +1,13 @@
 """Fast tokenizers: a call sets truncation and padding in the tokenizer, and then encodes.
 
 Eight workers give 2,048 right results for texts and summaries of two greatest lengths, from a
-tokenizer in the dataset, in `collate_fn`, in a closure and in a Hugging Face dataset's transform.
+tokenizer in the dataset, in `collate_fn` and in a Hugging Face dataset's transform.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
 from fastload import DataLoader
@@ -61,16 +59,6 @@ def as_row(found: list[int], target: list[int]) -> torch.Tensor:
     return row if (len(found), len(target)) == (LONG, SHORT) else -row
 
 
-class Summaries(Pairs):
-    """A text and a summary, each cut at its own length by one tokenizer."""
-
-    def __init__(self, encode: Callable[[str, str], torch.Tensor]) -> None:
-        self.encode = encode
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.encode(words(index), words(index)), right(index)
-
-
 class Own(Pairs):
     """The tokenizer is an attribute."""
 
@@ -94,25 +82,6 @@ def test_the_tokenizers_package_alone() -> None:
             return as_row(found, self.tokenizer.encode(words(index)).ids), right(index)
 
     assert wrong_pairs(Truncated(rust_tokenizer())) == 0
-
-
-def test_padding_and_truncation_together() -> None:
-    class Padded(Own):
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            padded = {"padding": "max_length", "truncation": True}
-            found = self.tokenizer("w1 w2", max_length=LONG, **padded)["input_ids"]
-            target = self.tokenizer("w3", max_length=SHORT, **padded)["input_ids"]
-            expected = [2, 3] + [0] * (LONG - 2) + [4] + [0] * (SHORT - 1)
-            return as_row(found, target), torch.tensor(expected)
-
-    assert wrong_pairs(Padded(fast_tokenizer())) == 0
-
-
-@pytest.mark.parametrize("copy_dataset", ["default", True])
-def test_a_tokenizer_in_a_closure(copy_dataset: Any) -> None:
-    tokenizer = fast_tokenizer()
-    options = {} if copy_dataset == "default" else {"copy_dataset": copy_dataset}
-    assert wrong_pairs(Summaries(lambda *both: encode(tokenizer, *both)), **options) == 0
 
 
 def test_a_tokenizer_in_collate_fn() -> None:

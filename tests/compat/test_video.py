@@ -93,13 +93,9 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("dataset", [AvFrames, CvFrames])
-@pytest.mark.parametrize("copy_dataset", ["default", True])
-def test_a_video_opened_at_the_first_sample(
-    video: Path, dataset: type[Frames], copy_dataset: Any
-) -> None:
+def test_a_video_opened_at_the_first_sample(video: Path, dataset: type[Frames]) -> None:
     library("av" if dataset is AvFrames else "cv2")
-    options = {} if copy_dataset == "default" else {"copy_dataset": copy_dataset}
-    assert wrong_pairs(dataset(video), **options) == 0
+    assert wrong_pairs(dataset(video)) == 0
 
 
 @pytest.mark.parametrize("kind", ["container", "stream", "capture", "writer"])
@@ -115,10 +111,9 @@ def test_what_is_open_is_refused(video: Path, tmp_path: Path, kind: str) -> None
         opened, close = made, made.release
     else:
         container = library("av").open(str(video))
-        opened = {
-            "container": lambda: container,
-            "stream": lambda: container.streams.video[0],
-        }[kind]()
+        opened = {"container": lambda: container, "stream": lambda: container.streams.video[0]}[
+            kind
+        ]()
         close = container.close
     read.transform = Holder(**{kind: opened})
     try:
