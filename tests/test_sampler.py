@@ -172,14 +172,6 @@ def test_epochs_of_a_loader_that_run_at_once(workers: int) -> None:
     assert list(chain.from_iterable(after)) == orders[1]
 
 
-def test_persistent_workers_begin_the_next_epoch_in_the_middle_of_one() -> None:
-    orders = long_orders(3)
-    with long_loader(2, persistent=True) as loader:
-        assert list(chain.from_iterable(islice(loader, 20))) == orders[0][:10_000]
-        iter(loader)
-        assert list(chain.from_iterable(loader)) == orders[2]
-
-
 def test_a_world_that_only_the_environment_knows_is_warned_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,15 +1,10 @@
 """Files: a position that each worker moves for itself, in a file opened early or at the first sample.
 
-Eight workers read 2,048 right records from text, binary, compressed, zip, tar, TIFF and NumPy files.
+Eight workers read 2,048 right records from text, TIFF and NumPy files.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
-import mmap
-import tarfile
-import zipfile
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -68,52 +63,6 @@ class Lines(Records):
         return f"{index:015d}\n"
 
 
-class Bytes(Records):
-    """A record of 512 bytes."""
-
-    opener: Callable[..., Any] = staticmethod(open)
-
-    def opened(self) -> Any:
-        return self.opener(self.path, "rb")
-
-    def read(self, index: int) -> Any:
-        self.file.seek(index * 512)
-        return filled(self.file.read(512))
-
-
-class Gzip(Bytes):
-    opener = staticmethod(gzip.open)
-
-
-class Into(Bytes):
-    """A record that is read into a buffer of the dataset."""
-
-    buffer: Any = None
-
-    def read(self, index: int) -> Any:
-        if self.buffer is None:
-            self.buffer = bytearray(512)
-        self.file.seek(index * 512)
-        self.file.readinto(self.buffer)
-        return filled(self.buffer)
-
-
-class Zip(Records):
-    def opened(self) -> Any:
-        return zipfile.ZipFile(self.path)
-
-    def read(self, index: int) -> Any:
-        return filled(self.file.read(f"{index}"))
-
-
-class Tar(Records):
-    def opened(self) -> Any:
-        return tarfile.open(self.path)
-
-    def read(self, index: int) -> Any:
-        return filled(self.file.extractfile(f"{index}").read())
-
-
 class Npz(Records):
     def opened(self) -> Any:
         return np.load(self.path)
@@ -143,31 +92,6 @@ class TiffPages(Records):
         return filled(self.file.pages[index].asarray().astype(np.int64).tobytes())
 
 
-class Mapped(Records):
-    """A slice of a mapped file, which has no position."""
-
-    def opened(self) -> Any:
-        with open(self.path, "rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def read(self, index: int) -> Any:
-        return filled(self.file[index * 512 : index * 512 + 512])
-
-
-def write_zip(path: Path, records: list[bytes]) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for i, record in enumerate(records):
-            archive.writestr(f"{i}", record)
-
-
-def write_tar(path: Path, records: list[bytes]) -> None:
-    with tarfile.open(path, "w") as archive:
-        for i, record in enumerate(records):
-            member = tarfile.TarInfo(f"{i}")
-            member.size = len(record)
-            archive.addfile(member, io.BytesIO(record))
-
-
 def write_npz(path: Path, records: list[bytes]) -> None:
     with path.open("wb") as file:
         np.savez(file, **{f"{i}": np.frombuffer(r, np.int64) for i, r in enumerate(records)})
@@ -179,24 +103,15 @@ def write_pages(path: Path, records: list[bytes]) -> None:
     first.save(path, format="TIFF", save_all=True, append_images=rest)
 
 
-def whole(compress: Callable[[bytes], bytes]) -> Callable[[Path, list[bytes]], None]:
-    return lambda path, records: (path.write_bytes(compress(b"".join(records))), None)[1]
-
-
 def lines(path: Path, _: list[bytes]) -> None:
     path.write_text("".join(f"{i:015d}\n" for i in range(RECORDS)), encoding="utf-8")
 
 
 WRITTEN_BY: dict[type[Records], Callable[[Path, list[bytes]], None]] = {
     Lines: lines,
-    Gzip: whole(gzip.compress),
-    Into: whole(bytes),
-    Zip: write_zip,
-    Tar: write_tar,
     Npz: write_npz,
     Pages: write_pages,
     TiffPages: write_pages,
-    Mapped: whole(bytes),
 }
 
 

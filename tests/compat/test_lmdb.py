@@ -6,7 +6,6 @@ first sample. Transactions and cursors that are open at `iter()` are refused, wi
 
 from __future__ import annotations
 
-import gc
 import itertools
 from pathlib import Path
 from typing import Any
@@ -118,30 +117,6 @@ def test_a_transaction_kept_with_its_buffers(store: Path) -> None:
             return bytes(self.found)
 
     assert wrong_pairs(Kept(store)) == 0
-
-
-def test_an_environment_closed_by_the_dataset_now_and_then(store: Path) -> None:
-    """A copy that closes its environment leaves those of the other workers open."""
-
-    class Reopened(Records):
-        reads = 0
-
-        def read(self, index: int) -> Any:
-            found = super().read(index)
-            self.reads += 1
-            if self.reads % 5 == 0:
-                self.env.close()
-                self.env = None
-            return found
-
-    assert wrong_pairs(Reopened(store)) == 0
-
-
-def test_afterwards_it_can_be_opened_for_writing(store: Path) -> None:
-    assert wrong_pairs(Records(store)) == 0
-    gc.collect()
-    with lmdb.open(str(store), map_size=2**26, max_dbs=2) as env, env.begin(write=True) as txn:
-        txn.put(b"more", b"1")
 
 
 class ByState(Records):

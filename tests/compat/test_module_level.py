@@ -23,9 +23,25 @@ import torch
 
 import fastload.errors
 from tests.compat.eight_workers import Pairs, batches, library, picture, wrong_pairs
-from tests.compat.test_own_state import Mirror
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+class Mirror:
+    """A transform that decides once for image and mask, and remembers."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+        self.flips: Any = None
+
+    def draw(self) -> None:
+        self.flips = self.generator.integers(2, size=3)
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        for axis, flip in enumerate(self.flips):
+            image = image.flip(axis) if flip else image
+        return image
+
 
 # Each is set by its test, as a module sets it at its top.
 transform: Any = None
@@ -165,7 +181,7 @@ SCRIPT = """
     import sys
     import torch
     import fastload
-    from tests.compat.test_own_state import Mirror
+    from tests.compat.test_module_level import Mirror
     sys.setswitchinterval(1e-6)
 
     class Here(Mirror):

@@ -9,29 +9,24 @@ from __future__ import annotations
 
 import copy
 import pickle
-import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import TensorDataset, default_collate, get_worker_info
 
 from fastload import DataLoader
-from fastload.errors import LoaderClosedError
+from tests.fakes import Numbers
 from tests.promises.children import Ended, Nursery, run_fresh
 
 
-class Squares(Dataset[int]):
+class Squares(Numbers):
     def __init__(self, length: int = 40) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
+        super().__init__(length)
 
     def __getitem__(self, index: int) -> int:
         return index * index
@@ -128,15 +123,6 @@ def test_a_loop_in_another_thread() -> None:
     assert got == [plain(loader)] * 3
 
 
-def test_an_iterator_handed_to_another_thread() -> None:
-    iterator = iter(DataLoader(Squares(12), 4, num_workers=2))
-    got = [next(iterator).tolist()]
-    thread = threading.Thread(target=lambda: got.extend(plain(iterator)))
-    thread.start()
-    thread.join(30)
-    assert got == plain(DataLoader(Squares(12), 4))
-
-
 def test_torch_process_loader_beside_it() -> None:
     """Torch forks its workers in the middle of our epoch, and both go on; also with ours inside a worker of torch's."""
     ours = DataLoader(Squares(24), 4, num_workers=2)
@@ -146,11 +132,8 @@ def test_torch_process_loader_beside_it() -> None:
     assert plain(theirs) == [first.tolist(), *plain(iterator)]
 
 
-class Nested(Dataset[int]):
+class Nested(Numbers):
     """Reads each sample with a loader of its own."""
-
-    def __len__(self) -> int:
-        return 3
 
     def __getitem__(self, index: int) -> int:
         return int(sum(batch.sum() for batch in DataLoader(Squares(6), 2, num_workers=2))) + index
@@ -159,7 +142,7 @@ class Nested(Dataset[int]):
 @pytest.mark.parametrize("loader", [TorchLoader, DataLoader])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_inside_a_worker(loader: type[TorchLoader[int]], workers: int) -> None:
-    assert plain(loader(Nested(), 3, num_workers=workers)) == [[55, 56, 57]]
+    assert plain(loader(Nested(3), 3, num_workers=workers)) == [[55, 56, 57]]
 
 
 # ---- forks ----
@@ -251,29 +234,6 @@ print("PARENT")
     assert "PARENT" in out
 
 
-def test_a_multiprocessing_child_gets_a_loader_that_works(nursery: Nursery) -> None:
-    out = fine(
-        nursery.run(
-            """
-import multiprocessing
-def child(loader, queue):
-    queue.put([b.tolist() for b in loader])
-
-loader = fastload.DataLoader(Reads(8), 4, num_workers=2, persistent_workers=True)
-wanted = [b.tolist() for b in loader]
-context = multiprocessing.get_context("fork")
-queue = context.SimpleQueue()
-process = context.Process(target=child, args=(loader, queue))
-process.start()
-assert queue.get() == wanted
-process.join()
-print(process.exitcode)
-"""
-        )
-    )
-    assert out.startswith("0\n")
-
-
 # ---- torch's threads ----
 
 NUM_THREADS = """
@@ -310,44 +270,7 @@ def test_torch_num_threads_is_left_alone(nursery: Nursery, first: str) -> None:
     assert with_loader == without
 
 
-# ---- random states ----
-
-
-def states() -> tuple[Any, ...]:
-    kind, keys, *rest = np.random.get_state()
-    return random.getstate(), (kind, tuple(keys.tolist()), *rest), torch.get_rng_state().tolist()
-
-
-def reseed(worker: int) -> None:
-    random.seed(worker)
-    np.random.seed(worker)
-    torch.manual_seed(worker)
-
-
-@pytest.mark.parametrize("init", [None, reseed])
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-def test_the_global_random_states_are_left_alone(
-    init: Callable[[int], None] | None, workers: int, persistent: bool
-) -> None:
-    """A seeded loader touches none; one without seed draws from torch's exactly what torch's loader draws."""
-    options: dict[str, Any] = {"num_workers": workers, "shuffle": True, "worker_init_fn": init}
-    options["persistent_workers"] = persistent
-    seeded = DataLoader(Squares(), 4, seed=0, **options)
-    before = states()
-    for _ in range(2):
-        assert len(plain(seeded)) == 10
-        assert states() == before
-    seeded.close()
-
-    torch.manual_seed(11)
-    theirs = TorchLoader(Squares(), 4, **options)
-    wanted = [(plain(theirs), states()) for _ in range(2)]
-    del theirs
-    torch.manual_seed(11)
-    ours = DataLoader(Squares(), 4, **options)
-    for epoch in wanted:
-        assert (plain(ours), states()) == epoch
-    ours.close()
+# ---- worker_init_fn ----
 
 
 class Inits:
@@ -398,13 +321,14 @@ def test_worker_init_fn_runs_once_per_worker_one_after_another_on_the_workers(
 # ---- get_worker_info ----
 
 
-class Informed(Dataset[tuple[int, int, int, str]]):
+class Informed(Numbers):
     """What `get_worker_info()` says in a sample: id, number of workers, seed, thread."""
 
-    def __len__(self) -> int:
-        return 64
+    def __init__(self, workers: int) -> None:
+        super().__init__(64)
+        self.meet = threading.Barrier(max(1, workers))
 
-    def __getitem__(self, index: int) -> tuple[int, int, int, str]:
+    def __getitem__(self, index: int) -> Any:
         if index < self.meet.parties:
             self.meet.wait(10)  # all workers are in a sample at once, so each of them is heard
         info = get_worker_info()
@@ -416,10 +340,6 @@ class Informed(Dataset[tuple[int, int, int, str]]):
         assert info.dataset is self
         return (info.id, info.num_workers, info.seed, threading.current_thread().name)
 
-    def with_workers(self, n: int) -> Informed:
-        self.meet = threading.Barrier(max(1, n))
-        return self
-
 
 def as_list(samples: list[Any]) -> list[Any]:
     assert get_worker_info() is None, "torch's collate would allocate shared memory"
@@ -429,8 +349,7 @@ def as_list(samples: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("workers", [0, 4])
 def test_get_worker_info(workers: int) -> None:
-    dataset = Informed().with_workers(workers)
-    loader = DataLoader(dataset, 4, num_workers=workers, collate_fn=as_list)
+    loader = DataLoader(Informed(workers), 4, num_workers=workers, collate_fn=as_list)
     samples = []
     for batch in loader:
         assert get_worker_info() is None, "the loop is not a worker"
@@ -484,12 +403,10 @@ class Pair(NamedTuple):
     label: dict[str, Any]
 
 
-class Zoo(Dataset[Any]):
+class Zoo(Numbers):
     def __init__(self, numbers: int) -> None:
+        super().__init__(8)
         self.numbers = numbers
-
-    def __len__(self) -> int:
-        return 8
 
     def __getitem__(self, index: int) -> Any:
         image = torch.full((self.numbers,), index, dtype=torch.float32)
@@ -538,11 +455,8 @@ def modes() -> tuple[bool, bool, bool]:
 NEUTRAL = (True, False, False)
 
 
-class Moded(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> torch.Tensor:
+class Moded(Numbers):
+    def __getitem__(self, index: int) -> Any:
         assert modes() == NEUTRAL
         product = torch.ones(2, 2) @ torch.ones(2, 2)
         assert product.dtype == torch.float32
@@ -575,7 +489,7 @@ def test_samples_and_collate_run_in_neutral_modes(
 ) -> None:
     """And the mode of the loop is what it was, after every batch, after an error and after the end."""
     loader = DataLoader(
-        dataset(),
+        dataset(8),
         4,
         num_workers=workers,
         collate_fn=collate,
@@ -588,7 +502,7 @@ def test_samples_and_collate_run_in_neutral_modes(
             assert batch.dtype == torch.float32
             assert not batch.is_inference()
         assert modes() == inside
-        failing = DataLoader(dataset(), 4, sampler=[0, "x"], num_workers=workers)  # type: ignore[list-item]
+        failing = DataLoader(dataset(8), 4, sampler=[0, "x"], num_workers=workers)  # type: ignore[list-item]
         with pytest.raises(TypeError):
             list(failing)
         assert modes() == inside
@@ -602,15 +516,3 @@ def test_an_iterator_cannot_be_pickled_and_says_so() -> None:
         pickle.dumps(iterator)
     next(iterator)
     del iterator
-
-
-def test_a_closed_loader_of_another_name_is_not_touched() -> None:
-    """Closing one of two loaders on one dataset leaves the other running."""
-    dataset = Squares(12)
-    first, second = (DataLoader(dataset, 4, num_workers=2) for _ in range(2))
-    one, two = iter(first), iter(second)
-    next(one), next(two)
-    first.close()
-    with pytest.raises(LoaderClosedError):
-        next(one)
-    assert plain(two) == plain(DataLoader(dataset, 4))[1:]

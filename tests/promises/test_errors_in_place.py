@@ -29,7 +29,7 @@ from fastload.errors import EmptyBatchError, TooManyErrorsError, WorkerCrashErro
 from fastload.fetch import Fetcher, SampleFetcher
 from fastload.testing import FailingDataset
 from fastload.window import Window
-from tests.fakes import fastload_threads
+from tests.fakes import Numbers, fastload_threads
 
 WORKERS = [0, 4]
 DEADLINE_S = 30.0  # only a deadlock waits that long
@@ -172,15 +172,12 @@ def notes_of(dataset: Dataset[Any], **options: Any) -> list[str]:
     return next(batch for batch in got if isinstance(batch, Exception)).__notes__
 
 
-class Feeds(Dataset[int]):
+class Feeds(Numbers):
     """Takes its samples from a generator, of which there is no copy."""
 
     def __init__(self, error: Exception) -> None:
-        self.error = error
-        self.feed = (k for k in range(1_000))
-
-    def __len__(self) -> int:
-        return 20
+        super().__init__(20)
+        self.error, self.feed = error, (k for k in range(1_000))
 
     def __getitem__(self, index: int) -> int:
         if index == 13:
@@ -309,30 +306,28 @@ def test_an_index_that_is_not_there(gathered: bool, workers: int) -> None:
     assert "99" in note(error)
 
 
-class Crossed(Dataset[int]):
-    """Samples 0 and 1 are bad; `later` raises only once the other one has."""
+class Late(Bad):
+    """The index `late` is read once all bad samples but itself have raised."""
 
-    def __init__(self, later: int) -> None:
-        self.later = later
-        self.other_raised = threading.Event()
+    fastload_per_worker = ()
 
-    def __len__(self) -> int:
-        return 8
+    def __init__(self, length: int, bad: tuple[int, ...], late: int) -> None:
+        super().__init__(length, unreadable(*bad))
+        self.late, self.others = late, threading.Semaphore(0)
 
     def __getitem__(self, index: int) -> int:
-        if index == self.later:
-            assert self.other_raised.wait(DEADLINE_S)
-        elif index == 1 - self.later:
-            self.other_raised.set()
-        if index < 2:
-            raise Unreadable(index, "torn")
-        return index
+        if index == self.late:
+            for _ in range(len(self.bad) - 1):
+                assert self.others.acquire(timeout=DEADLINE_S)
+        elif index in self.bad:
+            self.others.release()
+        return super().__getitem__(index)
 
 
 @pytest.mark.parametrize("later", [0, 1])
 def test_of_two_bad_samples_the_first_in_order_is_raised(later: int) -> None:
     for _ in range(10):
-        got = drain(DataLoader(Crossed(later), 4, num_workers=2))
+        got = drain(DataLoader(Late(8, (0, 1), later), 4, num_workers=2))
         assert got[0].index == 0, "whatever the timing"
         assert got[1:] == batches(8, 4)[1:]
 
@@ -608,30 +603,15 @@ def test_max_errors_bounds_an_epoch(
             assert isinstance(caught.value.__cause__, Unreadable)
 
 
-class LateFirst(Dataset[int]):
-    """Samples 0, 2 and 4 are bad; 0 raises last, once 2 and 4 have."""
-
-    def __init__(self) -> None:
-        self.raised = threading.Semaphore(0)
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> int:
-        if index == 0:
-            assert self.raised.acquire(timeout=DEADLINE_S)
-            assert self.raised.acquire(timeout=DEADLINE_S)
-        if index in (2, 4):
-            self.raised.release()
-        if index in (0, 2, 4):
-            raise Unreadable(index, "torn")
-        return index
-
-
 def test_errors_are_counted_in_order_whatever_the_timing() -> None:
     for _ in range(10):
         loader = DataLoader(
-            LateFirst(), 2, num_workers=2, on_error="skip", max_errors=2, prefetch_batches=4
+            Late(8, (0, 2, 4), 0),
+            2,
+            num_workers=2,
+            on_error="skip",
+            max_errors=2,
+            prefetch_batches=4,
         )
         got = drain(loader)
         assert got[:2] == [[1], [3]], "the first two in order are within the bound"
@@ -641,14 +621,10 @@ def test_errors_are_counted_in_order_whatever_the_timing() -> None:
 # torch's Subset, which has `__getitems__` whether or not what it is a part of has.
 
 
-class Meeting(Dataset[int]):
+class Meeting(Numbers):
     """Samples 0 and 1 are both being read at once, or neither ever is."""
 
-    def __init__(self) -> None:
-        self.both = threading.Barrier(2)
-
-    def __len__(self) -> int:
-        return 10
+    both = threading.Barrier(2)
 
     def __getitem__(self, index: int) -> int:
         if index in (0, 1):
@@ -658,7 +634,7 @@ class Meeting(Dataset[int]):
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_workers_share_a_batch_of_a_subset(nested: bool) -> None:
-    dataset = Subset(Meeting(), range(9, -1, -1))
+    dataset = Subset(Meeting(10), range(9, -1, -1))
     if nested:
         dataset = Subset(dataset, range(10))
     first, second = drain(DataLoader(dataset, 2, sampler=[9, 8, 3], num_workers=2))

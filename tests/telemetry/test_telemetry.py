@@ -65,16 +65,6 @@ def test_a_quantile_is_an_observation_that_as_many_do_not_exceed(
     assert expected / RESOLUTION <= found <= expected * RESOLUTION
 
 
-def test_what_lies_beyond_the_scale_is_at_its_ends() -> None:
-    histogram = Histogram()
-    assert histogram.quantiles(0.5, 0.9) == (0.0, 0.0)
-    for seconds in (-1e-9, 0.0, 1e-9, 1e9):
-        histogram.add(seconds)
-    shortest, longest = histogram.quantiles(0.5, 1.0)
-    assert 1e-7 / RESOLUTION <= shortest <= 1e-7 * RESOLUTION**2
-    assert 3600 < longest < 10_000
-
-
 def test_histograms_that_include_others_hold_what_all_counted() -> None:
     parts, whole = [Histogram(), Histogram()], Histogram()
     for k in range(1, 1000):
@@ -256,19 +246,6 @@ def test_stages_that_overlap_without_nesting_keep_their_own_times(clock: Clock) 
             next(reader, None)
             clock.wall += 4
     assert seconds_of(recorder) == {"read": (1, 3.0), "parse": (1, 6.0)}
-
-
-def test_a_block_that_another_thread_left_open_is_not_counted_later(clock: Clock) -> None:
-    recorder = Recorder()
-    with recording(recorder):
-        with ThreadPoolExecutor(1) as pool:
-            entered = stage("read")
-            entered.__enter__()
-            pool.submit(entered.__exit__, None, None, None).result()
-        clock.wall += 5
-        recorder.run(1, 1.0, 0.0, lambda: "")
-        entered.__exit__(None, None, None)
-    assert seconds_of(recorder) == {"sample": (1, 1.0)}
 
 
 @pytest.mark.parametrize("name", ["", "sample", "collate", "pin", "sampler", 3])
