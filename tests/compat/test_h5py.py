@@ -1,7 +1,7 @@
 """h5py and zarr: open files are shared, as they are safe in threads; what a dataset keeps is not.
 
 Eight workers read 2,048 right rows, whether the file is open at `iter()` or is opened at the first
-sample, into a buffer of the dataset and by way of the last chunk that was read.
+sample, into a buffer of the dataset too.
 """
 
 from __future__ import annotations
@@ -78,20 +78,6 @@ class Buffered(Rows):
         return self.buffer
 
 
-class Chunked(Rows):
-    """A row of the last chunk that was read, or of the next one."""
-
-    first = -1
-    chunk: Any = None
-
-    def read(self, index: int) -> Any:
-        self.open()
-        if not self.first <= index < self.first + CHUNK or self.chunk is None:
-            self.first = index - index % CHUNK
-            self.chunk = self.rows[self.first : self.first + CHUNK]
-        return self.chunk[index - self.first]
-
-
 class ZarrRows(Rows):
     """Rows of an array that is opened at the first sample."""
 
@@ -100,11 +86,7 @@ class ZarrRows(Rows):
             self.rows = library("zarr").open_array(str(self.path), mode="r")
 
 
-class ZarrChunked(ZarrRows, Chunked):
-    """The same, by way of the last chunk."""
-
-
-@pytest.mark.parametrize("dataset", [Rows, Buffered, Chunked])
+@pytest.mark.parametrize("dataset", [Rows, Buffered])
 @pytest.mark.parametrize("early", [True, False], ids=["open", "lazy"])
 def test_h5py(h5_file: Path, dataset: type[Rows], early: bool) -> None:
     read = dataset(h5_file)
@@ -114,10 +96,9 @@ def test_h5py(h5_file: Path, dataset: type[Rows], early: bool) -> None:
     read.close()
 
 
-@pytest.mark.parametrize("dataset", [ZarrRows, ZarrChunked])
 @pytest.mark.parametrize("early", [True, False], ids=["open", "lazy"])
-def test_zarr(zarr_store: Path, dataset: type[Rows], early: bool) -> None:
-    read = dataset(zarr_store)
+def test_zarr(zarr_store: Path, early: bool) -> None:
+    read = ZarrRows(zarr_store)
     if early:
         read.open()
     assert wrong_pairs(read, shuffle=True) == 0

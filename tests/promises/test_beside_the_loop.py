@@ -157,12 +157,9 @@ def test_a_batch_larger_than_the_bound_is_let_in_alone(workers: int) -> None:
     assert take_all(loader, dataset) == sizes
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-def test_the_bound_in_batches_holds_as_well(in_order: bool) -> None:
+def test_the_bound_in_batches_holds_as_well() -> None:
     dataset = Sized([KIB] * 60)
-    loader = DataLoader(
-        dataset, None, num_workers=2, prefetch_bytes=10**9, prefetch_batches=5, in_order=in_order
-    )
+    loader = DataLoader(dataset, None, num_workers=2, prefetch_bytes=10**9, prefetch_batches=5)
     with loader:
         iterator = iter(loader)
         next(iterator)
@@ -367,11 +364,12 @@ def test_where_the_order_is_not_known_or_threads_end_nothing_is_read_ahead(how: 
 @pytest.mark.parametrize("kind", ["rank sampler", "seed"])
 @pytest.mark.parametrize("other", [0, 1, 7])
 def test_set_epoch_to_another_epoch_discards_what_was_begun(kind: str, other: int) -> None:
+    """The sampler's own too, which the usual loop calls."""
     dataset = Flaky(LENGTH, {})
     with persistent(kind, dataset) as loader:
         list(loader)
         dataset.wait_for_reads(LENGTH + 1)
-        loader.set_epoch(other)
+        (loader if kind == "seed" else loader.sampler).set_epoch(other)
         got = [*loader]
         assert [batch[:, 0].int().tolist() for batch in got] == batches(
             order_of(kind, other), BATCH
@@ -384,19 +382,6 @@ def test_set_epoch_to_another_epoch_discards_what_was_begun(kind: str, other: in
         fresh = DataLoader(Flaky(LENGTH, {}), BATCH, shuffle=True, seed=9)
         fresh.set_epoch(other)
         assert all(torch.equal(a, b) for a, b in zip(got, fresh, strict=True)), "random numbers too"
-
-
-def test_the_sampler_s_own_set_epoch_discards_what_was_begun() -> None:
-    """The usual loop calls the sampler's, not the loader's."""
-    dataset, sampler = Reads(LENGTH), RankSampler(LENGTH, rank=0, world_size=1, seed=9)
-    with DataLoader(
-        dataset, BATCH, sampler=sampler, num_workers=2, persistent_workers=True
-    ) as loader:
-        for epoch in (0, 1, 5, 2, 3):
-            sampler.set_epoch(epoch)
-            assert given(loader) == batches(order_of("rank sampler", epoch), BATCH)
-            dataset.wait_for_reads(len(dataset.reads))
-            time.sleep(0.01)
 
 
 def test_errors_of_the_next_epoch_arrive_in_the_next_epoch() -> None:
@@ -527,20 +512,16 @@ def spans(path: Path) -> dict[str, set[Any]]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("begun", ["before", "within"])
-def test_a_torch_trace_has_the_stages_of_worker_threads(tmp_path: Path, begun: str) -> None:
+def test_a_torch_trace_has_the_stages_of_worker_threads(tmp_path: Path) -> None:
+    """Also of threads that ran before the profile began."""
     dataset = Staged(4000)
     with DataLoader(dataset, 8, num_workers=2, prefetch_batches=4) as loader:
         iterator: Any = iter(loader)
-        if begun == "before":
-            next(iterator)
-        else:
-            loader.close()
+        next(iterator)
         with torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU],
             experimental_config=fastload.profiler_config(),
         ) as profile:
-            iterator = iter(loader) if begun == "within" else iterator
             for _ in range(30):
                 with torch.profiler.record_function("step of the loop"):
                     next(iterator)

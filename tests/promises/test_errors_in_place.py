@@ -275,15 +275,6 @@ def test_samples_without_batches(workers: int) -> None:
     assert "shelf/00013.jpg" in note(only_error(got, [*range(20)], 13))
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-def test_whole_batch_reads(workers: int) -> None:
-    got = drain(DataLoader(Gathered(20, unreadable(13)), 5, num_workers=workers))
-    error = only_error(got, batches(20, 5), 2)
-    assert error.index == 13
-    assert "__getitems__" in frames(error)
-    assert "10, 11, 12, 13, 14" in note(error), "the indices that were asked for"
-
-
 def test_without_order_everything_else_arrives() -> None:
     loader = DataLoader(Bad(100, unreadable(31, 77)), 10, num_workers=4, in_order=False)
     got = drain(loader)
@@ -294,14 +285,12 @@ def test_without_order_everything_else_arrives() -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("gathered", [False, True])
-def test_an_index_that_is_not_there(gathered: bool, workers: int) -> None:
-    dataset: Any = TensorDataset(torch.arange(8)) if gathered else list(range(8))
-    loader = DataLoader(dataset, 2, sampler=[0, 1, 2, 99, 4], num_workers=workers)
-    first, error, last = drain(loader)
-    if gathered:
-        first, last = first[0].tolist(), last[0].tolist()
-    assert (first, last) == ([0, 1], [4])
+def test_tensors_gathered_whole_with_an_index_that_is_not_there(workers: int) -> None:
+    dataset = TensorDataset(torch.arange(8))
+    first, error, last = drain(
+        DataLoader(dataset, 2, sampler=[0, 1, 2, 99, 4], num_workers=workers)
+    )
+    assert (first[0].tolist(), last[0].tolist()) == ([0, 1], [4])
     assert isinstance(error, IndexError)
     assert "99" in note(error)
 
@@ -332,7 +321,43 @@ def test_of_two_bad_samples_the_first_in_order_is_raised(later: int) -> None:
         assert got[1:] == batches(8, 4)[1:]
 
 
-# What would end a loop or a thread in silence.
+# Whatever raises, the other nine batches are whole.
+
+
+def collate(samples: list[int]) -> torch.Tensor:
+    if 42 in samples:
+        raise OSError("out of collate_fn")
+    return torch.tensor(samples)
+
+
+def collate_that_ends(samples: list[int]) -> torch.Tensor:
+    return next(iter(())) if 42 in samples else torch.tensor(samples)
+
+
+RANGE: Any = range(100)
+UNLIKE = [torch.zeros(2) if k == 42 else torch.tensor(k) for k in RANGE]
+BEYOND = [1042 if k == 42 else k for k in RANGE]
+SKIPPING = {"collate_fn": collate, "on_error": "skip"}
+PLACES: dict[str, tuple[Any, dict[str, Any], type[Exception], list[str]]] = {
+    "whole": (Gathered(100, unreadable(42)), {}, Unreadable, ["40, 41, 42", "in __getitems__"]),
+    "no such index": (RANGE, {"sampler": BEYOND}, IndexError, ["1042"]),
+    "collate": (RANGE, {"collate_fn": collate}, OSError, ["stage: collate", "42", "in collate"]),
+    "skipping": (RANGE, SKIPPING, OSError, ["stage: collate"]),
+    "ends": (RANGE, {"collate_fn": collate_that_ends}, RuntimeError, ["stage: collate"]),
+    "unlike samples": (UNLIKE, {}, RuntimeError, ["stage: collate", "42"]),
+}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("case", PLACES)
+def test_an_error_of_any_stage_arrives_in_its_place(case: str, workers: int) -> None:
+    dataset, options, kind, words = PLACES[case]
+    got = drain(DataLoader(dataset, 10, num_workers=workers, **options))
+    error = only_error(got, batches(100, 10), 4)
+    assert type(error) is kind
+    said = "\n".join([note(error), *(f"in {frame}" for frame in frames(error))])
+    assert all(word in said for word in words), said
+    assert case != "ends" or isinstance(error.__cause__, StopIteration)
 
 
 @pytest.mark.parametrize("dataset_class", [Bad, Gathered])
@@ -353,49 +378,6 @@ def test_what_would_end_a_loop_or_a_thread_is_an_error(
     assert error.__cause__ is dataset.raised[42]
     assert kind.__name__ in str(error)
     assert "42" in note(error)
-
-
-# collate_fn.
-
-
-def collate_but(*broken: int, kind: type[BaseException] = OSError) -> Callable[[Any], Any]:
-    def collate(samples: list[int]) -> torch.Tensor:
-        if not set(broken).isdisjoint(samples):
-            raise kind("out of collate_fn")
-        return torch.tensor(samples)
-
-    return collate
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize(
-    ("kind", "on_error"), [(OSError, "raise"), (OSError, "skip"), (StopIteration, "raise")]
-)
-def test_a_collate_fn_that_raises(workers: int, kind: type[Exception], on_error: Any) -> None:
-    collate_fn = collate_but(42, kind=kind)
-    loader = DataLoader(
-        range(100), 10, num_workers=workers, collate_fn=collate_fn, on_error=on_error
-    )
-    error = only_error(drain(loader), batches(100, 10), 4)
-    if kind is OSError:
-        assert type(error) is OSError
-        assert "collate" in frames(error)
-    else:
-        assert type(error) is RuntimeError
-        assert isinstance(error.__cause__, kind)
-    assert "stage: collate" in note(error)
-    assert "42" in note(error), "the samples of the batch"
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_samples_that_do_not_go_together(workers: int) -> None:
-    samples: list[Any] = [torch.zeros(3) for _ in range(20)]
-    samples[7] = torch.zeros(4)
-    got = drain(DataLoader(samples, 4, num_workers=workers))
-    assert [isinstance(batch, list) for batch in got] == [True, False, True, True, True]
-    assert isinstance(got[1], RuntimeError)
-    assert "stage: collate" in note(got[1])
-    assert "7" in note(got[1])
 
 
 # The sampler, which runs on the loop's thread.

@@ -70,12 +70,6 @@ class Gate(Dataset[int]):
             if not self._turn.wait_for(lambda: indices <= set(self.reads), DEADLINE_S):
                 raise TimeoutError(f"never read: {sorted(indices - set(self.reads))}")
 
-    def wait_until_read_in_all(self, count: int) -> None:
-        """Wait until `count` reads have begun; raise if they do not."""
-        with self._turn:
-            if not self._turn.wait_for(lambda: len(self.reads) >= count, DEADLINE_S):
-                raise TimeoutError(f"{len(self.reads)} reads, expected {count}")
-
 
 class Gathered(Gate):
     """A batch in one call."""
@@ -215,17 +209,6 @@ def test_a_tensor_dataset_is_gathered_batch_by_batch() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(40, 100_000)), 4, num_workers=3)
     assert len(list(loader)) == 10
     assert loader.stats().depth <= 5
-
-
-def test_persistent_workers_begin_the_next_epoch_within_the_same_bound() -> None:
-    dataset = Gate(60)
-    with DataLoader(dataset, 5, num_workers=3, persistent_workers=True) as loader:
-        for epoch in range(3):
-            for taken, _ in enumerate(loader, 1):
-                assert len(dataset.reads) <= (epoch * 12 + taken + 3) * 5
-            dataset.wait_until_read_in_all((epoch + 1) * 60 + 15)
-            time.sleep(GRACE_S)
-            assert Counter(dataset.reads) == Counter(i % 60 for i in range((epoch + 1) * 60 + 15))
 
 
 def test_without_workers_nothing_is_read_ahead() -> None:

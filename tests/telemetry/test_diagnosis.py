@@ -19,13 +19,10 @@ from fastload.telemetry.diagnosis import (
     COMPUTES,
     FEWEST_BATCHES,
     FULL,
-    HAND_OVER_S,
-    IDLE,
     LACKS,
     MOSTLY,
     ONE_CORE,
     OTHERS,
-    PINS,
     PRESSURE,
     SHORT_HOLDS,
     SHORTEST_S,
@@ -232,26 +229,6 @@ def test_the_cause_changes_at_the_threshold_and_not_before(
     assert (cause(border * UNDER), cause(border * OVER)) == (under, over)
 
 
-@pytest.mark.parametrize(
-    ("name", "border", "under", "over"),
-    [
-        ("sampler", 10 * WAITS, "workers", "sampler"),
-        ("collate", 38.0, "workers", "collate"),
-        ("pin", 10 * PINS, "workers", "pin"),
-        ("decode", 38.0 * MOSTLY, "workers", "decode"),
-    ],
-)
-def test_the_seconds_of_a_stage_decide_at_the_threshold(
-    name: str, border: float, under: str, over: str
-) -> None:
-    def cause(seconds: float) -> str:
-        return bound(
-            run(consumer_wait_s=1.0, stages=stages(**{"sample": 38.0, name: seconds}))
-        ).cause
-
-    assert (cause(border * UNDER), cause(border * OVER)) == (under, over)
-
-
 def test_a_straggler_is_far_from_the_median_not_only_long() -> None:
     def cause(median_s: float) -> str:
         sample = Stage("sample", 38.0, 1000, median_s, 1.0, 2.0)
@@ -280,22 +257,6 @@ def test_a_notebook_shows_the_report() -> None:
     said: list[str] = []
     run()._repr_pretty_(SimpleNamespace(text=said.append), cycle=False)
     assert said == [str(run())]
-
-
-def test_fewer_workers_are_advised_only_where_most_of_them_idle() -> None:
-    def advice(idle: float) -> str:
-        return bound(run(consumer_wait_s=0.0, worker_wait_s=40 * idle)).advice
-
-    assert "num_workers" not in advice(IDLE * UNDER)
-    assert advice(IDLE * OVER) == "num_workers=3 would do"
-
-
-def test_small_batches_are_not_worth_a_thread() -> None:
-    def advice(each: float) -> str:
-        return bound(run(workers=0, batches=5000, consumer_wait_s=5000 * each)).advice
-
-    assert "larger" in advice(HAND_OVER_S * UNDER)
-    assert "num_workers" in advice(HAND_OVER_S * OVER)
 
 
 def test_the_report_in_full() -> None:
