@@ -85,6 +85,8 @@ exec(code)
 PRELUDE = '''
 import gc, os, random, signal, sys, threading, time, warnings
 import numpy, torch, fastload
+from tests.fakes import fastload_threads as threads
+from tests.promises.reading import Reads, Stuck, fill, wait_until
 
 # Python >= 3.12 warns of any fork while threads run, and that is what some scripts show to be safe.
 warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
@@ -93,47 +95,6 @@ def stamp():
     """The moment from which the parent counts."""
     print("STAMP", time.monotonic(), flush=True)
 
-def threads():
-    return sorted(t.name for t in threading.enumerate() if t.name.startswith("fastload-"))
-
-def wait_until(condition, what):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, f"waited 30 s until {what}"
-        time.sleep(0.001)
-
-class Reads(torch.utils.data.Dataset):
-    """Its own indices; counts the calls, each of which takes `seconds` without the GIL."""
-    fastload_per_worker = ()  # one for all workers
-    def __init__(self, length=1000, seconds=0.0):
-        self.length, self.seconds, self.calls = length, seconds, 0
-    def __len__(self):
-        return self.length
-    def __getitem__(self, index):
-        self.calls += 1
-        if self.seconds:
-            time.sleep(self.seconds)
-        return index
-
-class Stuck(Reads):
-    """From index `first` on, a call reads a pipe that nobody writes to."""
-    def __init__(self, length=1000, first=8):
-        super().__init__(length)
-        self.first, self.stuck = first, threading.Semaphore(0)
-        self.pipe = os.pipe()
-    def __getitem__(self, index):
-        if index >= self.first:
-            self.stuck.release()
-            self.read_for_ever()
-        return super().__getitem__(index)
-    def read_for_ever(self):
-        os.read(self.pipe[0], 1)
-
-def until_full(loader):
-    """Wait until the workers of an epoch just begun have filled the window and can do no more."""
-    dataset = loader.dataset
-    full = min(len(dataset), loader.stats().depth * loader.batch_size)
-    wait_until(lambda: dataset.calls >= full, "the window is full")
 '''
 
 

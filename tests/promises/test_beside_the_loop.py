@@ -19,57 +19,25 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 import fastload
 import fastload.reports
 from fastload import DataLoader, RankSampler, Stats
 from tests.fakes import Numbers, fastload_threads
+from tests.promises.reading import Watched, in_batches
 
-DEADLINE_S = 30.0  # only a deadlock waits that long
 GRACE_S = 0.05  # what a loader that reads too much is given to do so
 KIB = 1024
-
-
-class Reads(Dataset[int]):
-    """Its own indices; `reads` holds (index, thread, moment) of each call, in order."""
-
-    fastload_per_worker = ()  # one for all workers, to be looked at
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.reads: list[tuple[int, int, float]] = []
-        self.turn = threading.Condition()  # owns reads
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        with self.turn:
-            self.reads.append((index, threading.get_ident(), time.monotonic()))
-            self.turn.notify_all()
-        return index
-
-    def wait_for_reads(self, count: int) -> None:
-        with self.turn:
-            assert self.turn.wait_for(lambda: len(self.reads) >= count, DEADLINE_S), self.reads
-
-    def count(self, index: int) -> int:
-        return sum(read == index for read, _, _ in self.reads)
 
 
 def given(loader: Any) -> list[Any]:
     return [batch.tolist() for batch in loader]
 
 
-def batches(order: list[int], batch_size: int) -> list[list[int]]:
-    return [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
-
-
 # ---- bytes in flight ----
 
 
-class Sized(Reads):
+class Sized(Watched):
     """Sample k is `sizes[k]` bytes; what is read and was not taken by the loop is in flight."""
 
     fastload_per_worker = ()
@@ -171,7 +139,7 @@ def test_the_bound_in_batches_holds_as_well() -> None:
 # ---- transient errors ----
 
 
-class Flaky(Reads):
+class Flaky(Watched):
     """Index k raises `failures[k]` as often as that list is long, then is read; then draws a number."""
 
     fastload_per_worker = ()
@@ -200,11 +168,11 @@ def test_a_transient_error_is_read_again_after_a_pause_with_the_same_numbers(
     got = [*loader]
     expected = [*DataLoader(Flaky(12, {}), 4, seed=3)]
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
-    moments = [moment for index, _, moment in dataset.reads if index == 5]
+    moments = [at for index, at in zip(dataset.reads, dataset.moments, strict=True) if index == 5]
     assert len(moments) == 3
     assert 0.1 <= moments[1] - moments[0] < 0.2
     assert 0.2 <= moments[2] - moments[1] < 0.4, "the pause doubles"
-    assert Counter(index for index, _, _ in dataset.reads) == Counter([*range(12), 5, 5])
+    assert Counter(dataset.reads) == Counter([*range(12), 5, 5])
     stats = loader.stats()
     assert (stats.errors, stats.retries) == (0, 2), "it did not fail in the end"
     assert "2 reads tried again" in str(stats)
@@ -219,7 +187,7 @@ def test_after_the_last_attempt_the_error_arrives_in_its_place(workers: int, ret
     with pytest.raises(OSError, match="scan-7") as caught:
         next(iterator)
     assert caught.value.errno == errno.EIO
-    assert dataset.count(3) == 1 + retries
+    assert dataset.reads.count(3) == 1 + retries
     assert [batch[:, 0].tolist() for batch in iterator] == [[4, 5], [6, 7]]
 
 
@@ -236,7 +204,7 @@ def test_an_error_that_does_not_pass_is_not_read_again(workers: int, code: int |
     with pytest.raises(kind):
         next(iterator)
     assert time.monotonic() - started < 0.1 + 2.0 * (workers > 0), "no pause"
-    assert dataset.count(1) == 1
+    assert dataset.reads.count(1) == 1
     assert next(iterator)[:, 0].tolist() == [2, 3]
 
 
@@ -247,13 +215,13 @@ def test_skip_comes_after_the_retries() -> None:
         warnings.simplefilter("ignore", UserWarning)
         got = [batch[:, 0].tolist() for batch in loader]
     assert got == [[0], [2, 3]]
-    assert dataset.count(1) == 2
+    assert dataset.reads.count(1) == 2
     assert loader.stats().errors == 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_read_in_one_call_is_read_again(workers: int) -> None:
-    class Gathered(Reads):
+    class Gathered(Watched):
         fastload_per_worker = ()
         failed = 0
 
@@ -264,7 +232,9 @@ def test_a_batch_read_in_one_call_is_read_again(workers: int) -> None:
             return [self[index] for index in indices]
 
     dataset = Gathered(8)
-    assert given(DataLoader(dataset, 4, num_workers=workers, retries=1)) == batches([*range(8)], 4)
+    assert given(DataLoader(dataset, 4, num_workers=workers, retries=1)) == in_batches(
+        [*range(8)], 4
+    )
     assert dataset.failed == 1
 
 
@@ -276,8 +246,7 @@ def test_close_wakes_a_worker_that_waits_to_read_again(
     dataset = Flaky(4, {0: [OSError(errno.EIO, "simulated")] * 99})
     loader = DataLoader(dataset, 1, num_workers=1, retries=20)
     iterator = iter(loader)
-    with dataset.turn:
-        assert dataset.turn.wait_for(lambda: dataset.count(0) >= 1, DEADLINE_S)
+    dataset.wait_for_reads([0])
     started = time.monotonic()
     if way == "close":
         loader.close()
@@ -288,7 +257,7 @@ def test_close_wakes_a_worker_that_waits_to_read_again(
         while fastload_threads() and time.monotonic() < started + 10:
             time.sleep(0.001)
     assert time.monotonic() - started < 10
-    assert dataset.count(0) == 1
+    assert dataset.reads.count(0) == 1
 
 
 # ---- the next epoch ----
@@ -316,35 +285,34 @@ def persistent(kind: str, dataset: Any, **options: Any) -> DataLoader[Any]:
 
 @pytest.mark.parametrize("kind", ["sequential", "rank sampler", "seed"])
 def test_the_next_epoch_is_under_way_before_it_is_asked_for(kind: str) -> None:
-    dataset = Reads(LENGTH)
+    dataset = Watched(LENGTH)
     with persistent(kind, dataset) as loader:
         for epoch in range(4):
-            assert given(loader) == batches(order_of(kind, epoch), BATCH)
+            assert given(loader) == in_batches(order_of(kind, epoch), BATCH)
             assert loader.stats().epoch == epoch
             assert loader.stats().batches == LENGTH // BATCH
             ahead = loader.stats().depth * BATCH
             dataset.wait_for_reads((epoch + 1) * LENGTH + ahead)
             time.sleep(GRACE_S)
             # The first of an epoch may be read before the last of the one before.
-            had = [index for index, _, _ in dataset.reads]
             wanted = [*range(LENGTH)] * (epoch + 1) + order_of(kind, epoch + 1)[:ahead]
-            assert Counter(had) == Counter(wanted), "what the window holds, and no more"
+            assert Counter(dataset.reads) == Counter(wanted), "what the window holds, and no more"
 
 
 def test_the_next_epoch_begins_when_the_last_batch_is_handed_out() -> None:
-    dataset, kind = Reads(LENGTH), "seed"
+    dataset, kind = Watched(LENGTH), "seed"
     with persistent(kind, dataset) as loader:
         iterator = iter(loader)
         got = [next(iterator).tolist() for _ in range(LENGTH // BATCH)]
         dataset.wait_for_reads(LENGTH + 1)
-        assert got == batches(order_of(kind, 0), BATCH)
+        assert got == in_batches(order_of(kind, 0), BATCH)
         assert next(iterator, None) is None
-        assert given(loader) == batches(order_of(kind, 1), BATCH)
+        assert given(loader) == in_batches(order_of(kind, 1), BATCH)
 
 
 @pytest.mark.parametrize("how", ["not persistent", "torch's draws"])
 def test_where_the_order_is_not_known_or_threads_end_nothing_is_read_ahead(how: str) -> None:
-    dataset = Reads(LENGTH)
+    dataset = Watched(LENGTH)
     options: Any = {"persistent_workers": True, "shuffle": True} if how != "not persistent" else {}
     with DataLoader(dataset, BATCH, num_workers=2, **options) as loader:
         state = torch.get_rng_state() if not options else None
@@ -371,13 +339,13 @@ def test_set_epoch_to_another_epoch_discards_what_was_begun(kind: str, other: in
         dataset.wait_for_reads(LENGTH + 1)
         (loader if kind == "seed" else loader.sampler).set_epoch(other)
         got = [*loader]
-        assert [batch[:, 0].int().tolist() for batch in got] == batches(
+        assert [batch[:, 0].int().tolist() for batch in got] == in_batches(
             order_of(kind, other), BATCH
         )
         assert loader.stats().epoch == other
         assert loader.stats().samples == LENGTH
         again = [batch[:, 0].int().tolist() for batch in loader]
-        assert again == batches(order_of(kind, other + 1), BATCH)
+        assert again == in_batches(order_of(kind, other + 1), BATCH)
     if kind == "seed":
         fresh = DataLoader(Flaky(LENGTH, {}), BATCH, shuffle=True, seed=9)
         fresh.set_epoch(other)
@@ -385,24 +353,24 @@ def test_set_epoch_to_another_epoch_discards_what_was_begun(kind: str, other: in
 
 
 def test_errors_of_the_next_epoch_arrive_in_the_next_epoch() -> None:
-    class FailsLater(Reads):
+    class FailsLater(Watched):
         fastload_per_worker = ()
 
         def __getitem__(self, index: int) -> int:
             super().__getitem__(index)
-            if self.count(0) == 2 and index == 0:
+            if self.reads.count(0) == 2 and index == 0:
                 raise ValueError("second time")
             return index
 
     dataset = FailsLater(LENGTH)
     with persistent("sequential", dataset) as loader:
-        assert given(loader) == batches([*range(LENGTH)], BATCH)
+        assert given(loader) == in_batches([*range(LENGTH)], BATCH)
         dataset.wait_for_reads(LENGTH + BATCH)
         assert loader.stats().errors == 0
         iterator = iter(loader)
         with pytest.raises(ValueError, match="second time"):
             next(iterator)
-        assert given(iterator) == batches([*range(LENGTH)], BATCH)[1:]
+        assert given(iterator) == in_batches([*range(LENGTH)], BATCH)[1:]
 
 
 def test_the_state_between_epochs_does_not_see_what_was_begun() -> None:
@@ -427,14 +395,14 @@ def test_the_state_between_epochs_does_not_see_what_was_begun() -> None:
 
 @pytest.mark.parametrize("way", ["close", "del"])
 def test_threads_end_with_the_next_epoch_under_way(way: str) -> None:
-    dataset = Reads(LENGTH)
+    dataset = Watched(LENGTH)
     loader = persistent("sequential", dataset)
     list(loader)
     dataset.wait_for_reads(LENGTH + 1)
     if way == "close":
         loader.close()
         assert not fastload_threads()
-        assert given(loader) == batches([*range(LENGTH)], BATCH), "and it can begin again"
+        assert given(loader) == in_batches([*range(LENGTH)], BATCH), "and it can begin again"
         loader.close()
     else:
         del loader
@@ -459,7 +427,7 @@ def test_on_stats_is_called_at_the_end_of_each_epoch_in_the_loop_s_thread(
         told.append((stats, threading.get_ident()))
 
     loader = DataLoader(
-        Reads(10), 4, num_workers=workers, persistent_workers=keep and workers > 0, on_stats=tell
+        Watched(10), 4, num_workers=workers, persistent_workers=keep and workers > 0, on_stats=tell
     )
     with loader:
         for epoch in range(3):
@@ -477,7 +445,7 @@ def test_on_stats_is_called_every_so_many_seconds(monkeypatch: pytest.MonkeyPatc
     assert fastload.reports.TELL_SECONDS == 10
     monkeypatch.setattr(fastload.reports, "TELL_SECONDS", 0.3)
     told: list[Stats] = []
-    with DataLoader(Reads(100), 4, num_workers=2, on_stats=told.append) as loader:
+    with DataLoader(Watched(100), 4, num_workers=2, on_stats=told.append) as loader:
         iterator = iter(loader)
         for _ in range(3):
             next(iterator)
@@ -493,7 +461,7 @@ def test_on_stats_is_called_every_so_many_seconds(monkeypatch: pytest.MonkeyPatc
 # ---- a profiler's trace ----
 
 
-class Staged(Reads):
+class Staged(Watched):
     def __getitem__(self, index: int) -> int:
         with fastload.stage("read"):
             super().__getitem__(index)

@@ -164,7 +164,7 @@ FORK = """
 loader = fastload.DataLoader(Reads(40), 4, num_workers=3, persistent_workers={persistent})
 iterator = iter(loader)
 assert next(iterator).tolist() == [0, 1, 2, 3]
-until_full(loader)
+fill(loader)
 pid = os.fork()
 if pid == 0:
     {child}

@@ -30,9 +30,9 @@ from fastload.fetch import Fetcher, SampleFetcher
 from fastload.testing import FailingDataset
 from fastload.window import Window
 from tests.fakes import Numbers, fastload_threads
+from tests.promises.reading import DEADLINE_S, drain, in_batches
 
 WORKERS = [0, 4]
-DEADLINE_S = 30.0  # only a deadlock waits that long
 
 
 class Unreadable(Exception):
@@ -83,27 +83,6 @@ def unreadable(*indices: int) -> dict[int, Callable[[int], BaseException]]:
     return {index: lambda index: Unreadable(index, "torn") for index in indices}
 
 
-def drain(loader: DataLoader[Any], iterator: Iterator[Any] | None = None) -> list[Any]:
-    """Return what each `next()` of one epoch gave, batches as lists, exceptions as they are."""
-    iterator = iter(loader) if iterator is None else iterator
-    outcomes: list[Any] = []
-    while len(outcomes) < 10_000:
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return outcomes
-        except (KeyboardInterrupt, SystemExit, Exception) as error:
-            outcomes.append(error)
-        else:
-            outcomes.append(batch.tolist() if isinstance(batch, torch.Tensor) else batch)
-    raise AssertionError("the epoch does not end")
-
-
-def batches(length: int, batch_size: int) -> list[Any]:
-    order = list(range(length))
-    return [order[i : i + batch_size] for i in range(0, length, batch_size)]
-
-
 def only_error(got: list[Any], expected: list[Any], place: int) -> Any:
     """Return what is at `place`; all else must be `expected`."""
     assert got[:place] + got[place + 1 :] == expected[:place] + expected[place + 1 :]
@@ -131,7 +110,7 @@ def frames(error: BaseException) -> list[str]:
 def test_one_bad_sample_of_a_thousand(workers: int, batch_size: int) -> None:
     dataset = Bad(1000, unreadable(503))
     got = drain(DataLoader(dataset, batch_size, num_workers=workers))
-    error = only_error(got, batches(1000, batch_size), 503 // batch_size)
+    error = only_error(got, in_batches(range(1000), batch_size), 503 // batch_size)
     assert error is dataset.raised[503], "the exception itself, not a copy"
     assert "__getitem__" in frames(error), "with the worker's traceback"
     assert "503" in note(error)
@@ -266,7 +245,7 @@ def test_a_bad_epoch_leaves_the_next_one_whole(persistent: bool) -> None:
             with pytest.raises(Unreadable):
                 next(iterator)
         dataset.bad = {}
-        assert drain(loader) == batches(100, 10)
+        assert drain(loader) == in_batches(range(100), 10)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -281,7 +260,9 @@ def test_without_order_everything_else_arrives() -> None:
     errors = [b.index for b in got if isinstance(b, Unreadable)]
     rest = [b for b in got if not isinstance(b, Unreadable)]
     assert sorted(errors) == [31, 77]
-    assert sorted(rest) == [b for place, b in enumerate(batches(100, 10)) if place not in (3, 7)]
+    assert sorted(rest) == [
+        b for place, b in enumerate(in_batches(range(100), 10)) if place not in (3, 7)
+    ]
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -318,7 +299,7 @@ def test_of_two_bad_samples_the_first_in_order_is_raised(later: int) -> None:
     for _ in range(10):
         got = drain(DataLoader(Late(8, (0, 1), later), 4, num_workers=2))
         assert got[0].index == 0, "whatever the timing"
-        assert got[1:] == batches(8, 4)[1:]
+        assert got[1:] == in_batches(range(8), 4)[1:]
 
 
 # Whatever raises, the other nine batches are whole.
@@ -353,7 +334,7 @@ PLACES: dict[str, tuple[Any, dict[str, Any], type[Exception], list[str]]] = {
 def test_an_error_of_any_stage_arrives_in_its_place(case: str, workers: int) -> None:
     dataset, options, kind, words = PLACES[case]
     got = drain(DataLoader(dataset, 10, num_workers=workers, **options))
-    error = only_error(got, batches(100, 10), 4)
+    error = only_error(got, in_batches(range(100), 10), 4)
     assert type(error) is kind
     said = "\n".join([note(error), *(f"in {frame}" for frame in frames(error))])
     assert all(word in said for word in words), said
@@ -373,7 +354,7 @@ def test_what_would_end_a_loop_or_a_thread_is_an_error(
 ) -> None:
     dataset = dataset_class(100, {42: lambda _: kind("out of a sample")})
     got = drain(DataLoader(dataset, 10, num_workers=workers))
-    error = only_error(got, batches(100, 10), 4)
+    error = only_error(got, in_batches(range(100), 10), 4)
     assert type(error) is RuntimeError
     assert error.__cause__ is dataset.raised[42]
     assert kind.__name__ in str(error)
@@ -414,7 +395,7 @@ def test_a_sampler_that_raises_midway(after: int, kind: type[BaseException], wor
     loader = DataLoader(range(100), 10, sampler=sampler, num_workers=workers)
     for _ in range(2):
         *got, error = drain(loader)
-        assert got == batches(100, 10)[: after // 10]
+        assert got == in_batches(range(100), 10)[: after // 10]
         if kind is OSError:
             assert type(error) is OSError
             assert "indices" in frames(error)
@@ -465,7 +446,7 @@ def test_without_workers_there_is_none_to_initialise() -> None:
     def init(worker: int) -> None:
         raise AssertionError(worker)
 
-    assert drain(DataLoader(range(9), 3, worker_init_fn=init)) == batches(9, 3)
+    assert drain(DataLoader(range(9), 3, worker_init_fn=init)) == in_batches(range(9), 3)
 
 
 # on_error="skip".
@@ -482,7 +463,9 @@ def test_skip_shortens_the_batch_and_moves_no_other(
     )
     for _ in range(2):
         with caplog.at_level(logging.WARNING):
-            assert drain(loader) == [[i for i in b if i not in bad] for b in batches(100, 10)]
+            assert drain(loader) == [
+                [i for i in b if i not in bad] for b in in_batches(range(100), 10)
+            ]
         stats = loader.stats()
         assert (stats.samples, stats.errors, stats.batches) == (93, 7, 10)
     assert any("sample index 0" in record.getMessage() for record in caplog.records), "and says so"
@@ -504,7 +487,7 @@ def test_skip_where_the_first_sample_would_have_fixed_the_layout(workers: int) -
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_batch_that_lost_every_sample_raises(workers: int) -> None:
     loader = DataLoader(Bad(20, unreadable(5, 6, 7, 8, 9)), 5, num_workers=workers, on_error="skip")
-    error = only_error(drain(loader), batches(20, 5), 1)
+    error = only_error(drain(loader), in_batches(range(20), 5), 1)
     assert type(error) is EmptyBatchError
     assert "batch 1" in str(error)
     assert isinstance(error.__cause__, Unreadable)
@@ -547,7 +530,7 @@ def test_a_callable_that_raises_is_an_error_in_its_place(workers: int, through: 
 
     dataset = Bad(20, unreadable(13))
     got = drain(DataLoader(dataset, 5, num_workers=workers, on_error=decide))
-    error = only_error(got, batches(20, 5), 2)
+    error = only_error(got, in_batches(range(20), 5), 2)
     assert "index 13" in error.__notes__[0]
     if through:
         assert error is dataset.raised[13]
@@ -576,7 +559,7 @@ def test_max_errors_bounds_an_epoch(
     )
     for _ in range(2):
         iterator = iter(loader)
-        for batch in batches(100, 10)[:whole]:
+        for batch in in_batches(range(100), 10)[:whole]:
             kept = [-i if i in bad else i for i in batch if on_error != "skip" or i not in bad]
             assert next(iterator).tolist() == kept
         if whole < 10:
@@ -629,7 +612,7 @@ def test_a_bad_sample_of_a_subset_is_named(workers: int) -> None:
     """By the index that the sampler gave, as in any data set, and by its file, which the whole knows."""
     part = Subset(Subset(Located(100, unreadable(42)), range(0, 100, 2)), range(10, 30))
     got = drain(DataLoader(part, 4, num_workers=workers))
-    error = only_error(got, [[20 + 2 * i for i in batch] for batch in batches(20, 4)], 2)
+    error = only_error(got, [[20 + 2 * i for i in batch] for batch in in_batches(range(20), 4)], 2)
     assert type(error) is Unreadable
     assert "sample index 11, position 3 of batch 2 of epoch 0" in note(error)
     assert "stage: sample; file: shelf/00042.jpg" in note(error)
@@ -719,7 +702,7 @@ def test_a_fault_in_a_loader_thread_reaches_the_loop(
             for batch in iterator:
                 got.append(batch.tolist())
         assert caught.value.__cause__ is fault
-        assert got == batches(100, 5)[: len(got)]
+        assert got == in_batches(range(100), 5)[: len(got)]
         with pytest.raises(WorkerCrashError):
             next(iterator)
         for thread in threading.enumerate():
@@ -728,7 +711,7 @@ def test_a_fault_in_a_loader_thread_reaches_the_loop(
         assert not fastload_threads()
     with loader:
         for _ in range(2):
-            assert drain(loader) == batches(100, 5)
+            assert drain(loader) == in_batches(range(100), 5)
 
 
 @pytest.mark.usefixtures("pins")
@@ -772,4 +755,4 @@ def test_a_thread_that_cannot_be_set_up_or_started(
     assert not [t for t in workers_module._alive if t.name.startswith("fastload-")]
     assert kind is None or broken.replace("-", " ") in note(caught.value)
     assert torch.get_num_threads() == before
-    assert drain(loader) == batches(100, 10)
+    assert drain(loader) == in_batches(range(100), 10)

@@ -21,6 +21,7 @@ from torch.utils.data import Sampler
 from fastload import DataLoader
 from fastload.collate import data_bytes
 from tests.fakes import Numbers
+from tests.promises.reading import drain
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
@@ -41,18 +42,6 @@ class Raising(Numbers):
         if int(index) == 3:
             raise self.kind()
         return int(index)
-
-
-def drain(iterator: Iterator[Any]) -> list[Any]:
-    """All batches as lists, an error as its exception."""
-    got: list[Any] = []
-    while True:
-        try:
-            got.append(next(iterator).tolist())
-        except StopIteration:
-            return got
-        except BaseException as error:
-            got.append(error)
 
 
 @WORKERS

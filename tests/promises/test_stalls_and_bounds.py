@@ -24,51 +24,25 @@ from torch.utils.data import Dataset, Sampler, TensorDataset
 
 from fastload import DataLoader
 from tests.fakes import Numbers
+from tests.promises.reading import DEADLINE_S, Watched, in_batches
 
-DEADLINE_S = 30.0  # only a deadlock waits that long
 GRACE_S = 0.03  # what a loader that reads too much is given to do so
 
 
-class Gate(Dataset[int]):
-    """Samples that count themselves; those in `stalled` wait until `release()`.
+class Gate(Watched):
+    """`bound(position)` says whether that sample may be read yet; `broken` holds those that may not."""
 
-    `bound(position)` says whether that sample may be read yet; `broken` holds those that may not.
-    """
-
-    fastload_per_worker = ()  # one for all workers
+    fastload_per_worker = ()
 
     def __init__(self, length: int, stalled: tuple[int, ...] = ()) -> None:
-        self.length = length
-        self.stalled = frozenset(stalled)
+        super().__init__(length, stalled)
         self.bound: Callable[[int], bool] = lambda _: True
         self.broken: list[int] = []
-        self.reads: list[int] = []
-        self._turn = threading.Condition()  # owns reads, broken, _open
-        self._open = False
-
-    def __len__(self) -> int:
-        return self.length
 
     def __getitem__(self, index: int) -> int:
-        with self._turn:
-            self.reads.append(index)
-            if not self.bound(index):
-                self.broken.append(index)
-            self._turn.notify_all()
-            if index in self.stalled and not self._turn.wait_for(lambda: self._open, DEADLINE_S):
-                raise TimeoutError(index)
-        return index
-
-    def release(self) -> None:
-        with self._turn:
-            self._open = True
-            self._turn.notify_all()
-
-    def wait_until_read(self, indices: set[int]) -> None:
-        """Wait until all of `indices` have begun; raise if they do not."""
-        with self._turn:
-            if not self._turn.wait_for(lambda: indices <= set(self.reads), DEADLINE_S):
-                raise TimeoutError(f"never read: {sorted(indices - set(self.reads))}")
+        if not self.bound(index):
+            self.broken.append(index)
+        return int(super().__getitem__(index))
 
 
 class Gathered(Gate):
@@ -78,10 +52,6 @@ class Gathered(Gate):
 
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [self[index] for index in indices]
-
-
-def batches(length: int, batch_size: int) -> list[list[int]]:
-    return [list(range(i, min(i + batch_size, length))) for i in range(0, length, batch_size)]
 
 
 def in_background(function: Callable[[], None]) -> threading.Thread:
@@ -105,12 +75,12 @@ def test_while_one_reader_stalls_the_others_fill_the_window(
     loader = DataLoader(
         dataset, batch_size, num_workers=workers, prefetch_batches=4, in_order=in_order
     )
-    whole = batches(200, batch_size)
+    whole = in_batches(range(200), batch_size)
     place = stalled // batch_size
     others = {index for batch in whole[place + 1 : place + 4] for index in batch}
 
     def end_the_stall() -> None:
-        dataset.wait_until_read(others | {stalled})
+        dataset.wait_for_reads(others | {stalled})
         dataset.release()
 
     thread = in_background(end_the_stall)
@@ -124,9 +94,9 @@ def test_while_one_reader_stalls_the_others_fill_the_window(
 def test_a_stall_of_every_reader_loses_nothing(workers: int) -> None:
     dataset = Gate(100, tuple(range(workers)))
     iterator = iter(DataLoader(dataset, 10, num_workers=workers))
-    dataset.wait_until_read(set(range(workers)))
+    dataset.wait_for_reads(set(range(workers)))
     dataset.release()
-    assert [batch.tolist() for batch in iterator] == batches(100, 10)
+    assert [batch.tolist() for batch in iterator] == in_batches(range(100), 10)
     assert Counter(dataset.reads) == Counter(range(100))
 
 
@@ -149,7 +119,7 @@ def test_neither_a_reader_nor_a_loop_that_stalls_12_s_loses_anything() -> None:
     got_stalling = [batch.tolist() for batch in first]
     got_paused += [batch.tolist() for batch in second]
     for dataset, got in ((stalling, got_stalling), (paused, got_paused)):
-        assert got == batches(1000, 7)
+        assert got == in_batches(range(1000), 7)
         assert Counter(dataset.reads) == Counter(range(1000))
 
 
@@ -158,14 +128,14 @@ def test_neither_a_reader_nor_a_loop_that_stalls_12_s_loses_anything() -> None:
 
 def check_pauses(loader: DataLoader[Any], dataset: Gate, batch_size: int, depth: int) -> None:
     """Pause after some batches: exactly `depth` batches more are read, and not a sample beyond."""
-    whole = batches(dataset.length, batch_size)
+    whole = in_batches(range(dataset.length), batch_size)
     asked = 0
     dataset.bound = lambda index: index // batch_size < asked + depth
     iterator = iter(loader)
     for taken in range(len(whole)):
         if taken in (0, 1, 2, 3, 7, len(whole) - 2):
             limit = min((taken + depth) * batch_size, dataset.length)
-            dataset.wait_until_read(set(range(limit)))
+            dataset.wait_for_reads(set(range(limit)))
             time.sleep(GRACE_S)
             assert len(dataset.reads) == limit
         asked = taken + 1
@@ -224,11 +194,11 @@ def test_without_order_the_bound_counts_from_the_oldest_batch() -> None:
     loader = DataLoader(dataset, 10, num_workers=2, in_order=False, prefetch_batches=6)
     iterator = iter(loader)
     early = sorted(next(iterator).tolist() for _ in range(7))
-    assert early == [b for place, b in enumerate(batches(200, 10)[:8]) if place != 2]
+    assert early == [b for place, b in enumerate(in_batches(range(200), 10)[:8]) if place != 2]
     time.sleep(GRACE_S)
     assert set(dataset.reads) <= set(range(80)), "batch 2 holds back batch 8"
     dataset.release()
-    assert sorted(early + [batch.tolist() for batch in iterator]) == batches(200, 10)
+    assert sorted(early + [batch.tolist() for batch in iterator]) == in_batches(range(200), 10)
 
 
 class Weighed(Dataset[Any]):
@@ -317,7 +287,9 @@ def test_all_workers_read_at_once_and_no_more_reads_than_workers() -> None:
                 active -= 1
             return index
 
-    assert [b.tolist() for b in DataLoader(Active(40), 4, num_workers=4)] == batches(40, 4)
+    assert [b.tolist() for b in DataLoader(Active(40), 4, num_workers=4)] == in_batches(
+        range(40), 4
+    )
     assert most == 4
 
 

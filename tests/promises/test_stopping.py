@@ -24,7 +24,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 
 import fastload
 from fastload import DataLoader
@@ -32,27 +32,10 @@ from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from fastload.iterator import ThreadIterator
 from tests.fakes import fastload_threads
 from tests.promises.children import Ended, Nursery, run_fresh
+from tests.promises.reading import Reads, fill, wait_until
 
 PROMPT_SECONDS = 0.5
 CALL_SECONDS = 0.2
-
-
-class Reads(Dataset[int]):
-    """Its own indices; counts the calls, each of which takes `seconds`."""
-
-    fastload_per_worker = ()  # one count for all workers
-
-    def __init__(self, length: int = 1000, seconds: float = 0.0) -> None:
-        self.length, self.seconds, self.calls = length, seconds, 0
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        self.calls += 1
-        if self.seconds:
-            time.sleep(self.seconds)
-        return index
 
 
 class Gated(Reads):
@@ -72,25 +55,6 @@ class Gated(Reads):
 
     def wait_at_the_gate(self) -> None:
         assert self.gate.wait(30)
-
-
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> float:
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() < started + seconds, (
-            f"{what}: not within {seconds} s; {fastload_threads()}"
-        )
-        time.sleep(0.001)
-    return time.monotonic() - started
-
-
-def fill(loader: DataLoader[Any]) -> None:
-    """Wait until the workers can do no more: the window is full."""
-    dataset, stats = loader.dataset, loader.stats()
-    assert isinstance(dataset, Reads)
-    wait_until(
-        lambda: dataset.calls >= stats.depth * (loader.batch_size or 1), "the window is full"
-    )
 
 
 def threads_end(call_seconds: float = 0.0) -> None:
@@ -611,8 +575,8 @@ next(iterator)
 """
 STATES = {
     "in a call": BEGIN.format(seconds=CALL_SECONDS, workers=4, persistent=False),
-    "full queues": BEGIN.format(seconds=0, workers=4, persistent=False) + "until_full(loader)\n",
-    "persistent": BEGIN.format(seconds=0, workers=4, persistent=True) + "until_full(loader)\n",
+    "full queues": BEGIN.format(seconds=0, workers=4, persistent=False) + "fill(loader)\n",
+    "persistent": BEGIN.format(seconds=0, workers=4, persistent=True) + "fill(loader)\n",
     "between epochs": BEGIN.format(seconds=0, workers=2, persistent=True)
     + "list(iterator)\nassert len(threads()) >= 2\n",
 }
