@@ -173,9 +173,6 @@ class ScheduledLock:
         assert self.held or self.schedule.failure, "released twice"
         self.held = False
 
-    def locked(self) -> bool:
-        return self.held
-
 
 class ScheduledRLock:
     """The same, re-entrant."""

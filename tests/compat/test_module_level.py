@@ -6,9 +6,7 @@ wrong in silence.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import mmap
 import os
 import subprocess
 import sys
@@ -22,7 +20,7 @@ import pytest
 import torch
 
 import fastload.errors
-from tests.compat.eight_workers import Pairs, batches, library, picture, wrong_pairs
+from tests.compat.eight_workers import Pairs, library, picture, wrong_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -45,7 +43,6 @@ class Mirror:
 
 # Each is set by its test, as a module sets it at its top.
 transform: Any = None
-buffer = np.zeros(64, np.int64)
 
 
 def named(name: str, dataset: Any) -> tuple[int, bool]:
@@ -142,39 +139,17 @@ class OfAFile(Pairs):
         return line if isinstance(line, str) else line.decode(), f"{index:015d}\n"
 
 
-@pytest.mark.parametrize("kind", ["text", "gzip", "mmap"])
+@pytest.mark.parametrize("kind", ["text", "gzip"])
 def test_an_open_file_is_right_or_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
     lines = "".join(f"{i:015d}\n" for i in range(64)).encode()
     path = tmp_path / "lines"
     path.write_bytes(gzip.compress(lines) if kind == "gzip" else lines)
-    with contextlib.ExitStack() as stack:
-        if kind == "mmap":
-            raw = stack.enter_context(path.open("rb"))
-            file: Any = mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
-        else:
-            file = gzip.GzipFile(path) if kind == "gzip" else path.open(encoding="utf-8")
-        stack.enter_context(file)
+    with gzip.GzipFile(path) if kind == "gzip" else path.open(encoding="utf-8") as file:
         monkeypatch.setitem(globals(), "transform", file)
         wrong, warned = named("transform", OfAFile())
     assert wrong == 0 or warned, f"{wrong} wrong pairs, and no warning"
-
-
-class IntoABuffer(Pairs):
-    """A sample that is made in a buffer of the module."""
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        buffer[:] = index
-        found = torch.from_numpy(buffer.copy())
-        buffer[:] = index
-        return found, torch.from_numpy(buffer.copy())
-
-
-def test_a_buffer_is_named() -> None:
-    with pytest.warns(fastload.errors.ModuleStateWarning, match="buffer"):
-        for _ in batches(IntoABuffer()):
-            pass
 
 
 SCRIPT = """
@@ -215,22 +190,3 @@ def test_a_script(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(run, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout) == (0, "wrong: 0\n"), done.stdout + done.stderr
-
-
-mirror = Mirror()
-
-
-class OfAMirror(Pairs):
-    """Image and mask, mirrored alike by an object of this module."""
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        image = torch.arange(64).reshape(4, 4, 4) + index
-        mirror.draw()
-        return mirror(image), mirror(image)
-
-
-def test_the_modules_own_object_is_left_as_it_is() -> None:
-    before = vars(mirror).copy()
-    assert wrong_pairs(OfAMirror()) == 0
-    assert vars(mirror) == before
-    assert type(mirror) is Mirror
