@@ -2,7 +2,7 @@
 
 Samples of any size within `prefetch_bytes`; transient errors read again with a back-off that `close()`
 ends; with persistent workers the next epoch is under way before it is asked for, and is thrown away
-where another one is; loaders side by side; `on_stats` for loggers; spans of worker threads in a trace.
+if another one is; `on_stats` for loggers; spans of worker threads in a trace.
 """
 
 from __future__ import annotations
@@ -115,8 +115,7 @@ SIZES = [64 * KIB] + [(KIB, 64 * KIB, 4 * KIB, 16 * KIB, 2 * KIB, KIB)[k % 6] fo
 LIMIT = 256 * KIB
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize(("batch_size", "workers"), [(None, 1), (None, 4), (2, 2)])
 def test_bytes_in_flight_are_bounded_for_samples_of_different_size(
     batch_size: int | None, workers: int
 ) -> None:
@@ -137,16 +136,10 @@ def test_bytes_in_flight_are_bounded_for_samples_of_different_size(
     assert dataset.most > LIMIT / 2, "what there is room for is used"
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_with_equal_sizes_as_many_batches_are_in_flight_as_fit(workers: int) -> None:
+def test_with_equal_sizes_as_many_batches_are_in_flight_as_fit() -> None:
     dataset = Sized([8 * KIB] * 60)
     loader = DataLoader(
-        dataset,
-        2,
-        num_workers=workers,
-        prefetch_bytes=80 * KIB,
-        prefetch_batches=1000,
-        collate_fn=list,
+        dataset, 2, num_workers=3, prefetch_bytes=80 * KIB, prefetch_batches=1000, collate_fn=list
     )
     with loader:
         iterator = iter(loader)
@@ -157,7 +150,7 @@ def test_with_equal_sizes_as_many_batches_are_in_flight_as_fit(workers: int) -> 
             assert len(dataset.reads) == 2 * (taken + 5), "5 batches of 16 KiB"
 
 
-@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("workers", [0, 4])
 def test_a_batch_larger_than_the_bound_is_let_in_alone(workers: int) -> None:
     sizes = [KIB, 64 * KIB, KIB, 64 * KIB, 64 * KIB, KIB, KIB]
     dataset = Sized(sizes)
@@ -200,11 +193,9 @@ class Flaky(Reads):
         return torch.stack([torch.tensor(index, dtype=torch.double), number])
 
 
-TRANSIENT = [errno.EIO, errno.ESTALE, errno.ETIMEDOUT]
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("code", TRANSIENT, ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    ("code", "workers"), [(errno.EIO, 0), (errno.ESTALE, 1), (errno.ETIMEDOUT, 3)]
+)
 def test_a_transient_error_is_read_again_after_a_pause_with_the_same_numbers(
     code: int, workers: int
 ) -> None:
@@ -218,15 +209,9 @@ def test_a_transient_error_is_read_again_after_a_pause_with_the_same_numbers(
     assert 0.1 <= moments[1] - moments[0] < 0.2
     assert 0.2 <= moments[2] - moments[1] < 0.4, "the pause doubles"
     assert Counter(index for index, _, _ in dataset.reads) == Counter([*range(12), 5, 5])
-    assert loader.stats().errors == 0, "it did not fail in the end"
-
-
-def test_what_was_read_again_is_counted() -> None:
-    dataset = Flaky(6, {k: [OSError(errno.EIO, "simulated")] for k in (1, 4)})
-    loader = DataLoader(dataset, 2, num_workers=2, retries=1)
-    assert len([*loader]) == 3
-    assert loader.stats().retries == 2  # type: ignore[attr-defined]
-    assert "2 reads tried again" in str(loader.stats())
+    stats = loader.stats()
+    assert (stats.errors, stats.retries) == (0, 2), "it did not fail in the end"
+    assert "2 reads tried again" in str(stats)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -242,8 +227,10 @@ def test_after_the_last_attempt_the_error_arrives_in_its_place(workers: int, ret
     assert [batch[:, 0].tolist() for batch in iterator] == [[4, 5], [6, 7]]
 
 
-@pytest.mark.parametrize("code", [errno.ENOENT, errno.EACCES, errno.ENOSPC, None])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("code", "workers"),
+    [(errno.ENOENT, 0), (errno.EACCES, 2), (errno.ENOSPC, 2), (None, 0), (None, 2)],
+)
 def test_an_error_that_does_not_pass_is_not_read_again(workers: int, code: int | None) -> None:
     error = ValueError("no") if code is None else OSError(code, "no")
     kind, dataset = type(error), Flaky(4, {1: [error]})
@@ -331,10 +318,7 @@ def persistent(kind: str, dataset: Any, **options: Any) -> DataLoader[Any]:
     return DataLoader(dataset, BATCH, num_workers=2, persistent_workers=True, **how, **options)
 
 
-KINDS = ["sequential", "rank sampler", "seed"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sequential", "rank sampler", "seed"])
 def test_the_next_epoch_is_under_way_before_it_is_asked_for(kind: str) -> None:
     dataset = Reads(LENGTH)
     with persistent(kind, dataset) as loader:
@@ -351,9 +335,8 @@ def test_the_next_epoch_is_under_way_before_it_is_asked_for(kind: str) -> None:
             assert Counter(had) == Counter(wanted), "what the window holds, and no more"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_next_epoch_begins_when_the_last_batch_is_handed_out(kind: str) -> None:
-    dataset = Reads(LENGTH)
+def test_the_next_epoch_begins_when_the_last_batch_is_handed_out() -> None:
+    dataset, kind = Reads(LENGTH), "seed"
     with persistent(kind, dataset) as loader:
         iterator = iter(loader)
         got = [next(iterator).tolist() for _ in range(LENGTH // BATCH)]
@@ -476,29 +459,6 @@ def test_threads_end_with_the_next_epoch_under_way(way: str) -> None:
         while fastload_threads() and time.monotonic() < deadline:
             time.sleep(0.001)
         assert not fastload_threads()
-
-
-# ---- side by side ----
-
-
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_train_and_validation_side_by_side(workers: int, keep: bool) -> None:
-    options: Any = {"num_workers": workers, "persistent_workers": keep and workers > 0}
-    train = DataLoader(Reads(40), 5, shuffle=True, seed=9, **options)
-    valid = DataLoader(Reads(12), 4, **options)
-    plain_order = DataLoader(Reads(40), 5, shuffle=True, seed=9)
-    with train, valid:
-        for _ in range(3):
-            seen = []
-            for step, batch in enumerate(train):
-                seen.append(batch.tolist())
-                if step % 3 == 1:
-                    assert given(valid) == batches([*range(12)], 4)
-            assert seen == given(plain_order)
-        assert (train.stats().samples, valid.stats().samples) == (40, 12)
-        valid.close()
-        assert given(train) == given(plain_order), "closing one leaves the other alone"
 
 
 # ---- for loggers ----

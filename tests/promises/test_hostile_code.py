@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Sampler
 
-import fastload
+from fastload import DataLoader
 from fastload.collate import data_bytes
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
@@ -57,18 +57,14 @@ def drain(iterator: Iterator[Any]) -> list[Any]:
 
 
 @WORKERS
-def test_an_exception_that_cannot_be_shown_is_an_error_in_its_place(workers: int) -> None:
-    loader = fastload.DataLoader(Raising(NoText), 2, num_workers=workers)
+def test_an_exception_that_cannot_be_shown_is_an_error_in_its_place_or_skipped(
+    workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = DataLoader(Raising(NoText), 2, num_workers=workers)
     before, error, *after = drain(iter(loader))
     assert [before, *after] == [[0, 1], [4, 5], [6, 7]]
     assert type(error) is NoText
-
-
-@WORKERS
-def test_an_exception_that_cannot_be_shown_can_be_skipped(
-    workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    loader = fastload.DataLoader(Raising(NoText), 2, num_workers=workers, on_error="skip")
+    loader = DataLoader(Raising(NoText), 2, num_workers=workers, on_error="skip")
     with caplog.at_level(logging.WARNING, "fastload"):
         assert drain(iter(loader)) == [[0, 1], [2], [4, 5], [6, 7]]
     (record,) = caplog.records
@@ -81,7 +77,7 @@ def test_a_data_set_that_cannot_say_which_file(workers: int) -> None:
         def locate(self, index: int) -> str:
             raise RuntimeError
 
-    got = drain(iter(fastload.DataLoader(Locating(), 2, num_workers=workers)))
+    got = drain(iter(DataLoader(Locating(), 2, num_workers=workers)))
     assert type(got[1]) is OSError
     assert got[2:] == [[4, 5], [6, 7]]
 
@@ -100,20 +96,9 @@ class Unshowable:
 
 
 @WORKERS
-@pytest.mark.parametrize("stage", ["sample", "collate"])
-def test_an_index_that_cannot_be_shown(stage: str, workers: int) -> None:
-    def collate(samples: list[int]) -> torch.Tensor:
-        if stage == "collate" and 2 in samples:
-            raise OSError
-        return torch.tensor(samples)
-
+def test_an_index_that_cannot_be_shown(workers: int) -> None:
     batches = [[Unshowable(i), Unshowable(i + 1)] for i in range(0, 8, 2)]
-    if stage == "collate":
-        batches[1].pop()
-    loader = fastload.DataLoader(
-        Raising(), batch_sampler=batches, num_workers=workers, collate_fn=collate
-    )
-    got = drain(iter(loader))
+    got = drain(iter(DataLoader(Raising(), batch_sampler=batches, num_workers=workers)))
     assert type(got[1]) is OSError
     assert [got[0], *got[2:]] == [[0, 1], [4, 5], [6, 7]]
     assert "Unshowable whose repr() raises RuntimeError" in got[1].__notes__[0]
@@ -121,9 +106,7 @@ def test_an_index_that_cannot_be_shown(stage: str, workers: int) -> None:
 
 @WORKERS
 def test_what_on_error_returned_is_named_where_it_cannot_be_collated(workers: int) -> None:
-    loader = fastload.DataLoader(
-        Raising(), 4, num_workers=workers, on_error=lambda index, error: None
-    )
+    loader = DataLoader(Raising(), 4, num_workers=workers, on_error=lambda index, error: None)
     got = drain(iter(loader))
     assert "NoneType" in str(got[0])
     assert "of which [3] are what on_error returned" in got[0].__notes__[0]
@@ -142,14 +125,14 @@ def test_a_batch_sampler_that_uses_its_list_again(workers: int) -> None:
         def __iter__(self) -> Iterator[list[int]]:
             return batches()
 
-    loader = fastload.DataLoader(list(range(8)), batch_sampler=Batches(), num_workers=workers)  # type: ignore[arg-type]
+    loader = DataLoader(list(range(8)), batch_sampler=Batches(), num_workers=workers)  # type: ignore[arg-type]
     assert drain(iter(loader)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.parametrize("workers", [0, 3])
 def test_several_threads_may_share_one_iterator(workers: int) -> None:
     """Each sample goes to one of them; whoever comes last finds the end."""
-    iterator = iter(fastload.DataLoader(list(range(4000)), 2, num_workers=workers))  # type: ignore[arg-type]
+    iterator = iter(DataLoader(list(range(1000)), 2, num_workers=workers))  # type: ignore[arg-type]
     got: list[list[int]] = [[] for _ in range(4)]
     ended: list[BaseException] = []
 
@@ -171,14 +154,14 @@ def test_several_threads_may_share_one_iterator(workers: int) -> None:
     finally:
         sys.setswitchinterval(interval)
     assert not ended
-    assert Counter(i for mine in got for i in mine) == Counter(range(4000))
+    assert Counter(i for mine in got for i in mine) == Counter(range(1000))
     assert all(mine == sorted(mine) for mine in got)
 
 
 def test_torch_s_threads_are_left_alone_by_loaders_in_samples_and_in_threads() -> None:
     class Nested(Raising):
         def __getitem__(self, index: Any) -> int:
-            inner = fastload.DataLoader(list(range(4)), 2, num_workers=2)  # type: ignore[arg-type]
+            inner = DataLoader(list(range(4)), 2, num_workers=2)  # type: ignore[arg-type]
             return sum(int(batch.sum()) for batch in inner) + torch.get_num_threads()
 
     def in_a_new_thread() -> int:
@@ -191,13 +174,13 @@ def test_torch_s_threads_are_left_alone_by_loaders_in_samples_and_in_threads() -
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        batches = list(fastload.DataLoader(Nested(), 4, num_workers=2))
+        batches = list(DataLoader(Nested(), 4, num_workers=2))
         assert torch.cat(batches).tolist() == [7] * 8, "6, and one thread for each worker"
         assert (in_a_new_thread(), torch.get_num_threads()) == (3, 3)
         threads = [
             threading.Thread(
                 target=lambda: [
-                    list(fastload.DataLoader(list(range(4)), 2, num_workers=3))  # type: ignore[arg-type]
+                    list(DataLoader(list(range(4)), 2, num_workers=3))  # type: ignore[arg-type]
                     for _ in range(10)
                 ]
             )
@@ -212,21 +195,14 @@ def test_torch_s_threads_are_left_alone_by_loaders_in_samples_and_in_threads() -
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", ["max_errors", "prefetch_batches"])
-@pytest.mark.parametrize("value", [1.5, "2", [1], float("nan")])
-def test_counts_must_be_integers(name: str, value: Any) -> None:
-    with pytest.raises(TypeError, match=f"{name} must be an integer, got "):
-        fastload.DataLoader(list(range(4)), **{name: value})  # type: ignore[arg-type]
-
-
-def test_a_prefetch_factor_that_is_no_number_is_refused() -> None:
-    loader = fastload.DataLoader(list(range(4)), num_workers=2, prefetch_factor=float("nan"))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="prefetch_factor must be an integer, got nan"):
-        iter(loader)
+@pytest.mark.parametrize("name", ["max_errors", "prefetch_batches", "prefetch_factor"])
+def test_counts_must_be_integers(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be an integer, got nan"):
+        iter(DataLoader(list(range(4)), num_workers=2, **{name: float("nan")}))  # type: ignore[arg-type]
 
 
 def test_an_infinite_timeout_is_none() -> None:
-    loader = fastload.DataLoader(list(range(4)), 2, num_workers=1, timeout=float("inf"))  # type: ignore[arg-type]
+    loader = DataLoader(list(range(4)), 2, num_workers=1, timeout=float("inf"))  # type: ignore[arg-type]
     assert drain(iter(loader)) == [[0, 1], [2, 3]]
 
 
@@ -241,32 +217,20 @@ class LazyMapping(Mapping[str, Any]):
         return 1
 
 
-class Endless(list[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield 0
-
-
 def loop() -> list[Any]:
     itself: list[Any] = [torch.zeros(3)]
     itself.append(itself)
     return itself
 
 
-def released() -> memoryview:
-    view = memoryview(b"abc")
-    view.release()
-    return view
-
-
-@pytest.mark.parametrize("make", [LazyMapping, Endless, loop, released])
+@pytest.mark.parametrize("make", [LazyMapping, loop])
 def test_a_batch_that_cannot_be_looked_into_is_delivered(make: Any) -> None:
     def collate(_: list[Any]) -> Any:
         return make()
 
     dataset: Any = range(4)
     for workers in (0, 2):
-        with fastload.DataLoader(dataset, 2, collate_fn=collate, num_workers=workers) as loader:
+        with DataLoader(dataset, 2, collate_fn=collate, num_workers=workers) as loader:
             assert [type(batch) for batch in loader] == [type(make())] * 2
 
 
@@ -331,7 +295,7 @@ def test_a_signal_handler_that_exits_reaches_the_loop_out_of_a_sample(
     kind: type[BaseException],
 ) -> None:
     with handler_that_raises(kind):
-        loader = fastload.DataLoader(Struck(), None, on_error="skip")
+        loader = DataLoader(Struck(), None, on_error="skip")
         iterator = iter(loader)
         got = [int(next(iterator)), int(next(iterator))]
         with pytest.raises(kind):
@@ -348,7 +312,7 @@ def test_a_signal_handler_that_exits_reaches_the_loop_out_of_the_sampler(
     workers: int, kind: type[BaseException]
 ) -> None:
     dataset: Any = range(4)
-    loader = fastload.DataLoader(dataset, None, sampler=StruckSampler(), num_workers=workers)
+    loader = DataLoader(dataset, None, sampler=StruckSampler(), num_workers=workers)
     with loader, handler_that_raises(kind):
         with pytest.raises(kind):
             list(loader)
@@ -357,7 +321,7 @@ def test_a_signal_handler_that_exits_reaches_the_loop_out_of_the_sampler(
 
 def test_any_other_error_of_a_signal_handler_is_the_sample_s() -> None:
     with handler_that_raises(TimeoutError):
-        iterator = iter(fastload.DataLoader(Struck(), None))
+        iterator = iter(DataLoader(Struck(), None))
         got = [int(next(iterator)), int(next(iterator))]
         with pytest.raises(TimeoutError) as caught:
             next(iterator)

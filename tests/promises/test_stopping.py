@@ -2,8 +2,8 @@
 
 `close()`, the `with` block, `break`, an exception, garbage collection, Ctrl-C, SIGTERM, `sys.exit`,
 `os._exit` and the end of the interpreter: with full queues, in the middle of calls, with persistent
-workers; no thread and no file descriptor is left. A call that does not return is waited for only so
-long, is named, and does not keep the process from ending. A timeout says what each worker was doing.
+workers. A call that does not return is named, and does not keep the process from ending. A timeout
+says what each worker was doing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import fastload
 from fastload import DataLoader
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from fastload.iterator import ThreadIterator
+from tests.fakes import fastload_threads
 from tests.promises.children import Ended, Nursery, run_fresh
 
 PROMPT_SECONDS = 0.5
@@ -73,24 +74,12 @@ class Gated(Reads):
         assert self.gate.wait(30)
 
 
-KNOWN: set[threading.Thread] = set()  # threads that are not of the test that runs
-
-
-@pytest.fixture(autouse=True)
-def _only_threads_of_this_test() -> None:
-    """What another test left behind is that test's failure alone."""
-    KNOWN.update(threading.enumerate())
-
-
-def threads() -> list[str]:
-    ours = [t.name for t in threading.enumerate() if t not in KNOWN]
-    return sorted(name for name in ours if name.startswith("fastload-"))
-
-
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> float:
     started = time.monotonic()
     while not condition():
-        assert time.monotonic() < started + seconds, f"{what}: not within {seconds} s; {threads()}"
+        assert time.monotonic() < started + seconds, (
+            f"{what}: not within {seconds} s; {fastload_threads()}"
+        )
         time.sleep(0.001)
     return time.monotonic() - started
 
@@ -105,49 +94,35 @@ def fill(loader: DataLoader[Any]) -> None:
 
 
 def threads_end(call_seconds: float = 0.0) -> None:
-    wait_until(lambda: not threads(), "no thread is left", PROMPT_SECONDS + call_seconds)
+    wait_until(lambda: not fastload_threads(), "no thread is left", PROMPT_SECONDS + call_seconds)
 
 
 # ---- inside a process that goes on ----
 
 
-def by_close(loader: DataLoader[Any], full: bool) -> None:
+def begun(loader: DataLoader[Any], full: bool) -> Iterator[Any]:
     iterator = iter(loader)
     next(iterator)
     if full:
         fill(loader)
+    return iterator
+
+
+def by_close(loader: DataLoader[Any], full: bool) -> None:
+    iterator = begun(loader, full)
     loader.close()
-    assert not threads(), "close() returned before its threads had ended"
+    assert not fastload_threads(), "close() returned before its threads had ended"
     with pytest.raises(LoaderClosedError):
         next(iterator)
 
 
-def by_with(loader: DataLoader[Any], full: bool) -> None:
-    with loader:
-        iterator = iter(loader)
-        next(iterator)
-        if full:
-            fill(loader)
-        assert threads()
-    assert not threads(), "the block was left before its threads had ended"
-
-
 def by_exception_in_with(loader: DataLoader[Any], full: bool) -> None:
     with pytest.raises(ZeroDivisionError), loader:
-        for _ in loader:
-            if full:
-                fill(loader)
-            raise ZeroDivisionError
-    assert not threads()
-
-
-def by_break_in_with(loader: DataLoader[Any], full: bool) -> None:
-    with loader:
-        for _ in loader:
-            if full:
-                fill(loader)
-            break
-    assert not threads(), "the block was left before its threads had ended"
+        iterator = begun(loader, full)
+        assert fastload_threads()
+        raise ZeroDivisionError
+    assert not fastload_threads(), "the block was left before its threads had ended"
+    del iterator
 
 
 def by_break(loader: DataLoader[Any], full: bool) -> None:
@@ -169,25 +144,6 @@ def by_exception(loader: DataLoader[Any], full: bool) -> None:
     assert caught.value.__traceback__ is not None
 
 
-def by_generator(loader: DataLoader[Any], full: bool) -> None:
-    def batches() -> Iterator[Any]:
-        yield from loader
-
-    generator = batches()
-    next(generator)
-    if full:
-        fill(loader)
-    generator.close()
-
-
-def by_forgetting(loader: DataLoader[Any], full: bool) -> None:
-    iterator = iter(loader)
-    next(iterator)
-    if full:
-        fill(loader)
-    del iterator
-
-
 def by_not_beginning(loader: DataLoader[Any], full: bool) -> None:
     iterator = iter(loader)
     if full:
@@ -200,49 +156,18 @@ def by_end_of_epoch(loader: DataLoader[Any], full: bool) -> None:
     assert len(list(loader)) == len(loader)
 
 
-def by_cycle(loader: DataLoader[Any], full: bool) -> None:
-    class Node:
-        def __init__(self) -> None:
-            self.me, self.iterator = self, iter(loader)
-
-    gc.disable()
-    try:
-        node: Node | None = Node()
-        assert node is not None
-        next(node.iterator)
-        if full:
-            fill(loader)
-        node = None
-        assert threads(), "a cycle is not freed before it is collected"
-    finally:
-        gc.enable()
-    gc.collect()
-
-
-WAYS = [
-    by_close,
-    by_with,
-    by_exception_in_with,
-    by_break_in_with,
-    by_break,
-    by_exception,
-    by_generator,
-    by_forgetting,
-    by_not_beginning,
-    by_end_of_epoch,
-    by_cycle,
-]
+WAYS = [by_close, by_exception_in_with, by_break, by_exception, by_not_beginning, by_end_of_epoch]
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("full", [False, True], ids=["in a call", "full queues"])
-@pytest.mark.parametrize(("workers", "persistent"), [(1, False), (4, False), (4, True)])
+@pytest.mark.parametrize("persistent", [False, True])
 def test_no_thread_outlives_the_way_out(
-    way: Callable[[DataLoader[Any], bool], None], full: bool, workers: int, persistent: bool
+    way: Callable[[DataLoader[Any], bool], None], full: bool, persistent: bool
 ) -> None:
     """Of the persistent workers too: they end with the loader, at the latest."""
     dataset = Reads(8 if way is by_end_of_epoch else 1000, seconds=0 if full else CALL_SECONDS / 2)
-    loader = DataLoader(dataset, 2, num_workers=workers, persistent_workers=persistent)
+    loader = DataLoader(dataset, 2, num_workers=4, persistent_workers=persistent)
     way(loader, full)
     if persistent:
         del loader
@@ -251,16 +176,6 @@ def test_no_thread_outlives_the_way_out(
     calls = dataset.calls
     time.sleep(0.01)
     assert dataset.calls == calls, "a sample was read after the threads had ended"
-
-
-def test_the_threads_are_daemons_with_names() -> None:
-    loader = DataLoader(Reads(), 2, num_workers=3)
-    iterator = iter(loader)
-    next(iterator)
-    ours = [t for t in threading.enumerate() if t.name.startswith("fastload-")]
-    assert {f"fastload-worker-{i}" for i in range(3)} <= {t.name for t in ours}
-    assert all(t.daemon for t in ours)
-    loader.close()
 
 
 def test_a_call_in_progress_is_waited_for_and_no_other_is_begun() -> None:
@@ -297,56 +212,45 @@ def test_a_waiting_loop_is_woken_by_close_from_another_thread() -> None:
     assert isinstance(outcome[0], LoaderClosedError)
     dataset.gate.set()
     closer.join(30)
-    assert not threads()
-
-
-def test_close_twice_and_before_and_after() -> None:
-    loader = DataLoader(Reads(10), 4, num_workers=2)
-    loader.close()
-    assert len(list(loader)) == 3
-    first = iter(loader)
-    next(first)
-    loader.close()
-    loader.close()
-    with pytest.raises(LoaderClosedError):
-        next(first)
-    with pytest.raises(LoaderClosedError):
-        next(first)
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    loader.close()
-    assert not threads()
+    assert not fastload_threads()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_close_ends_every_iterator_of_the_loader(workers: int) -> None:
+def test_close_ends_every_iterator_and_the_loader_begins_again(workers: int) -> None:
     loader = DataLoader(Reads(10), 4, num_workers=workers)
+    loader.close()
     iterators = [iter(loader) for _ in range(3)]
     for iterator in iterators:
         next(iterator)
-    loader.close()
-    assert not threads()
-    for iterator in iterators:
-        with pytest.raises(LoaderClosedError):
-            next(iterator)
+    for _ in range(2):
+        loader.close()
+        assert not fastload_threads()
+        for iterator in iterators:
+            with pytest.raises(LoaderClosedError):
+                next(iterator)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_persistent_workers_live_until_close() -> None:
+def test_persistent_workers_are_daemons_and_live_until_close() -> None:
+    def workers() -> dict[str, threading.Thread]:
+        return {t.name: t for t in threading.enumerate() if t.name.startswith("fastload-worker")}
+
     loader = DataLoader(Reads(10), 4, num_workers=2, persistent_workers=True)
     list(loader)
-    first = {t.ident for t in threading.enumerate() if t.name.startswith("fastload-worker")}
-    assert len(first) == 2
+    first = workers()
+    assert set(first) == {"fastload-worker-0", "fastload-worker-1"}
+    assert all(thread.daemon for thread in first.values())
     list(loader)
-    assert first == {t.ident for t in threading.enumerate() if t.name.startswith("fastload-worker")}
+    assert workers() == first
     loader.close()
-    assert not threads()
+    assert not fastload_threads()
     assert len(list(loader)) == 3
     loader.close()
 
 
 @pytest.mark.parametrize("cyclic", [False, True])
-@pytest.mark.parametrize("workers", [1, 4])
-def test_200_abandoned_iterators_leave_no_thread(cyclic: bool, workers: int) -> None:
-    loader = DataLoader(Reads(), 4, num_workers=workers)
+def test_200_abandoned_iterators_leave_no_thread(cyclic: bool) -> None:
+    loader = DataLoader(Reads(), 4, num_workers=4)
     for _ in range(200):
         holder: list[Any] = [iter(loader)]
         next(holder[0])
@@ -356,7 +260,7 @@ def test_200_abandoned_iterators_leave_no_thread(cyclic: bool, workers: int) -> 
 
     def collected() -> bool:
         gc.collect()  # which does nothing while another thread is in a collection
-        return not threads()
+        return not fastload_threads()
 
     wait_until(collected, "no thread is left", 10)
 
@@ -412,16 +316,6 @@ def test_a_collection_on_a_worker_of_the_iterator_itself() -> None:
     finally:
         gc.enable()
     threads_end()
-
-
-def test_no_descriptor_is_opened_and_none_left() -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    loader = DataLoader(Reads(), 4, num_workers=8, persistent_workers=True)
-    for _ in range(3):
-        iterator = iter(loader)
-        next(iterator)
-    loader.close()
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 # ---- Ctrl-C strikes anywhere ----
@@ -504,14 +398,14 @@ def can_be_interrupted(code: CodeType, last: int, now: int) -> bool:
 
 
 def strike_everywhere(
-    prepare: Callable[[], Callable[[], object]], stop: Callable[[], object] = lambda: None
+    prepare: Callable[[], Callable[[], object]], stop: Callable[[], object], every: int
 ) -> None:
-    """Interrupt what `prepare()` returns at its first point, then at its second ..., until it ends.
+    """Interrupt what `prepare()` returns at its first point, then `every` points later ..., until it ends.
 
     After each, and after `stop()`, no thread may be left, and nothing but the interrupt be raised.
     """
     bad: list[str] = []
-    for point in range(5000):
+    for point in range(0, 5000, every):
         strike = Strike(point)
         for act in (lambda st=strike: st.during(prepare()), stop):
             try:
@@ -519,13 +413,9 @@ def strike_everywhere(
             except Exception as error:
                 bad.append(f"{strike.at}: {error!r:.150}")
         deadline = time.monotonic() + 2
-        while threads() and time.monotonic() < deadline:
-            time.sleep(0.001)
-            if time.monotonic() > deadline - 1.98:
-                gc.collect()
-        if threads():
-            bad.append(f"{strike.at}: {threads()} left")
-            KNOWN.update(threading.enumerate())
+        while fastload_threads():
+            assert time.monotonic() < deadline, f"Ctrl-C at {strike.at}: {fastload_threads()} left"
+            gc.collect()
         if not strike.at:
             assert point > 20, "hardly anything was interrupted"
             assert not bad, "Ctrl-C at\n" + "\n".join(bad)
@@ -533,30 +423,46 @@ def strike_everywhere(
     pytest.fail("it does not end")
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_ctrl_c_at_any_point_of_iter_leaves_no_thread(persistent: bool) -> None:
+@pytest.mark.parametrize(
+    ("step", "persistent", "full"),
+    [
+        ("iter", False, False),
+        pytest.param("every iter", False, False, marks=pytest.mark.slow),
+        pytest.param("every iter", True, False, marks=pytest.mark.slow),
+        ("next", False, True),
+        ("next", True, False),
+        ("next epoch", True, False),
+        ("close", True, False),
+    ],
+)
+def test_ctrl_c_at_any_point_leaves_no_thread(step: str, persistent: bool, full: bool) -> None:
+    """Of the next epoch and of `close()`, once the loader is closed; else without it."""
     kept: list[Any] = []
 
     def prepare() -> Callable[[], object]:
-        loader = DataLoader(Reads(), 4, num_workers=2, persistent_workers=persistent, seed=1)
-        return lambda: (kept.append(iter(loader)), next(kept[0]))
-
-    strike_everywhere(prepare, kept.clear)
-
-
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_ctrl_c_at_any_point_of_next_leaves_no_thread(persistent: bool, full: bool) -> None:
-    kept: list[Any] = []
-
-    def prepare() -> Callable[[], object]:
-        loader = DataLoader(Reads(), 4, num_workers=2, persistent_workers=persistent)
-        kept.append(iter(loader))
+        length = 8 if step == "next epoch" else 1000
+        loader = DataLoader(Reads(length), 4, num_workers=2, persistent_workers=persistent, seed=1)
+        if step == "next epoch":
+            list(loader)
+        if step in ("next epoch", "close"):
+            kept.append(loader)
+        if step in ("next", "close"):
+            kept.append(iter(loader))
         if full:
             fill(loader)
-        return lambda: (next(kept[0]), loader)
+        if step == "close":
+            next(kept[-1])
+            return loader.close
+        if step == "next":
+            return lambda: (next(kept[-1]), loader)
+        return lambda: (kept.append(iter(loader)), next(kept[-1]))
 
-    strike_everywhere(prepare, kept.clear)
+    def stop() -> None:
+        if kept and isinstance(kept[0], DataLoader):
+            kept[0].close()
+        kept.clear()
+
+    strike_everywhere(prepare, stop, every=7 if step == "iter" else 1)
 
 
 class Lazily(Sampler[int]):
@@ -630,43 +536,11 @@ def test_ctrl_c_in_next_closes_the_iterator_and_the_next_epoch_is_whole(
     next(iterator)
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
-    wait_until(lambda: not threads(), "the threads ended")
+    wait_until(lambda: not fastload_threads(), "the threads ended")
     with pytest.raises(LoaderClosedError, match="begin another epoch"):
         next(iterator)
     assert [batch.tolist() for batch in loader] == [list(range(k, k + 4)) for k in range(0, 16, 4)]
     loader.close()
-
-
-def test_ctrl_c_at_any_point_of_the_next_epoch_leaves_a_loader_that_closes() -> None:
-    kept: list[Any] = []
-
-    def prepare() -> Callable[[], object]:
-        loader = DataLoader(Reads(8), 4, num_workers=2, persistent_workers=True)
-        kept.append(loader)
-        list(loader)
-        return lambda: (kept.append(iter(loader)), next(kept[1]))
-
-    def stop() -> None:
-        kept[0].close()
-        kept.clear()
-
-    strike_everywhere(prepare, stop)
-
-
-def test_ctrl_c_at_any_point_of_close_leaves_a_loader_that_closes() -> None:
-    kept: list[Any] = []
-
-    def prepare() -> Callable[[], object]:
-        loader = DataLoader(Reads(), 4, num_workers=2, persistent_workers=True)
-        kept.extend([loader, iter(loader)])
-        next(kept[1])
-        return loader.close
-
-    def stop() -> None:
-        kept[0].close()
-        kept.clear()
-
-    strike_everywhere(prepare, stop)
 
 
 # ---- timeout= ----
@@ -753,11 +627,6 @@ EXITS = {
         "KeyboardInterrupt",
     ),
     "SIGTERM": ("stamp(); os.kill(os.getpid(), 15); time.sleep(9)", -signal.SIGTERM, None),
-    "SIGTERM that exits": (
-        "signal.signal(15, lambda *_: sys.exit(143)); stamp(); os.kill(os.getpid(), 15); time.sleep(9)",
-        143,
-        None,
-    ),
     "SIGTERM that closes": (
         "signal.signal(15, lambda *_: (loader.close(), sys.exit(143)))\n"
         "stamp(); os.kill(os.getpid(), 15); time.sleep(9)",
@@ -769,10 +638,10 @@ EXITS = {
 
 CASES = [
     *[("end of the script", state) for state in STATES],
-    *[("sys.exit", state) for state in ("in a call", "full queues", "persistent")],
-    *[("SIGINT", state) for state in ("in a call", "full queues", "persistent")],
-    *[("SIGTERM that closes", state) for state in ("in a call", "full queues")],
-    ("SIGTERM that exits", "in a call"),
+    ("sys.exit", "in a call"),
+    ("SIGINT", "in a call"),
+    ("SIGINT", "full queues"),
+    ("SIGTERM that closes", "full queues"),
     ("SIGTERM", "full queues"),
     ("exception", "full queues"),
     ("os._exit", "full queues"),
@@ -800,66 +669,37 @@ loader = fastload.DataLoader(Interrupts(), 4, num_workers={workers})
 """
 
 
-@pytest.mark.parametrize("workers", [0, 4])
-@pytest.mark.parametrize("caught", [False, True])
-def test_ctrl_c_while_the_loop_waits_for_a_batch(
-    nursery: Nursery, workers: int, caught: bool
-) -> None:
-    script = SIGNAL_IN_NEXT.format(name="SIGINT", seconds=CALL_SECONDS, workers=workers)
-    script += "seen = []\n"
-    if caught:
-        script += (
-            "try:\n    for batch in loader: seen.append(len(batch))\n"
-            "except KeyboardInterrupt: print('caught', time.monotonic(), flush=True)\n"
-            "wait_until(lambda: not threads(), 'the threads ended'); print('done'); assert len(seen) == 2\n"
-        )
-        assert "done" in ends(nursery, script, 0, CALL_SECONDS).out
-    else:
-        script += "for batch in loader: pass\n"
-        ends(nursery, script, -signal.SIGINT, CALL_SECONDS, "KeyboardInterrupt")
-
-
-@pytest.mark.parametrize("closes", [False, True])
-@pytest.mark.parametrize("workers", [0, 4])
-def test_sigterm_handler_that_exits_while_the_loop_waits(
-    nursery: Nursery, workers: int, closes: bool
-) -> None:
-    script = SIGNAL_IN_NEXT.format(name="SIGTERM", seconds=CALL_SECONDS, workers=workers)
-    script += f"""
-def leave(*_):
-    if {closes}:
-        loader.close()
-    sys.exit(143)
-
-signal.signal(signal.SIGTERM, leave)
-for batch in loader: pass
-"""
-    ends(nursery, script, 143, CALL_SECONDS)
-
-
-def test_ctrl_c_leaves_a_loader_that_can_be_used(nursery: Nursery) -> None:
-    """From the state, which has all but the batch that was waited for; and so for a new epoch."""
-    script = SIGNAL_IN_NEXT.format(name="SIGINT", seconds=0.1, workers=4)
-    script += """
+CAUGHT = """
 seen = []
 try:
-    for batch in loader:
-        seen.append(batch.tolist())
+    for batch in loader: seen.append(len(batch))
 except KeyboardInterrupt:
-    print("interrupted")
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-loader.load_state_dict(loader.state_dict())
-for batch in loader:
-    seen.append(batch.tolist())
-    if len(seen) == 6:
-        break
-assert seen == [list(range(k, k + 4)) for k in range(0, 24, 4)], seen
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-print("first again", next(iter(loader)).tolist())
+    pass
+wait_until(lambda: not threads(), 'the threads ended')
+assert len(seen) == 2
 """
-    ended = ends(nursery, script, 0, 5.0)
-    assert ended.out.count("interrupted") == 1
-    assert "first again [0, 1, 2, 3]" in ended.out
+EXITING = """
+signal.signal(signal.SIGTERM, lambda *_: ({close}, sys.exit(143)))
+for batch in loader: pass
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+@pytest.mark.parametrize(
+    ("name", "loop", "code", "traceback"),
+    [
+        ("SIGINT", "for batch in loader: pass", -signal.SIGINT, "KeyboardInterrupt"),
+        ("SIGINT", CAUGHT, 0, None),
+        ("SIGTERM", EXITING.format(close="None"), 143, None),
+        ("SIGTERM", EXITING.format(close="loader.close()"), 143, None),
+    ],
+    ids=["not caught", "caught", "handler that exits", "handler that closes"],
+)
+def test_a_signal_while_the_loop_waits_for_a_batch(
+    nursery: Nursery, name: str, loop: str, code: int, traceback: str | None, workers: int
+) -> None:
+    script = SIGNAL_IN_NEXT.format(name=name, seconds=CALL_SECONDS, workers=workers)
+    ends(nursery, script + loop, code, CALL_SECONDS, traceback)
 
 
 PRODUCTS = """
@@ -867,7 +707,7 @@ class Products(Reads):
     fastload_per_worker = ()
     def __getitem__(self, index):
         super().__getitem__(index)
-        for _ in range(60):  # each comes back from C++ and asks for the interpreter
+        for _ in range(25):  # each comes back from C++ and asks for the interpreter
             matrix @ matrix
         return index
 
@@ -877,23 +717,15 @@ loader = fastload.DataLoader(dataset, 4, num_workers=4)
 """
 IN_CALLS = 'wait_until(lambda: dataset.calls >= 4, "the workers are in torch")\n'
 LEAVE = {
-    "alive": (f"iterator = iter(loader)\n{IN_CALLS}", 0, None),
-    "dropped": (f"iterator = iter(loader)\n{IN_CALLS}del iterator\n", 0, None),
-    "cycle": (
-        f"holder = [iter(loader)]\nholder.append(holder)\n{IN_CALLS}del holder\ngc.collect()\n",
-        0,
-        None,
-    ),
-    "break": ("for batch in loader: break\n", 0, None),
-    "exception": ("for batch in loader: raise ZeroDivisionError\n", 1, "ZeroDivisionError"),
+    "alive": f"iterator = iter(loader)\n{IN_CALLS}",
+    "cycle": f"holder = [iter(loader)]\nholder.append(holder)\n{IN_CALLS}del holder\ngc.collect()\n",
+    "break": "for batch in loader: break\n",
     "daemon loop": (
         "from contextlib import suppress\n"
         "def loop():\n"
         "    with suppress(fastload.errors.LoaderClosedError):\n"
         "        for batch in loader: pass\n"
-        f"threading.Thread(target=loop, daemon=True).start()\n{IN_CALLS}",
-        0,
-        None,
+        f"threading.Thread(target=loop, daemon=True).start()\n{IN_CALLS}"
     ),
 }
 
@@ -904,8 +736,7 @@ def test_exit_while_the_workers_are_inside_torch(nursery: Nursery, way: str) -> 
 
     So the threads have to be waited for at the end of the process, whether or not their iterator still lives.
     """
-    script, code, traceback = LEAVE[way]
-    ends(nursery, PRODUCTS + script + "stamp()", code, 5.0, traceback)
+    ends(nursery, PRODUCTS + LEAVE[way] + "stamp()", 0, 5.0)
 
 
 def test_the_interpreter_waits_for_a_loop_in_an_ordinary_thread(nursery: Nursery) -> None:
@@ -946,36 +777,26 @@ next(iterator), next(iterator)
 loader.dataset.stuck.acquire()
 """
 STUCK_ENDS = {
-    "exit": ("stamp()", 0),
-    "sys.exit": ("stamp(); sys.exit(4)", 4),
-    "close, then exit": (
-        """
+    "exit": "stamp()",
+    "close, then exit": """
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     stamp()
     loader.close()
 assert any("fastload-worker-" in str(w.message) for w in said), said
 assert any("read_for_ever" in str(w.message) for w in said), said
-print("CLOSED", flush=True)
 stamp()
 """,
-        0,
-    ),
-    "forget, then exit": ("del iterator; gc.collect(); stamp()", 0),
-    "timeout": (
-        """
+    "forget, then exit": "del iterator; gc.collect(); stamp()",
+    "timeout": """
 try:
     next(iterator)
 except fastload.errors.LoaderTimeoutError as error:
     said = str(error) + "".join(getattr(error, "__notes__", []))
     assert "read_for_ever" in said, said
-    print("TIMED OUT", flush=True)
-stamp()
+    stamp()
 """,
-        0,
-    ),
-    "Ctrl-C": (
-        """
+    "Ctrl-C": """
 interrupter = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
 interrupter.start()
 started = time.monotonic()
@@ -983,13 +804,8 @@ try:
     next(iterator)
 except KeyboardInterrupt:
     assert time.monotonic() - started < 0.6
-    print("INTERRUPTED", flush=True)
-stamp()
+    stamp()
 """,
-        0,
-    ),
-    "os._exit": ("stamp(); os._exit(5)", 5),
-    "SIGTERM": ("stamp(); os.kill(os.getpid(), 15); time.sleep(9)", -15),
 }
 
 
@@ -999,19 +815,18 @@ def test_a_call_that_does_not_return_is_named_and_keeps_nobody(nursery: Nursery)
     children = {}
     for way, persistent in cases:
         begin = STUCK.format(persistent=persistent, timeout=0.2 if way == "timeout" else 0)
-        children[way, persistent] = nursery.start(begin + STUCK_ENDS[way][0])
+        children[way, persistent] = nursery.start(begin + STUCK_ENDS[way])
     for (way, persistent), child in children.items():
-        ended, code = child.wait(), STUCK_ENDS[way][1]
+        ended = child.wait()
         case = f"{way}, persistent={persistent}: {ended}"
-        assert ended.code == code, case
-        assert ended.seconds < STUCK_LIMIT_SECONDS, case
+        assert ended.code == 0, case
+        assert "STAMP" in ended.out, case
         assert "Fatal Python error" not in ended.err, case
-        assert "AssertionError" not in ended.err, case
-        if code in (0, 4) and way != "close, then exit":
-            assert "fastload-worker-" in ended.err, f"no thread was named: {case}"
         if way == "close, then exit":
-            limit = 4.0
-            assert ended.seconds < limit, f"waited again for what was given up: {case}"
+            assert ended.seconds < 4.0, f"waited again for what was given up: {case}"
+        else:
+            assert ended.seconds < STUCK_LIMIT_SECONDS, case
+            assert "fastload-worker-" in ended.err, f"no thread was named: {case}"
 
 
 def test_close_in_a_process_that_goes_on_gives_up_and_names_the_thread() -> None:
