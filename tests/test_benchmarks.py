@@ -29,6 +29,8 @@ from benchmarks._run import Case, execute, load
 from fastload.bench.figures import BenchError
 from fastload.measure import fresh
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 
 

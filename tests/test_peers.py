@@ -41,6 +41,8 @@ from fastload.bench.figures import BenchError
 from fastload.measure.provenance import provenance
 from fastload.measure.tables import Spread
 
+pytestmark = pytest.mark.slow
+
 # torchvision 0.29 says with each picture that TorchCodec will take the place of its decoder.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning"),

@@ -119,6 +119,14 @@ def test_test_runs_everything_that_must_hold(checkout: Checkout) -> None:
     ]
 
 
+NOT_SLOW = "-m pytest -n auto -m not slow"
+
+
+def test_test_leaves_out_what_is_slow(checkout: Checkout) -> None:
+    status, _, asked = checkout.run("scripts/test")
+    assert (status, asked[-1]) == (0, NOT_SLOW)
+
+
 def test_test_fast_runs_files_that_are_there(checkout: Checkout) -> None:
     status, _, asked = checkout.run("scripts/test", "--fast")
     assert status == 0
@@ -136,6 +144,7 @@ IMAGES = [
     ),
 ]
 EVERYTHING = [
+    "-m pylint fastload benchmarks",
     "-m pytest",
     "FASTLOAD_TEST_COPY_DATASET=False -m pytest tests/promises",
     " ".join(["FASTLOAD_KERNELS=0 -m pytest", *IMAGES, "tests/promises/test_filled_rows.py"]),
@@ -146,8 +155,8 @@ EVERYTHING = [
 def test_test_runs_the_promises_without_copies_and_each_way_of_images_too(
     checkout: Checkout,
 ) -> None:
-    status, _, asked = checkout.run("scripts/test")
-    assert (status, asked[-4:]) == (0, EVERYTHING)
+    status, _, asked = checkout.run("scripts/test", "--slow")
+    assert (status, asked[-5:]) == (0, EVERYTHING)
     assert all((ROOT / name).is_file() for name in IMAGES)
 
 
@@ -183,13 +192,13 @@ def test_test_installs_chromium_where_it_may(
 ) -> None:
     log = Path(without_chromium["APT_LOG"])
     status, output, asked = checkout.run("scripts/test", **without_chromium)
-    assert (status, asked[-4:]) == (0, EVERYTHING)
+    assert (status, asked[-1]) == (0, NOT_SLOW)
     wanted = "install --yes --no-install-recommends chromium chromium-driver"
     assert log.read_text().splitlines() == ["update", wanted]
     assert "Installing Chromium (once)\n" in output
 
     status, output, asked = checkout.run("scripts/test", APT_STATUS="100", **without_chromium)
-    assert (status, asked[-4:]) == (0, EVERYTHING), "the other tests run"
+    assert (status, asked[-1]) == (0, NOT_SLOW), "the other tests run"
     assert "Chromium could not be installed: no such archive\n" in output
 
     log.write_text("")
@@ -237,10 +246,10 @@ def test_a_python_that_fails_is_told_after_the_others_ran(
     checkout: Checkout, pythons: dict[str, str]
 ) -> None:
     status, output, asked = checkout.run(
-        "scripts/test", "--pythons", FAIL_ON="/venv-3.12", **pythons
+        "scripts/test", "--pythons", "--slow", FAIL_ON="/venv-3.12", **pythons
     )
     assert status == 1
-    assert asked[-4:] == EVERYTHING
+    assert asked[-5:] == EVERYTHING
     verdicts = ["3.11: not found", "3.12: FAILS", "3.13: holds"]
     assert output.splitlines()[-3:] == [f"fastload: Python {verdict}" for verdict in verdicts]
 

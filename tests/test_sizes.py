@@ -23,13 +23,11 @@ CLASS_METHODS = 20
 FUNCTION_LINES = 60
 """Lines of code of the body: a signature of thirty arguments is thirty lines, and one thing to read."""
 
-IMPORTED_LINES = 7_989
+IMPORTED_LINES = 7_995
 """Lines of code of all files that `import fastload` loads. The aim is 4,200."""
 
 LONGER = {
     "image/kernels/jpeg.py": 459,
-    "image/plans.py": 437,
-    "isolation/kinds.py": 450,
     "isolation/numpy_random.py": 449,
 }
 """What is longer than allowed, and how long it is."""

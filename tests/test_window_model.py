@@ -476,7 +476,7 @@ class TwoFinishers(Window[Batch]):
 
 class SilentClose(Window[Batch]):
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
 
 
 class NoPublish(Window[Batch]):

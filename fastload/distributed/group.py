@@ -121,23 +121,21 @@ def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> 
         if joined.abort is not None:
             joined.abort(type(error), error, error.__traceback__)
         return
-    store = joined.store
-    if store is not None and not _is_there(store):
-        store = None
-        if line is None and isinstance(error, RuntimeError):  # a collective said so
-            line = f"fastload: {joined.rank} ends, as rank 0 has ended"
 
-    def tell() -> None:
-        if line is None:
+    def tell(*, alone: bool = False) -> None:
+        said = line
+        if said is None and alone and isinstance(error, RuntimeError):  # a collective raised it
+            said = f"fastload: {joined.rank} ends, as rank 0 has ended"
+        if said is None:
             (joined.before or sys.excepthook)(type(error), error, error.__traceback__)
         else:
-            print(line, file=sys.stderr, flush=True)
+            print(said, file=sys.stderr, flush=True)
 
     together = False
-    if store is None:
-        tell()
+    if joined.store is None or not _is_there(joined.store):
+        tell(alone=joined.store is not None)
     else:
-        together = _all_end(joined.rank, store, tell)
+        together = _all_end(joined.rank, joined.store, tell)
     if not together and joined.abort is not None:
         mpi = mpi4py()
         assert mpi is not None  # as the hook would abort by it
@@ -145,7 +143,7 @@ def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> 
     raise SystemExit(code)
 
 
-def _all_end(rank: Rank, store: Store, tell: Callable[[], None]) -> bool:
+def _all_end(rank: Rank, store: Store, tell: Callable[..., None]) -> bool:
     """Call `tell` on the first rank that gets here, let the others wait for it; True if all ranks get here soon."""
     number = 0
     try:
@@ -159,7 +157,7 @@ def _all_end(rank: Rank, store: Store, tell: Callable[[], None]) -> bool:
         return _set_soon(store, "all failed") and _leave(rank, store)
     except RuntimeError:  # rank 0 has ended meanwhile, and the store with it
         if not number:
-            tell()
+            tell(alone=True)
         return False
 
 

@@ -13,11 +13,9 @@ and the box is rounded to the pixels that it leaves: 1 to 5 of 255 on average on
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,21 +28,19 @@ from fastload.image.decode import (
     Encoded,
     Pixels,
     as_rgb,
-    check_pixels,
     open_rgb,
     orientation,
     pixels_at_least,
     read_header,
     upright,
 )
-from fastload.image.drawing import Draws, GeneratorDraws, exp32, sample_draws
+from fastload.image.drawing import Draws, GeneratorDraws, sample_draws
 from fastload.image.normalize import channels, factor_and_shift, numbers
 from fastload.image.regions import Box, Region, boxed, scaled, windowed
+from fastload.image.sizes import Size, check_share, log_ratio, pair, resized, set_size, sides
 from fastload.randomness import sample_generator
 from fastload.telemetry import stage
 from fastload.torch_private import no_torch_function, resize_antialiased
-
-Size = int | tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -244,14 +240,14 @@ class RandomResizedCrop(Plan):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _set_size(self, "size", self.size)
-        object.__setattr__(self, "size", _pair(self.size))
+        set_size(self, "size", self.size)
+        object.__setattr__(self, "size", pair(self.size))
         for name in ("scale", "ratio"):
             bounds = numbers(name, getattr(self, name), 2)
             if not 0 < bounds[0] <= bounds[1]:
                 raise ValueError(f"{name} must be two numbers, 0 < from <= to, got {bounds}")
             object.__setattr__(self, name, bounds)
-        _check_share("flip", self.flip)
+        check_share("flip", self.flip)
 
     def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
         """See `Plan`. Draws as torchvision's `RandomResizedCrop.get_params` and RandomHorizontalFlip do."""
@@ -267,18 +263,18 @@ class RandomResizedCrop(Plan):
         box = self._box(height, width, draws)
         # `rand(1) < flip` as torch compares it: with flip as a float32.
         flip = self.flip > 0 and draws.uniform(0.0, 1.0) < np.float32(self.flip)
-        return Region(box, _pair(self.size), None, bool(flip))
+        return Region(box, pair(self.size), None, bool(flip))
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """See `Plan`."""
-        return _pair(self.size)
+        return pair(self.size)
 
     def _box(self, height: int, width: int, draws: Draws) -> Box:
         area = height * width
         bounds = log_ratio(self.ratio)
         for _ in range(10):
             target = area * draws.uniform(*self.scale)
-            w, h = _sides(target, draws.uniform(*bounds))
+            w, h = sides(target, draws.uniform(*bounds))
             if 0 < w <= width and 0 < h <= height:
                 top = draws.below(height - h + 1)
                 return Box(top, draws.below(width - w + 1), h, w)
@@ -299,7 +295,7 @@ class Resize(Plan):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _set_size(self, "size", self.size)
+        set_size(self, "size", self.size)
 
     def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
         """See `Plan`. Draws nothing."""
@@ -307,7 +303,7 @@ class Resize(Plan):
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """See `Plan`."""
-        return _resized(height, width, self.size)
+        return resized(height, width, self.size)
 
 
 @dataclass(frozen=True)
@@ -319,14 +315,14 @@ class ResizeCenterCrop(Plan):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _set_size(self, "resize", self.resize)
-        _set_size(self, "crop", self.crop)
-        object.__setattr__(self, "crop", _pair(self.crop))
+        set_size(self, "resize", self.resize)
+        set_size(self, "crop", self.crop)
+        object.__setattr__(self, "crop", pair(self.crop))
 
     def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
         """See `Plan`. Draws nothing."""
         rows, columns = size = self.resized(height, width)
-        h, w = _pair(self.crop)
+        h, w = pair(self.crop)
         # torchvision pads what is too small evenly, the odd pixel behind; and rounds to even.
         top = round((rows - h) / 2.0) if h <= rows else -((h - rows) // 2)
         left = round((columns - w) / 2.0) if w <= columns else -((w - columns) // 2)
@@ -334,7 +330,7 @@ class ResizeCenterCrop(Plan):
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """See `Plan`."""
-        return _resized(height, width, self.resize)
+        return resized(height, width, self.resize)
 
 
 def decode_pixels(encoded: Encoded, *, name: str, max_size: int | None = None) -> Pixels:
@@ -372,66 +368,3 @@ def open_picture(encoded: Encoded, transform: Any, *, name: str) -> Any:
         return picture
     with stage("transform"):
         return transform(picture)
-
-
-# ---- arguments ----
-
-
-def _sides(area: float, log_of_ratio: float) -> tuple[int, int]:
-    """Width and height, rounded, of a box of `area` pixels; `log_of_ratio` is a float32, as torchvision's exp of it."""
-    # Any exp serves but where the last bits of torch's decide on the rounding: within 2 ulp of it a side differs by
-    # 1.2e-7 of itself at most.
-    for exp in (math.exp, exp32):
-        ratio = exp(log_of_ratio)
-        width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
-        sides = round(width), round(height)
-        if (
-            abs(width - sides[0]) < 0.5 - 1e-6 * width
-            and abs(height - sides[1]) < 0.5 - 1e-6 * height
-        ):
-            break
-    return sides
-
-
-@lru_cache(maxsize=64)
-def log_ratio(ratio: tuple[float, float]) -> tuple[float, float]:
-    """The logarithms of the bounds, as float32."""
-    # In float32, as torchvision; the default dtype and device are of another's making, and the result is kept.
-    low, high = torch.tensor(ratio, dtype=torch.float32, device="cpu").log_().tolist()
-    return low, high
-
-
-def _resized(height: int, width: int, size: Size) -> tuple[int, int]:
-    """As torchvision's: a number is the shorter side, the longer one keeps the ratio, rounded down.
-
-    Raises ValueError where a picture is so narrow that this is beyond the limit of pixels.
-    """
-    if isinstance(size, tuple):
-        return size
-    longer = int(size * max(height, width) / min(height, width))
-    resized = (longer, size) if width <= height else (size, longer)
-    try:
-        check_pixels(*resized)
-    except ValueError as error:
-        raise ValueError(f"{width} x {height} pixels, resized: {error}") from None
-    return resized
-
-
-def _set_size(plan: Plan, name: str, size: Any) -> None:
-    sides = size if isinstance(size, tuple | list) else (size,)
-    try:
-        whole = tuple(operator.index(s) for s in sides if not isinstance(s, bool))
-    except TypeError:
-        whole = ()
-    if len(whole) != len(sides) or len(whole) not in (1, 2) or min(whole) < 1:
-        raise ValueError(f"{name} must be a number of pixels or (height, width), got {size!r}")
-    object.__setattr__(plan, name, whole if len(whole) == 2 else whole[0])
-
-
-def _pair(size: Size) -> tuple[int, int]:
-    return size if isinstance(size, tuple) else (size, size)
-
-
-def _check_share(name: str, share: float) -> None:
-    if not isinstance(share, int | float) or not 0 <= share <= 1:
-        raise ValueError(f"{name} must be a probability from 0 to 1, got {share!r}")

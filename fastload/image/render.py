@@ -28,9 +28,9 @@ from fastload.image.plans import (
     Resize,
     ResizeCenterCrop,
     is_known_plan,
-    log_ratio,
 )
 from fastload.image.regions import Box, Region
+from fastload.image.sizes import log_ratio
 from fastload.telemetry import add_to_stage
 from fastload.torch_private import no_torch_function
 

@@ -7,7 +7,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from fastload.isolation.kinds import SCALARS, Copier, Kind, Part
+from fastload.isolation.attributes import SCALARS, Copier, Part
+from fastload.isolation.kinds import Kind
 from fastload.isolation.users import is_importable
 
 

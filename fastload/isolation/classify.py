@@ -23,18 +23,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastload.isolation.attributes import Copier, Part
 from fastload.isolation.callables import Cached, Cell, Function, Method, Partial
 from fastload.isolation.files import reopened
 from fastload.isolation.kinds import (
     ATOM,
     BASES,
     Container,
-    Copier,
     Declared,
     Instance,
     Kind,
     OwnGenerator,
-    Part,
     Protocolled,
     Shared,
     is_plain,

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from fastload.isolation import rules
+from fastload.isolation.attributes import SCALARS
 from fastload.isolation.classify import File, Memory, Refused, kind_of
-from fastload.isolation.kinds import ATOM, SCALARS, Container, Instance, Kind, Protocolled
+from fastload.isolation.kinds import ATOM, Container, Instance, Kind, Protocolled
 from fastload.isolation.memory import Block, Buffer, blocks_of, is_plain_tensor, why_foreign
 from fastload.isolation.module_state import original
 

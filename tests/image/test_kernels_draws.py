@@ -15,8 +15,8 @@ from fastload.image import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.drawing import WordDraws, base_and_span, fused
 from fastload.image.kernels import Kernels
 from fastload.image.kernels.tables import DAMAGED, DONE, PICTURE, PLAN, TOO_LARGE, UNDECIDED
-from fastload.image.plans import log_ratio
 from fastload.image.render import plan_table
+from fastload.image.sizes import log_ratio
 
 SIDES = st.one_of(st.integers(1, 64), st.integers(1, 4000))
 BOUNDS = st.lists(st.floats(0.05, 4.0), min_size=2, max_size=2).map(lambda two: tuple(sorted(two)))

@@ -35,7 +35,7 @@ from fastload.image import (
     normalize_on,
 )
 from fastload.image.drawing import GeneratorDraws, WordDraws, sample_draws, uniform_of_word
-from fastload.image.plans import log_ratio
+from fastload.image.sizes import log_ratio
 from fastload.randomness import sample_words
 from tests.image.photographs import Pixels, encoded, photographs
 

@@ -1865,14 +1865,14 @@ class Keeps(Dataset[Any]):
 
 class KeepingList(ImageFileList):
     def __getitem__(self, index: int) -> Any:
-        self.kept = super().__getitem__(index)
-        return self.kept
+        self.kept = found = super().__getitem__(index)
+        return found  # `kept` may be another worker's by now, if workers share the dataset
 
 
 class KeepingImages(ImageFileList):
     def load_image(self, index: int) -> Any:
-        self.kept = super().load_image(index)
-        return self.kept
+        self.kept = found = super().load_image(index)
+        return found
 
 
 class SaysWhere(ImageFileList):
@@ -1884,8 +1884,9 @@ class KeepingPlan(RandomResizedCrop):
     kept: ClassVar[list[torch.Tensor]] = []
 
     def decode(self, encoded: Any, *, name: str) -> torch.Tensor:
-        self.kept.append(super().decode(encoded, name=name))
-        return self.kept[-1]
+        found = super().decode(encoded, name=name)
+        self.kept.append(found)
+        return found
 
 
 def transform_of_the_users(picture: Any) -> torch.Tensor:

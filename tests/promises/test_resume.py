@@ -1545,7 +1545,7 @@ def states_between_lines(loader: fastload.DataLoader[Any]) -> Iterator[list[dict
     states: list[dict[str, Any]] = []
     files = {
         sys.modules[f"fastload.{name}"].__file__
-        for name in ("order", "lanes", "iterator", "loader")
+        for name in ("order", "iterable", "iterator", "loader")
     }
 
     def before_a_line(frame: FrameType, event: str, argument: Any) -> Any:

@@ -21,6 +21,8 @@ from fastload.train.checkpoint import Checkpoint
 from tests.distributed.launching import ROOT, clean_environment
 from tests.submit.processes import kill_marked, left, marked, signal_session
 
+pytestmark = pytest.mark.slow
+
 STAND_INS = Path(__file__).parent / "stand_ins"
 SETTINGS = ",".join(
     [

@@ -19,6 +19,8 @@ from tests.distributed.launching import command, run
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
 from starting import ranks_started
 
+pytestmark = pytest.mark.slow
+
 FILES, MISSING = 8, 5
 
 

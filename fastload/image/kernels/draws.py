@@ -185,7 +185,7 @@ def _draw_crop(picture: int, plan: int) -> int:
 
 @njit(**OPTIONS)
 def _is_decided(side: float) -> bool:
-    """Tell whether `side` rounds to the same number with any exp within 2 ulp of torch's; see `plans._sides`."""
+    """Tell whether `side` rounds to the same number with any exp within 2 ulp of torch's; see `sizes.sides`."""
     return abs(side - np.rint(side)) < 0.5 - 1e-6 * side
 
 

@@ -1,0 +1,78 @@
+"""The sizes of images and boxes: torchvision's arithmetic, and the checks of a plan's arguments."""
+
+from __future__ import annotations
+
+import math
+import operator
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from fastload.image.decode import check_pixels
+from fastload.image.drawing import exp32
+
+Size = int | tuple[int, int]
+
+
+def sides(area: float, log_of_ratio: float) -> tuple[int, int]:
+    """Width and height, rounded, of a box of `area` pixels; `log_of_ratio` is a float32, as torchvision's exp of it."""
+    # Any exp serves but where the last bits of torch's decide on the rounding: within 2 ulp of it a side differs by
+    # 1.2e-7 of itself at most.
+    for exp in (math.exp, exp32):
+        ratio = exp(log_of_ratio)
+        width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
+        sides = round(width), round(height)
+        if (
+            abs(width - sides[0]) < 0.5 - 1e-6 * width
+            and abs(height - sides[1]) < 0.5 - 1e-6 * height
+        ):
+            break
+    return sides
+
+
+@lru_cache(maxsize=64)
+def log_ratio(ratio: tuple[float, float]) -> tuple[float, float]:
+    """The logarithms of the bounds, as float32."""
+    # In float32, as torchvision; the default dtype and device are of another's making, and the result is kept.
+    low, high = torch.tensor(ratio, dtype=torch.float32, device="cpu").log_().tolist()
+    return low, high
+
+
+def resized(height: int, width: int, size: Size) -> tuple[int, int]:
+    """As torchvision's: a number is the shorter side, the longer one keeps the ratio, rounded down.
+
+    Raises ValueError where a picture is so narrow that this is beyond the limit of pixels.
+    """
+    if isinstance(size, tuple):
+        return size
+    longer = int(size * max(height, width) / min(height, width))
+    resized = (longer, size) if width <= height else (size, longer)
+    try:
+        check_pixels(*resized)
+    except ValueError as error:
+        raise ValueError(f"{width} x {height} pixels, resized: {error}") from None
+    return resized
+
+
+def set_size(plan: object, name: str, size: Any) -> None:
+    """Check the sizes that a frozen plan was given, and set them as integers. Raises ValueError."""
+    sides = size if isinstance(size, tuple | list) else (size,)
+    try:
+        whole = tuple(operator.index(s) for s in sides if not isinstance(s, bool))
+    except TypeError:
+        whole = ()
+    if len(whole) != len(sides) or len(whole) not in (1, 2) or min(whole) < 1:
+        raise ValueError(f"{name} must be a number of pixels or (height, width), got {size!r}")
+    object.__setattr__(plan, name, whole if len(whole) == 2 else whole[0])
+
+
+def pair(size: Size) -> tuple[int, int]:
+    """Return height and width; one number is both."""
+    return size if isinstance(size, tuple) else (size, size)
+
+
+def check_share(name: str, share: float) -> None:
+    """Raise ValueError unless `share` is a probability."""
+    if not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ValueError(f"{name} must be a probability from 0 to 1, got {share!r}")

@@ -1,0 +1,131 @@
+"""The attributes of instances, read and written without running any code of their class, as a fork would copy them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from fastload.isolation.rules import GENERATORS, HEAP, is_code, own_dict
+
+Part = tuple[str, Any]
+"""How code would write the way to a part of an object (`.name`, `[3]`), and the part."""
+
+SCALARS = frozenset({type(None), int, float, complex, bool, str, bytes})
+
+
+class Copier(Protocol):
+    """Makes one worker's copy of a graph."""
+
+    memo: dict[int, Any]
+    """What was copied or is shared, by the id of the original; `copy.deepcopy` may be given it."""
+
+    def copy(self, x: Any) -> Any:
+        """Return the worker's own `x`, which is `x` itself if that is shared."""
+
+    def known(self, x: Any) -> bool:
+        """Return whether an object is of the graph."""
+
+    def is_shallow(self, x: Any) -> bool:
+        """Return whether the elements of a container are data, though it has attributes of its own."""
+
+    def memory(self, x: Any) -> Any:
+        """Return an array, tensor or buffer over the worker's copy of its memory."""
+
+
+class Attributes:
+    """The attributes of the instances of one class: of their own, and those of the class that are state."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+        self.slots = [
+            (name, member)
+            for k in cls.__mro__
+            for name, member in vars(k).items()
+            if type(member) is types.MemberDescriptorType
+            and member.__objclass__ is k
+            and k.__flags__ & HEAP
+        ]
+        self._of_class = class_state(cls) if cls.__dictoffset__ else {}
+        self.any = bool(cls.__dictoffset__ or self.slots)
+
+    def items(self, x: Any) -> Iterator[Part]:
+        """Yield names and values."""
+        own = own_dict(x)
+        yield from list(own.items())
+        for name, value in self._of_class.items():
+            if name not in own:
+                yield name, value
+        for name, member in self.slots:
+            try:
+                yield name, member.__get__(x, self._cls)
+            except AttributeError:
+                continue
+
+    def fill(self, x: Any, y: Any, copier: Copier) -> None:
+        """Give `y` copies of the attributes of `x`."""
+        before, own = own_dict(x), own_dict(y)
+        # Plain values first: `__hash__` may need them, if what is copied next is a set that holds `x`.
+        own.update((name, value) for name, value in before.items() if type(value) in SCALARS)
+        for name, value in (*before.items(), *self._of_class.items()):
+            if name not in own:
+                own[name] = copier.copy(value)
+        for name in before:
+            own[name] = own.pop(name)  # in the order of the original
+        for _, member in self.slots:
+            try:
+                value = member.__get__(x, self._cls)
+            except AttributeError:
+                continue
+            member.__set__(y, copier.copy(value))
+
+    def put(self, y: Any, values: dict[str, Any]) -> None:
+        """Give `y` attributes."""
+        slots = dict(self.slots)
+        for name, value in values.items():
+            if name in slots:
+                slots[name].__set__(y, value)
+            else:
+                own_dict(y)[name] = value
+
+
+def class_state(cls: type) -> dict[str, Any]:
+    """Return the class attributes that are generators or called instances: each copy gets its own.
+
+    Other class attributes stay the class's: code may write them by the name of the class and read them by `self`.
+    """
+    nearest: dict[str, Any] = {}
+    for k in cls.__mro__[:-1]:
+        for name, value in vars(k).items():
+            nearest.setdefault(name, value)
+        if k.__module__.partition(".")[0] in _WITHOUT_CLASS_STATE:
+            break
+    return {name: value for name, value in nearest.items() if _is_class_state(value)}
+
+
+def _is_class_state(value: Any) -> bool:
+    kind = type(value)
+    if kind in _WITHOUT_STATE or kind.__module__.partition(".")[0] in _WITHOUT_CLASS_STATE:
+        return isinstance(value, GENERATORS)
+    return is_code(kind) and hasattr(value, "__dict__") and not hasattr(kind, "__get__")
+
+
+_WITHOUT_STATE = SCALARS | {
+    tuple,
+    list,
+    dict,
+    types.FunctionType,
+    property,
+    staticmethod,
+    classmethod,
+}
+_WITHOUT_CLASS_STATE = {
+    "abc",
+    "builtins",
+    "collections",
+    "enum",
+    "functools",
+    "numpy",
+    "torch",
+    "typing",
+}

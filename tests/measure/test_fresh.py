@@ -1,0 +1,72 @@
+"""Promise: a run in fresh processes ends with them, and gives their results, or why there are none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastload.measure.fresh import answer, run_fresh
+from fastload.measure.processes import cpu_seconds
+
+pytestmark = pytest.mark.skipif(cpu_seconds() is None, reason="reads /proc")
+
+
+def work(content: dict[str, Any], rank: int, _: object) -> dict[str, Any]:
+    left = None
+    if content["leaves_child"]:  # which holds this process's output
+        left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid
+    time.sleep(content["own_s"])
+    print(f"a line of rank {rank}", flush=True)
+    return {"rank": rank, "left": left}
+
+
+MODULE = "tests.measure.test_fresh"
+ENVIRON = {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def test_each_rank_gives_a_result_and_rank_0_s_lines_are_passed_on() -> None:
+    lines: list[str] = []
+    ended = run_fresh(
+        MODULE, {"leaves_child": False, "own_s": 0}, ranks=2, say=lines.append, environ=ENVIRON
+    )
+    assert (ended.error, ended.status) == (None, 0), ended.messages
+    assert ended.results == [{"rank": 0, "left": None}, {"rank": 1, "left": None}]
+    assert lines == ["a line of rank 0"]
+    assert ended.memory is not None
+
+
+def test_an_output_that_stays_open_after_the_end_holds_nothing_up() -> None:
+    began = time.monotonic()
+    lines: list[str] = []
+    given = {"leaves_child": True, "own_s": 0}
+    (result,) = run_fresh(MODULE, given, say=lines.append, environ=ENVIRON).results
+    os.kill(result["left"], signal.SIGKILL)  # it still ran
+    assert lines == ["a line of rank 0"]
+    assert time.monotonic() - began < 60
+
+
+def test_without_a_listener_the_lines_are_messages() -> None:
+    ended = run_fresh(MODULE, {"leaves_child": False, "own_s": 0}, environ=ENVIRON)
+    assert "a line of rank 0" in ended.messages
+
+
+def test_an_error_is_a_sentence_with_a_status_and_a_traceback() -> None:
+    ended = run_fresh(MODULE, {}, environ=ENVIRON)
+    assert (ended.error, ended.status, ended.results) == ("KeyError: 'leaves_child'", 1, [])
+    assert "Traceback" in ended.messages
+
+
+def test_a_run_over_its_limit_is_ended() -> None:
+    with pytest.raises(TimeoutError, match="hung: ended after 0.1 s"):
+        run_fresh(MODULE, {"leaves_child": False, "own_s": 60}, limit_s=0.1, environ=ENVIRON)
+
+
+if __name__ == "__main__":
+    sys.exit(answer(work))
