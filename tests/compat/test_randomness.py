@@ -336,7 +336,6 @@ def test_the_draws_of_pairs_differ(case: str) -> None:
     assert len(found) > 16
 
 
-@pytest.mark.slow
 def test_monai_s_array_dataset() -> None:
     """It seeds the transforms of image and label alike for each sample."""
     transforms, data = library("monai.transforms"), library("monai.data")
