@@ -412,6 +412,13 @@ def test_a_sampler_that_cannot_even_start(workers: int) -> None:
             next(iter(loader))
 
 
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_batch_sampler_that_gives_what_is_no_batch(workers: int) -> None:
+    given: Any = [[1, 2], 3, range(4, 6)]
+    got = drain(DataLoader(range(100), batch_sampler=given, num_workers=workers))
+    assert isinstance(only_error(got, [[1, 2], [3], [4, 5]], 1), TypeError)
+
+
 # worker_init_fn.
 
 

@@ -163,12 +163,17 @@ def loop() -> list[Any]:
     return itself
 
 
-def test_a_batch_that_cannot_be_looked_into_is_delivered() -> None:
-    dataset: Any = range(4)
-    for workers in (0, 2):
-        options = {"collate_fn": lambda _: loop(), "num_workers": workers}
-        with DataLoader(dataset, 2, **options) as loader:
-            assert [type(batch) for batch in loader] == [list, list]
+def released() -> memoryview:
+    view = memoryview(b"abc")
+    view.release()
+    return view
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [loop, released])
+def test_a_batch_that_cannot_be_looked_into_is_delivered(make: Any, workers: int) -> None:
+    with DataLoader(Numbers(4), 2, collate_fn=lambda _: make(), num_workers=workers) as loader:
+        assert [type(batch) for batch in loader] == [type(make())] * 2
 
 
 def test_bytes_are_counted_in_containers_that_are_known() -> None:
