@@ -24,24 +24,7 @@ from tests.compat.eight_workers import Pairs, library, picture, wrong_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
-
-class Mirror:
-    """A transform that decides once for image and mask, and remembers."""
-
-    def __init__(self) -> None:
-        self.generator = np.random.default_rng(0)
-        self.flips: Any = None
-
-    def draw(self) -> None:
-        self.flips = self.generator.integers(2, size=3)
-
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        for axis, flip in enumerate(self.flips):
-            image = image.flip(axis) if flip else image
-        return image
-
-
-# Each is set by its test, as a module sets it at its top.
+# Set by each test, as a module sets it at its top.
 transform: Any = None
 
 
@@ -156,13 +139,22 @@ SCRIPT = """
     import sys
     import torch
     import fastload
-    from tests.compat.test_module_level import Mirror
+    import numpy as np
     sys.setswitchinterval(1e-6)
 
-    class Here(Mirror):
-        pass
+    class Mirror:
+        def __init__(self):
+            self.generator = np.random.default_rng(0)
 
-    transform, other = Here(), Mirror()
+        def draw(self):
+            self.flips = self.generator.integers(2, size=3)
+
+        def __call__(self, image):
+            for axis, flip in enumerate(self.flips):
+                image = image.flip(axis) if flip else image
+            return image
+
+    transform, other = Mirror(), Mirror()
 
     def mirrored(image):
         other.draw()
