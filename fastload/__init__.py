@@ -28,7 +28,7 @@ What all of these stand on:
     isolation/    what each worker owns
     telemetry/    what threads measure, and the report         tally: the counts of an epoch; notices
     faults        what user code raises                        errors: what fastload raises
-    torch_private all that torch does not promise              cores, disk
+    torch_private all that torch does not promise              cores, disk, nested (containers of tensors)
 
 What they never import: `datasets`, `image`, `check` (does a dataset suit threads), `distributed`, `measure` (under both
 `train` and `bench`), `train`, `bench`, `cli` (the command), and `testing` (fakes for tests).

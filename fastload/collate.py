@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import default_collate
 
 from fastload.layout import Layout, Slot
+from fastload.nested import map_tensors
 from fastload.slots import SlotPool
 
 
@@ -100,24 +101,14 @@ def data_bytes(data: Any) -> int:
 _DICTS = (dict, OrderedDict, defaultdict)
 
 
-def in_channels_last(data: Any) -> Any:
-    """`data` with its 4-dimensional tensors in channels-last memory; looks into containers as `data_bytes` does."""
-    kind = type(data)
-    if isinstance(data, torch.Tensor):
-        plain = data.dim() == 4 and data.layout is torch.strided and not data.is_nested
-        return data.contiguous(memory_format=torch.channels_last) if plain else data
-    if kind in _DICTS:
-        for key, part in data.items():
-            data[key] = in_channels_last(part)
-    elif issubclass(kind, UserDict):
-        in_channels_last(vars(data).get("data"))
-    elif kind is list:
-        data[:] = map(in_channels_last, data)
-    elif kind is tuple:
-        return tuple(map(in_channels_last, data))
-    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return kind(*map(in_channels_last, data))
-    return data
+def in_channels_last(batch: Any) -> Any:
+    """Return `batch` with its 4-dimensional tensors in channels-last memory."""
+    return map_tensors(batch, _channels_last)
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.dim() == 4 and tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.contiguous(memory_format=torch.channels_last) if plain else tensor
 
 
 def _leaf_bytes(leaf: Any) -> int:

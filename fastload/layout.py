@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from fastload.rows import mapped
+from fastload.nested import map_leaves
 from fastload.torch_private import (
     collate_arrays,
     collate_handler,
@@ -277,7 +277,7 @@ class Layout:
     def runs(self, slot: Slot, start: int, stop: int) -> Any:
         """Return the rows of samples `start` to `stop`, for a dataset that fills them; see `fastload.rows`."""
         rows = self._root.rows(slot)
-        return rows if stop - start == slot.n else mapped(rows, lambda leaf: leaf[start:stop])
+        return rows if stop - start == slot.n else map_leaves(rows, lambda leaf: leaf[start:stop])
 
     def fits(self, sample: Any) -> bool:
         """Whether `sample` can be written into a slot of this layout."""

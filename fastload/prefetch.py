@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
 from fastload.iterator import ThreadIterator
 from fastload.loader import DataLoader
+from fastload.nested import map_tensors
 from fastload.sampler import integer
 
 T = TypeVar("T")
@@ -251,7 +250,7 @@ class _SideStream:
     def start(self, batch: Any) -> tuple[Any, Any]:
         """Begin to copy; what to give to `finish`."""
         with self._module.stream(self._stream):
-            return mapped(batch, self._copy), self._stream.record_event()
+            return map_tensors(batch, self._copy), self._stream.record_event()
 
     def finish(self, started: tuple[Any, Any]) -> Any:
         """The batch, to be used in the current stream."""
@@ -268,7 +267,7 @@ class _SideStream:
                 tensor.record_stream(current)
             return tensor
 
-        return mapped(batch, take_over)
+        return map_tensors(batch, take_over)
 
     def _copy(self, tensor: Tensor) -> Tensor:
         # What is on a device belongs to streams that we do not know, and what has parts cannot be handed from
@@ -287,7 +286,7 @@ class _InPlace:
         self._device = device
 
     def start(self, batch: Any) -> Any:
-        return mapped(batch, lambda tensor: tensor.to(self._device))
+        return map_tensors(batch, lambda tensor: tensor.to(self._device))
 
     def finish(self, started: Any) -> Any:
         return started
@@ -302,45 +301,3 @@ def _copies_to(device: torch.device) -> _SideStream | _InPlace:
 
 def _is_plain(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and not tensor.is_nested
-
-
-def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """`batch` with `function` of every tensor in it; a container in which nothing changed is itself.
-
-    Containers keep their types. One that cannot be made of its parts (a mapping whose constructor wants
-    something else) becomes a dict.
-    """
-    if isinstance(batch, Tensor):
-        return function(batch)
-    if isinstance(batch, PackedSequence):  # it wants its batch sizes on the CPU
-        indices = (batch.sorted_indices, batch.unsorted_indices)
-        parts = [mapped(part, function) for part in (batch.data, *indices)]
-        if parts[0] is batch.data:
-            return batch
-        return PackedSequence(parts[0], batch.batch_sizes, *parts[1:])
-    if isinstance(batch, Mapping):
-        values = {key: mapped(value, function) for key, value in batch.items()}
-        if all(value is batch[key] for key, value in values.items()):
-            return batch
-        return _like_mapping(batch, values)
-    if isinstance(batch, tuple | list):
-        parts = [mapped(part, function) for part in batch]
-        if all(new is old for new, old in zip(parts, batch, strict=True)):
-            return batch
-        if isinstance(batch, list):
-            clone = copy.copy(batch)
-            clone[:] = parts
-            return clone
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch
-
-
-def _like_mapping(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
-    """A mapping like `mapping`, with the same keys and these values."""
-    if isinstance(mapping, MutableMapping):
-        clone = copy.copy(mapping)
-        clone.update(values)
-        return clone
-    with suppress(TypeError):
-        return type(mapping)(values)  # type: ignore[call-arg]
-    return values

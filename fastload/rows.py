@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from fastload.nested import map_leaves
+
 
 class Run:
     """The samples of a batch that one call of `fill_rows` is to fill: `len(run)` neighbours.
@@ -148,17 +150,6 @@ def positions(missing: Iterable[Any] | None, n: int) -> list[int]:
     )
 
 
-def mapped(rows: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the containers of a sample with `function` of every leaf."""
-    if isinstance(rows, dict):
-        return {key: mapped(part, function) for key, part in rows.items()}
-    if isinstance(rows, tuple) and hasattr(rows, "_fields"):
-        return type(rows)(*(mapped(part, function) for part in rows))
-    if isinstance(rows, tuple | list):
-        return type(rows)(mapped(part, function) for part in rows)
-    return function(rows)
-
-
 # ---- datasets of torch's ----
 
 
@@ -207,7 +198,7 @@ def _empty_like(leaf: Any) -> Any:
 
 def _leaves(rows: Any) -> list[Any]:
     found: list[Any] = []
-    mapped(rows, found.append)
+    map_leaves(rows, found.append)
     return found
 
 
@@ -275,9 +266,9 @@ def _fill_some(
     """Fill the samples at `places` of a run, and return those that could not be done."""
     start, stop = int(places[0]), int(places[-1]) + 1
     if stop - start == len(places):
-        rows = mapped(run.rows, lambda leaf: leaf[start:stop])
+        rows = map_leaves(run.rows, lambda leaf: leaf[start:stop])
     else:  # they are made side by side, and copied
-        rows = mapped(run.rows, lambda leaf: _empty_like(leaf[: len(places)]))
+        rows = map_leaves(run.rows, lambda leaf: _empty_like(leaf[: len(places)]))
     part = Run(indices, rows, lambda: run.keys[places])
     missing = [int(places[k]) for k in positions(found.fill(part), len(part))]
     if stop - start > len(places):

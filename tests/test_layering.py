@@ -26,6 +26,7 @@ GROUND_FILES = (
     "fastload.errors.",
     "fastload.faults.",
     "fastload.hashing.",
+    "fastload.nested.",
     "fastload.torch_private.",
 )
 FOLDERS = {path.parent.name for path in MODULES if path.parent.parent == PACKAGE} - {"cli"} - GROUND

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import os
 import sys
 import threading
@@ -25,13 +24,8 @@ from typing import Any
 
 import numpy as np
 
-# NumPy's own tests of its random module passed on these.
-_TESTED_NUMPY = {"1.26", "2.0", "2.1", "2.2", "2.3", "2.4", "2.5"}
-_TESTED_PYTHON = {(3, 11), (3, 12), (3, 13)}
+from fastload.isolation import numpy_memory
 
-_WORDS = 2500  # bytes of an MT19937: uint32[624], int32 position
-_GAUSS = 16  # bytes of the cached normal: int32 "there is one", 4 of padding, float64
-_NO_GAUSS = bytes(_GAUSS)
 _USED_UP = np.int32(624).tobytes()  # the position from which the next draw computes 624 new words
 
 _random: Any = np.random  # Any: the stubs know less of it
@@ -55,7 +49,7 @@ class State:
     def __init__(self) -> None:
         self.key: int | None = int.from_bytes(os.urandom(8), "little")  # None: not seeded since
         self.words = b""
-        self.gauss = _NO_GAUSS
+        self.gauss = numpy_memory.NO_GAUSS
 
     def seed(self, key: int) -> None:
         """Start the stream of `key`, of which 64 bits count, at the next draw.
@@ -157,7 +151,7 @@ class _Swap:
         self.depth = 1
         if key is not None:
             state.words = self.route.first_words(key)
-            state.gauss = _NO_GAUSS
+            state.gauss = numpy_memory.NO_GAUSS
             state.key = None
         words.raw = state.words
         gauss.raw = state.gauss
@@ -186,11 +180,11 @@ class _Route:
         self.hook = _Hook(self.lock)
         self.bit_generator = _Routed(self)
         self.random_state = random_state or _RandomState(self.bit_generator)
-        self.words = _words_of(original)
-        self.gauss = _memory(self.random_state, _gauss_offset(), _GAUSS)
+        self.words = numpy_memory.words_of(original)
+        self.gauss = numpy_memory.gauss_of(self.random_state)
         self.scratch = _MT19937(0)
         self.scratch._legacy_seeding(0)  # drops its SeedSequence
-        self.scratch_words = _words_of(self.scratch)
+        self.scratch_words = numpy_memory.words_of(self.scratch)
         self.mixer = np.random.SFC64(0)
         self.mixer_words = np.ones(4, np.uint64)
         self.mixer_state: Any = {
@@ -303,7 +297,7 @@ _Routed.__name__ = _Routed.__qualname__ = "MT19937"  # `str(np.random.mtrand._ra
 def _replace_methods() -> None:
     """Make the locking methods those of RandomState, and put those of `_rand` wherever modules hold the plain ones."""
     held = {name: getattr(np.random, name) for name in _UNLOCKED}  # some are bound methods
-    _attributes().update({name: _locking(name) for name in _UNLOCKED})
+    numpy_memory.attributes_of_random_state().update({name: _locking(name) for name in _UNLOCKED})
     ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyType_Modified", ctypes.pythonapi))(_RandomState)
     new = {
         id(value): getattr(_rand, name)
@@ -349,65 +343,22 @@ def _put(bit_generator: Any) -> None:
     _route.gauss.raw = gauss
 
 
-def _attributes() -> dict[str, Any]:
-    """Return the attributes of RandomState, which Python shows read-only."""
-    (attributes,) = gc.get_referents(_RandomState.__dict__)
-    return attributes  # type: ignore[no-any-return]
-
-
-def _memory(owner: Any, offset: int, size: int) -> Any:
-    """Return the bytes at `offset` in an object of a C type."""
-    if not object.__basicsize__ <= offset <= type(owner).__basicsize__ - size:
-        raise ValueError("the bytes are outside of the object")
-    return (ctypes.c_char * size).from_address(id(owner) + offset)
-
-
-def _words_of(bit_generator: Any) -> Any:
-    """Return the bytes of the state of an MT19937."""
-    offset = bit_generator.ctypes.state_address - id(bit_generator)
-    return _memory(bit_generator, offset, _WORDS)
-
-
-@functools.cache
-def _gauss_offset() -> int:
-    """Find the cached normal in a RandomState, by setting it."""
-    probe = _RandomState(0)
-    every = _memory(probe, start := object.__basicsize__, type(probe).__basicsize__ - start)
-    kind, key, position, *_ = probe.get_state()
-    probe.set_state((kind, key, position, 0, 0.0))
-    without = every.raw
-    probe.set_state((kind, key, position, 1, value := 1.2345678901234567e-77))
-    gauss = np.int64(1).tobytes() + np.float64(value).tobytes()
-    at = every.raw.find(gauss)
-    if at < 0 or every.raw != without[:at] + gauss + without[at + _GAUSS :]:
-        raise ValueError("no cached normal")
-    return int(start + at)
-
-
 def _probe() -> str | None:
     """Return in what NumPy or Python is not as this module knows it, as one clause, or None."""
-    numpy_version = ".".join(np.__version__.split(".")[:2])
-    if numpy_version not in _TESTED_NUMPY:
-        return f"NumPy {np.__version__} was not tested"
-    if sys.version_info[:2] not in _TESTED_PYTHON or "free-threading" in sys.version:
-        return f"Python {sys.version.split()[0]} ({sys.implementation.cache_tag}) was not tested"
+    if (unknown := numpy_memory.unknown_version()) is not None:
+        return unknown
     if type(_original) is not _MT19937 or type(_rand) is not _RandomState:
         return "the global functions do not use NumPy's MT19937"
     try:
-        if any(_attributes()[name] is not _plain[name] for name in _UNLOCKED):
+        if any(
+            numpy_memory.attributes_of_random_state()[name] is not _plain[name]
+            for name in _UNLOCKED
+        ):
             return "the attributes of RandomState cannot be replaced"
-        right = _test_layout() and _test_swap()
+        right = numpy_memory.words_are_as_expected() and _test_swap()
     except Exception as error:
         return f"NumPy's random state is not laid out as expected ({error!r})"
     return None if right else "NumPy's random state is not laid out as expected"
-
-
-def _test_layout() -> bool:
-    """Return whether the bytes of an MT19937 are its words and its position."""
-    bit_generator = _MT19937(0)
-    key = np.arange(624, dtype=np.uint32) * 2654435761
-    bit_generator.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": 321}}
-    return bool(_words_of(bit_generator).raw == key.tobytes() + np.int32(321).tobytes())
 
 
 def _test_swap() -> bool:

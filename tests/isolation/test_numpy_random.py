@@ -27,9 +27,10 @@ from numpy.random import seed as early_seed
 from numpy.random import set_state as early_set_state
 from numpy.random import shuffle as early_shuffle
 
-from fastload.isolation import numpy_random
+from fastload.isolation import numpy_memory, numpy_random
 from fastload.isolation.numpy_random import State
 
+ROOT = Path(__file__).parents[2]
 WORKERS = 8
 HELD = np.random.mtrand._rand
 ORIGINAL = np.random.get_bit_generator()
@@ -510,37 +511,36 @@ def test_an_unknown_layout_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_no_memory_outside_of_an_object_is_touched() -> None:
     size = type(ORIGINAL).__basicsize__
-    assert len(numpy_random._memory(ORIGINAL, size - 16, 16)) == 16
+    assert len(numpy_memory._memory(ORIGINAL, size - 16, 16)) == 16
     for offset in (-8, 0, size - 15):
         with pytest.raises(ValueError, match="outside"):
-            numpy_random._memory(ORIGINAL, offset, 16)
+            numpy_memory._memory(ORIGINAL, offset, 16)
 
 
 PLUGIN = """
-import importlib.util
-spec = importlib.util.spec_from_file_location("numpy_random", {path!r})
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-assert module.unusable() is None
-module.install()
-state = module.State()
+from fastload.isolation import numpy_random
+assert numpy_random.unusable() is None
+numpy_random.install()
+state = numpy_random.State()
 {enter}
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("enter", ["", "module.enter(lambda: state)"], ids=["outside", "entered"])
+@pytest.mark.parametrize(
+    "enter", ["", "numpy_random.enter(lambda: state)"], ids=["outside", "entered"]
+)
 def test_numpys_own_tests_pass(tmp_path: Path, enter: str) -> None:
     tests = [f"numpy.random.tests.{name}" for name in ("test_random", "test_randomstate")]
     if importlib.util.find_spec("numpy.random.tests") is None:
         pytest.skip("this NumPy comes without its tests")
-    (tmp_path / "routed.py").write_text(PLUGIN.format(path=numpy_random.__file__, enter=enter))
+    (tmp_path / "routed.py").write_text(PLUGIN.format(enter=enter))
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "routed", "--pyargs", *tests],
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_ADDOPTS": ""},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PYTEST_ADDOPTS": ""},
         check=False,
     )
     assert result.returncode == 0, result.stdout

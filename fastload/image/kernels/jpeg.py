@@ -1,7 +1,6 @@
 """The kernel that decodes the box of a JPEG, by the libjpeg-turbo inside Pillow's wheel.
 
-libjpeg reports an error by calling a function that must not return, so that function jumps out of libjpeg, back to
-`_guarded`. A warning is treated as an error: Python decodes whatever libjpeg does not take without a word.
+After an error or a warning of libjpeg it returns to `_guarded`, and Python decodes the image.
 
 All state lies in the decoder's memory (`DECODER`), so that a jump loses nothing.
 """
@@ -9,26 +8,20 @@ All state lies in the decoder's memory (`DECODER`), so that a jump loses nothing
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from fastload.image.kernels import jpeg_layout as library
+from fastload.image.kernels import libjpeg_calls as libjpeg
 from fastload.image.kernels.draws import draw, size_before_crop
 from fastload.image.kernels.jpeg_layout import AT
 from fastload.image.kernels.memory import (
-    I32,
-    I64,
     OPTIONS,
     PICTURE_AT,
     PICTURE_BYTES,
     PLAN_AT,
     add_time,
-    caller,
     function,
     load_i32,
     load_i64,
@@ -43,68 +36,15 @@ from fastload.image.kernels.resample import resample
 from fastload.image.kernels.tables import DAMAGED, DONE, TOO_LARGE
 from fastload.image.kernels.workspace import aligned, bytes_needed
 
-EXTERNALS = ("_setjmp", "longjmp", "memchr")
-"""The C functions that only this kernel calls."""
+EXTERNALS = ("memchr",)
+"""The C function that only this kernel calls."""
 
 _FIRST_RESTART, _END_OF_IMAGE = 0xD0, 0xD9  # second bytes of markers
 _MOST_MEMORY = 1 << 28  # what libjpeg may take for whole pictures, which this kernel never asks for
 _MARGIN = 2  # columns
 _LEAST_COLUMNS = 16
 
-# ---- C functions ----
-
-
-@intrinsic
-def _set_jump(typing_context: Any, buffer: Any) -> Any:
-    """Return 0, and 1 each time that `longjmp` comes back here."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(I32, [I64])
-        set_jump = cgutils.get_or_insert_function(builder.module, kind, "_setjmp")
-        # Without these LLVM keeps values in registers or stack slots that the second return finds changed.
-        set_jump.attributes.add("returns_twice")
-        builder.function.attributes.add("noinline")
-        return builder.sext(builder.call(set_jump, [arguments[0]]), I64)
-
-    return types.int64(types.int64), generate
-
-
-_long_jump = function("longjmp", types.void, types.int64, types.int32)
 _find = function("memchr", types.int64, types.int64, types.int32, types.int64)
-
-
-def _of_libjpeg(name: str, result: Any, *arguments: Any) -> Any:
-    """Make the function that calls one of libjpeg's: `call(decoder, *arguments)`."""
-    return caller(AT.functions + 8 * library.FUNCTIONS.index(name), result, *arguments)
-
-
-_create = _of_libjpeg("jpeg_CreateDecompress", None, I64, I32, I64)
-_memory_source = _of_libjpeg("jpeg_mem_src", None, I64, I64, I64)
-_read_header = _of_libjpeg("jpeg_read_header", I32, I64, I32)
-_has_multiple_scans = _of_libjpeg("jpeg_has_multiple_scans", I32, I64)
-_start = _of_libjpeg("jpeg_start_decompress", I32, I64)
-_crop = _of_libjpeg("jpeg_crop_scanline", None, I64, I64, I64)
-_skip_rows = _of_libjpeg("jpeg_skip_scanlines", I32, I64, I32)
-_read_rows = _of_libjpeg("jpeg_read_scanlines", I32, I64, I64, I32)
-_finish = _of_libjpeg("jpeg_finish_decompress", I32, I64)
-_destroy = _of_libjpeg("jpeg_destroy_decompress", None, I64)
-
-
-# ---- what libjpeg calls ----
-
-
-def jpeg_error(decompressor: int) -> int:
-    """Leave libjpeg after an error (`error_exit`)."""
-    _long_jump(load_i64(decompressor + library.CLIENT_DATA), 1)
-    return 0
-
-
-def jpeg_message(decompressor: int, level: int) -> int:
-    """Leave libjpeg after a warning (`emit_message`); levels from 0 on are traces."""
-    # C's int: the upper half of the register is undefined.
-    if level & 0x80000000:
-        _long_jump(load_i64(decompressor + library.CLIENT_DATA), 1)
-    return 0
 
 
 # ---- one picture ----
@@ -225,7 +165,7 @@ def _make(decoder: int) -> None:
     decompressor = decoder + AT.decompressor
     store_i64(decompressor + library.ERROR_MANAGER, decoder + AT.error_manager)
     store_i64(decompressor + library.CLIENT_DATA, decoder + AT.jump_buffer)
-    _create(
+    libjpeg.create(
         decoder,
         decompressor,
         library.LIBRARY_VERSION,
@@ -242,11 +182,11 @@ def _header(picture: int, plan: int, decoder: int, payload: int) -> int:
     length = load_i64(picture + PICTURE_AT.length)
     if length < 1:
         return DAMAGED
-    _memory_source(decoder, decompressor, payload, length)
-    _read_header(decoder, decompressor, 1)
+    libjpeg.memory_source(decoder, decompressor, payload, length)
+    libjpeg.read_header(decoder, decompressor, 1)
     store_i64(picture + PICTURE_AT.height, load_u32(decompressor + library.IMAGE_HEIGHT))
     store_i64(picture + PICTURE_AT.width, load_u32(decompressor + library.IMAGE_WIDTH))
-    if not _is_plain(decompressor) or _has_multiple_scans(decoder, decompressor):
+    if not _is_plain(decompressor) or libjpeg.has_multiple_scans(decoder, decompressor):
         return DAMAGED
     scan = load_i64(load_i64(decompressor + library.SOURCE_MANAGER) + library.NEXT_BYTE)
     restarts = load_u32(decompressor + library.RESTART_INTERVAL) != 0
@@ -264,7 +204,7 @@ def _begin(decoder: int, eighths: int) -> None:
     store_i32(decompressor + library.SCALE_DENOMINATOR, 8)
     store_i32(decompressor + library.DCT_METHOD, library.ACCURATE_DCT)
     store_i32(decompressor + library.FANCY_UPSAMPLING, 1)
-    _start(decoder, decompressor)
+    libjpeg.start(decoder, decompressor)
 
 
 @njit(**OPTIONS)
@@ -284,7 +224,7 @@ def _crop_columns(decoder: int, left: int, count: int) -> None:
         first = max(0, last - _LEAST_COLUMNS)
     store_i32(decoder + AT.crop_left, first)
     store_i32(decoder + AT.crop_width, last - first)
-    _crop(
+    libjpeg.crop(
         decoder,
         decompressor,
         decoder + AT.crop_left,
@@ -297,19 +237,19 @@ def _decode_rows(decoder: int, first: int, count: int, pixels: int, stride: int)
     """Decode `count` rows to `pixels`; False if libjpeg gives fewer."""
     decompressor = decoder + AT.decompressor
     if first:
-        _skip_rows(decoder, decompressor, first)
+        libjpeg.skip_rows(decoder, decompressor, first)
     row = 0
     while row < count:
         asked = min(library.MOST_ROWS, count - row)
         for place in range(asked):
             store_i64(decoder + AT.row_addresses + 8 * place, pixels + (row + place) * stride)
-        got = _read_rows(decoder, decompressor, decoder + AT.row_addresses, asked)
+        got = libjpeg.read_rows(decoder, decompressor, decoder + AT.row_addresses, asked)
         if got < 1:
             return False
         row += got
     if first + count == load_u32(decompressor + library.OUTPUT_HEIGHT):
         # Nothing is left below, so that the end can be looked at too: it may warn of what it finds there.
-        _finish(decoder, decompressor)
+        libjpeg.finish(decoder, decompressor)
     return True
 
 
@@ -357,7 +297,7 @@ def _guarded(
     picture: int, plan: int, decoder: int, payload: int, pixels: int, pixels_bytes: int
 ) -> int:
     """As `_decode`; DAMAGED if libjpeg objects. Nothing else may be in this function: a jump comes back here."""
-    if _set_jump(decoder + AT.jump_buffer):
+    if libjpeg.set_jump(decoder + AT.jump_buffer):
         return DAMAGED
     return _decode(picture, plan, decoder, payload, pixels, pixels_bytes)
 
@@ -371,7 +311,7 @@ def _decode_to_row(
     store_i64(decoder + AT.bytes, 0)
     state = _guarded(picture, plan, decoder, payload, arena, arena_bytes)
     # libjpeg keeps Huffman and quantisation tables, and what an error leaves: the next image would be decoded by them.
-    _destroy(decoder, decoder + AT.decompressor)
+    libjpeg.destroy(decoder, decoder + AT.decompressor)
     add_time(picture + PICTURE_AT.decode_ns, began)
     store_i64(picture + PICTURE_AT.state, state)
     taken = aligned(load_i64(decoder + AT.bytes))
@@ -454,6 +394,6 @@ def file_run(
 ENTRY_POINTS = {
     "jpeg_run": (jpeg_run, 6),
     "file_run": (file_run, 6),
-    "jpeg_error": (jpeg_error, 1),
-    "jpeg_message": (jpeg_message, 2),
+    "jpeg_error": (libjpeg.jpeg_error, 1),
+    "jpeg_message": (libjpeg.jpeg_message, 2),
 }

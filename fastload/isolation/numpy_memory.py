@@ -1,0 +1,77 @@
+"""Where NumPy keeps the state of its global random functions in memory.
+
+NumPy has no public way to change this state without its lock, so `numpy_random` reads and writes the bytes themselves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from typing import Any
+
+import numpy as np
+
+# NumPy's own tests of its random module passed on these.
+_TESTED_NUMPY = {"1.26", "2.0", "2.1", "2.2", "2.3", "2.4", "2.5"}
+_TESTED_PYTHON = {(3, 11), (3, 12), (3, 13)}
+
+_WORDS = 2500  # bytes of an MT19937: uint32[624], int32 position
+_GAUSS = 16  # bytes of the cached normal: int32 "there is one", 4 of padding, float64
+NO_GAUSS = bytes(_GAUSS)
+
+
+def unknown_version() -> str | None:
+    """Return which version of NumPy or Python was not tested, as one clause, or None."""
+    if ".".join(np.__version__.split(".")[:2]) not in _TESTED_NUMPY:
+        return f"NumPy {np.__version__} was not tested"
+    if sys.version_info[:2] not in _TESTED_PYTHON or "free-threading" in sys.version:
+        return f"Python {sys.version.split()[0]} ({sys.implementation.cache_tag}) was not tested"
+    return None
+
+
+def attributes_of_random_state() -> dict[str, Any]:
+    """Return the attributes of RandomState, which Python shows read-only."""
+    (attributes,) = gc.get_referents(np.random.RandomState.__dict__)
+    return attributes  # type: ignore[no-any-return]
+
+
+def _memory(owner: Any, offset: int, size: int) -> Any:
+    """Return the bytes at `offset` in an object of a C type."""
+    if not object.__basicsize__ <= offset <= type(owner).__basicsize__ - size:
+        raise ValueError("the bytes are outside of the object")
+    return (ctypes.c_char * size).from_address(id(owner) + offset)
+
+
+def words_of(bit_generator: Any) -> Any:
+    """Return the bytes of the state of an MT19937."""
+    offset = bit_generator.ctypes.state_address - id(bit_generator)
+    return _memory(bit_generator, offset, _WORDS)
+
+
+def gauss_of(random_state: Any) -> Any:
+    """Return the bytes of the cached normal of a RandomState; raises ValueError if they are not found."""
+    return _memory(random_state, _gauss_offset(), _GAUSS)
+
+
+def _gauss_offset() -> int:
+    """Find the cached normal in a RandomState, by setting it."""
+    probe: Any = np.random.RandomState(0)
+    every = _memory(probe, start := object.__basicsize__, type(probe).__basicsize__ - start)
+    kind, key, position, *_ = probe.get_state()
+    probe.set_state((kind, key, position, 0, 0.0))
+    without = every.raw
+    probe.set_state((kind, key, position, 1, value := 1.2345678901234567e-77))
+    gauss = np.int64(1).tobytes() + np.float64(value).tobytes()
+    at = every.raw.find(gauss)
+    if at < 0 or every.raw != without[:at] + gauss + without[at + _GAUSS :]:
+        raise ValueError("no cached normal")
+    return int(start + at)
+
+
+def words_are_as_expected() -> bool:
+    """Return whether the bytes of an MT19937 are its words and its position."""
+    bit_generator = np.random.MT19937(0)
+    key = np.arange(624, dtype=np.uint32) * 2654435761
+    bit_generator.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": 321}}
+    return bool(words_of(bit_generator).raw == key.tobytes() + np.int32(321).tobytes())
