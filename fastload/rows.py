@@ -5,6 +5,7 @@ A class takes part with two methods, `empty_sample()` and `fill_rows(run)`; docs
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
@@ -168,21 +169,52 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
     if not plain:
         return None
 
+    sources = [RowsOf(tensor) for tensor in tensors]
+
     def fill(run: Run) -> Iterable[int]:
-        places = as_indices(run.indices)
-        # Replaced or changed since the loader began? `index_select` would resize the rows.
+        # Torch's own indexing takes what is negative, or says what is out of range.
+        places = as_indices(run.indices, min(map(len, tensors)))
+        # Replaced or changed since the loader began?
         if places is None or dataset.tensors is not tensors or not _are_rows(run.rows, tensors):
             return range(len(run))
-        rows = torch.from_numpy(places)
-        try:
-            for tensor, row in zip(tensors, run.rows, strict=True):
-                torch.index_select(tensor, 0, rows, out=row)
-        # Torch's own indexing takes what is negative, or says what is out of range.
-        except (IndexError, RuntimeError):
-            return range(len(run))
+        for source, row in zip(sources, run.rows, strict=True):
+            source.gather(places, row)
         return ()
 
     return Filler(tuple(t.new_empty(t.shape[1:]) for t in tensors), fill, copies=True)
+
+
+class RowsOf:
+    """Gathers rows of a tensor on the CPU, on one core.
+
+    `torch.index_select` takes all cores, and waits for those that other processes keep busy: batches came ten times
+    later then. On idle cores `np.take` is as fast, or up to three times faster.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._place = tensor.data_ptr(), tensor.shape
+        self._kind = _OF_SIZE.get(tensor.element_size())  # NumPy has not all dtypes of torch
+        self._items: NDArray[Any] | None = None
+        # NumPy would make a contiguous copy of the whole tensor first.
+        if self._kind is not None and tensor.is_contiguous() and tensor.numel():
+            # Not `tensor.numpy()`, after which torch refuses to resize the tensor for good.
+            memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+            self._items = np.ndarray(tensor.shape, f"i{tensor.element_size()}", memory)
+
+    def gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
+        """Copy the rows to `out`, of the tensor's dtype. All rows must be in range."""
+        tensor, kind = self._tensor, self._kind
+        moved = (tensor.data_ptr(), tensor.shape) != self._place
+        if self._items is None or kind is None or moved or not out.is_contiguous():
+            torch.index_select(tensor, 0, torch.from_numpy(rows), out=out)
+            return
+        items = out if out.dtype is kind else out.view(kind)
+        # "raise" would fill a copy of `out` first.
+        np.take(self._items, rows, axis=0, out=items.numpy(), mode="clip")
+
+
+_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _are_rows(rows: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
