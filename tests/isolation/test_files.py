@@ -234,15 +234,6 @@ def test_other_files_are_refused_with_the_reason_and_stay_as_they_are(
     close(file)
 
 
-def test_a_text_file_whose_loop_is_over_is_opened_once_more(path: Path) -> None:
-    with text(path) as file:
-        assert len(list(file)) == len(LINES)
-        with reopened(file) as new:
-            assert new.read() == ""
-            assert new.seek(0) == 0
-            assert len(list(new)) == len(LINES)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dropped_file_is_closed_and_warns_of_nothing(kind: str, folder: Path) -> None:
     file = KINDS[kind](folder)

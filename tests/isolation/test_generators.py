@@ -122,10 +122,6 @@ def test_numbers_owe_nothing_to_the_samples_before(make: Any) -> None:
             one(worker.generators[0])
 
 
-def test_places_draw_differently(make: Any) -> None:
-    assert Worker(make(0)).read(5) != Worker(make(0), places=("dataset.other",)).read(5)
-
-
 def test_a_state_of_its_own_counts_if_asked_for(make: Any) -> None:
     def read(seed: int, place: str = PLACE) -> tuple[Any, ...]:
         return Worker(make(seed), places=(place,), own=True).read(5)

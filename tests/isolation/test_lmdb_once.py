@@ -274,7 +274,8 @@ def test_errors_are_those_of_lmdb(tmp_path: Path) -> None:
 
 
 def test_a_handle_passes_for_an_environment(path: str) -> None:
-    with as_worker(opened, path) as handle:
+    with opened(path) as env, as_worker(opened, path) as handle:
+        assert isinstance(env, lmdb.Environment)
         assert isinstance(handle, lmdb.Environment)
         with pytest.raises(TypeError, match="cannot pickle 'Environment' object"):
             pickle.dumps(handle)

@@ -464,22 +464,6 @@ def test_what_has_no_equality_of_its_own_is_itself_in_every_thread(installed: An
     assert look() == in_worker(state, {id(x): mine}, look) == ("here", True, True)
 
 
-def test_a_module_of_torchs_trains_while_installed(installed: Any) -> None:
-    x = Module()
-    state = installed(x)
-    x(torch.ones(2)).sum().backward()
-    assert x.weight.grad is not None
-    assert [name for name, _ in x.named_parameters()] == ["weight"]
-    mine = copy.deepcopy(x)
-    assert type(mine) is Module
-    with torch.no_grad():
-        mine.weight += 1
-    assert in_worker(state, {id(x): mine}, lambda: x(torch.zeros(2)).tolist()) == [1, 1]
-    x.load_state_dict(x.state_dict())
-    x.half().float().eval()
-    assert not x.training
-
-
 # ---- installing and removing ----
 
 

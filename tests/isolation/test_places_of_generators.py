@@ -102,6 +102,25 @@ def test_each_place_draws_its_own_numbers_for_any_number_of_workers(held: str) -
         assert drawn(lambda: Holds(make(), find), workers) == expected
 
 
+class Loud(np.random.Generator):
+    def random(self, *args: Any, **options: Any) -> Any:
+        return super().random(*args, **options) + 10
+
+
+class OldLoud(np.random.RandomState):
+    def random(self, *args: Any) -> Any:
+        return super().random(*args) + 30
+
+
+def test_generators_of_classes_of_the_user_s_keep_their_class() -> None:
+    def held() -> Holds:
+        return Holds([Loud(np.random.PCG64(1)), OldLoud(4)], list)
+
+    expected = drawn(held, 0)
+    assert all((int(a), int(b)) == (10, 30) for a, b in expected)
+    assert drawn(held, 4) == expected
+
+
 class Seeded(Dataset[Any]):
     """Has a generator only after `worker_init_fn`, or after its first sample."""
 

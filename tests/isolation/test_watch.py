@@ -222,6 +222,7 @@ def test_a_module_level_object_that_samples_change_is_noticed(name: str) -> None
 CACHES: dict[str, tuple[Any, Callable[[Any, int], object]]] = {
     "a list": ([], lambda x, k: x.append([k])),
     "a dictionary": ({}, lambda x, k: x.update({k: [k]})),
+    "a set": (set(), lambda x, k: x.add(k)),
     "a list of known length": ([None] * 5, lambda x, k: x.__setitem__(k, [k])),
     "an array": (np.zeros((5, 3)), lambda x, k: x[k].fill(1)),
     "attributes": (types.SimpleNamespace(), lambda x, k: setattr(x, f"a{k}", k)),
@@ -286,6 +287,23 @@ def test_instances_that_are_each_workers_own_are_not_looked_at() -> None:
             assert pool.submit(work).result() == set()
     finally:
         state.remove()
+
+
+def test_no_code_of_the_users_runs() -> None:
+    class Touchy:
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+        __eq__ = __hash__ = __len__ = __iter__ = __getattribute__  # type: ignore[assignment]
+
+    class Things(list[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError
+
+        __len__ = __getitem__ = __iter__
+
+    x: list[Any] = [Touchy(), Things([Touchy()]), {1: Touchy()}, {"a"}]
+    assert not noticed(module_object({"x": x}), lambda k: None)
 
 
 def test_a_container_that_another_worker_changes_during_a_look_is_no_error(
