@@ -9,10 +9,8 @@ import copy
 import functools
 import gc
 import inspect
-import itertools
 import os
 import pickle
-import sqlite3
 import sys
 import types
 import weakref
@@ -25,11 +23,10 @@ from torch.utils.data import Dataset
 
 import fastload
 from fastload.check import check
-from fastload.errors import DatasetCopyError, ModuleStateWarning
-from fastload.isolation.cached import CACHED, Place, Router, contents
+from fastload.errors import ModuleStateWarning
+from fastload.isolation.cached import CACHED, Router, contents
 from fastload.isolation.code import module_level
 from fastload.isolation.module_state import ModuleState
-from fastload.isolation.workers import Isolation
 from tests.isolation.test_state_is_copied import TwoSamples, as_it_is, assert_samples
 
 HERE = sys.modules[__name__]
@@ -127,14 +124,11 @@ def import_inside(size: int) -> Any:
 
 WAYS: dict[str, Callable[[], Any]] = {
     "by name": lambda: made(224),
-    "by another name": lambda: made_too(224),
     "imported inside": lambda: import_inside(224),
     "in a dictionary": lambda: TABLE["train"](224),  # type: ignore[operator]
-    "in a dictionary, by number": lambda: TABLE[7](224),  # type: ignore[operator]
     "decorated": lambda: decorated(224),
     "in a closure": lambda: hidden(224),
     "a static method": lambda: Factory.still(224),
-    "a static method of a subclass": lambda: Child.still(224),
     "a class method": lambda: Child.of_class(224),
     "a method": lambda: Factory().made(224),
     "a method of a module-level instance": lambda: factory.made(224),
@@ -284,35 +278,6 @@ def test_statistics_and_clearing_are_the_calling_threads(installed: ModuleState)
     assert made(1) is here
 
 
-def test_methods_are_bound(installed: ModuleState) -> None:
-    method: Any = Factory().made
-    assert (type(method.__func__), type(method.__self__)) == (Router, Factory)
-    assert Factory.made.__wrapped__(Factory(), 1).size == 0
-    assert Factory.made is vars(Factory)["made"]
-    assert Factory.still is Child.still
-    assert Factory.of_class.__self__ is Factory  # type: ignore[attr-defined]
-
-
-def test_a_worker_keeps_what_the_function_says(helpers: types.ModuleType) -> None:
-    seen: list[Any] = []
-
-    class Asks(Dataset[Any]):
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, index: int) -> int:
-            seen.append((made.cache_parameters(), made(1) is made(1.0)))  # type: ignore[arg-type]
-            return index
-
-    list(fastload.DataLoader(Asks(), num_workers=1, batch_size=None))
-    assert seen == [({"maxsize": 8, "typed": True}, False)] * 2
-
-
-@functools.cache
-def fetched(size: int) -> Resize:
-    return made(size)
-
-
 @functools.cache
 def fibonacci(n: int) -> int:
     return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
@@ -374,7 +339,7 @@ def test_copy_dataset_false_shares_the_cache() -> None:
 @pytest.mark.parametrize("first_ends", [True, False])
 def test_two_loaders_at_once(first_ends: bool) -> None:
     before = held()
-    names = ["by name", "by another name", "decorated", "in a dictionary", "a property"]
+    names = ["by name", "decorated", "in a dictionary", "a property"]
     first = ModuleState(module_level([Through(WAYS[way]) for way in names]))
     first.install()
     second = ModuleState(module_level([Through(way) for way in WAYS.values()]))
@@ -386,20 +351,6 @@ def test_two_loaders_at_once(first_ends: bool) -> None:
         here = way()
         assert in_worker(states[1], way) is not here, way
     states[1].remove()
-    assert held() == before
-
-
-def test_what_was_found_while_another_loader_ran_is_installed_after_it_ended() -> None:
-    before = held()
-    first = ModuleState(module_level([Through(way) for way in WAYS.values()]))
-    first.install()
-    second = ModuleState(module_level([Through(way) for way in WAYS.values()]))
-    first.remove()
-    second.install()
-    for way in WAYS.values():
-        here = way()
-        assert in_worker(second, way) is not here
-    second.remove()
     assert held() == before
 
 
@@ -446,15 +397,6 @@ def test_a_dataset_made_while_another_loader_runs(kind: type[Any], still_runs: b
     assert type(made) is CACHED
 
 
-def test_two_modules_of_one_name() -> None:
-    spaces = [{"__name__": "__main__", "Resize": Resize, "functools": functools} for _ in range(2)]
-    source = "@functools.cache\ndef load(size): return Resize()\ndef read(i): return load(i)"
-    for space in spaces:
-        exec(source, space)
-    state = ModuleState(module_level([Through(space["read"]) for space in spaces]))
-    assert len(state.cached) == 2
-
-
 def test_a_partial_made_while_another_loader_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     state = ModuleState(module_level([Through(WAYS["in a dictionary"])]))
     state.install()
@@ -466,75 +408,7 @@ def test_a_partial_made_while_another_loader_runs(monkeypatch: pytest.MonkeyPatc
     assert_samples(Through(UNROUTABLE["PART"]), [100, 101])
 
 
-def test_what_a_cached_function_calls_is_found_while_another_loader_runs() -> None:
-    roots = [Through(lambda: fetched(1))]
-    before = [found.name for found in module_level(roots)]
-    assert before == ["fetched", "made"]
-    state = ModuleState(module_level(roots))
-    state.install()
-    try:
-        assert [found.name for found in module_level(roots)] == before
-    finally:
-        state.remove()
-
-
-class Outer(Dataset[Any]):
-    """Each sample reads a loader of its own."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> Any:
-        made(224).size = 7 + index
-        options: dict[str, Any] = {"batch_size": None, "collate_fn": as_it_is}
-        inner = list(fastload.DataLoader(Through(WAYS["by name"]), num_workers=2, **options))
-        return inner, made(224).size
-
-
-def test_a_loader_in_a_sample() -> None:
-    assert_samples(Outer(), [([100, 101], 7), ([100, 101], 8)])
-
-
 # ---- what else happens meanwhile ----
-
-
-def test_a_module_loaded_anew_meanwhile_keeps_its_new_function(helpers: types.ModuleType) -> None:
-    state = ModuleState(module_level([Through(WAYS["imported inside"])]))
-    state.install()
-    assert type(helpers.load) is Router
-    helpers.load = new = functools.cache(lambda size: Resize())
-    state.install()  # of the next worker
-    assert helpers.load is new
-    again = ModuleState(module_level([Through(WAYS["imported inside"])]))
-    again.install()
-    assert helpers.load.fastload_cached is new
-    state.remove()
-    state.remove()
-    assert type(helpers.load) is Router
-    again.remove()
-    assert helpers.load is new
-
-
-def test_nothing_stays_replaced_if_installing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = held()
-    own = Isolation(Through(WAYS["by name"]), None, WAYS["a property"], copy_dataset="state").own()  # type: ignore[arg-type]
-    replace = Place.replace
-    count = itertools.count()
-
-    def fail_at_the_second(place: Place) -> None:
-        if next(count) == 1:
-            raise MemoryError
-        replace(place)
-
-    monkeypatch.setattr(Place, "replace", fail_at_the_second)
-    with pytest.raises(MemoryError), own.entered():
-        pass
-    assert next(count) == 2
-    assert held() == before
-    monkeypatch.undo()
-    with own.entered():
-        assert held() != before
-    assert held() == before
 
 
 def test_a_fork_has_the_function_itself(installed: ModuleState) -> None:
@@ -570,14 +444,6 @@ class Closed(TwoSamples):
 def test_what_the_function_holds_is_the_workers_own() -> None:
     assert_samples(Closed(), [100, 101])
     assert closed(3) == [0]
-
-
-def test_an_open_handle_that_the_function_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    connection = sqlite3.connect(":memory:")
-    monkeypatch.setattr(HERE, "closed", with_closure(connection))
-    with pytest.raises(DatasetCopyError, match="closed.*sqlite3"):
-        next(iter(fastload.DataLoader(Closed(), num_workers=1)))
-    connection.close()
 
 
 # ---- what cannot be routed ----

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import fastload.isolation.code as code_module
-from fastload.isolation.code import ModuleObject, held, is_stateless, module_level
+from fastload.isolation.code import ModuleObject, is_stateless, module_level
 
 HELPERS = """
 import numpy as np
@@ -103,13 +103,11 @@ uses = Uses()
 FORMS = {
     "by name": ("def f(i): return g(i)", "script.g"),
     "in a helper's helper": ("def f(i): return helpers_helper(i)", "script.g"),
-    "in a lambda": ("f = lambda i: g(i)", "script.g"),
     "in nested code": ("def f(i): return [(lambda: g)() for _ in range(i)]", "script.g"),
     "in an inner class": ("def f(i):\n class A:\n  x = g\n return A", "script.g"),
     "in a partial": ("f = functools.partial(helper, 3)", "script.g"),
     "in a decorated function": ("def f(i): return decorated(i)", "script.g script.other"),
     "a container": ("def f(i): return table['train'](i)", "script.table"),
-    "a configuration": ("def f(i): return config['size'] * SIZE + MEAN[0]", "script.config"),
     "an array": ("def f(i): buffer[:] = i", "script.buffer"),
     "a generator": ("def f(i): return generator.random()", "script.generator"),
     "a method written in C": ("def f(i): return draw()", "script.draw"),
@@ -120,10 +118,6 @@ FORMS = {
     "imported inside": (
         "def f(i):\n from helpers import transform\n return transform",
         "helpers.transform",
-    ),
-    "of a module imported inside": (
-        "def f(i):\n import helpers as x\n return x.rng",
-        "helpers.rng",
     ),
     "of a module in a closure": (
         "def outer():\n import helpers as x\n return lambda i: x.rng\nf = outer()",
@@ -143,9 +137,7 @@ FORMS = {
         "script.buffer script.config script.g script.other script.table script.Uses.remembered",
     ),
     "of a class": ("def f(i): return Child.draw()", "script.Base.rng"),
-    "of a class, by name": ("def f(i): return Child.rng", "script.Base.rng"),
     "of a class, counted": ("def f(i): Base.n += 1", "script.Base.n! script.Base.rng"),
-    "of a class, assigned": ("def f(i): Base.n = i", "script.Base.n! script.Base.rng"),
     "in the closure of a function": ("def f(i): return made(i)", "script.made"),
     "a variable of a closure": ("def f(i): return count()", "script.count"),
     "a cached function": (
@@ -181,14 +173,14 @@ def run(source: str, name: str, filename: str, **contents: Any) -> types.ModuleT
     return module
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def helpers() -> Iterator[types.ModuleType]:
     yield run(HELPERS, "helpers", "/home/me/helpers.py", __file__="/home/me/helpers.py")
     del sys.modules["helpers"]
 
 
 @pytest.fixture(params=["/home/me/script.py", "/tmp/ipykernel_7/1.py", "<ipython-input-1-af>"])
-def script(request: pytest.FixtureRequest, helpers: types.ModuleType) -> Iterator[types.ModuleType]:
+def script(request: pytest.FixtureRequest) -> Iterator[types.ModuleType]:
     yield run(SCRIPT, "script", request.param)
     del sys.modules["script"]
 
@@ -205,15 +197,6 @@ def test_what_code_names_is_found_in_each_of_its_forms(form: str, script: types.
     assert names(module_level([script.f, None])) == expected
 
 
-def test_what_is_found_is_what_the_name_stands_for(script: types.ModuleType) -> None:
-    exec("def f(i):\n global last\n last = g", vars(script))
-    last, g = module_level([script.f])[::-1]
-    assert (g.value, g.rebound, g.current()) == (script.g, False, script.g)
-    assert (last.value, last.rebound, last.current()) == (None, True, None)
-    script.last = "new"
-    assert last.current() == "new"
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -223,7 +206,7 @@ def test_what_is_found_is_what_the_name_stands_for(script: types.ModuleType) -> 
         code_module.__file__,
     ],
 )
-def test_the_code_of_libraries_is_not_read(path: str, helpers: types.ModuleType) -> None:
+def test_the_code_of_libraries_is_not_read(path: str) -> None:
     source = (
         "from helpers import transform\ndef f(i): return transform(i)\nclass A:\n  t = transform"
     )
@@ -291,12 +274,6 @@ def test_what_cannot_change_is_stateless(value: Any) -> None:
 )
 def test_what_can_change_is_not_stateless(value: Any) -> None:
     assert not is_stateless(value)
-
-
-def test_a_large_container_is_looked_at_in_part() -> None:
-    for many in (list(range(10**6)), dict.fromkeys(range(10**6)), set(range(10**6))):
-        assert 100 <= len(list(held(many))) < 200
-    assert len(list(held(list(range(150))))) == 150
 
 
 def test_recursive_objects_and_functions_end() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -115,14 +113,6 @@ def test_each_sample_draws_its_own_numbers(make: Any) -> None:
     assert len({worker.read(key) for key in range(200)}) == 200
 
 
-def test_numbers_owe_nothing_to_the_state_before(make: Any) -> None:
-    used = make(1)
-    one(used)
-    one(used)
-    one(used)
-    assert Worker(make(0)).read(5) == Worker(used).read(5)
-
-
 def test_numbers_owe_nothing_to_the_samples_before(make: Any) -> None:
     expected = {key: Worker(make(0)).read(key) for key in range(60)}
     worker = Worker(make(0))
@@ -130,10 +120,6 @@ def test_numbers_owe_nothing_to_the_samples_before(make: Any) -> None:
         assert worker.read(key) == expected[key]
         for _ in range(key % 4):  # an odd number leaves a normal number or half a word
             one(worker.generators[0])
-
-
-def test_places_draw_differently(make: Any) -> None:
-    assert Worker(make(0)).read(5) != Worker(make(0), places=("dataset.other",)).read(5)
 
 
 def test_a_state_of_its_own_counts_if_asked_for(make: Any) -> None:
@@ -151,50 +137,25 @@ def test_a_state_of_its_own_is_that_handed_over(make: Any) -> None:
     assert worker.read(5) == Worker(make(1), own=True).read(5) != Worker(moved, own=True).read(5)
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_the_state_is_the_documented_function_of_key_and_place(name: str) -> None:
-    """Computed by other means: so it is equal on all machines and in all versions."""
-    text = blake2b(f"{PLACE}\0".encode(), digest_size=8).digest()
-    salt = int.from_bytes(text, "little")
-    key = mix64(mix64(5) ^ salt)
-    more = mix64(key)
-    g: Any = MAKERS[name](0)
+FIRST = {
+    "bare-MT19937": 2015779718,
+    "bare-PCG64": 90054063744590220,
+    "bare-PCG64DXSM": 14805491823582721312,
+    "bare-Philox": 12147347662951409745,
+    "bare-SFC64": 1703344319315212344,
+    "Random": 1416854881,
+    "torch": 1874111924,
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_numbers_are_equal_on_all_machines_and_in_all_versions(name: str) -> None:
+    g = Worker(MAKERS[name](1)).begin(5)
     if name == "torch":
-        g.manual_seed(key)
-    elif isinstance(g, random.Random):
-        random.Random.seed(g, key)
+        drawn = int(torch.randint(1 << 31, (), generator=g))
     else:
-        kind = name.split("-")[-1]
-        bits: Any = g
-        if not isinstance(g, BitGenerator):
-            bits = g._bit_generator if isinstance(g, RandomState) else g.bit_generator
-        if isinstance(bits, MT19937):
-            RandomState(bits).seed(key & 0xFFFF_FFFF)
-        elif kind == "Philox":
-            bits.state = Philox(key=more << 64 | key).state
-        else:
-            own = bits.state
-            own.update(has_uint32=0, uinteger=0)
-            words = own["state"]
-            if kind == "SFC64":
-                words["state"][:2] = np.array([key, more], np.uint64)
-                ones = np.ones(3, np.uint64)
-                words["state"][2:] = _sfc64_after_seeding(ones)[2:]
-            else:
-                words.update(state=key << 64 | more, inc=salt << 64 | mix64(salt) | 1)
-            bits.state = own
-    assert Worker(MAKERS[name](1)).read(5) == some(g)
-
-
-def _sfc64_after_seeding(seeds: Any) -> Any:
-    """Seed SFC64 with three words, as its author does (PractRand 0.94)."""
-    mask = 2**64 - 1
-    a, b, c, counter = (*map(int, seeds), 1)
-    for _ in range(12):
-        t = (a + b + counter) & mask
-        counter += 1
-        a, b, c = b ^ b >> 11, (c + (c << 3)) & mask, (((c << 24) | (c >> 40)) + t) & mask
-    return np.array([a, b, c, counter], np.uint64)
+        drawn = g.getrandbits(31) if name == "Random" else g.random_raw()
+    assert drawn == FIRST[name]
 
 
 def test_bits_of_first_draws_are_balanced(make: Any) -> None:
@@ -218,31 +179,6 @@ def test_bits_of_first_draws_are_balanced(make: Any) -> None:
         drawn.append(bits())
     ones = np.mean([[d >> i & 1 for i in range(31)] for d in drawn], axis=0)
     assert np.all(np.abs(ones - 0.5) < 5 * 0.5 / len(drawn) ** 0.5)
-
-
-# ---- at any call ----
-
-
-def test_two_workers_in_two_threads() -> None:
-    expected = {key: [Worker(MAKERS[n](0)).read(key) for n in MAKERS] for key in range(40)}
-    step = threading.Barrier(2, timeout=30)
-    wrong = []
-
-    def work(first: int) -> None:
-        team = [Worker(MAKERS[name](0)) for name in MAKERS]
-        for key in range(first, 40, 2):
-            for worker in team:
-                worker.begin(key)
-            step.wait()  # both have begun, and neither has drawn
-            if [some(worker.generators[0]) for worker in team] != expected[key]:
-                wrong.append(key)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert wrong == []
 
 
 # ---- what else refers to a generator ----
@@ -290,13 +226,6 @@ def test_generators_over_one_bit_generator_are_one_stream(kind: Any) -> None:
     assert [state(new), state(old)] == [state(g) for g in team()]
 
 
-def test_a_listed_twice_generator_is_keyed_once() -> None:
-    for name in MAKERS:
-        g = MAKERS[name](0)
-        worker = Worker(g, g, places=(PLACE, "dataset.other"))
-        assert worker.read(3) == Worker(MAKERS[name](0)).read(3)
-
-
 def test_a_library_s_bit_generator_is_keyed_by_its_own_seeding() -> None:
     class Library(BitGenerator):
         state: Any = None
@@ -313,12 +242,6 @@ def test_a_library_s_bit_generator_is_keyed_by_its_own_seeding() -> None:
     assert seen[0] == seen[2] != seen[1]
     keyed.restore()
     assert bits.state == {"seed": 0}
-
-
-def test_a_system_generator_stays_random() -> None:
-    worker = Worker(random.SystemRandom(), own=True)
-    assert worker.begin(1).random() != worker.begin(1).random()
-    worker.keyed.restore()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -410,13 +333,3 @@ def test_what_the_user_draws_between_two_samples_is_kept(make: Any) -> None:
         worker.read(key)
         worker.keyed.restore()
         assert one(g) == one(plain)
-
-
-def test_restored_after_the_sample_seeded(make: Any) -> None:
-    g = make(0)
-    before = state(g)
-    worker = Worker(g)
-    worker.begin(1)
-    seeded(g, "state")
-    worker.keyed.restore()
-    assert state(g) == before

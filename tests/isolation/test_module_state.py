@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import abc
 import copy
-import copyreg
-import ctypes
 import functools
-import inspect
 import json
 import operator
 import pickle
@@ -19,7 +16,6 @@ import random
 import sys
 import threading
 import types
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -150,14 +146,6 @@ module_state_names = {
 }
 
 
-def test_a_bound_method_taken_before_acts_on_the_copy(installed: Any) -> None:
-    x, mine = Crop(), Crop()
-    draw = x.draw
-    state = installed(x)
-    in_worker(state, {id(x): mine}, lambda: draw(5))
-    assert (x.at, mine.at) == (0, 5)
-
-
 def test_two_workers_that_take_turns_do_not_see_each_others_draws(installed: Any) -> None:
     x = Crop()
     state = installed(x)
@@ -224,13 +212,6 @@ class Registry(type):
         Registry.known[name] = cls
         super().__init__(name, bases, space)
 
-    def __call__(cls, *args: Any) -> Any:
-        made.append("instance")
-        return super().__call__(*args)
-
-    def __setattr__(cls, name: str, value: Any) -> None:
-        raise AttributeError(name)
-
 
 class Registered(metaclass=Registry):
     def __init__(self) -> None:
@@ -248,19 +229,6 @@ class HookedChild(Hooked, needed=1):
     pass
 
 
-class Asked:
-    """Sees each attribute that is asked for."""
-
-    def __init__(self) -> None:
-        self.n = 0
-        self.asked = 0
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "n":
-            object.__setattr__(self, "asked", object.__getattribute__(self, "asked") + 1)
-        return super().__getattribute__(name)
-
-
 class Parent:
     def __init__(self) -> None:
         self.n = 0
@@ -272,16 +240,6 @@ class Parent:
 class Child(Parent):
     def bump(self) -> None:
         super().bump()
-
-
-class Finalized:
-    ended = 0
-
-    def __init__(self) -> None:
-        self.n = 0
-
-    def __del__(self) -> None:
-        type(self).ended += 1
 
 
 class ListChild(list[int]):
@@ -306,14 +264,6 @@ class Generator(random.Random):
     n = 0
 
 
-class Reduced:
-    def __init__(self, n: int = 0) -> None:
-        self.n = n
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.n,)
-
-
 class Copied:
     """Makes its copies itself, of its `__class__`."""
 
@@ -333,19 +283,9 @@ class CopiedByType(Copied):
     __copy__ = functools.partialmethod(__deepcopy__, None)
 
 
-class Told:
-    """What copyreg was told of."""
-
-    def __init__(self, n: int = 0) -> None:
-        self.n = n
-
-
-copyreg.pickle(Told, lambda told: (Told, (told.n,)))
-
-
 KINDS = [
-    *(Plain, Slotted, Concrete, Registered, HookedChild, Asked, Child),
-    *(Finalized, DictChild, Module, Generator, Reduced, Copied, CopiedByType, Told),
+    *(Plain, Slotted, Concrete, Registered, HookedChild, Child),
+    *(DictChild, Module, Generator, Copied, CopiedByType),
 ]
 
 
@@ -399,14 +339,6 @@ def test_pickles_and_copies_are_of_the_original_class_in_every_thread(
     assert theirs.n == 5
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_every_pickle_protocol_makes_the_original_class(protocol: int, installed: Any) -> None:
-    x = Plain()
-    installed(x)
-    assert type(pickle.loads(pickle.dumps(x, protocol))) is Plain
-    assert type(pickle.loads(pickle._dumps(x, protocol))) is Plain  # type: ignore[attr-defined]
-
-
 def test_a_frozen_dataclass_that_writes_past_its_class_is_a_workers_own(installed: Any) -> None:
     x, mine = Frozen(), Frozen()
     state = installed(x)
@@ -443,20 +375,11 @@ class Special:
         self.items[0] += other
         return self
 
-    def __radd__(self, other: int) -> int:
-        return self.items[0] + other
-
     def __repr__(self) -> str:
         return f"Special({self.items})"
 
     def __call__(self, *, k: int) -> int:
         return self.items[k]
-
-    def __next__(self) -> int:
-        return self.items.pop()
-
-    def __delattr__(self, name: str) -> None:
-        self.items[0] = 77
 
 
 def _with(x: Special) -> Any:
@@ -471,12 +394,9 @@ SPECIAL: dict[str, tuple[Callable[[Special], Any], Any]] = {
     "unpack": (lambda x: (lambda a, b: (b, a))(*x), (4, 5)),
     "with": (_with, (True, [5, 4, 3])),
     "bool": (bool, True),
-    "radd": (lambda x: 1 + x, 6),
     "iadd": (lambda x: (operator.iadd(x, 3) is x, [*x]), (True, [8, 4])),
     "repr": (repr, "Special([5, 4])"),
     "call": (lambda x: x(k=1), 4),
-    "next": (next, 4),
-    "delattr": (lambda x: (delattr(x, "items"), [*x]), (None, [77, 4])),
     "vars": (lambda x: vars(x)["items"], [5, 4]),
 }
 
@@ -493,15 +413,12 @@ def test_a_special_method_acts_on_the_copy(name: str, installed: Any) -> None:
 
 FROM_C: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "dict": (dict, {"b": 1, "c": 2}),
-    "stars": (lambda x: {**x}, {"b": 1, "c": 2}),
     "keywords": (lambda x: (lambda **k: k)(**x), {"b": 1, "c": 2}),
     "or": (lambda x: ({} | x, x | {}), ({"b": 1, "c": 2},) * 2),
     "list": (list, ["b", "c"]),
     "json": (json.dumps, '{"b": 1, "c": 2}'),
     "format": (lambda x: ("{b}".format(**x), "{b}".format_map(x)), ("1", "1")),
     "equal": (lambda x: (x == {"b": 1, "c": 2}, operator.eq({"b": 1, "c": 2}, x)), (True, True)),
-    "Counter": (lambda x: dict(Counter(x)), {"b": 1, "c": 2}),
-    "OrderedDict": (lambda x: dict(OrderedDict(x)), {"b": 1, "c": 2}),
 }
 
 
@@ -512,13 +429,6 @@ def test_c_code_takes_from_the_copy_of_a_dictionary(name: str, installed: Any) -
     state = installed(x)
     assert in_worker(state, {id(x): mine}, lambda: operate(x)) == expected
     assert dict(x) == {"a": 0}
-
-
-def test_a_callable_has_the_signature_of_its_class(installed: Any) -> None:
-    x = Crop()
-    expected = inspect.signature(x)
-    installed(x)
-    assert inspect.signature(x) == expected
 
 
 def test_comparisons_see_the_copies_of_both(installed: Any) -> None:
@@ -552,71 +462,6 @@ def test_what_has_no_equality_of_its_own_is_itself_in_every_thread(installed: An
         return table[x], x == x, x is next(iter(table))
 
     assert look() == in_worker(state, {id(x): mine}, look) == ("here", True, True)
-
-
-def test_a_static_or_class_special_method_stays_the_classs(installed: Any) -> None:
-    class Odd:
-        __call__ = staticmethod(lambda v: v + 1)
-        __len__ = functools.partialmethod(lambda self, n: n + self.n, 2)
-        __torch_function__ = classmethod(lambda cls, *args: cls.__name__)
-        n = 0
-
-    x, mine = Odd(), Odd()
-    mine.n = 1
-    state = installed(x)
-    assert (x(1), len(x)) == (2, 2)
-    assert in_worker(state, {id(x): mine}, lambda: (x(1), len(x))) == (2, 3)
-
-
-def test_a_missing_attribute_is_asked_for_once_and_of_the_copy(installed: Any) -> None:
-    class Lazy:
-        def __init__(self) -> None:
-            self.asked: list[str] = []
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            self.asked.append(name)
-            raise AttributeError(name)
-
-    x, mine = Lazy(), Lazy()
-    state = installed(x)
-    assert in_worker(state, {id(x): mine}, lambda: hasattr(x, "gone")) is False
-    assert (x.asked, mine.asked) == ([], ["gone"])
-
-
-def test_user_code_that_lists_subclasses_or_checks_abstract_ones_is_right(installed: Any) -> None:
-    x = Concrete()
-    installed(x)
-
-    class Other(Abstract):
-        def apply(self) -> int:
-            return 0
-
-    class Virtual: ...
-
-    Abstract.register(Virtual)
-    assert isinstance(Other(), Abstract)
-    assert isinstance(Virtual(), Abstract)
-    assert not isinstance(Virtual(), Concrete)
-    assert not isinstance(3, Abstract)
-    assert issubclass(x.__class__, Abstract)
-
-
-def test_a_module_of_torchs_trains_while_installed(installed: Any) -> None:
-    x = Module()
-    state = installed(x)
-    x(torch.ones(2)).sum().backward()
-    assert x.weight.grad is not None
-    assert [name for name, _ in x.named_parameters()] == ["weight"]
-    mine = copy.deepcopy(x)
-    assert type(mine) is Module
-    with torch.no_grad():
-        mine.weight += 1
-    assert in_worker(state, {id(x): mine}, lambda: x(torch.zeros(2)).tolist()) == [1, 1]
-    x.load_state_dict(x.state_dict())
-    x.half().float().eval()
-    assert not x.training
 
 
 # ---- installing and removing ----
@@ -653,13 +498,6 @@ def test_threads_that_install_and_remove_at_once_leave_the_class_as_it_was() -> 
     assert all(type(x) is Plain for x in instances)
 
 
-def test_a_worker_without_a_copy_acts_on_the_instance(installed: Any) -> None:
-    x, y = Crop(), Crop()
-    state = installed(x, y)
-    in_worker(state, {id(x): x}, lambda: (x.draw(3), y.draw(4)))
-    assert (x.at, y.at) == (3, 4)
-
-
 # ---- what is reached, and what not ----
 
 
@@ -670,35 +508,13 @@ class Declared:
         self.n = 0
 
 
-class ArrayChild(np.ndarray[Any, Any]):
-    pass
-
-
-class GeneratorChild(np.random.Generator):
-    pass
-
-
-class Structure(ctypes.Structure):
-    _fields_: ClassVar[Any] = [("n", ctypes.c_int)]
-
-
-class SetChild(set[int]):
-    pass
-
-
 @pytest.mark.parametrize(
     "value",
     [
         *(np.zeros(3), torch.zeros(3), np.random.default_rng(0), np.random.RandomState(0)),
         *(torch.Generator(), [1], {}, {1}, bytearray(3), random.Random(0).random),
         *(iter([1]), types.SimpleNamespace(n=1), ValueError("text")),
-        *(
-            ArrayChild((3,)),
-            GeneratorChild(np.random.PCG64()),
-            Structure(),
-            SetChild(),
-            ListChild(),
-        ),
+        ListChild(),
         functools.partial(print, []),
     ],
     ids=lambda value: type(value).__name__,
@@ -725,11 +541,6 @@ def test_what_threads_may_share_is_left_alone(value: Any) -> None:
     assert ModuleState([named(value)]).roots == []
 
 
-def test_a_table_of_data_is_left_alone() -> None:
-    pandas = pytest.importorskip("pandas")
-    assert ModuleState([named(pandas.DataFrame({"a": [1]}))]).roots == []
-
-
 def test_instances_below_containers_are_reached_and_the_containers_are_not() -> None:
     a, b, c, d, e, key = (Plain() for _ in range(6))
     values = {
@@ -742,38 +553,6 @@ def test_instances_below_containers_are_reached_and_the_containers_are_not() -> 
     state = ModuleState(named(value, name) for name, value in values.items())
     assert {id(x) for x in (a, b, c, d, key)} < {id(x) for x in state.roots}
     assert [found.name for found in state.unreached] == ["container", "space", "array"]
-
-
-@pytest.mark.parametrize("maxsize", [2, None])
-def test_what_a_cached_function_made_before_is_not_reached(maxsize: int | None) -> None:
-    """The worker's own begins with an empty cache."""
-    make = functools.lru_cache(maxsize)(lambda k: Plain())
-    make(0)
-    state = ModuleState([named(make, "make")])
-    assert (state.roots, state.unreached) == ([], [])
-    assert state.cached == {f"{__name__}.make": make}
-
-
-def test_each_root_has_a_name_of_its_own() -> None:
-    x = Plain()
-    objects = [named(x, "plain"), named([x, Plain(), Plain()], "table"), named(Plain(), "again")]
-    paths = ModuleState(objects).paths
-    assert len(set(paths)) == 4
-    assert (paths[0], paths[-1]) == (f"{__name__}.plain", f"{__name__}.again")
-    assert all(path.startswith(f"{__name__}.table, ") for path in paths[1:3])
-
-
-def test_a_container_with_very_many_elements_is_data() -> None:
-    state = ModuleState([named([Plain() for _ in range(2000)])])
-    assert state.roots == []
-    assert len(state.unreached) == 1
-
-
-def test_a_name_that_code_rebinds_is_not_reached_though_its_instance_is() -> None:
-    x = Plain()
-    state = ModuleState([named(x, rebound=True)])
-    assert state.roots == [x]
-    assert len(state.unreached) == 1
 
 
 def test_all_that_the_code_of_a_dataset_names_goes_through_the_states(installed: Any) -> None:

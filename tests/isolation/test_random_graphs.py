@@ -47,11 +47,8 @@ class Slotted:
 
     __slots__ = ("__weakref__", "first", "second", "value")
 
-    def __init__(self, value: int, first: Any, second: Any) -> None:
-        self.value, self.first, self.second = value, first, second
-
-    def store(self, value: int) -> None:
-        self.value = value
+    __init__ = Plain.__init__
+    store = Plain.store
 
 
 class Called(Plain):
@@ -59,13 +56,6 @@ class Called(Plain):
 
     def __call__(self, value: int) -> None:
         self.value = value
-
-
-class Delegating(Plain):
-    """Asks its first attribute for all that it does not have."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.first, name)
 
 
 class Closing(Plain):
@@ -202,7 +192,7 @@ def read_only(a: np.ndarray) -> np.ndarray:
 
 
 KINDS: dict[str, Callable[[Builder, int, Node], Any]] = {
-    **{c.__name__: instance_of(c) for c in (Plain, Slotted, Called, Delegating)},
+    **{c.__name__: instance_of(c) for c in (Plain, Slotted, Called)},
     **{c.__name__: instance_of(c) for c in (Closing, Hashed)},
     "class attribute": lambda b, value, node: b.with_class_attribute(value, b.one(node.first), 0),
     "list": lambda b, value, node: [value, b.one(node.first), b.one(node.second)],
@@ -373,9 +363,7 @@ def write(x: Any, value: int) -> None:
 
 def link(x: Any, target: Any) -> None:
     """Let an object refer to another one, in the way that its kind allows."""
-    if isinstance(x, (Delegating, Graph)):
-        pass  # what delegates to itself never ends
-    elif isinstance(x, INSTANCES):
+    if isinstance(x, INSTANCES):
         x.second = target
     elif isinstance(x, Rows):
         x.first = target

@@ -250,26 +250,6 @@ def test_generators_seeded_alike_draw_alike(
     assert all(image == mask for epoch in rows for image, mask in epoch)
 
 
-python_s = Random(0)
-
-
-class OfTheModule(Draws):
-    """Draws from a generator of this module, by its name."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: python_s.random())
-
-
-@pytest.mark.parametrize(
-    "make", [OfTheModule, lambda: Held(python_s, lambda rng: float(rng.random()))]
-)
-def test_a_generator_at_the_top_of_a_module_is_the_sample_s(make: Callable[[], Any]) -> None:
-    """Workers get copies of it, so it is keyed as others are, by its name or as an attribute."""
-    before = python_s.getstate()
-    assert_distinct(equal_for_all_workers(make))
-    assert python_s.getstate() == before
-
-
 def test_one_generator_in_two_places_is_one_stream() -> None:
     class Twice(Held):
         def __init__(self) -> None:
@@ -284,36 +264,6 @@ def test_one_generator_in_two_places_is_one_stream() -> None:
     assert_distinct(equal_for_all_workers(Twice))
 
 
-SEEDING: dict[str, Callable[[Any, int], Any]] = {
-    "RandomState": lambda rng, n: rng.seed(n),
-    "PCG64": lambda rng, n: setattr(rng.bit_generator, "state", np.random.PCG64(n).state),
-    "Random, gauss": lambda rng, n: rng.seed(n),
-    "torch": lambda rng, n: rng.manual_seed(n),
-}
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("kind", SEEDING)
-def test_a_sample_that_seeds_a_held_generator_seeds_no_other(kind: str, workers: int) -> None:
-    make, draw = HELD[kind]
-    reseed = SEEDING[kind]
-
-    class SeedsEveryThird(Held):
-        def __getitem__(self, index: int) -> torch.Tensor:
-            if index % 3 == 0:
-                reseed(self.rng, 5)
-            return super().__getitem__(index)
-
-    fixed = make()
-    reseed(fixed, 5)
-    seeded = (draw(fixed), draw(fixed))
-    wanted = epochs(held(kind), 1)
-    got = epochs(SeedsEveryThird(make(), draw), workers)
-    for got_rows, wanted_rows in zip(got, wanted, strict=True):
-        for index, (row, unseeded) in enumerate(zip(got_rows, wanted_rows, strict=True)):
-            assert row == (unseeded if index % 3 else seeded)
-
-
 def test_a_generator_of_the_system_stays() -> None:
     rows = epochs(Draws(random.SystemRandom().random), 2)
     assert_distinct(rows)
@@ -321,30 +271,6 @@ def test_a_generator_of_the_system_stays() -> None:
 
 
 # ---- the two modules ----
-
-
-def test_a_sample_s_draws_do_not_depend_on_the_others() -> None:
-    """One sample draws between the draws of the other, and both draw as in a plain order."""
-
-    class Both(TwoSamples):
-        forced = True
-
-        def __getitem__(self, index: int) -> list[float]:
-            if not self.forced:
-                return [*self.draw(), *self.draw()]
-            with self.in_turn.storing(index):
-                first = self.draw()
-            with self.in_turn.reading(index):
-                return [*first, *self.draw()]
-
-        def draw(self) -> list[float]:
-            return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn()]
-
-    serial = Both()
-    serial.forced = False
-    wanted = two_samples(serial, seed=SEED, num_workers=0)
-    assert two_samples(Both(), seed=SEED) == wanted
-    assert_distinct([wanted])
 
 
 @pytest.mark.parametrize("how", MODULE_DRAWS)
@@ -376,81 +302,6 @@ def states() -> Any:
     return random.getstate(), (kind, bytes(keys), *rest), torch.get_rng_state().tolist()  # type: ignore[union-attr]
 
 
-class Everything(Draws):
-    """Seeds and draws in all ways there are."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: 0.0)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        drawn = [random.random(), np.random.rand(), np.random.randn(), random.gauss(0, 1)]
-        if index % 2:
-            random.seed(index)
-            np.random.seed(index)
-            torch.manual_seed(index)
-        random.setstate(random.getstate())
-        np.random.set_state(np.random.get_state())
-        drawn += [random.random(), np.random.randn(), float(torch.rand(()))]
-        return torch.tensor(drawn, dtype=torch.float64)
-
-
-# Without workers and seed the samples draw from the loop's own states, as in torch.
-@pytest.mark.parametrize(("workers", "loader_seed"), [(0, SEED), (1, SEED), (4, SEED), (4, None)])
-def test_the_loop_draws_as_if_the_samples_drew_nothing(
-    workers: int, loader_seed: int | None
-) -> None:
-    def loop(dataset: Any) -> list[Any]:
-        random.seed(1)
-        np.random.seed(1)
-        torch.manual_seed(1)
-        np.random.randn()  # leaves a second number in the generator
-        random.gauss(0, 1)
-        seen = []
-        with fastload.DataLoader(dataset, 4, num_workers=workers, seed=loader_seed) as loader:
-            for _ in range(2):
-                for _ in loader:
-                    here = np.random.randn(), random.gauss(0, 1), float(torch.rand(()))
-                    seen.append((*here, random.random(), np.random.rand(), states()))
-        return [*seen, states()]
-
-    assert loop(Everything()) == loop(Draws(lambda: 0.0))
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_worker_init_fn_that_seeds_changes_nothing(workers: int) -> None:
-    def seed_everything(worker: int) -> None:
-        random.seed(worker)
-        np.random.seed(worker)
-        torch.manual_seed(worker)
-        info = get_worker_info()
-        assert info is not None
-        info.dataset.rng.seed(worker)
-
-    def make() -> Any:
-        return Held(np.random.RandomState(), lambda rng: rng.rand() + random.random() + rand())
-
-    wanted = epochs(make(), workers)
-    before, dataset = states(), make()
-    own = dataset.rng.get_state()[1].tolist()
-    assert epochs(dataset, workers, worker_init_fn=seed_everything) == wanted
-    assert states() == before
-    assert dataset.rng.get_state()[1].tolist() == own
-
-
-def test_nothing_stays_after_the_last_iterator() -> None:
-    functions = random.random, random.seed, np.random.rand, np.random.seed
-    bit_generator, kind = np.random.get_bit_generator(), type(random.random.__self__)  # type: ignore[attr-defined]
-    first = fastload.DataLoader(Everything(), num_workers=2)
-    second = fastload.DataLoader(Everything(), num_workers=2)
-    with first, second:
-        one, other = iter(first), iter(second)
-        next(one)
-        next(other)
-    assert (random.random, random.seed, np.random.rand, np.random.seed) == functions
-    assert np.random.get_bit_generator() is bit_generator
-    assert type(random.random.__self__) is kind is Random  # type: ignore[attr-defined]
-
-
 # ---- iterable datasets ----
 
 
@@ -465,16 +316,6 @@ class Parts(IterableDataset[int]):
         return (info.id, info.num_workers) if info else (0, 1)
 
 
-class Permuted(Parts):
-    def __init__(self, rng: Any) -> None:
-        super().__init__()
-        self.rng = rng
-
-    def __iter__(self) -> Iterator[int]:
-        worker, workers = self.part()
-        yield from permuted(self.rng, self.length)[worker::workers]
-
-
 def permuted(rng: Any, length: int) -> list[int]:
     if isinstance(rng, torch.Generator):
         return torch.randperm(length, generator=rng).tolist()  # type: ignore[no-any-return]
@@ -483,8 +324,12 @@ def permuted(rng: Any, length: int) -> list[int]:
     return rng.permutation(length).tolist()  # type: ignore[no-any-return]
 
 
-class DecidedOneByOne(Permuted):
+class DecidedOneByOne(Parts):
     """A worker for each sample is drawn, between the samples that are yielded."""
+
+    def __init__(self, rng: Any) -> None:
+        super().__init__()
+        self.rng = rng
 
     def __iter__(self) -> Iterator[int]:
         worker, workers = self.part()
@@ -505,18 +350,6 @@ class ShuffledAlike(Parts):
         yield from np.random.permutation(files).tolist()[worker::workers]
 
 
-class DecidedByNormals(Parts):
-    """All workers seed once, and draw the worker of each sample between the samples."""
-
-    def __iter__(self) -> Iterator[int]:
-        worker, workers = self.part()
-        np.random.seed(self.epoch)
-        random.seed(self.epoch)
-        for index in range(self.length):
-            if int((np.random.randn() + random.gauss(0, 1)) * 1_000) % workers == worker:
-                yield index
-
-
 GENERATORS = {
     "RandomState": np.random.RandomState,
     "Generator": np.random.default_rng,
@@ -525,9 +358,7 @@ GENERATORS = {
 }
 PARTITIONS: dict[str, Callable[[], Parts]] = {
     **{k: lambda make=make: DecidedOneByOne(make()) for k, make in GENERATORS.items()},  # type: ignore[misc]
-    "permuted": lambda: Permuted(np.random.RandomState()),
     "shuffled alike": ShuffledAlike,
-    "decided by normals": DecidedByNormals,
 }
 
 
@@ -595,10 +426,6 @@ def test_the_user_s_generators_have_their_old_state_after_each_batch(workers: in
     ]
 
 
-def test_all_together_draw_the_same_for_any_number_of_workers() -> None:
-    assert_distinct(equal_for_all_workers(lambda: Held(*drawing_from_all())))
-
-
 @pytest.mark.parametrize("workers", WORKERS)
 def test_an_error_in_a_sample_leaves_the_states(workers: int) -> None:
     rngs, draw = drawing_from_all()
@@ -631,14 +458,6 @@ def test_without_any_seed_each_run_draws_differently(kind: str) -> None:
     first = epochs(held(kind), 2, seed=None)
     torch.manual_seed(0)
     assert_distinct([*first, *epochs(held(kind), 2, seed=None)])
-
-
-def test_without_a_seed_the_user_s_seed_decides_with_persistent_workers() -> None:
-    def run() -> list[list[Any]]:
-        return epochs(held("RandomState", 0), 2, 3, seed=None, persistent_workers=True)
-
-    assert run() == run() == epochs(held("RandomState", 0), 1, 3, seed=None)
-    assert_distinct(run())
 
 
 # ---- retries, collate_fn ----
@@ -696,14 +515,6 @@ def test_collate_fn_draws_from_the_stream_of_its_batch() -> None:
     assert not set(noise) & {number for epoch in plain for row in epoch for number in row}
 
 
-def test_samples_read_in_one_call_draw_from_the_stream_of_their_batch() -> None:
-    class Whole(Held):
-        def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-            return [self[index] for index in indices]
-
-    assert_distinct(equal_for_all_workers(lambda: Whole(*drawing_from_all())))
-
-
 # ---- the settings ----
 
 
@@ -739,18 +550,3 @@ def test_a_module_that_is_turned_off_is_noticed(
         assert "another" in warning, "says that a sample that seeds twice gets another's draws"
     for chosen in [(module,), ("python", "numpy")]:
         assert said(*chosen) == []
-
-
-def test_a_module_that_is_turned_off_is_as_it_was() -> None:
-    """The workers draw from the state of the process."""
-    function, bit_generator = random.random, np.random.get_bit_generator()
-    kinds = []
-
-    def draw() -> float:
-        kinds.append(type(random.random.__self__))  # type: ignore[attr-defined]
-        return float(np.random.get_bit_generator() is bit_generator and random.random is function)
-
-    draws = Draws(draw)
-    rows = epochs(draws, 1, count=1, random_modules=(), copy_dataset=False)
-    assert rows == [[(1.0, 1.0)] * 24]
-    assert set(kinds) == {Random}

@@ -97,17 +97,6 @@ def test_a_dataset_with_a_lock_knows_that_it_is_shared(handle: Any, lock: Any) -
     assert not noticed([("", Holder(lock=lock, **{name: file}))], read)
 
 
-def test_a_file_that_the_first_sample_opens_is_noticed(path: Path) -> None:
-    dataset = Holder(file=None)
-
-    def sample(k: int) -> None:
-        dataset.file = dataset.file or path.open("rb")
-        dataset.file.read(1)
-
-    assert len(noticed([("", dataset)], sample)) == 1
-    dataset.file.close()
-
-
 def test_a_closed_file_a_pipe_and_an_int_that_is_no_descriptor_are_not_looked_at(
     path: Path,
 ) -> None:
@@ -190,41 +179,24 @@ def module_object(space: dict[str, Any], *, rebound: bool = False) -> list[tuple
     return [(f"script.{name}", ModuleObject("script", name, value, rebound, space))]
 
 
-def counting() -> Any:
-    n = 0
-
-    def count() -> int:
-        nonlocal n
-        n += 1
-        return n
-
-    return count
-
-
 def holder(k: int) -> Holder:
     return Holder(at=0)
 
 
 STATE: dict[str, tuple[Any, Callable[[Any, int], object]]] = {
     "a list that is filled anew": ([0], lambda x, k: (x.clear(), x.extend([k, k]))),
-    "an element of a list": ([0, 0], lambda x, k: x.__setitem__(1, k + 7)),
     "a value of a dictionary": ({"n": 0}, lambda x, k: x.update(n=k + 7)),
     "a counter in a nested object": (
         Holder(inner=[{"a": Holder(n=0)}]),
         lambda x, k: setattr(x.inner[0]["a"], "n", k + 7),
     ),
     "a set of what is left": (set(range(100)), lambda x, k: x.pop()),
-    "a ring buffer": (deque([1, 2, 3], 3), lambda x, k: x.append(k + 7)),
     "an attribute": (Holder(params=None), lambda x, k: setattr(x, "params", {})),
-    "an attribute of that name": (Holder(length=1), lambda x, k: setattr(x, "length", k + 7)),
     "an array": (np.zeros(4), lambda x, k: x.fill(k + 1)),
-    "a tensor": (torch.zeros(4), lambda x, k: x.fill_(k + 1)),
     "NumPy's generator": (np.random.default_rng(0), lambda x, k: x.random()),
-    "NumPy's old generator": (np.random.RandomState(0), lambda x, k: x.rand()),
     "torch's generator": (torch.Generator(), lambda x, k: torch.rand(1, generator=x)),
     "Python's generator": (random.Random(0), lambda x, k: x.random()),
     "a bound method in C": (random.Random(0).random, lambda x, k: x()),
-    "a variable of a closure": (counting(), lambda x, k: x()),
     "what a cached function made": (
         functools.lru_cache(maxsize=2)(holder),
         lambda x, k: setattr(x(0), "at", k + 7),
@@ -249,7 +221,6 @@ def test_a_module_level_object_that_samples_change_is_noticed(name: str) -> None
 
 CACHES: dict[str, tuple[Any, Callable[[Any, int], object]]] = {
     "a list": ([], lambda x, k: x.append([k])),
-    "a list that gets long": ([], lambda x, k: x.extend(range(len(x) + 40))),
     "a dictionary": ({}, lambda x, k: x.update({k: [k]})),
     "a set": (set(), lambda x, k: x.add(k)),
     "a list of known length": ([None] * 5, lambda x, k: x.__setitem__(k, [k])),
@@ -292,11 +263,6 @@ def test_a_large_container_that_is_scratch_space_is_noticed(kind: str) -> None:
     assert "change what `dataset.records` holds" in sentence
 
 
-def test_a_large_cache_that_is_filled_is_not_noticed() -> None:
-    container: list[Any] = [None] * 2_000
-    assert not noticed([("cache", container)], lambda k: container.__setitem__(k * 32, [k]), 8)
-
-
 def test_a_name_that_samples_rebind_is_noticed() -> None:
     space: dict[str, Any] = {"last": None}
     [sentence] = noticed(module_object(space, rebound=True), lambda k: space.update(last=(k,)))
@@ -304,16 +270,6 @@ def test_a_name_that_samples_rebind_is_noticed() -> None:
     space = {"reader": None}
     watched = module_object(space, rebound=True)
     assert not noticed(watched, lambda k: space.update(reader=space["reader"] or [3]))
-
-
-def test_a_global_variable_that_is_made_once_and_then_changes_is_noticed() -> None:
-    space: dict[str, Any] = {"reader": None}
-
-    def sample(k: int) -> None:
-        space["reader"] = space["reader"] or Holder(at=0)
-        space["reader"].at += 1
-
-    assert noticed(module_object(space, rebound=True), sample, 4)
 
 
 def test_instances_that_are_each_workers_own_are_not_looked_at() -> None:

@@ -173,22 +173,6 @@ class Clip:
         return self.file
 
 
-class Canvas:
-    """One that draws into what it holds."""
-
-    def __init__(self) -> None:
-        self.colours = [0, 0]
-
-    @property
-    def mixed(self) -> list[int]:
-        self.colours[0] = 1
-        return self.colours
-
-
-class LaterClip(Clip):
-    """One whose base changes it."""
-
-
 def read_only(a: np.ndarray) -> np.ndarray:
     a.flags.writeable = False
     return a
@@ -203,22 +187,15 @@ DATA: dict[str, Callable[[], Any]] = {
     "view of an array over 16 MiB": lambda: np.zeros(16 * MIB + 1, np.uint8)[5:9],
     "tensor over 16 MiB": lambda: torch.zeros(16 * MIB + 1, dtype=torch.uint8),
     "view of a tensor over 16 MiB": lambda: torch.zeros(16 * MIB + 1, dtype=torch.uint8)[5:9],
-    "tensor of an array over 16 MiB": lambda: torch.from_numpy(np.zeros(16 * MIB + 1, np.uint8)),
     "read-only array": lambda: read_only(np.zeros(3)),
-    "array of bytes": lambda: np.frombuffer(b"abc", np.uint8),
     "tensor in shared memory": lambda: torch.zeros(3).share_memory_(),
-    "view of a tensor in shared memory": lambda: torch.zeros(3).share_memory_()[1:],
-    "bytes": lambda: bytes(100),
     "list of 1,001": lambda: list(range(1_001)),
-    "dict of 1,001": lambda: dict.fromkeys(range(1_001)),
-    "set of 1,001": lambda: set(range(1_001)),
-    "tuple of 1,001 lists": lambda: tuple([] for _ in range(1_001)),
     "deque of 1,001": lambda: collections.deque(range(1_001)),
+    "dict of 1,001": lambda: dict.fromkeys(range(1_001)),
     "list of 1,001 records": lambda: [Record(str(i), i) for i in range(1_001)],
     "list of 10,001 clips": lambda: [Clip(str(i)) for i in range(10_001)],
     "20 lists of 1,001 clips": lambda: [[Clip("a") for _ in range(1_001)] for _ in range(20)],
     "list of 1,001 named tuples": lambda: [Pair(str(i), [i]) for i in range(1_001)],
-    "dict of 1,001 arrays": lambda: dict(enumerate(parts(1_001, 10))),
     "20 lists of 200 lists": lambda: [[[] for _ in range(200)] for _ in range(20)],
     "dict of 20 dicts of 200 lists": lambda: {i: {j: [j] for j in range(200)} for i in range(20)},
     "20 arrays of 256 KiB": lambda: parts(20, MIB // 4),
@@ -305,22 +282,15 @@ STATE: dict[str, Callable[[], Any]] = {
     "module": lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)),
     "bytearray": lambda: bytearray(100),
     "list of 1,000": lambda: list(range(1_000)),
-    "dict of 1,000": lambda: dict.fromkeys(range(1_000)),
-    "set of 1,000": lambda: set(range(1_000)),
-    "empty list": list,
     "3 lists of 500 lists": lambda: [[[] for _ in range(500)] for _ in range(3)],
-    "20 lists of 20 lists": lambda: [[[] for _ in range(20)] for _ in range(20)],
     "2 buffers of 3 MiB": lambda: parts(2, 3 * MIB),
     "15 buffers of 1 MiB": lambda: parts(15, MIB),
     "20 buffers of 100 KiB": lambda: parts(20, 100 << 10),
     "deque": lambda: collections.deque([1, 2], maxlen=5),
     "defaultdict": lambda: collections.defaultdict(list, x=[1]),
-    "ordered dict": lambda: collections.OrderedDict(b=1, a=2),
-    "counter": lambda: collections.Counter("aab"),
     "chain map": lambda: collections.ChainMap({"a": 1}, {"b": 2}),
     "instance": lambda: Thing(x=1),
     "called instance": Transform,
-    "record": lambda: Record("a", 1),
     "namespace": lambda: types.SimpleNamespace(x=[1]),
     "RandomState": lambda: np.random.RandomState(1),
     "Generator": lambda: np.random.default_rng(1),
@@ -346,25 +316,16 @@ LENGTH = 1_100
 """Of a container that would be data. One element is in most of them so many times, as a copy takes its time."""
 CODE: dict[str, Callable[[], Any]] = {
     "list of transforms": lambda: [Transform()] * LENGTH,
-    "tuple of transforms": lambda: (Transform(),) * LENGTH,
     "dict of transforms": lambda: dict.fromkeys(range(LENGTH), Transform()),
-    "set of transforms": lambda: {Transform() for _ in range(LENGTH)},
-    "list of modules": lambda: [torch.nn.Identity()] * LENGTH,
     "list of closures": lambda: [with_a_thing(Thing())] * LENGTH,
     "list of partials": lambda: [functools.partial(importable, Thing())] * LENGTH,
     "list of bound methods": lambda: [Thing().name] * LENGTH,
     "list of datasets": lambda: [Subset([1], [0])] * LENGTH,  # type: ignore[arg-type]
-    "list of Random": lambda: [random.Random(0)] * LENGTH,
-    "list of RandomState": lambda: [np.random.RandomState(0)] * LENGTH,
-    "list of Generator": lambda: [np.random.default_rng(0)] * LENGTH,
     "list of torch.Generator": lambda: [torch.Generator()] * LENGTH,
     "list of clips": lambda: [Clip("a")] * LENGTH,
-    "list of clips of a subclass": lambda: [LaterClip("a")] * LENGTH,
-    "list of canvases": lambda: [Canvas()] * LENGTH,
     "dict of pairs with a clip": lambda: dict.fromkeys(range(LENGTH), (0, Clip("a"))),
     "20 lists of 200 clips": lambda: [[Clip("a")] * 200 for _ in range(20)],
     "list of pairs with a transform": lambda: [("name", Transform())] * LENGTH,
-    "list of dicts with a transform": lambda: [{"t": Transform()}] * LENGTH,
     "20 lists of 200 transforms": lambda: [[Transform()] * 200 for _ in range(20)],
 }
 
@@ -439,27 +400,6 @@ def test_tensors_keep_what_they_are() -> None:
 # ---- one graph ----
 
 
-def test_cycles() -> None:
-    dataset = Holder(rows=[], children=[Thing()], by_name={})
-    dataset.me = dataset
-    dataset.rows.append(dataset.rows)
-    dataset.children[0].parent = dataset
-    dataset.pair = ([dataset],)
-    dataset.pair[0].append(dataset.pair)
-    dataset.by_name["self"] = dataset.by_name
-    dataset.members = frozenset([dataset.children[0]])
-    dataset.children[0].members = dataset.members
-    for got in copies_of(dataset):
-        assert got is not dataset
-        assert got.me is got
-        assert got.rows[0] is got.rows
-        assert got.children[0].parent is got
-        assert got.pair[0] == [got, got.pair]
-        assert got.by_name["self"] is got.by_name
-        assert got.children[0] in got.members
-        assert got.children[0].members is got.members
-
-
 HELD_BY_ITS_OWN: dict[str, Callable[[Thing], Any]] = {
     "bound method": lambda thing: thing.name,
     "bound method of a container": lambda thing: thing.rows.append,
@@ -520,19 +460,6 @@ def test_keys_that_hash_by_their_contents() -> None:
         assert got.other.owner[got.other] == "mine"
 
 
-def test_a_key_of_the_dict_that_it_holds() -> None:
-    """What it hashes by comes after the dict, so the dict can be filled only at the end."""
-    key = Key("")
-    del key.name, key.owner
-    key.owner = {}
-    key.name = "late"
-    key.owner[key] = "mine"
-    for dataset in copies(key=key)[1:]:
-        assert dataset.key is not key
-        assert dataset.key.owner[dataset.key] == "mine"
-        assert next(iter(dataset.key.owner)) is dataset.key
-
-
 def chain_of(length: int) -> Any:
     chain: Any = None
     for _ in range(length):
@@ -584,24 +511,14 @@ def test_closures_that_share_a_cell() -> None:
     assert read() == 0
 
 
-def test_a_closure_that_calls_itself_and_one_with_an_empty_cell() -> None:
-    def factorial(n: int) -> int:
-        return 1 if n < 2 else n * factorial(n - 1)
+def test_a_variable_that_is_not_bound_yet() -> None:
+    def call() -> Any:
+        return later
 
-    def empty() -> Callable[[], Any]:
-        def call() -> Any:
-            return later
-
-        if not call:
-            later = None
-        return call
-
-    for dataset in copies(factorial=factorial, empty=empty())[1:]:
-        assert dataset.factorial(4) == 24
-        assert dataset.factorial is not factorial
-        assert dataset.factorial.__closure__[0].cell_contents is dataset.factorial
+    for dataset in copies(call=call)[1:]:
         with pytest.raises(NameError):
-            dataset.empty()
+            dataset.call()
+    later = None
 
 
 def test_what_a_function_holds() -> None:
@@ -663,28 +580,17 @@ def test_weak_references() -> None:
     dataset.thing.owner = weakref.ref(dataset)
     dataset.early, dataset.outside = weakref.ref(dataset.thing), weakref.ref(Thing)
     dataset.gone = weakref.ref(Thing())
+    dataset.by_name = weakref.WeakValueDictionary({"thing": dataset.thing})
+    dataset.by_thing = weakref.WeakKeyDictionary({dataset.thing: [1]})
+    dataset.members = weakref.WeakSet([dataset.thing])
     dataset.proxy, dataset.method = weakref.proxy(dataset), weakref.WeakMethod(dataset.thing.name)
     for got in copies_of(dataset):
         assert got.thing.owner() is got
         assert got.early() is got.thing is got.proxy.thing is got.method().__self__
         assert got.outside() is Thing
         assert got.gone() is None
-
-
-WEAK: dict[str, Callable[[Thing], Any]] = {
-    "WeakValueDictionary": lambda thing: weakref.WeakValueDictionary({"thing": thing}),
-    "WeakKeyDictionary": lambda thing: weakref.WeakKeyDictionary({thing: [1]}),
-    "WeakSet": lambda thing: weakref.WeakSet([thing]),
-}
-
-
-@pytest.mark.parametrize("kind", WEAK)
-def test_weak_containers(kind: str) -> None:
-    thing = Thing()
-    for dataset in copies(weak=WEAK[kind](thing), thing=thing)[1:]:
-        (held,) = dataset.weak.values() if kind == "WeakValueDictionary" else dataset.weak
-        assert held is dataset.thing
-        assert held is not thing
+        assert got.by_name["thing"] is got.thing
+        assert list(got.by_thing) == list(got.members) == [got.thing]
 
 
 # ---- instances ----
@@ -700,29 +606,17 @@ class Slots:
         return self.__hidden
 
 
-class MoreSlots(Slots):
-    __slots__ = ("__hidden", "y")  # the same name, and another slot
-
-    def __init__(self, x: Any, y: Any) -> None:
-        super().__init__(x)
-        self.y = self.__hidden = y
-
-    def also_hidden(self) -> Any:
-        return self.__hidden
-
-
-class SlotsAndDict(MoreSlots):
-    pass
+class SlotsAndDict(Slots):
+    """With attributes too."""
 
 
 def test_slots() -> None:
-    x, y = Thing(), Thing()
-    slotted = SlotsAndDict(x, y)
-    slotted.z = y
-    for dataset in copies(x=x, slotted=slotted, y=y)[1:]:
+    x = Thing()
+    slotted = SlotsAndDict(x)
+    slotted.z = x
+    for dataset in copies(x=x, slotted=slotted)[1:]:
         got = dataset.slotted
-        assert got.x is got.hidden() is dataset.x
-        assert got.y is got.also_hidden() is got.z is dataset.y
+        assert got.x is got.hidden() is got.z is dataset.x
         assert not hasattr(got, "unset")
         assert got is not slotted
 
@@ -760,22 +654,14 @@ class Rows(list):  # type: ignore[type-arg]
     __iadd__ = append  # type: ignore[assignment]
 
 
-class Table(dict):  # type: ignore[type-arg]
-    def __setitem__(self, key: Any, value: Any) -> None:
-        raise AssertionError("user code ran")
-
-    update = __setitem__  # type: ignore[assignment]
-
-
 def test_subclasses_of_containers() -> None:
     thing = Thing()
-    rows, table = Rows([thing]), Table(thing=thing)
-    rows.owner, table.owner = table, rows  # type: ignore[attr-defined]
-    for dataset in copies(thing=thing, rows=rows, table=table)[1:]:
-        assert [type(x) for x in (dataset.rows, dataset.table)] == [Rows, Table]
-        assert dataset.rows[0] is dataset.table["thing"] is dataset.thing
-        assert dataset.rows.owner is dataset.table
-        assert dataset.table.owner is dataset.rows
+    rows = Rows([thing])
+    rows.owner = rows  # type: ignore[attr-defined]
+    for dataset in copies(thing=thing, rows=rows)[1:]:
+        assert type(dataset.rows) is Rows
+        assert dataset.rows[0] is dataset.thing
+        assert dataset.rows.owner is dataset.rows
     assert rows[0] is thing
 
 
@@ -811,19 +697,9 @@ def test_a_long_list_that_is_a_dataset_is_no_data() -> None:
 
 def test_a_read_only_proxy_of_a_dict() -> None:
     table = {"a": 1}
-    proxy = types.MappingProxyType(table)
-    for dataset in copies(table=table, proxy=proxy)[1:]:
+    for dataset in copies(table=table, proxy=types.MappingProxyType(table))[1:]:
         dataset.table["b"] = 2
         assert dict(dataset.proxy) == {"a": 1, "b": 2}
-    assert dict(proxy) == {"a": 1}
-
-
-def test_exceptions_and_iterators_are_copied() -> None:
-    error = ValueError("a", [1])
-    for dataset in copies(error=error, numbers=iter([1, 2, 3]))[1:]:
-        assert dataset.error.args == ("a", [1])
-        assert dataset.error.args[1] is not error.args[1]
-        assert list(dataset.numbers) == [1, 2, 3]
 
 
 def trap(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -886,25 +762,11 @@ class SetState(GetState):
         self.__dict__.update(state, by="__setstate__")
 
 
-class SlotsState:
-    __slots__ = ("by", "child")
-
-    def __init__(self) -> None:
-        self.child, self.by = Thing(), "me"
-
-    def __getstate__(self) -> Any:
-        return self.child
-
-    def __setstate__(self, state: Any) -> None:
-        self.child, self.by = state, "__setstate__"
-
-
 PROTOCOLS: dict[str, Callable[[], Any]] = {
     "__deepcopy__": Deep,
     "__reduce_ex__": lambda: Reduced(Thing()),
     "__getstate__": GetState,
     "__setstate__": SetState,
-    "__setstate__ with slots": SlotsState,
 }
 
 
@@ -923,29 +785,6 @@ def test_a_class_with_a_protocol_is_asked(protocol: str, order: str) -> None:
     assert_copied(*(dataset.asked for dataset in datasets))
     assert_copied(*(dataset.child for dataset in datasets))
     assert asked.by == "me"
-
-
-def test_a_protocol_that_deep_copies_what_only_can_be_shared() -> None:
-    class Deeper:
-        def __init__(self, **attributes: Any) -> None:
-            self.__dict__.update(attributes)
-
-        def __deepcopy__(self, memo: Any) -> Deeper:
-            return Deeper(**{n: copy.deepcopy(x, memo) for n, x in vars(self).items()})
-
-    lock, data = threading.Lock(), list(range(5_000))
-    thing = Thing(lock=lock, data=data)
-    for dataset in copies(deeper=Deeper(lock=lock, data=data, thing=thing), thing=thing)[1:]:
-        assert dataset.deeper.lock is lock
-        assert dataset.deeper.data is data
-        assert dataset.deeper.thing is dataset.thing
-        assert dataset.thing is not thing
-
-
-def test_a_protocol_of_the_instance_is_not_one_of_the_class() -> None:
-    thing = Thing(__deepcopy__=trap, __reduce_ex__=trap, __getstate__=trap)
-    datasets = copies(thing=thing)
-    assert_copied(*(dataset.thing for dataset in datasets))
 
 
 # ---- class attributes ----
@@ -998,35 +837,7 @@ def test_generators_and_called_instances_of_a_class(kind: Any) -> None:
         assert one.first.method.__self__ is one.first
 
 
-def test_class_attributes_of_the_dataset_and_of_collate_fn() -> None:
-    class Drawing(Holder):
-        R = np.random.RandomState(1)
-
-    class Collate:
-        R = Drawing.R
-
-        def __call__(self, sample: Any) -> Any:
-            return sample, self
-
-    dataset = Drawing()
-    got = copies_of(dataset, collate_fn=Collate())
-    assert_copied(Drawing.R, *(one.R for one, _ in got))
-    for one, collate in got:
-        assert one.R is collate.R
-
-
-def test_an_instance_attribute_hides_that_of_the_class() -> None:
-    own = WithClassAttributes()
-    own.R = np.random.RandomState(2)
-    for dataset in copies(own=own)[1:]:
-        assert dataset.own.R.randint(1 << 30) == np.random.RandomState(2).randint(1 << 30)
-
-
 # ---- what is shared whole ----
-
-
-class OwnQueue(queue.Queue[int]):
-    """A queue of the user's."""
 
 
 WHOLE: dict[str, Callable[[], Any]] = {
@@ -1039,7 +850,6 @@ WHOLE: dict[str, Callable[[], Any]] = {
     "local": threading.local,
     "Thread": threading.Thread,
     "Queue": queue.Queue,
-    "own Queue": OwnQueue,
     "SimpleQueue": queue.SimpleQueue,
     "Future": concurrent.futures.Future,
     "executor": lambda: concurrent.futures.ThreadPoolExecutor(1),  # which starts no thread
@@ -1053,14 +863,6 @@ def test_shared_whole(kind: str) -> None:
     assert_shared(*(dataset.whole for dataset in datasets))
     assert_shared(*(dataset.thing.whole[0] for dataset in datasets))
     assert_copied(*(dataset.thing for dataset in datasets))
-
-
-def test_a_queue_is_shared_with_what_is_in_it() -> None:
-    thing, box = Thing(), queue.SimpleQueue[Any]()
-    box.put(thing)
-    _, one, other = copies(box=box, thing=thing)
-    assert one.box.get_nowait() is thing
-    assert other.box.empty()
 
 
 def test_global_generators_are_never_copied() -> None:
@@ -1087,25 +889,14 @@ class Closing:
         self.closed.put("closed")
 
 
-class SlotsClosing:
-    __slots__ = ("closed",)
-
-    def __init__(self) -> None:
-        self.closed: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def __del__(self) -> None:
-        self.closed.put("closed")
-
-
-@pytest.mark.parametrize("kind", [Closing, SlotsClosing])
-def test_the_finalizer_of_a_copy_is_silent(kind: type) -> None:
-    dataset = Holder(closing=kind())
+def test_the_finalizer_of_a_copy_is_silent() -> None:
+    dataset = Holder(closing=Closing())
     closed = dataset.closing.closed
     got = copies_of(dataset)
     assert_copied(dataset.closing, *(one.closing for one in got))
     for one in got:
-        assert isinstance(one.closing, kind)
-        assert one.closing.__class__.__name__ == kind.__name__
+        assert isinstance(one.closing, Closing)
+        assert one.closing.__class__.__name__ == "Closing"
     del one, got
     gc.collect()
     assert closed.empty(), "a copy closed what it does not own"
@@ -1193,34 +984,6 @@ def test_copies_are_made_at_iter(persistent: bool) -> None:
     assert len(set.union(*(ids for *_, ids in seen))) == WORKERS * (1 if persistent else 3)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_what_a_worker_stores_lives_as_long_as_the_worker(persistent: bool) -> None:
-    class Counting(Holder):
-        count = 0
-
-        def __getitem__(self, index: int) -> Any:
-            super().__getitem__(index)
-            self.count += 1
-            return self.count
-
-    dataset = Counting()
-    with loader_of(dataset, shuffle=True, persistent_workers=persistent) as loader:
-        got = [list(loader) for _ in range(3)]
-    assert got == ([[1, 1], [2, 2], [3, 3]] if persistent else [[1, 1]] * 3)
-    assert dataset.count == 0
-
-
-def test_close_ends_persistent_copies() -> None:
-    dataset = Holder(scale=0)
-    loader = loader_of(dataset, shuffle=True, persistent_workers=True)
-    first = list(loader)
-    loader.close()  # type: ignore[attr-defined]
-    dataset.scale = 1
-    with loader:  # type: ignore[attr-defined]
-        second = list(loader)
-    assert [one.scale for one in first + second] == [0, 0, 1, 1]
-
-
 def test_copies_are_collected() -> None:
     with loader_of(Holder(thing=Thing())) as loader:
         watched = [weakref.ref(one.thing) for one in loader]
@@ -1282,38 +1045,6 @@ def test_on_error_and_on_stats_are_shared() -> None:
     assert dataset.rows[2:] == ["stats"]
 
 
-def test_collate_fn_may_be_a_method_of_the_dataset() -> None:
-    class Collating(Holder):
-        def collate(self, samples: list[Any]) -> Any:
-            return samples, self
-
-    dataset = Collating()
-    got = copies_of(dataset, batch_size=1, collate_fn=dataset.collate)
-    for samples, collating in got:
-        assert samples[0] is collating
-        assert collating is not dataset
-    assert len({id(collating) for _, collating in got}) == WORKERS
-
-
-def test_samplers_are_not_copied() -> None:
-    """They run once, for all workers."""
-
-    class Order:
-        last: list[int]
-
-        def __len__(self) -> int:
-            return WORKERS
-
-        def __iter__(self) -> Iterator[int]:
-            self.last = list(range(WORKERS))
-            return iter(self.last)
-
-    order = Order()
-    got = copies_of(Holder(order=order), sampler=order)
-    assert order.last == [0, 1]
-    assert all(one.order is not order for one in got)
-
-
 # ---- classes that are safe in threads ----
 
 
@@ -1327,10 +1058,6 @@ class SafeButTransform(Holder):
 
 class Subclass(SafeButTransform):
     pass
-
-
-class SafeAgain(Subclass):
-    fastload_per_worker = ("rows",)
 
 
 class SafePart:
@@ -1370,26 +1097,11 @@ def test_one_attribute_may_be_the_worker_s_own() -> None:
     assert_shared(slotted.rows, *(one.rows for one in own))
 
 
-@pytest.mark.parametrize("kind", [Subclass, SafeAgain])
-def test_a_subclass_inherits_nothing(kind: type) -> None:
-    dataset = kind(**attributes())
+def test_a_subclass_inherits_nothing() -> None:
+    dataset = Subclass(**attributes())
     got = copies_of(dataset)
     assert_copied(dataset, *got)
     assert_copied(dataset.rows, *(one.rows for one in got))
-    assert (got[0].transform is dataset.transform) == (kind is SafeAgain)
-
-
-def test_the_attribute_of_an_instance_does_not_count() -> None:
-    dataset = Holder(fastload_per_worker=(), rows=[1])
-    assert_copied(dataset.rows, *(one.rows for one in copies_of(dataset)))
-
-
-def test_a_transform_of_one_s_own_may_refer_to_the_dataset() -> None:
-    dataset = SafeButTransform(rows=[1])
-    dataset.transform = Thing(owner=dataset)
-    for got in copies_of(dataset):
-        assert got.transform.owner is got
-        assert got.rows is dataset.rows
 
 
 def test_parts_of_a_dataset_are_shared_if_their_own_class_is_safe() -> None:
@@ -1466,7 +1178,7 @@ def test_sharing_all() -> None:
     assert got == [(dataset, dataset)] * WORKERS
 
 
-@pytest.mark.parametrize("value", ["all", "", None, 2, []])
+@pytest.mark.parametrize("value", ["all", None])
 def test_other_values_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="copy_dataset"):
         loader_of([1, 2], copy_dataset=value)
