@@ -103,12 +103,9 @@ def test_the_number_is_read_from_the_pixels(pictures: list[Image.Image]) -> None
     "transform",
     [
         transforms.ToTensor(),
-        transforms.PILToTensor(),
         np.asarray,
         lambda picture: picture.convert("L"),
-        transforms.Resize((256, 256)),
         transforms.Resize(256),
-        transforms.Resize((224, 224)),
         transforms.Compose(
             [
                 transforms.Resize((256, 256)),
@@ -117,7 +114,7 @@ def test_the_number_is_read_from_the_pixels(pictures: list[Image.Image]) -> None
             ]
         ),
     ],
-    ids=["float", "uint8", "numpy", "grey", "squashed", "shorter side", "224", "normalised"],
+    ids=["float", "numpy", "grey", "shorter side", "normalised"],
 )
 def test_the_number_survives_what_keeps_the_whole_picture(
     pictures: list[Image.Image], transform: transforms.Compose
@@ -160,7 +157,7 @@ def test_batches_of_a_loader_carry_their_numbers(file_list: Path) -> None:
     assert read != sorted(read)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 5])
+@pytest.mark.parametrize("workers", [0, 5])
 def test_the_bytes_depend_on_seed_and_number_alone(
     file_list: Path, tmp_path: Path, workers: int
 ) -> None:
