@@ -336,12 +336,6 @@ def test_loaders_of_both_methods_give_each_record_once(packed: Path, method: Any
             assert sorted(total for batch in loader for total, _ in batch) == expected
 
 
-def test_ranks_refuse_to_be_partitioned_again(packed: Path) -> None:
-    part = PackedDataset(packed, rank=0, world_size=2)
-    with pytest.raises(ValueError, match="rank"):
-        fastload.DataLoader(part, sampler=fastload.RankSampler(part, rank=0, world_size=2))
-
-
 def test_a_short_read_is_read_on(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, counts = os.preadv, cycle([1, 7, 3])
 

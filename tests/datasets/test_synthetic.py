@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-import fastload
 from fastload.datasets import ImageFileList, ImageFolder, synthetic
 from fastload.datasets.synthetic import generate_images, read_number
 
@@ -142,19 +141,6 @@ def test_no_number_is_made_up(pictures: list[Image.Image]) -> None:
         read_number(pictures[0].resize((8, 8)))
     with pytest.raises(ValueError, match="expected one picture"):
         read_number(torch.zeros(2, 3, 64, 64))
-
-
-def test_batches_of_a_loader_carry_their_numbers(file_list: Path) -> None:
-    squash = transforms.Compose([transforms.Resize((256, 256)), transforms.ToTensor()])
-    dataset = ImageFileList(file_list, transform=squash)
-    with fastload.DataLoader(dataset, 16, shuffle=True, num_workers=2, seed=3) as loader:
-        read = [
-            (read_number(image), int(label))
-            for images, labels in loader
-            for image, label in zip(images, labels, strict=True)
-        ]
-    assert sorted(read) == [(number, number % 16) for number in range(COUNT)]
-    assert read != sorted(read)
 
 
 @pytest.mark.parametrize("workers", [0, 5])
