@@ -78,11 +78,10 @@ def test_blank_lines_and_white_space_do_not_count(tree: Path, end: str) -> None:
     lines = ["", *(" " + line for line in LISTED)]
     assert ImageFileList(write_list(tree / "list.txt", lines, end)).samples == plain.samples
     assert ImageFileList(write_list(tree / "list.txt", lines, "\n")).samples == plain.samples
-
-
-def test_a_byte_order_mark_and_a_last_line_without_an_end_are_no_trouble(tree: Path) -> None:
-    (tree / "list.txt").write_bytes(b"\xef\xbb\xbf" + "\n".join(LISTED).encode())
-    assert ImageFileList(tree / "list.txt").image_paths == [str(tree / line) for line in LISTED]
+    (tree / "list.txt").write_bytes(
+        b"\xef\xbb\xbf" + end.join(LISTED).encode()
+    )  # a mark, and no last end
+    assert ImageFileList(tree / "list.txt").samples == plain.samples
 
 
 def test_relative_paths_are_those_of_the_base_directory_absolute_ones_stay(
@@ -131,7 +130,7 @@ def test_transforms_see_picture_and_class_number(tree: Path) -> None:
     assert [dataset[k] for k in range(2)] == [(0, "class 1"), (1, "class 0")]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("world_size", [1, 4, 6])
 def test_ranks_stride_through_the_list_and_agree_on_the_classes(
     tree: Path, world_size: int
 ) -> None:
@@ -162,7 +161,7 @@ def test_a_rank_outside_the_world_is_refused(tree: Path, rank: int, world_size: 
         ImageFolder(tree / "train", rank=rank, world_size=world_size)
 
 
-@pytest.mark.parametrize("rank", range(7))
+@pytest.mark.parametrize("rank", [0, 6])
 def test_more_ranks_than_pictures_fail_on_every_rank(tree: Path, rank: int) -> None:
     with pytest.raises(FileListError, match="6 paths for 7 ranks"):
         ImageFileList(write_list(tree / "l.txt", LISTED), rank=rank, world_size=7)
@@ -227,7 +226,7 @@ def test_a_list_that_cannot_be_used_says_why(tree: Path) -> None:
 
 def test_an_index_outside_is_an_index_error_that_says_the_range(tree: Path) -> None:
     dataset = ImageFileList(write_list(tree / "list.txt", LISTED))
-    for index in (-1, 6, 10**12):
+    for index in (-1, 6):
         with pytest.raises(IndexError, match=f"sample {index} of .*list.txt.* expected 0 to 5"):
             dataset[index]
         with pytest.raises(IndexError, match="expected 0 to 5"):
@@ -364,13 +363,17 @@ def test_a_folder_takes_other_extensions_in_any_case(odd_tree: Path) -> None:
         paint(odd_tree / name / "p.PNG", 1)
     ours = ImageFolder(odd_tree, extensions=(".pNg",))
     theirs = torchvision.datasets.DatasetFolder(str(odd_tree), shade_of, extensions=(".png",))
-    assert ours.samples == theirs.samples
+    assert ours.samples == theirs.samples == ImageFolder(odd_tree, extensions=".png").samples
+    assert ImageFolder(odd_tree, extensions="png").samples == ours.samples
     assert len(ours) == 6
 
 
 def test_a_folder_without_classes_or_pictures_says_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="none"):
+    with pytest.raises(FileNotFoundError, match=r"none: there is no such directory; expected"):
         ImageFolder(tmp_path / "none")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"file: this is no directory; expected"):
+        ImageFolder(tmp_path / "file")
     with pytest.raises(
         FileNotFoundError, match=r"there is no class directory; expected .*/<class>/"
     ):
@@ -423,13 +426,6 @@ def test_a_listed_file_that_is_missing_is_noted_with_its_place(tree: Path, world
         assert re.search(note, said)
 
 
-def test_one_extension_may_be_given_alone(tree: Path) -> None:
-    paint(tree / "train" / "cat" / "x.g", 9)
-    root = tree / "train"
-    assert ImageFolder(root, extensions="jpg").samples == ImageFolder(root).samples
-    assert len(ImageFolder(root, extensions=".jpg")) == 6
-
-
 def test_a_folder_orders_names_of_any_bytes_as_torchvision_does(tmp_path: Path) -> None:
     names = [b"a.jpg", "\uffee.jpg".encode(), "\U0001f600.jpg".encode(), b"\xff.jpg", b"\x80.jpg"]
     for directory in (b"one", "\U0001f600".encode(), "\uffee".encode(), b"\xfe"):
@@ -443,11 +439,3 @@ def test_a_folder_orders_names_of_any_bytes_as_torchvision_does(tmp_path: Path) 
     expected = torchvision.datasets.ImageFolder(tmp_path).samples
     assert ImageFolder(tmp_path).samples == expected
     assert len(expected) == 20
-
-
-def test_a_folder_that_is_none_is_named_with_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"gone: there is no such directory; expected"):
-        ImageFolder(tmp_path / "gone")
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match=r"file: this is no directory; expected"):
-        ImageFolder(tmp_path / "file")

@@ -336,12 +336,6 @@ def test_loaders_of_both_methods_give_each_record_once(packed: Path, method: Any
             assert sorted(total for batch in loader for total, _ in batch) == expected
 
 
-def test_ranks_refuse_to_be_partitioned_again(packed: Path) -> None:
-    part = PackedDataset(packed, rank=0, world_size=2)
-    with pytest.raises(ValueError, match="rank"):
-        fastload.DataLoader(part, sampler=fastload.RankSampler(part, rank=0, world_size=2))
-
-
 def test_a_short_read_is_read_on(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, counts = os.preadv, cycle([1, 7, 3])
 
@@ -407,31 +401,18 @@ def test_an_error_of_the_disk_names_the_file(packed: Path, monkeypatch: pytest.M
     assert caught.value.filename == str(packed / "shard-00000.arrow")
 
 
-def test_a_set_of_anything_is_read_without_pillow(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with PackedWriter(path, mode="encoded") as writer:
-        writer.add(b"text", label=7)
+@pytest.mark.parametrize("mode", ["encoded", "raw"])
+def test_a_record_is_read_without_pillow_and_does_not_import_pandas(
+    tmp_path: Path, mode: Any
+) -> None:
+    """As pyarrow does by itself where pandas is installed: time that the first sample is blamed for."""
+    path = write(tmp_path / "s", mode, count=5)
     code = (
         "import sys; sys.modules['PIL'] = sys.modules['torchvision'] = None\n"
         "from fastload.datasets import PackedDataset\n"
         f"dataset = PackedDataset({str(path)!r}, decode=False)\n"
-        "assert dataset[0] == (b'text', 7)"  # and it is open when the interpreter ends
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert (run.returncode, run.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("mode", ["encoded", "raw"])
-def test_reading_a_record_does_not_import_pandas(tmp_path: Path, mode: Any) -> None:
-    """As pyarrow does by itself where pandas is installed: time that the first sample is blamed for."""
-    pytest.importorskip("pandas")
-    path = write(tmp_path / "s", mode, count=5)
-    code = (
-        "import sys\n"
-        "from fastload.datasets import PackedDataset\n"
-        f"dataset = PackedDataset({str(path)!r})\n"
         "assert dataset[4][1] == dataset.targets[4] == 1\n"
-        "assert 'pandas' not in sys.modules"
+        "assert 'pandas' not in sys.modules"  # and the set is open when the interpreter ends
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert (run.returncode, run.stderr) == (0, "")

@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-import fastload
 from fastload.datasets import ImageFileList, ImageFolder, synthetic
 from fastload.datasets.synthetic import generate_images, read_number
 
@@ -103,12 +102,9 @@ def test_the_number_is_read_from_the_pixels(pictures: list[Image.Image]) -> None
     "transform",
     [
         transforms.ToTensor(),
-        transforms.PILToTensor(),
         np.asarray,
         lambda picture: picture.convert("L"),
-        transforms.Resize((256, 256)),
         transforms.Resize(256),
-        transforms.Resize((224, 224)),
         transforms.Compose(
             [
                 transforms.Resize((256, 256)),
@@ -117,7 +113,7 @@ def test_the_number_is_read_from_the_pixels(pictures: list[Image.Image]) -> None
             ]
         ),
     ],
-    ids=["float", "uint8", "numpy", "grey", "squashed", "shorter side", "224", "normalised"],
+    ids=["float", "numpy", "grey", "shorter side", "normalised"],
 )
 def test_the_number_survives_what_keeps_the_whole_picture(
     pictures: list[Image.Image], transform: transforms.Compose
@@ -147,20 +143,7 @@ def test_no_number_is_made_up(pictures: list[Image.Image]) -> None:
         read_number(torch.zeros(2, 3, 64, 64))
 
 
-def test_batches_of_a_loader_carry_their_numbers(file_list: Path) -> None:
-    squash = transforms.Compose([transforms.Resize((256, 256)), transforms.ToTensor()])
-    dataset = ImageFileList(file_list, transform=squash)
-    with fastload.DataLoader(dataset, 16, shuffle=True, num_workers=2, seed=3) as loader:
-        read = [
-            (read_number(image), int(label))
-            for images, labels in loader
-            for image, label in zip(images, labels, strict=True)
-        ]
-    assert sorted(read) == [(number, number % 16) for number in range(COUNT)]
-    assert read != sorted(read)
-
-
-@pytest.mark.parametrize("workers", [0, 1, 5])
+@pytest.mark.parametrize("workers", [0, 5])
 def test_the_bytes_depend_on_seed_and_number_alone(
     file_list: Path, tmp_path: Path, workers: int
 ) -> None:
