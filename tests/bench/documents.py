@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from fastload.bench import report
 from fastload.bench.figures import Figures, Outcome
@@ -63,6 +67,30 @@ def outcome(
         others_share=0.01,
         messages="",
     )
+
+
+def failure(loader: LoaderKind, workers: int, error: str = "no luck") -> Outcome:
+    return Outcome(
+        run=Run(workload=Workload(file_list=HOSTILE), loader=loader, workers=workers),
+        figures=None,
+        error=error,
+        memory=None,
+        cached_share=None,
+        others_share=None,
+        messages="",
+    )
+
+
+def listed_pictures(folder: Path, count: int) -> Path:
+    """So many small JPEGs of two classes in a folder; the list of them."""
+    names = [f"class{number % 2}/{number}.jpg" for number in range(count)]
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    listing = folder / "list.txt"
+    listing.write_text("\n".join(names) + "\n")
+    return listing
 
 
 TIMELINE = {
