@@ -270,7 +270,10 @@ def test_loading_and_stepping_take_as_long_as_the_longer_of_them_which_is_named(
     for _ in range(8):  # other processes on the machine can only make it slower
         sampler = fastload.RankSampler(steps * batch_size, rank=0, world_size=1)
         with fastload.DataLoader(
-            Slow(steps * batch_size, read_s), batch_size, sampler=sampler, num_workers=workers
+            Slow(steps * batch_size, seconds=read_s),
+            batch_size,
+            sampler=sampler,
+            num_workers=workers,
         ) as loader:
             source, first = begin(plan, loader, learner, Control(ALONE))
             trained = fit(plan, source, learner, Control(ALONE), first=first, say=lambda _: None)
