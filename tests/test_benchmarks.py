@@ -122,16 +122,6 @@ def test_a_case_that_breaks_is_shown_and_fails_the_command(monkeypatch: pytest.M
     assert "1 runs failed" in result.stderr
 
 
-def test_a_missing_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    monkeypatch.delitem(sys.modules, "benchmarks.images")
-    result = click.testing.CliRunner().invoke(main, ["images"])
-    assert result.exit_code == 1
-    assert result.stderr == (
-        "Error: images needs torchvision, which is not installed: pip install 'fastload[images,arrow]'\n"
-    )
-
-
 def test_a_case_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_run, "DEADLINE_S", 0.1)
     slow = {"kind": "fastload", "workers": 1, "length": 64, "read_s": 60.0}
@@ -157,15 +147,6 @@ def test_what_ends_the_runner_ends_the_case(
     assert [child.returncode for child in children] == [-signal.SIGKILL]
 
 
-def test_memory_is_watched_from_outside() -> None:
-    (case,) = (c for c in load("memory").cases(smoke=True) if c.options["start"] == "threads")
-    assert case.watch_memory
-    outcome = execute("memory", case)
-    assert outcome.figures is not None, outcome.error
-    assert outcome.figures["processes"] == 1
-    assert outcome.figures["peak_mib"] > 10
-
-
 def test_a_set_that_lacks_pictures_or_has_others_is_no_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,15 +159,6 @@ def test_a_set_that_lacks_pictures_or_has_others_is_no_figure(
         packing.check(out, [one, other], copies=2)
     with pytest.raises(BenchError, match=f"record 0 is not {other} as mode jpeg makes it"):
         packing.check(out, [other, one], copies=1)
-
-
-def test_spawned_processes_without_memory_for_them_are_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    memory = importlib.import_module("benchmarks.memory")
-    monkeypatch.setattr(memory, "available_bytes", lambda: 2**30)
-    with pytest.raises(memory.NotMeasuredError, match="32 spawned processes may take 16 GiB"):
-        memory.measure(start="spawn", workers=32, length=1000)
 
 
 @pytest.mark.parametrize(

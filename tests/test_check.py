@@ -509,20 +509,6 @@ def test_an_honest_data_set_passes(dataset: Any, workers: int) -> None:
     assert "bit for bit" in str(report)
 
 
-def test_a_map_style_data_set_is_looked_at_over_its_whole_length() -> None:
-    class Far(Honest):
-        seen: set[int] = set()  # noqa: RUF012 - shared by the copies on purpose
-
-        def __getitem__(self, index: int) -> int:
-            self.seen.add(index)
-            return index
-
-    check(Far(10_000), samples=20, workers=2)
-    assert len(Far.seen) <= 200
-    assert min(Far.seen) < 1000
-    assert max(Far.seen) >= 9000
-
-
 def test_check_leaves_everything_as_it_was() -> None:
     dataset, iterable = Honest(), Sharded()
     before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[union-attr]
@@ -612,14 +598,6 @@ MODULE = """
                 os.kill(os.getpid(), 9)
             return index
 
-    class ForksAndDies(Good):
-        def __init__(self):
-            if os.fork() == 0:
-                os.closerange(0, 3)
-                open("fifo").read()
-                os._exit(0)
-        def __getitem__(self, index): os._exit(3)
-
     class Waits(Good):
         def __getitem__(self, index):
             with open("fifo", "w"):
@@ -699,19 +677,6 @@ def test_the_process_tells_of_a_fault_and_of_a_data_set_that_ends_it(
     assert command.returncode == 1, output + errors
     assert said in output
     assert "Traceback" not in errors
-
-
-def test_a_process_that_the_data_set_forked_does_not_hold_up_the_report(
-    module: str, tmp_path: Path
-) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    command = started(tmp_path, f"{module}:ForksAndDies")
-    try:
-        assert command.wait(timeout=60) == 1
-    finally:
-        (tmp_path / "fifo").write_text("")  # which ends the other one
-    output, _ = command.communicate()
-    assert "it ended the process as it was read serially: exit code 3" in output
 
 
 def test_sigterm_ends_the_command_and_what_reads_for_it(module: str, tmp_path: Path) -> None:

@@ -25,18 +25,24 @@ def fail(number: int) -> Callable[..., Any]:
 # ---- files ----
 
 
-@pytest.mark.parametrize("name", ["partial", None], ids=["named by the caller", "beside it"])
+@pytest.mark.parametrize(
+    ("name", "mode", "expected"),
+    [("partial", 0o666, 0o644), (None, 0o666, 0o640), (None, 0o600, 0o600)],
+    ids=["named by the caller", "beside it", "with a mode"],
+)
 def test_the_file_is_the_old_one_until_the_block_ends_and_then_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, mode: int, expected: int
 ) -> None:
+    """A file of that name keeps its mode; a new one has it less the umask."""
     monkeypatch.chdir(tmp_path)
     path = Path("a")
     path.write_bytes(b"old")
     if name:
         Path(name).write_bytes(b"much that a kill left")
+        Path(name).chmod(0o644)
     before = os.umask(0o027)
     try:
-        with replace_file(path, partial=name and Path(name), mode=0o666) as file:
+        with replace_file(path, partial=name and Path(name), mode=mode) as file:
             file.write(b"new")
             file.flush()
             assert path.read_bytes() == b"old"
@@ -44,7 +50,7 @@ def test_the_file_is_the_old_one_until_the_block_ends_and_then_the_new_one(
         os.umask(before)
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [tmp_path / "a"]
-    assert path.stat().st_mode & 0o777 == 0o640
+    assert path.stat().st_mode & 0o777 == expected
 
 
 def test_an_error_names_the_file_that_it_is_about(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ few pictures; one that is not installed is skipped here, and is a row that says 
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -14,7 +13,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
@@ -116,30 +114,6 @@ def test_a_peer_does_the_work(it: Contender, condition: str, pictures: Path) -> 
     if condition.endswith(peers.COLD):
         assert figures.keys() == {"first_batch_s", "cached", "rate"}
         assert 0 <= figures["cached"] <= 1
-
-
-def test_an_open_below_the_folder_is_slowed_and_counted(tmp_path: Path) -> None:
-    inside, outside = tmp_path / "in" / "file", tmp_path / "out"
-    inside.parent.mkdir()
-    ways: list[Callable[[Path], Any]] = [
-        lambda path: open(path, "rb").close(),
-        lambda path: path.read_bytes(),
-        lambda path: os.close(os.open(path, os.O_RDONLY)),
-    ]
-    for path in (inside, outside):
-        path.write_bytes(b"x")
-    kept = open, io.open, os.open
-    with peers.slow_opens(0.01, below=inside.parent) as count:
-        began = time.perf_counter()
-        for number, way in enumerate(ways, 1):
-            way(outside)
-            way(inside)
-            assert count() == number
-        assert time.perf_counter() - began >= 0.03
-    assert (open, io.open, os.open) == kept
-    with pytest.raises(BenchError, match="64 opens were slowed; expected at least 192"):
-        peers.check_opens(64, expected=192)
-    peers.check_opens(193, expected=192)
 
 
 def passes_of(root: Path, transform: Any) -> list[Pass]:
@@ -366,36 +340,3 @@ def test_the_plot_has_a_bar_for_each_rate_and_its_provenance(
         tmp_path / "none.png", origin, replace(section, outcomes=empty), smoke=True
     )
     assert not (tmp_path / "none.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["engine", "--plot", "out.png"], "--plot draws peers: name it"),
-        (["peers", "--plot", "out.jpg.txt"], "--plot draws .png, .pdf or .svg, got out.jpg.txt"),
-    ],
-)
-def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(command, "run", None)
-    done = click.testing.CliRunner().invoke(command.main, arguments)
-    assert done.exit_code == 2
-    assert message in done.output
-
-
-def test_packed_sets_are_made_before_they_are_measured(
-    pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = []
-
-    def fail(recipe: str, variant: str, root: Path) -> Path:
-        asked.append((recipe, variant, root))
-        raise subprocess.CalledProcessError(1, ["pack"])
-
-    monkeypatch.setattr(peers, "packed", fail)
-    monkeypatch.setattr(peers, "reason", lambda it: None if it.recipe in ("mds", "grain") else "no")
-    peers.prepare(smoke=True)
-    assert asked == [("mds", "encoded", pictures)]
-    assert "MosaicML Streaming, 2 processes: packing failed" in capsys.readouterr().err

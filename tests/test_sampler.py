@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import chain, islice, product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 import fastload
 from fastload.hashing import mix64
-from fastload.sampler import RankSampler, permuted, random_batches
+from fastload.sampler import RankSampler, permuted, permuted_by_window, random_batches
 
 
 @given(n=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
@@ -23,17 +25,23 @@ def test_every_key_gives_a_permutation(n: int, key: int) -> None:
     assert sorted(permuted(np.arange(n), n, key).tolist()) == list(range(n))
 
 
+@pytest.mark.parametrize("windows", [False, True])
+@settings(max_examples=50)
 @given(n=st.integers(1, 10**12), key=st.integers(0, 2**64 - 1), data=st.data())
-def test_any_slice_of_a_huge_order_is_had_alone(n: int, key: int, data: st.DataObject) -> None:
+def test_any_slice_of_a_huge_order_is_had_alone(
+    windows: bool, n: int, key: int, data: st.DataObject
+) -> None:
+    order: Callable[..., Any] = permuted
+    if windows:
+        run = data.draw(st.integers(1, 10**4))
+        window = run + data.draw(st.integers(0, 10**5))
+        order = partial(permuted_by_window, window=window, run=run)
     start = data.draw(st.integers(0, n - 1))
     positions = np.arange(start, min(start + 50, n))
-    images = permuted(positions, n, key)
-    assert len(set(images.tolist())) == len(positions)
-    assert images.min() >= 0
-    assert images.max() < n
-    assert [
-        int(permuted(positions[i : i + 1], n, key)[0]) for i in range(len(positions))
-    ] == images.tolist()
+    images = order(positions, n, key).tolist()
+    assert len(set(images)) == len(positions)
+    assert 0 <= min(images) <= max(images) < n
+    assert [order(p[None], n, key).item() for p in positions] == images
 
 
 @pytest.mark.parametrize(

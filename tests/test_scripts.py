@@ -156,52 +156,6 @@ def test_test_runs_the_promises_without_copies_and_each_way_of_images_too(
 
 
 @pytest.fixture
-def without_chromium(checkout: Checkout) -> dict[str, str]:
-    """An environment for root in which Chromium is absent, and apt-get takes notes."""
-    commands = checkout.root / "commands"
-    commands.mkdir()
-    for folder in ("/bin", "/usr/bin"):
-        for found in Path(folder).iterdir():
-            link = commands / found.name
-            if not link.is_symlink() and not found.name.startswith(("chrom", "apt-get", "id")):
-                link.symlink_to(found)
-    for name, code in {
-        "id": "echo ${USER_ID:-0}",
-        "apt-get": 'echo "$@" >>"$APT_LOG"; echo "no such archive"; exit ${APT_STATUS:-0}',
-    }.items():
-        (commands / name).write_text(f"#!/bin/sh\n{code}\n")
-        (commands / name).chmod(0o755)
-    log = checkout.root / "apt"
-    log.touch()
-    return {"PATH": str(commands), "APT_LOG": str(log), "FASTLOAD_CHROMIUM": ""}
-
-
-def test_test_installs_chromium_where_it_may(
-    checkout: Checkout, without_chromium: dict[str, str]
-) -> None:
-    log = Path(without_chromium["APT_LOG"])
-    status, output, asked = checkout.run("scripts/test", **without_chromium)
-    assert (status, asked[-1]) == (0, NOT_SLOW)
-    wanted = "install --yes --no-install-recommends chromium chromium-driver"
-    assert log.read_text().splitlines() == ["update", wanted]
-    assert "Installing Chromium (once)\n" in output
-
-    status, output, asked = checkout.run("scripts/test", APT_STATUS="100", **without_chromium)
-    assert (status, asked[-1]) == (0, NOT_SLOW), "the other tests run"
-    assert "Chromium could not be installed: no such archive\n" in output
-
-    log.write_text("")
-    for others in ({"USER_ID": "1000"}, {"FASTLOAD_CHROMIUM": "no"}):
-        status, output, _ = checkout.run("scripts/test", **(without_chromium | others))
-        assert status == 0
-        assert ("the tests of pages are skipped" in output) == ("USER_ID" in others)
-    for name in ("chromium", "chromedriver"):
-        shutil.copy(Path(without_chromium["PATH"]) / "apt-get", checkout.root / "commands" / name)
-    assert "hromium" not in checkout.run("scripts/test", **without_chromium)[1]
-    assert log.read_text() == ""
-
-
-@pytest.fixture
 def pythons(checkout: Checkout) -> dict[str, str]:
     """An environment in which Python 3.12 is on the PATH, 3.13 known to pyenv only, 3.11 nowhere."""
     shims, versions = checkout.root / "shims", checkout.root / "pyenv" / "versions"

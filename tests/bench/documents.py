@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
-
-import numpy as np
-from PIL import Image
 
 from fastload.bench import report
 from fastload.bench.figures import Figures, Outcome
@@ -79,18 +75,6 @@ def failure(loader: LoaderKind, workers: int, error: str = "no luck") -> Outcome
         others_share=None,
         messages="",
     )
-
-
-def listed_pictures(folder: Path, count: int) -> Path:
-    """So many small JPEGs of two classes in a folder; the list of them."""
-    names = [f"class{number % 2}/{number}.jpg" for number in range(count)]
-    for number, name in enumerate(names):
-        (folder / name).parent.mkdir(exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / name)
-    listing = folder / "list.txt"
-    listing.write_text("\n".join(names) + "\n")
-    return listing
 
 
 TIMELINE = {

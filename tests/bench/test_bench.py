@@ -23,8 +23,6 @@ from hypothesis import strategies as st
 pytest.importorskip("PIL")
 pytest.importorskip("torchvision")
 
-import numpy as np
-from PIL import Image
 
 from fastload.bench import loop, report
 from fastload.bench.figures import BenchError, average_line
@@ -33,8 +31,9 @@ from fastload.bench.run import _Others, execute, files_of
 from fastload.measure.fresh import ending
 from fastload.measure.processes import descendants
 from fastload.measure.provenance import provenance
-from tests.bench.documents import failure, listed_pictures, outcome
+from tests.bench.documents import failure, outcome
 from tests.distributed.launching import is_over
+from tests.pictures import listed_pictures
 
 ROOT = Path(__file__).parents[2]
 """The rates that the third seed document prints; the average that it prints under them is over all but two."""
@@ -352,16 +351,6 @@ def test_the_table_has_a_line_for_each_row_with_all_of_its_figures() -> None:
     assert busy in table
 
 
-@pytest.mark.parametrize("step_ms", [0.0, 12.5])
-def test_a_simulated_step_is_called_simulated_wherever_it_shows(step_ms: float) -> None:
-    outcomes = [outcome("thread", 1, 310.0, step_ms=step_ms)]
-    rows = report.summarise(outcomes)
-    table = report.table(rows, outcomes[0].run.workload)
-    document = report.document(outcomes, rows, {}, planned=len(outcomes))
-    for text in (table, document["step"]):
-        assert ("simulated" in text and "12.5 ms" in text) == (step_ms > 0)
-
-
 def test_the_verdict_names_the_best_of_each_whichever_is_faster() -> None:
     outcomes = [
         outcome("thread", 2, 300.0),
@@ -398,30 +387,3 @@ def test_the_document_has_every_run_the_failed_ones_too(tmp_path: Path) -> None:
     assert [row["name"] for row in document["rows"]] == ["serial"]
     assert document["workload"]["steps"] == 15
     assert list(path.parent.iterdir()) == [path], "no temporary file is left"
-
-
-@pytest.fixture(scope="module")
-def _open_fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Draw once: matplotlib keeps the files of its fonts open, which is no leak of ours."""
-    pytest.importorskip("matplotlib")
-    from fastload.bench.plot import save_plot
-
-    drawn = [outcome("thread", 1, 100.0)]
-    path = tmp_path_factory.mktemp("fonts") / "first.png"
-    save_plot(path, report.summarise(drawn), drawn[0].run.workload, caption="made up")
-
-
-@pytest.mark.parametrize(
-    "kinds", [[("thread", 8)], [("serial", 0), ("thread", 1), ("thread", 4), ("torch", 2)]]
-)
-@pytest.mark.usefixtures("_open_fonts")
-def test_any_set_of_rows_can_be_drawn(kinds: list[tuple[LoaderKind, int]], tmp_path: Path) -> None:
-    from fastload.bench.plot import save_plot
-
-    outcomes = [outcome(kind, workers, 100.0 + workers) for kind, workers in kinds]
-    path = tmp_path / "plots" / "bench.png"
-    save_plot(path, report.summarise(outcomes), outcomes[0].run.workload, caption="made up")
-    with Image.open(path) as picture:
-        shades = np.asarray(picture.convert("L"))
-    assert shades.shape > (600, 1200)
-    assert (shades < 128).mean() > 0.002, "something is drawn"

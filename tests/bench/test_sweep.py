@@ -23,7 +23,8 @@ from fastload.bench.roofline import roofline
 from fastload.bench.run import execute, files_of, trace
 from fastload.measure.fresh import Ended, _Barrier
 from fastload.measure.processes import descendants
-from tests.bench.documents import listed_pictures, outcome
+from tests.bench.documents import outcome
+from tests.pictures import listed_pictures
 
 
 @pytest.fixture(scope="module")

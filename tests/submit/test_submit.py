@@ -102,11 +102,6 @@ def test_auto_needs_no_launcher_for_one_rank_and_torchrun_where_there_is_no_mpie
     assert "no mpiexec is on the PATH, and ranks are to run on elsewhere" in there.output
 
 
-def test_the_node_file_of_a_pbs_job_is_the_host_file(script: Path, hosts: Path, pals: Path) -> None:
-    asked = ["--script", script, "--parallelism", "4", "--dry-run"]
-    assert " --hosts a,b " in submit(*asked, PBS_NODEFILE=str(hosts)).output
-
-
 @pytest.mark.parametrize("family", ["mpich", "openmpi"])
 def test_a_real_mpi_starts_the_ranks_of_a_host_file(
     script: Path, tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch, capfd: Any

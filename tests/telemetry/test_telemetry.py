@@ -65,20 +65,6 @@ def test_a_quantile_is_an_observation_that_as_many_do_not_exceed(
     assert expected / RESOLUTION <= found <= expected * RESOLUTION
 
 
-def test_histograms_that_include_others_hold_what_all_counted() -> None:
-    parts, whole = [Histogram(), Histogram()], Histogram()
-    for k in range(1, 1000):
-        parts[k % 2].add(k * 1e-4)
-        whole.add(k * 1e-4)
-    total = Histogram()
-    assert total.quantiles(0.5, 0.9) == (0.0, 0.0)
-    for part in parts:
-        total.include(part)
-    assert total.count == whole.count
-    assert total.seconds == pytest.approx(whole.seconds)
-    assert total.quantiles(0.1, 0.5, 0.99) == whole.quantiles(0.1, 0.5, 0.99)
-
-
 # ---- recorders ----
 
 
@@ -221,17 +207,6 @@ def test_stages_that_overlap_without_nesting_keep_their_own_times(clock: Clock) 
             next(reader, None)
             clock.wall += 4
     assert seconds_of(recorder) == {"read": (1, 3.0), "parse": (1, 6.0)}
-
-
-def test_a_block_that_another_thread_left_is_not_counted(clock: Clock) -> None:
-    recorder, entered = Recorder(), stage("read")
-    with recording(recorder), ThreadPoolExecutor(1) as pool:
-        entered.__enter__()
-        pool.submit(entered.__exit__, None, None, None).result()
-        clock.wall += 5
-        recorder.run(1, 1.0, 0.0, lambda: "")
-        entered.__exit__(None, None, None)
-    assert seconds_of(recorder) == {"sample": (1, 1.0)}
 
 
 @pytest.mark.parametrize("name", ["", "sample", "pin", 3])

@@ -23,7 +23,7 @@ pytest.importorskip("PIL")
 from fastload.distributed import Rank
 from fastload.errors import StateError
 from fastload.train.checkpoint import NAME, Checkpoint, CheckpointError
-from fastload.train.recipe import Recipe, TrainError
+from fastload.train.recipe import Recipe
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
 from counting import SAMPLES, counting_learner, counts, train_counting
@@ -234,17 +234,3 @@ def test_a_checkpoint_is_not_written_over_by_a_run_that_does_not_resume(tmp_path
     recipe = Recipe(file_list=tmp_path, checkpoint=tmp_path)
     with pytest.raises(CheckpointError, match="give --resume"):
         begin(recipe, None, counting_learner(ALONE), Control(ALONE))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({"every": 5}, "--every needs --checkpoint"),
-        ({"resume": True}, "--resume needs --checkpoint"),
-        ({"checkpoint": Path("x"), "loader": "process"}, "keeps no place"),
-        ({"packed": Path("x")}, "--file-list-path or --packed"),
-    ],
-)
-def test_options_that_exclude_each_other_are_named(options: dict[str, Any], names: str) -> None:
-    with pytest.raises(TrainError, match=names):
-        Recipe(file_list=Path("list"), **options)

@@ -23,9 +23,6 @@ from torch import nn
 
 pytest.importorskip("PIL")
 
-import numpy as np
-from PIL import Image
-
 import fastload
 from fastload.cli import main
 from fastload.distributed import Rank, device_of
@@ -38,6 +35,7 @@ from fastload.train.loop import Trained, begin, fit, train
 from fastload.train.models import ModelError, TinyConvNet, build_model
 from fastload.train.recipe import Recipe, TrainError
 from fastload.train.stats_file import StatsFileError
+from tests.pictures import listed_pictures
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
 from starting import ROOT, ranks_started
@@ -49,14 +47,7 @@ FILES = 24
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with small JPEGs of three classes, and `list.txt`, whose paths are relative to it."""
-    folder = tmp_path_factory.mktemp("pictures")
-    names = [f"class{number % 3}/{number}.jpg" for number in range(FILES)]
-    for number, name in enumerate(names):
-        (folder / name).parent.mkdir(exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / name)
-    (folder / "list.txt").write_text("\n".join(names) + "\n")
-    return folder
+    return listed_pictures(tmp_path_factory.mktemp("pictures"), FILES, classes=3).parent
 
 
 @pytest.fixture(autouse=True)
@@ -427,6 +418,8 @@ def test_devices_that_are_not_there_are_named(pictures: Path, tmp_path: Path) ->
     for name in ("nonsense", "mps", "cpu:7"):
         with pytest.raises(TrainError, match=f"--device {name}"):
             open_learner(recipe(pictures, tmp_path, device=name), ALONE, classes=3)
+    with pytest.raises(TrainError, match="--file-list-path or --packed"):
+        recipe(pictures, tmp_path, packed=tmp_path)
     with pytest.raises(TrainError, match="--classes 2: the data set has 3"):
         open_learner(recipe(pictures, tmp_path, classes=2), ALONE, classes=3)
 
