@@ -25,19 +25,47 @@ def fail(number: int) -> Callable[..., Any]:
 # ---- files ----
 
 
-def test_the_file_is_the_old_one_until_the_block_ends_and_then_the_new_one(tmp_path: Path) -> None:
-    path = tmp_path / "a"
+@pytest.mark.parametrize(
+    ("name", "mode", "expected"),
+    [("partial", 0o666, 0o644), (None, 0o666, 0o640), (None, 0o600, 0o600)],
+    ids=["named by the caller", "beside it", "with a mode"],
+)
+def test_the_file_is_the_old_one_until_the_block_ends_and_then_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, mode: int, expected: int
+) -> None:
+    """A file of that name keeps its mode; a new one has it less the umask."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("a")
     path.write_bytes(b"old")
-    with replace_file(path) as file:
-        file.write(b"new")
-        file.flush()
-        assert path.read_bytes() == b"old"
+    if name:
+        Path(name).write_bytes(b"much that a kill left")
+        Path(name).chmod(0o644)
+    before = os.umask(0o027)
+    try:
+        with replace_file(path, partial=name and Path(name), mode=mode) as file:
+            file.write(b"new")
+            file.flush()
+            assert path.read_bytes() == b"old"
+    finally:
+        os.umask(before)
     assert path.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+    assert path.stat().st_mode & 0o777 == expected
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["beside it", "named by the caller"])
-@pytest.mark.parametrize("broken", ["block", "write", "fsync", "replace"])
+def test_an_error_names_the_file_that_it_is_about(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught, replace_file(tmp_path / "a") as file:
+        file.write((tmp_path / "source").read_bytes())
+    assert caught.value.filename == str(tmp_path / "source")
+    with pytest.raises(FileNotFoundError) as caught, replace_file(tmp_path / "none" / "a"):
+        pass
+    assert caught.value.filename == str(tmp_path / "none" / "a")
+
+
+@pytest.mark.parametrize(
+    ("broken", "own"),
+    [("block", False), ("write", True), ("write", False), ("fsync", True), ("replace", True)],
+)
 def test_after_a_failure_half_way_the_old_content_stands_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, own: bool
 ) -> None:
@@ -60,29 +88,6 @@ def test_after_a_failure_half_way_the_old_content_stands_and_nothing_is_left(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_error_about_another_file_keeps_its_name(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as caught, replace_file(tmp_path / "a") as file:
-        file.write((tmp_path / "source").read_bytes())
-    assert caught.value.filename == str(tmp_path / "source")
-
-
-def test_a_file_that_cannot_be_made_is_told_with_its_own_name(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for folder, expected in (("none", FileNotFoundError), ("file", NotADirectoryError)):
-        with pytest.raises(expected) as caught, replace_file(tmp_path / folder / "a"):
-            pass
-        assert caught.value.filename == str(tmp_path / folder / "a")
-
-
-def test_what_a_kill_left_in_the_named_file_is_overwritten(tmp_path: Path) -> None:
-    partial = tmp_path / "partial"
-    partial.write_bytes(b"much from before")
-    with replace_file(tmp_path / "a", partial=partial) as file:
-        file.write(b"new")
-    assert (tmp_path / "a").read_bytes() == b"new"
-    assert not partial.exists()
-
-
 def test_file_and_folder_are_synced_unless_that_is_not_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,26 +102,6 @@ def test_file_and_folder_are_synced_unless_that_is_not_wanted(
     assert synced[2:] == [str(tmp_path)]
 
 
-def test_a_bare_name_lies_in_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with replace_file("a") as file:
-        file.write(b"new")
-    assert (tmp_path / "a").read_bytes() == b"new"
-
-
-@pytest.mark.parametrize(("mode", "expected"), [(0o666, 0o640), (0o600, 0o600)])
-def test_the_mode_is_less_the_umask(tmp_path: Path, mode: int, expected: int) -> None:
-    before = os.umask(0o027)
-    try:
-        with replace_file(tmp_path / "a", mode=mode):
-            pass
-    finally:
-        os.umask(before)
-    assert (tmp_path / "a").stat().st_mode & 0o777 == expected
-
-
 def test_everything_is_written_and_a_full_disk_is_told_with_the_name(tmp_path: Path) -> None:
     with open(tmp_path / "a", "wb") as file:
         assert write_all(file.fileno(), "a", b"x" * 800) == 800
@@ -128,18 +113,14 @@ def test_everything_is_written_and_a_full_disk_is_told_with_the_name(tmp_path: P
 # ---- locks: two opens of one file are as two processes ----
 
 
-def test_a_lock_is_held_in_the_block_and_free_after_it(tmp_path: Path) -> None:
+def test_a_lock_is_held_in_the_block_and_free_after_it_or_once_its_file_is_closed(
+    tmp_path: Path,
+) -> None:
     with open(tmp_path / "a", "ab") as mine, open(tmp_path / "a", "ab") as theirs:
         with locked(mine), pytest.raises(BlockingIOError):
             lock(theirs, wait=False)
         assert lock(theirs, wait=False)
-
-
-def test_closing_the_file_frees_the_lock(tmp_path: Path) -> None:
-    with open(tmp_path / "a", "ab") as mine:
-        mine_as_well = os.open(tmp_path / "a", os.O_RDWR)
-        lock(mine_as_well)
-        os.close(mine_as_well)
+        theirs.close()
         assert lock(mine, wait=False)
 
 
@@ -156,7 +137,7 @@ def test_a_function_is_called_before_the_wait_and_only_then(tmp_path: Path) -> N
             assert calls == ["waits"]
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
 def test_without_locks_the_block_runs_if_the_lock_is_not_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

@@ -91,33 +91,27 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run.stdout
 
 
-def verdicts(output: str, test: str) -> list[str]:
-    """Return PASSED, FAILED or ERROR for the test's body and for what the fixtures found after."""
-    return re.findall(rf"^tests/test_sample\.py::{test} (\w+)", output, flags=re.MULTILINE)
+@pytest.mark.parametrize(
+    ("test", "verdicts"),
+    [
+        ("passes_collected_later", ["PASSED"]),
+        ("passes_ending_by_itself", ["PASSED"]),
+        ("passes_processes", ["PASSED"]),
+        ("passes_package", ["PASSED"]),
+        ("passes_interrupt", ["PASSED"]),  # in the background of a shell
+        ("leaks_thread", ["PASSED", "ERROR"]),
+        ("leaks_pipe", ["PASSED", "ERROR"]),
+        ("leaks_file", ["PASSED", "ERROR"]),
+        ("fails_for_its_own_reason", ["FAILED"]),
+        ("hangs", ["FAILED"]),
+    ],
+)
+def test_a_leak_fails_its_test_and_what_ends_in_time_is_none(
+    output: str, test: str, verdicts: list[str]
+) -> None:
+    assert re.findall(rf"^tests/test_sample\.py::test_{test} (\w+)", output, re.M) == verdicts
 
 
-@pytest.mark.parametrize("test", ["collected_later", "ending_by_itself", "processes", "package"])
-def test_what_ends_in_time_is_no_leak(output: str, test: str) -> None:
-    assert verdicts(output, f"test_passes_{test}") == ["PASSED"]
-
-
-def test_ctrl_c_arrives_in_the_background_of_a_shell(output: str) -> None:
-    assert verdicts(output, "test_passes_interrupt") == ["PASSED"]
-
-
-@pytest.mark.parametrize("test", ["thread", "pipe", "file"])
-def test_a_leak_fails_the_test_that_made_it(output: str, test: str) -> None:
-    assert verdicts(output, f"test_leaks_{test}") == ["PASSED", "ERROR"]
-
-
-def test_a_leaked_thread_is_named_with_its_stack(output: str) -> None:
+def test_a_leaked_thread_and_a_hang_are_told_with_stacks(output: str) -> None:
     assert re.search(r"threads left behind:\n.*fastload-worker-1\n(.*\n)+?.*in wait", output)
-
-
-def test_a_failure_is_reported_once(output: str) -> None:
-    assert verdicts(output, "test_fails_for_its_own_reason") == ["FAILED"]
-
-
-def test_a_hang_ends_with_the_stacks_of_all_threads(output: str) -> None:
-    assert verdicts(output, "test_hangs") == ["FAILED"]
     assert "Stack of fastload-worker-1" in output

@@ -50,18 +50,11 @@ def child() -> dict[str, Any]:
     return json.loads(run.stdout)  # type: ignore[no-any-return]
 
 
-def test_nothing_beside_torch_and_numpy_is_loaded() -> None:
+def test_nothing_beside_torch_and_numpy_is_loaded_and_nothing_changes() -> None:
     assert set(child()["after"]) - set(child()["before"]) == {"fastload"}
-
-
-def test_none_of_the_optional_packages_is_loaded() -> None:
     optional = {"PIL", "click", "dask", "matplotlib", "mpi4py", "pyarrow", "simplejpeg"}
-    optional |= {"tensorboard", "torchvision"}
-    assert not optional & set(child()["after"])
-
-
-def test_threads_seeds_and_modes_stay_as_they_were() -> None:
-    assert child()["unchanged"]
+    assert not (optional | {"tensorboard", "torchvision"}) & set(child()["after"])
+    assert child()["unchanged"], "threads, seeds and modes"
 
 
 def test_the_command_line_loads_no_plug_in_before_it_knows_the_command() -> None:

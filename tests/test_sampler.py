@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import chain, islice, product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 import fastload
 from fastload.hashing import mix64
-from fastload.sampler import RankSampler, permuted, random_batches
+from fastload.sampler import RankSampler, permuted, permuted_by_window, random_batches
 
 
 @given(n=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
@@ -23,17 +25,23 @@ def test_every_key_gives_a_permutation(n: int, key: int) -> None:
     assert sorted(permuted(np.arange(n), n, key).tolist()) == list(range(n))
 
 
+@pytest.mark.parametrize("windows", [False, True])
+@settings(max_examples=50)
 @given(n=st.integers(1, 10**12), key=st.integers(0, 2**64 - 1), data=st.data())
-def test_any_slice_of_a_huge_order_is_had_alone(n: int, key: int, data: st.DataObject) -> None:
+def test_any_slice_of_a_huge_order_is_had_alone(
+    windows: bool, n: int, key: int, data: st.DataObject
+) -> None:
+    order: Callable[..., Any] = permuted
+    if windows:
+        run = data.draw(st.integers(1, 10**4))
+        window = run + data.draw(st.integers(0, 10**5))
+        order = partial(permuted_by_window, window=window, run=run)
     start = data.draw(st.integers(0, n - 1))
     positions = np.arange(start, min(start + 50, n))
-    images = permuted(positions, n, key)
-    assert len(set(images.tolist())) == len(positions)
-    assert images.min() >= 0
-    assert images.max() < n
-    assert [
-        int(permuted(positions[i : i + 1], n, key)[0]) for i in range(len(positions))
-    ] == images.tolist()
+    images = order(positions, n, key).tolist()
+    assert len(set(images)) == len(positions)
+    assert 0 <= min(images) <= max(images) < n
+    assert [order(p[None], n, key).item() for p in positions] == images
 
 
 @pytest.mark.parametrize(
@@ -57,13 +65,10 @@ def test_a_sample_is_anywhere_equally_likely_in_a_large_order() -> None:
     assert chi_square < (bins - 1) + 5 * (2 * (bins - 1)) ** 0.5
 
 
-def test_neighbours_in_a_large_order_are_unrelated() -> None:
+def test_orders_of_neighbours_epochs_and_seeds_are_unrelated() -> None:
     order = permuted(np.arange(100_000), 100_000, mix64(1)).astype(float)
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.016  # 5 / sqrt(n)
     assert abs(np.corrcoef(order, np.arange(100_000))[0, 1]) < 0.016
-
-
-def test_epochs_and_seeds_differ() -> None:
     orders = set()
     for seed, epoch in product(range(5), range(5)):
         sampler = RankSampler(100, rank=0, world_size=1, seed=seed)
@@ -80,16 +85,7 @@ def test_the_order_of_a_seed_is_the_same_for_ever() -> None:
     sampler.set_epoch(2)
     pinned = [402442566, 581668979, 452120317, 853518477]
     assert sampler.indices(1000, 1004).tolist() == pinned
-
-
-def test_indices_are_slices_of_the_order() -> None:
-    sampler = RankSampler(20_000, rank=1, world_size=2, seed=3)
-    whole = list(sampler)
-    assert sampler.indices(5, 9000).tolist() == whole[5:9000]
     assert sampler.indices(9, 9).tolist() == []
-
-
-def test_a_long_order_costs_nothing_to_begin() -> None:
     # 8 TB if it were stored.
     assert 0 <= next(iter(RankSampler(10**12, rank=0, world_size=1))) < 10**12
 
@@ -118,7 +114,7 @@ def long_orders(epochs: int) -> list[list[int]]:
     return orders
 
 
-@pytest.mark.parametrize("after", [0, 1, 8193])
+@pytest.mark.parametrize("after", [0, 8193])
 @pytest.mark.parametrize("name", DISTURBANCES)
 def test_an_iterator_stays_in_its_epoch(name: str, after: int) -> None:
     sampler = RankSampler(LONG, rank=0, world_size=1, seed=3)
@@ -168,8 +164,7 @@ def test_epochs_of_a_loader_that_run_at_once(workers: int) -> None:
         after = list(islice(second, 30))
         got += first
         after += second
-    assert list(chain.from_iterable(got)) == orders[0]
-    assert list(chain.from_iterable(after)) == orders[1]
+    assert [list(chain.from_iterable(batches)) for batches in (got, after)] == orders
 
 
 def test_a_world_that_only_the_environment_knows_is_warned_of(
@@ -188,8 +183,8 @@ def test_a_window_beyond_every_length_is_the_whole_order() -> None:
     assert list(RankSampler(100, seed=1, window=10**30, run=10**30)) != list(range(100))
 
 
-@pytest.mark.parametrize("length", [1, 5, 12])
-@pytest.mark.parametrize("count", [None, 1, 4, 12, 13, 29])
+@pytest.mark.parametrize("length", [1, 12])
+@pytest.mark.parametrize("count", [None, 4, 12, 29])
 def test_random_batches_are_torch_s_from_the_same_draws(length: int, count: int | None) -> None:
     for size, drop_last, own in product((1, 3, 4, 40), (False, True), (False, True)):
 

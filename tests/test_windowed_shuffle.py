@@ -22,28 +22,6 @@ SIZES = st.tuples(st.integers(1, 600), st.integers(1, 80), st.integers(1, 700)).
 
 
 @settings(max_examples=30)
-@given(
-    n=st.integers(1, 10**12),
-    key=st.integers(0, 2**64 - 1),
-    run=st.integers(1, 10**4),
-    more=st.integers(0, 10**5),
-    data=st.data(),
-)
-def test_any_slice_of_a_huge_order_is_had_alone(
-    n: int, key: int, run: int, more: int, data: st.DataObject
-) -> None:
-    start = data.draw(st.integers(0, n - 1))
-    positions = np.arange(start, min(start + 50, n))
-    sizes: dict[str, Any] = {"window": run + more, "run": run}
-    images = permuted_by_window(positions, n, key, **sizes)
-    assert len(set(images.tolist())) == len(positions)
-    assert images.min() >= 0
-    assert images.max() < n
-    alone = [permuted_by_window(p[None], n, key, **sizes).item() for p in positions]
-    assert alone == images.tolist()
-
-
-@settings(max_examples=30)
 @given(sizes=SIZES, key=st.integers(0, 2**64 - 1))
 def test_every_key_gives_a_permutation_of_whole_runs_save_at_the_ends_of_windows(
     sizes: tuple[int, int, int], key: int
@@ -61,7 +39,7 @@ def test_every_key_gives_a_permutation_of_whole_runs_save_at_the_ends_of_windows
         assert len(runs) <= window // run + 3
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     sizes=SIZES,
     world=st.integers(1, 5),
@@ -85,17 +63,6 @@ def test_ranks_stride_through_one_order_and_resume_by_slicing(
         assert list(part) == expected
         middle = len(part) // 2
         assert list(part.ordered(epoch, middle)) == expected[middle:]
-
-
-def test_epochs_seeds_windows_and_runs_differ() -> None:
-    orders = set()
-    for seed in range(3):
-        for window, run in [(16, 4), (16, 8), (32, 4)]:
-            sampler = RankSampler(100, rank=0, world_size=1, seed=seed, window=window, run=run)
-            for epoch in range(3):
-                sampler.set_epoch(epoch)
-                orders.add(tuple(sampler))
-    assert len(orders) == 27
 
 
 @pytest.mark.parametrize(
@@ -123,13 +90,9 @@ def test_the_orders_of_first_and_last_rank_are_the_same_for_ever(
         sampler.set_epoch(3)
         found.append(zlib.crc32(np.array(list(sampler), "<i8").tobytes()))
     assert found == pinned
-
-
-def test_the_order_of_a_billion_is_the_same_for_ever() -> None:
     sampler = RankSampler(10**9, rank=3, world_size=8, seed=7, window=16384, run=256)
     sampler.set_epoch(2)
-    pinned = [364255426, 214406314, 2680678, 761506711]
-    assert sampler.indices(1000, 1004).tolist() == pinned
+    assert sampler.indices(1000, 1004).tolist() == [364255426, 214406314, 2680678, 761506711]
 
 
 def test_every_sample_is_equally_often_at_each_place() -> None:
@@ -142,15 +105,12 @@ def test_every_sample_is_equally_often_at_each_place() -> None:
     chi_square = float((((counts - keys / n) ** 2) / (keys / n)).sum())
     freedom = (n - 1) ** 2
     assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
-
-
-def test_a_short_last_run_takes_each_slot_equally_often() -> None:
     n, keys = 22, 300  # runs of 10, 10 and 2: the short one begins in window 0, 1 or 2
-    counts = np.zeros(3)
+    slots = np.zeros(3)
     for s in range(keys):
-        images = permuted_by_window(np.arange(n), n, mix64(s), window=10, run=10).tolist()
-        counts[images.index(20) // 10] += 1
-    assert np.abs(counts - keys / 3).max() < 5 * (keys * 2 / 9) ** 0.5
+        images = permuted_by_window(np.arange(n), n, mix64(s), window=10, run=10)
+        slots[images.tolist().index(20) // 10] += 1
+    assert np.abs(slots - keys / 3).max() < 5 * (keys * 2 / 9) ** 0.5
 
 
 @pytest.mark.parametrize(
@@ -180,7 +140,7 @@ def loader(workers: int, world: int = 1, **sizes: Any) -> fastload.DataLoader[in
     )
 
 
-def test_a_loader_resumes_in_the_middle_of_a_window() -> None:
+def test_a_loader_resumes_in_the_middle_of_a_window_and_in_no_other() -> None:
     sizes = {"window": 30, "run": 5}
     with loader(2, **sizes) as first, loader(0, **sizes) as second:
         running = iter(first)
@@ -193,14 +153,12 @@ def test_a_loader_resumes_in_the_middle_of_a_window() -> None:
     with loader(0, 2, **sizes) as half:  # rank 0 of two, at the same global batch
         half.load_state_dict(state)
         assert list(half) == [batch[::2] for batch in rest]
-
-
-@pytest.mark.parametrize("other", [{}, {"window": 30, "run": 6}, {"window": 40, "run": 5}])
-def test_a_state_of_another_window_is_refused(other: dict[str, int]) -> None:
-    with loader(0, window=30, run=5) as saved, loader(0, **other) as loaded:
-        next(iter(saved))
-        with pytest.raises(StateError, match=r"(window|run): .*window and run"):
-            loaded.load_state_dict(saved.state_dict())
+    for other in ({}, {"window": 30, "run": 6}, {"window": 40, "run": 5}):
+        with (
+            loader(0, **other) as loaded,
+            pytest.raises(StateError, match=r"(window|run): .*window and run"),
+        ):
+            loaded.load_state_dict(state)
 
 
 def test_a_rank_among_many_goes_through_the_network_once_for_all_windows(

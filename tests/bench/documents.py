@@ -65,6 +65,18 @@ def outcome(
     )
 
 
+def failure(loader: LoaderKind, workers: int, error: str = "no luck") -> Outcome:
+    return Outcome(
+        run=Run(workload=Workload(file_list=HOSTILE), loader=loader, workers=workers),
+        figures=None,
+        error=error,
+        memory=None,
+        cached_share=None,
+        others_share=None,
+        messages="",
+    )
+
+
 TIMELINE = {
     "run": "2 threads",
     "steps": 4,

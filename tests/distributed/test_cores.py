@@ -35,32 +35,26 @@ def test_a_core_is_shared_by_those_that_may_use_it(on_node: list[range], cores: 
 
 
 @pytest.mark.parametrize(
-    ("launcher", "remedy"),
+    ("launcher", "own", "machine", "ranks", "remedy"),
     [
-        ("pals", "--depth THREADS --cpu-bind depth"),
-        ("openmpi", "--bind-to none"),
-        ("mpich", "-bind-to none"),
-        ("slurm", "--cpus-per-task"),
-        ("torchrun", "taskset"),
+        ("pals", [3], 32, 4, "--depth THREADS --cpu-bind depth"),
+        ("openmpi", [3], 32, 4, "--bind-to none"),
+        ("mpich", [3], 32, 4, "-bind-to none"),
+        ("slurm", [3], 32, 4, "--cpus-per-task"),
+        ("torchrun", [3], 32, 4, "taskset"),
+        ("none", [0], 8, 1, None),
+        ("mpich", [0, 1], 8, 4, None),
+        ("mpich", [0], 4, 4, None),
     ],
 )
 def test_one_core_of_many_is_warned_of_with_the_launchers_remedy(
-    launcher: Launcher, remedy: str
+    launcher: Launcher, own: list[int], machine: int, ranks: int, remedy: str | None
 ) -> None:
-    warning = one_core_warning(launcher, [3], 32, 4)
-    assert warning is not None
-    assert "core 3 alone, of 32 on a node with 4 ranks" in warning
-    assert remedy in warning
-
-
-@pytest.mark.parametrize(
-    ("launcher", "own", "machine", "ranks"),
-    [("none", [0], 8, 1), ("mpich", [0, 1], 8, 4), ("mpich", [0], 4, 4), ("mpich", [0], 1, 1)],
-)
-def test_nothing_is_warned_of_where_nothing_is_to_be_had(
-    launcher: Launcher, own: list[int], machine: int, ranks: int
-) -> None:
-    assert one_core_warning(launcher, own, machine, ranks) is None
+    warning = one_core_warning(launcher, own, machine, ranks)
+    assert (warning is None) == (remedy is None)
+    if warning is not None and remedy is not None:
+        assert "core 3 alone, of 32 on a node with 4 ranks" in warning
+        assert remedy in warning
 
 
 def test_without_a_launcher_a_process_has_the_cores_that_it_may_run_on() -> None:

@@ -31,6 +31,8 @@ def test_every_line_names_its_rank_and_the_variables_are_listed() -> None:
         f"{name}={value}" for name, value in MPICH.items()
     ]
     assert f"torch {torch.__version__}" in found[2]
+    (error,) = lines(exit_code=1, **MPICH, WORLD_SIZE="4")
+    assert error.startswith("Error: WORLD_SIZE=4 and PMI_SIZE=8 disagree on the world size")
 
 
 def test_one_line_says_which_kernels_make_images(
@@ -69,8 +71,3 @@ def test_a_single_core_is_warned_of() -> None:
     assert found[-2].startswith(f"rank 0 of 1: cores for this rank: 1; it may run on {core}, of ")
     assert found[-1].startswith("rank 0 of 1: warning: fastload: this rank may run on core ")
     assert "mpiexec -bind-to none" in found[-1]
-
-
-def test_what_disagrees_is_an_error_in_one_line() -> None:
-    (found,) = lines(exit_code=1, **MPICH, WORLD_SIZE="4")
-    assert found.startswith("Error: WORLD_SIZE=4 and PMI_SIZE=8 disagree on the world size")

@@ -13,18 +13,12 @@ S3_RATES = (36.01, 37.57, 27.94, 38.88, 36.97, 36.96, 38.08, 11.67)
 """The rates that the third seed document averages, to the mean and the deviation that it prints."""
 
 
-def test_the_tutorials_rates_have_the_mean_and_deviation_that_it_prints() -> None:
+def test_averages_are_the_tutorial_s_and_of_nothing_not_a_number() -> None:
     assert average(S3_RATES) == "mean: 33.01, stddev: 8.68"
-
-
-def test_nothing_to_average_is_not_a_number_and_says_so() -> None:
+    assert average([3.0]) == "mean: 3.00, stddev: 0.00"
     assert average([]) == "n/a"
     assert figure(None) == figure(math.nan) == "n/a"
     assert all(map(math.isnan, Quantiles().at(50, 95, 99)))
-
-
-def test_one_value_deviates_from_nothing() -> None:
-    assert average([3.0]) == "mean: 3.00, stddev: 0.00"
 
 
 def test_quantiles_are_numpys() -> None:

@@ -40,6 +40,8 @@ def test_each_rank_gives_a_result_and_rank_0_s_lines_are_passed_on() -> None:
     assert ended.results == [{"rank": 0, "left": None}, {"rank": 1, "left": None}]
     assert lines == ["a line of rank 0"]
     assert ended.memory is not None
+    unheard = run_fresh(MODULE, {"leaves_child": False, "own_s": 0}, environ=ENVIRON)
+    assert "a line of rank 0" in unheard.messages, "without a listener"
 
 
 def test_an_output_that_stays_open_after_the_end_holds_nothing_up() -> None:
@@ -50,11 +52,6 @@ def test_an_output_that_stays_open_after_the_end_holds_nothing_up() -> None:
     os.kill(result["left"], signal.SIGKILL)  # it still ran
     assert lines == ["a line of rank 0"]
     assert time.monotonic() - began < 60
-
-
-def test_without_a_listener_the_lines_are_messages() -> None:
-    ended = run_fresh(MODULE, {"leaves_child": False, "own_s": 0}, environ=ENVIRON)
-    assert "a line of rank 0" in ended.messages
 
 
 def test_an_error_is_a_sentence_with_a_status_and_a_traceback() -> None:

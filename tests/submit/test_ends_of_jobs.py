@@ -15,10 +15,10 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from PIL import Image
 
 from fastload.train.checkpoint import Checkpoint
 from tests.distributed.launching import ROOT, clean_environment
+from tests.pictures import listed_pictures
 from tests.submit.processes import kill_marked, left, marked, signal_session
 
 pytestmark = pytest.mark.slow
@@ -55,14 +55,10 @@ def mark() -> Iterator[str]:
 def clone(tmp_path: Path) -> Path:
     """A fresh clone, with a few pictures; beside it the home."""
     clone = tmp_path / "the clone"
-    (clone / "samples" / "class").mkdir(parents=True)
+    listed_pictures(clone / "samples", 16)
     (tmp_path / "home").mkdir()
     for name in ("fastload", "submit", "scripts", "pyproject.toml"):
         (clone / name).symlink_to(ROOT / name)
-    names = [f"class/{number}.jpg" for number in range(16)]
-    for name in names:
-        Image.new("RGB", (20, 20)).save(clone / "samples" / name)
-    (clone / "samples" / "list.txt").write_text("\n".join(names) + "\n")
     return clone
 
 

@@ -183,23 +183,18 @@ def test_perlmutter_trains_under_slurm(site: Site) -> None:
     assert sum(line.startswith("rank ") for line in notes) == 8
 
 
-def test_a_packed_set_is_staged_once_on_each_node_and_trained_on_there(site: Site) -> None:
+def test_a_packed_set_is_staged_once_on_each_node_of_the_node_file_and_trained_on_there(
+    site: Site,
+) -> None:
     settings = "WORKERS=1 2,PACKED=/project/a set,STAGE=/local/set"
-    status, output, notes = site.qsub("polaris.pbs", settings)
+    status, output, notes = site.qsub("polaris.pbs", f"{settings},RANKS_PER_NODE=2", NODES="3")
     assert status == 0, output
     first, *others = launches(notes)
-    assert first.startswith("mpiexec -n 2 --ppn 1 ")
+    assert first.startswith("mpiexec -n 3 --ppn 1 ")
     assert first.endswith("python -m fastload stage /project/a set /local/set")
     assert len(others) == 2
+    assert all(launch.startswith("mpiexec -n 6 --ppn 2 ") for launch in others)
     assert all(" --packed /local/set" in line and "file-list" not in line for line in others)
-
-
-@pytest.mark.parametrize("nodes", ["1", "3"])
-def test_nodes_are_counted_in_the_node_file(site: Site, nodes: str) -> None:
-    settings = f"WORKERS=1,RANKS_PER_NODE=2,{DATA}"
-    status, output, notes = site.qsub("polaris.pbs", settings, NODES=nodes)
-    assert status == 0, output
-    assert launches(notes)[0].startswith(f"mpiexec -n {2 * int(nodes)} --ppn 2 ")
 
 
 def test_a_run_that_fails_ends_the_job_with_its_status(site: Site) -> None:
@@ -209,39 +204,26 @@ def test_a_run_that_fails_ends_the_job_with_its_status(site: Site) -> None:
     assert phases(output)[-1] == "train with 1 workers"
 
 
-@pytest.mark.parametrize("script", ["aurora.pbs", "generic.pbs"])
-def test_a_job_without_data_says_so(site: Site, script: str) -> None:
-    status, output, notes = site.qsub(script, "WORKERS=1")
-    assert status == 1
-    assert "nothing to train on: give PACKED=SET, or BASE_DIR=DIR and FILE_LIST=FILE." in output
-    assert launches(notes) == []
-
-
-def test_a_job_from_elsewhere_says_so(site: Site) -> None:
+def test_a_job_without_data_or_from_elsewhere_says_so(site: Site) -> None:
+    for script in ("aurora.pbs", "generic.pbs"):
+        status, output, notes = site.qsub(script, "WORKERS=1")
+        assert (status, launches(notes)) == (1, [])
+        assert "nothing to train on: give PACKED=SET, or BASE_DIR=DIR and FILE_LIST=FILE." in output
     (site.clone / "fastload").unlink()
     status, output, _ = site.qsub("polaris.pbs", "WORKERS=1")
     assert status == 1
     assert "submit from the clone of fastload" in output
 
 
-def local(site: Site, **environ: str) -> tuple[int, str, list[str]]:
-    """Run `submit/local.sh` in an environment that is there."""
+def test_local_makes_pictures_and_trains_here_or_stages_a_packed_set_as_a_job_does(
+    site: Site,
+) -> None:
     venv = site.root / "venv" / "bin"
     venv.mkdir(parents=True)
     shutil.copy(site.root / "bin" / "python", venv / "python")
     (venv / "activate").write_text(f"export PATH='{venv}':$PATH\n")
-    return site.run("submit/local.sh", FASTLOAD_VENV=str(venv.parent), **environ)
-
-
-def test_local_stages_a_packed_set_as_a_job_does(site: Site) -> None:
-    status, output, notes = local(site, WORKERS="2", PACKED="/project/a set", STAGE="/local/set")
-    assert status == 0, output
-    assert notes[-2].endswith("-m fastload stage /project/a set /local/set")
-    assert notes[-1].endswith(" --packed /local/set")
-
-
-def test_local_makes_pictures_and_trains_here(site: Site) -> None:
-    status, output, notes = local(site, WORKERS="2")
+    environ = {"FASTLOAD_VENV": str(venv.parent), "WORKERS": "2"}
+    status, output, notes = site.run("submit/local.sh", **environ)
     assert status == 0, output
     here = f"rank none/none master {socket.gethostname()}: -m fastload "
     asked = "train --nworkers 2 --nbatch 64 --nsteps 20 --logdir logdir "
@@ -249,3 +231,8 @@ def test_local_makes_pictures_and_trains_here(site: Site) -> None:
     assert notes[-2].endswith("-m fastload images samples --count 512")
     assert notes[-1] == here + asked
     assert (site.clone / "logdir" / "local-w2.log").exists()
+    stage = {"PACKED": "/project/a set", "STAGE": "/local/set"}
+    status, output, notes = site.run("submit/local.sh", **environ, **stage)
+    assert status == 0, output
+    assert notes[-2].endswith("-m fastload stage /project/a set /local/set")
+    assert notes[-1].endswith(" --packed /local/set")

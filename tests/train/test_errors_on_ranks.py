@@ -10,36 +10,23 @@ from click.testing import CliRunner
 
 pytest.importorskip("PIL")
 
-import numpy as np
-from PIL import Image
-
 from fastload.cli import main
 from tests.distributed.launching import command, run
+from tests.pictures import listed_pictures
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
 from starting import ranks_started
 
 pytestmark = pytest.mark.slow
 
-FILES, MISSING = 8, 5
-
-
-def name_of(number: int) -> str:
-    return f"{'ab'[number % 2]}/{number}.jpg"
+FILES, MISSING = 8, "class1/5.jpg"
 
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with JPEGs, and `list.txt` of them, one of which is not there."""
-    folder = tmp_path_factory.mktemp("pictures")
-    for name in "ab":
-        (folder / name).mkdir()
-    for number in range(FILES):
-        pixels = np.full((16, 16, 3), number, dtype=np.uint8)
-        if number != MISSING:
-            Image.fromarray(pixels).save(folder / name_of(number))
-    names = [name_of(number) for number in range(FILES)]
-    (folder / "list.txt").write_text("\n".join(names) + "\n")
+    folder = listed_pictures(tmp_path_factory.mktemp("pictures"), FILES).parent
+    (folder / MISSING).unlink()
     return folder
 
 
@@ -86,7 +73,7 @@ def test_an_error_of_one_rank_is_one_line_whichever_it_is(
     assert "Traceback" not in printed
     # Torch's log may say, with a stack in C++, that the store's connection ended as it was read from.
     said = [line for line in printed.splitlines() if line.startswith(("Error:", "fastload:"))]
-    missing = pictures / name_of(MISSING)
+    missing = pictures / MISSING
     assert said[0] == f"Error: {missing}: No such file or directory"
     # The other rank hears of it as the connection ends. If that is rank 0's, it cannot ask who has told what.
     assert said[1:] in ([], ["fastload: rank 1 of 2 ends, as rank 0 has ended"])

@@ -23,7 +23,7 @@ pytest.importorskip("PIL")
 from fastload.distributed import Rank
 from fastload.errors import StateError
 from fastload.train.checkpoint import NAME, Checkpoint, CheckpointError
-from fastload.train.recipe import Recipe, TrainError
+from fastload.train.recipe import Recipe
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
 from counting import SAMPLES, counting_learner, counts, train_counting
@@ -37,6 +37,11 @@ ALONE = Rank(rank=0, world_size=1, local_rank=0, local_size=1, launcher="none")
 
 class Killed(BaseException):
     """Stands in for a kill: nothing in the training may catch it."""
+
+
+def plain_checkpoint(**fields: Any) -> Checkpoint:
+    values = {"about": {}, "model": {}, "optimizer": {}, "loader": {}, "randomness": []}
+    return Checkpoint(step=1, **values | fields)
 
 
 def train(folder: Path, *, die_at: int | None = None, **options: Any) -> list[str]:
@@ -77,16 +82,20 @@ def test_wherever_it_dies_the_model_has_learned_from_each_sample_once(
     assert counts(folder, global_batch=4) == [1] * SAMPLES
 
 
-def test_the_second_epoch_follows_the_first_across_a_resume(tmp_path: Path) -> None:
-    train(tmp_path, die_at=7, every=6, epochs=2)
-    assert counts(tmp_path, global_batch=8) == [1] * SAMPLES
-    train(tmp_path, every=6, epochs=2)
-    assert counts(tmp_path, global_batch=8) == [2] * SAMPLES
-
-
 def test_a_resumed_training_says_where_it_goes_on_and_a_finished_one_trains_no_more(
     tmp_path: Path,
 ) -> None:
+    before = os.umask(0o027)
+    try:
+        train(tmp_path / "two", die_at=7, every=6, epochs=2)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "two" / NAME).stat().st_mode & 0o777 == 0o640, "as the umask has it"
+    assert counts(tmp_path / "two", global_batch=8) == [1] * SAMPLES
+    train(tmp_path / "two", every=6, epochs=2)
+    assert counts(tmp_path / "two", global_batch=8) == [2] * SAMPLES
+    assert [path.name for path in (tmp_path / "two").iterdir()] == [NAME]
+    tmp_path /= "one"
     assert "begins at its beginning" in train(tmp_path, die_at=3)[0]
     assert "Resumed after step 2" in train(tmp_path)[0]
     said = train(tmp_path)
@@ -161,19 +170,12 @@ def test_a_checkpoint_of_another_run_names_the_field_and_both_values(tmp_path: P
         train(tmp_path, batch_size=6)
 
 
-def test_a_file_that_is_cut_off_is_no_checkpoint(tmp_path: Path) -> None:
-    train(tmp_path, die_at=3)
-    path = tmp_path / NAME
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: no checkpoint, or damaged"):
-        train(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"hello\n", b"\x80\x02"])
-def test_a_file_of_another_kind_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / NAME).write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: no checkpoint, or damaged"):
-        Checkpoint.load(tmp_path)
+def test_a_file_that_is_cut_off_or_of_another_kind_is_no_checkpoint(tmp_path: Path) -> None:
+    path = plain_checkpoint().save(tmp_path)
+    for content in (path.read_bytes()[:-100], b"", b"hello\n", b"\x80\x02"):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"checkpoint\.pt: no checkpoint, or damaged"):
+            Checkpoint.load(tmp_path)
 
 
 def test_a_number_that_changed_on_the_disk_is_not_trained_on(tmp_path: Path) -> None:
@@ -196,11 +198,6 @@ def test_a_full_disk_is_named_and_the_checkpoint_before_stays(tmp_path: Path) ->
     assert path.read_bytes() == before
 
 
-def plain_checkpoint(**fields: Any) -> Checkpoint:
-    values = {"about": {}, "model": {}, "optimizer": {}, "loader": {}, "randomness": []}
-    return Checkpoint(step=1, **values | fields)
-
-
 def test_what_a_kill_in_a_save_left_is_deleted_by_the_next_one_but_not_what_is_being_written(
     tmp_path: Path,
 ) -> None:
@@ -212,20 +209,6 @@ def test_what_a_kill_in_a_save_left_is_deleted_by_the_next_one_but_not_what_is_b
         assert sorted(path.name for path in tmp_path.iterdir()) == [written.name, NAME]
     plain_checkpoint().save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
-
-
-def test_nothing_is_left_beside_the_checkpoint(tmp_path: Path) -> None:
-    train(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [NAME]
-
-
-def test_a_checkpoint_is_for_those_whom_the_umask_lets_read_it(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        train(tmp_path, every=4)
-    finally:
-        os.umask(before)
-    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o640
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_the_training(tmp_path: Path) -> None:
@@ -251,17 +234,3 @@ def test_a_checkpoint_is_not_written_over_by_a_run_that_does_not_resume(tmp_path
     recipe = Recipe(file_list=tmp_path, checkpoint=tmp_path)
     with pytest.raises(CheckpointError, match="give --resume"):
         begin(recipe, None, counting_learner(ALONE), Control(ALONE))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({"every": 5}, "--every needs --checkpoint"),
-        ({"resume": True}, "--resume needs --checkpoint"),
-        ({"checkpoint": Path("x"), "loader": "process"}, "keeps no place"),
-        ({"packed": Path("x")}, "--file-list-path or --packed"),
-    ],
-)
-def test_options_that_exclude_each_other_are_named(options: dict[str, Any], names: str) -> None:
-    with pytest.raises(TrainError, match=names):
-        Recipe(file_list=Path("list"), **options)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastload import DataLoader, Stats
+from fastload import Stats
 from fastload.telemetry import Stage
 from fastload.train.scalars import Scalars, loader_scalars
 
@@ -70,12 +70,3 @@ def test_the_figures_are_of_the_time_between_two_snapshots() -> None:
     assert loader_scalars(now, stats(2, 10.0, 1000, 2.0, 4.0)) == whole, "of another epoch"
     assert loader_scalars(now, now) == {}
     assert loader_scalars(Stats(-1, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)) == {}
-
-
-def test_the_figures_of_a_loader_that_ran() -> None:
-    loader = DataLoader([0.0] * 64, 8, num_workers=1)  # type: ignore[arg-type, var-annotated]
-    assert len(list(loader)) == 8
-    figures = loader_scalars(loader.stats())
-    assert {"loader/samples_per_s", "loader/wait_share", "stage_s/sample"} <= figures.keys()
-    assert figures["loader/samples_per_s"] == 64 / loader.stats().elapsed_s
-    assert 0 <= figures["loader/wait_share"] <= 1

@@ -20,12 +20,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
-from torch.utils.data import Dataset
 
 pytest.importorskip("PIL")
-
-import numpy as np
-from PIL import Image
 
 import fastload
 from fastload.cli import main
@@ -39,6 +35,7 @@ from fastload.train.loop import Trained, begin, fit, train
 from fastload.train.models import ModelError, TinyConvNet, build_model
 from fastload.train.recipe import Recipe, TrainError
 from fastload.train.stats_file import StatsFileError
+from tests.pictures import listed_pictures
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
 from starting import ROOT, ranks_started
@@ -50,14 +47,7 @@ FILES = 24
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with small JPEGs of three classes, and `list.txt`, whose paths are relative to it."""
-    folder = tmp_path_factory.mktemp("pictures")
-    names = [f"class{number % 3}/{number}.jpg" for number in range(FILES)]
-    for number, name in enumerate(names):
-        (folder / name).parent.mkdir(exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / name)
-    (folder / "list.txt").write_text("\n".join(names) + "\n")
-    return folder
+    return listed_pictures(tmp_path_factory.mktemp("pictures"), FILES, classes=3).parent
 
 
 @pytest.fixture(autouse=True)
@@ -172,15 +162,8 @@ def test_each_printed_rate_is_that_of_a_stopwatch_between_the_lines(
         assert rate == pytest.approx(4 * 4 / (at - before), rel=0.02)
 
 
-def test_nothing_to_average_is_not_available(pictures: Path, tmp_path: Path) -> None:
-    _, said = run(pictures, tmp_path, steps=3, status_print_interval=1)
-    assert "Average image rate: n/a" in said
-    assert entry(said, "image rate").startswith("n/a")
-    assert stats_rows(tmp_path)[0]["rate_global"] == ""
-
-
 @pytest.mark.parametrize(("share", "column"), [(0.375, "0.375"), (None, "")])
-def test_the_share_in_the_page_cache_is_a_figure_or_nothing(
+def test_what_is_not_known_is_no_figure(
     share: float | None,
     column: str,
     pictures: Path,
@@ -188,9 +171,34 @@ def test_the_share_in_the_page_cache_is_a_figure_or_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fastload.train.data.cached_share", lambda _: share)
-    _, said = run(pictures, tmp_path, steps=1)
+    _, said = run(pictures, tmp_path, steps=3, status_print_interval=1)
     assert entry(said, "page cache").startswith("38% of" if share else "not known")
-    assert stats_rows(tmp_path)[0]["cached_share"] == column
+    assert "Average image rate: n/a" in said
+    assert entry(said, "image rate").startswith("n/a")
+    (row,) = stats_rows(tmp_path)
+    assert (row["cached_share"], row["rate_global"], row["folder"]) == (column, "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "last_step", "samples"),
+    [
+        ({"epochs": 2, "batch_size": 7}, 8, f"{2 * FILES} trained on, {FILES} different ones"),
+        (
+            {"steps": 8, "batch_size": 2, "loader": "cached"},
+            8,
+            "16 trained on, 8 different ones",
+        ),
+    ],
+    ids=["whole epochs", "cached batches"],
+)
+def test_samples_are_counted(
+    options: dict[str, Any], last_step: int, samples: str, pictures: Path, tmp_path: Path
+) -> None:
+    """Of whole epochs, whose last batches are shorter; of cached batches, which are few and no loading."""
+    trained, said = run(pictures, tmp_path, **options)
+    assert trained.last_step == last_step
+    assert entry(said, "samples") == samples
+    assert ("none" in entry(said, "loader")) == ("loader" in options)
 
 
 def test_the_number_of_workers_changes_nothing_that_is_learned(
@@ -207,20 +215,6 @@ def test_the_number_of_workers_changes_nothing_that_is_learned(
         assert torch.equal(value, parallel.model[name])
 
 
-def test_epochs_are_whole_and_batches_at_their_end_are_shorter(
-    pictures: Path, tmp_path: Path
-) -> None:
-    trained, said = run(pictures, tmp_path, epochs=2, batch_size=7)
-    assert trained.last_step == 2 * -(-FILES // 7)
-    assert entry(said, "samples") == f"{2 * FILES} trained on, {FILES} different ones"
-
-
-def test_cached_batches_are_few_and_said_to_be_no_loading(pictures: Path, tmp_path: Path) -> None:
-    _, said = run(pictures, tmp_path, steps=8, batch_size=2, loader="cached")
-    assert entry(said, "samples") == "16 trained on, 8 different ones"
-    assert "none" in entry(said, "loader")
-
-
 def test_a_packed_set_is_trained_on(pictures: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     arguments = ["pack", str(pictures / "list.txt"), str(tmp_path / "packed"), "--max-size", "16"]
@@ -235,17 +229,11 @@ def test_a_packed_set_is_trained_on(pictures: Path, tmp_path: Path) -> None:
 # ---- overlap ----
 
 
-class Slow(Dataset[tuple[torch.Tensor, int, int]]):
-    """Samples that take a while to read."""
+class Slow(SlowDataset):
+    """Samples that take a while to read, as those of pictures."""
 
-    def __init__(self, length: int, seconds: float) -> None:
-        self._reads = SlowDataset(length, seconds=seconds)
-
-    def __len__(self) -> int:
-        return len(self._reads)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, int]:
-        return torch.zeros(1), 0, self._reads[index]
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(1), 0, super().__getitem__(index)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +261,10 @@ def test_loading_and_stepping_take_as_long_as_the_longer_of_them_which_is_named(
     for _ in range(8):  # other processes on the machine can only make it slower
         sampler = fastload.RankSampler(steps * batch_size, rank=0, world_size=1)
         with fastload.DataLoader(
-            Slow(steps * batch_size, read_s), batch_size, sampler=sampler, num_workers=workers
+            Slow(steps * batch_size, seconds=read_s),
+            batch_size,
+            sampler=sampler,
+            num_workers=workers,
         ) as loader:
             source, first = begin(plan, loader, learner, Control(ALONE))
             trained = fit(plan, source, learner, Control(ALONE), first=first, say=lambda _: None)
@@ -309,12 +300,16 @@ def handlers_kept() -> Iterator[None]:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_signal_ends_the_training_behind_the_step_with_a_checkpoint(
+def test_a_signal_ends_the_training_after_the_step_with_a_checkpoint_and_a_second_one_at_once(
     pictures: Path, tmp_path: Path
 ) -> None:
     def on_step(step: int, _: torch.Tensor) -> None:
         if step == 3:
             signal.raise_signal(signal.SIGTERM)
+
+    def twice(step: int, _: torch.Tensor) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     said: list[str] = []
     with handlers_kept():
@@ -327,6 +322,8 @@ def test_a_signal_ends_the_training_behind_the_step_with_a_checkpoint(
     assert found is not None
     assert found.step == 3
     assert stats_rows(tmp_path)[0]["ended"] == "SIGTERM"
+    with handlers_kept(), pytest.raises(KeyboardInterrupt):
+        train(recipe(pictures, tmp_path), say=lambda _: None, on_step=twice)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -346,15 +343,6 @@ def test_a_sigint_that_is_ignored_stays_ignored_and_sigterm_stops_all_the_same(
             signal.signal(each, handler)
     ignored = number == signal.SIGINT and before is signal.SIG_IGN
     assert asked == (0 if ignored else number)
-
-
-def test_a_second_ctrl_c_ends_it_at_once(pictures: Path, tmp_path: Path) -> None:
-    def on_step(step: int, _: torch.Tensor) -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    with handlers_kept(), pytest.raises(KeyboardInterrupt):
-        train(recipe(pictures, tmp_path), say=lambda _: None, on_step=on_step)
 
 
 def test_a_signal_to_one_of_two_ranks_ends_both_behind_the_same_step(
@@ -404,29 +392,25 @@ def test_the_command_ends_in_one_line_where_a_file_is_missing(
     assert "none.jpg: No such file" in result.output
 
 
-def test_another_stats_file_is_refused_before_anything_is_trained(
-    pictures: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("logdir", "said"),
+    [
+        ("a file/logs", r"stats\.csv: Not a directory: .*--logdir"),
+        ("a folder", r"stats\.csv: Is a directory: .*--logdir"),
+        ("", r"stats\.csv.*move the file away"),
+    ],
+)
+def test_where_no_row_can_be_written_nothing_is_trained(
+    logdir: str, said: str, pictures: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "stats.csv").write_text("4,1.5,0.2,0.1\n")
-
-    def on_step(step: int, _: torch.Tensor) -> None:
-        pytest.fail("it trained")
-
-    with pytest.raises(StatsFileError, match=r"stats\.csv.*move the file away"):
-        train(recipe(pictures, tmp_path), say=lambda _: None, on_step=on_step)
-
-
-@pytest.mark.parametrize("logdir", ["a file/logs", "a folder"])
-def test_a_logdir_where_no_row_can_be_written_is_refused_before_anything_is_trained(
-    logdir: str, pictures: Path, tmp_path: Path
-) -> None:
     (tmp_path / "a file").touch()
     (tmp_path / "a folder" / "stats.csv").mkdir(parents=True)
 
     def on_step(step: int, _: torch.Tensor) -> None:
         pytest.fail("it trained")
 
-    with pytest.raises(StatsFileError, match=r"stats\.csv: (Not|Is) a directory: .*--logdir"):
+    with pytest.raises(StatsFileError, match=said):
         train(recipe(pictures, tmp_path / logdir), say=lambda _: None, on_step=on_step)
 
 
@@ -434,6 +418,8 @@ def test_devices_that_are_not_there_are_named(pictures: Path, tmp_path: Path) ->
     for name in ("nonsense", "mps", "cpu:7"):
         with pytest.raises(TrainError, match=f"--device {name}"):
             open_learner(recipe(pictures, tmp_path, device=name), ALONE, classes=3)
+    with pytest.raises(TrainError, match="--file-list-path or --packed"):
+        recipe(pictures, tmp_path, packed=tmp_path)
     with pytest.raises(TrainError, match="--classes 2: the data set has 3"):
         open_learner(recipe(pictures, tmp_path, classes=2), ALONE, classes=3)
 
@@ -474,6 +460,8 @@ def test_weights_come_from_a_file_that_fits(tmp_path: Path) -> None:
     loaded = build_model("tiny", classes=5, weights=tmp_path / "weights.pt").state_dict()
     for name, value in model.state_dict().items():
         assert torch.equal(value, loaded[name])
+    for side in (1, 64):
+        assert model(torch.zeros(2, 3, side, side + 5)).shape == (2, 5)
     with pytest.raises(
         ModelError, match=r"weights\.pt: head\.weight: the file has \(5, 16\).*has \(6, 16\)"
     ):
@@ -485,35 +473,31 @@ def test_weights_come_from_a_file_that_fits(tmp_path: Path) -> None:
         build_model("resnet5", classes=5)
 
 
-@pytest.mark.parametrize("side", [1, 7, 64])
-def test_the_small_model_takes_pictures_of_any_size(side: int) -> None:
-    assert TinyConvNet(3)(torch.zeros(2, 3, side, side + 5)).shape == (2, 3)
-
-
-def test_a_checkpoint_of_the_command_is_refused_and_resumed(pictures: Path, tmp_path: Path) -> None:
-    run(pictures, tmp_path, steps=2, checkpoint=tmp_path / "c")
-    assert (tmp_path / "c" / NAME).exists()
-    trained, said = run(pictures, tmp_path, steps=5, checkpoint=tmp_path / "c", resume=True)
-    assert (trained.first_step, trained.last_step) == (2, 5)
-    assert entry(said, "steps").startswith("3, from 3 to 5;")
-    assert entry(said, "samples") == "12 trained on, 12 different ones"
-
-
 # ---- what is recorded ----
 
 
-def test_a_training_that_is_complete_says_that_nothing_is_left(
+def test_a_run_goes_on_from_its_checkpoint_until_nothing_is_left(
     pictures: Path, tmp_path: Path
 ) -> None:
-    options = {"steps": 2, "checkpoint": tmp_path, "resume": True}
-    run(pictures, tmp_path, **options)
-    _, said = run(pictures, tmp_path, **options)
-    assert entry(said, "steps").startswith("none left: the checkpoint is of step 2")
+    options = {"checkpoint": tmp_path / "c", "resume": True}
+    run(pictures, tmp_path, steps=2, **options)
+    assert (tmp_path / "c" / NAME).exists()
+    with pytest.raises(TrainError, match=r"has 15\. Give --nsteps 18 or more"):
+        run(pictures, tmp_path, steps=17, profile=True, **options)
+    trained, said = run(pictures, tmp_path, steps=5, **options)
+    assert (trained.first_step, trained.last_step) == (2, 5)
+    assert entry(said, "steps").startswith("3, from 3 to 5;")
+    assert entry(said, "samples") == "12 trained on, 12 different ones"
+    _, said = run(pictures, tmp_path, steps=5, **options)
+    assert entry(said, "steps").startswith("none left: the checkpoint is of step 5")
     assert not any("epoch -1" in line for line in said)
 
 
 def test_a_profile_and_scalars_lie_in_a_folder_of_the_run(pictures: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
+    with pytest.raises(TrainError, match=r"--profile needs 16 steps.* 15\. Give --nsteps 16 or"):
+        run(pictures, tmp_path, steps=15, profile=True)
+    assert list(tmp_path.iterdir()) == [], "it is refused before there is a folder"
     _, said = run(pictures, tmp_path, steps=16, profile=True, scalars=True)
     folder = Path(entry(said, "Folder of this run"))
     assert folder.parent == tmp_path
@@ -529,25 +513,3 @@ def test_a_profile_and_scalars_lie_in_a_folder_of_the_run(pictures: Path, tmp_pa
     assert rates == pytest.approx(printed, abs=0.01)
     assert [event.step for event in events.Scalars("train/loss")] == [5, 10, 15]
     assert {"loader/wait_share", "stage_s/read", "stage_s/decode"} <= set(events.Tags()["scalars"])
-
-
-def test_a_profile_that_cannot_be_completed_is_refused_before_there_is_a_folder(
-    pictures: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(TrainError, match=r"--profile needs 16 steps.* 15\. Give --nsteps 16 or"):
-        run(pictures, tmp_path, steps=15, profile=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_resumed_run_is_told_how_many_steps_a_profile_takes_in_all(
-    pictures: Path, tmp_path: Path
-) -> None:
-    options = {"checkpoint": tmp_path / "c", "resume": True}
-    run(pictures, tmp_path, steps=2, **options)
-    with pytest.raises(TrainError, match=r"has 15\. Give --nsteps 18 or more"):
-        run(pictures, tmp_path, steps=17, profile=True, **options)
-
-
-def test_without_a_profile_and_scalars_there_is_no_folder(pictures: Path, tmp_path: Path) -> None:
-    run(pictures, tmp_path, steps=1)
-    assert stats_rows(tmp_path)[0]["folder"] == ""
