@@ -11,6 +11,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import getattr_static
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -172,48 +173,62 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
     sources = [RowsOf(tensor) for tensor in tensors]
 
     def fill(run: Run) -> Iterable[int]:
-        # Torch's own indexing takes what is negative, or says what is out of range.
-        places = as_indices(run.indices, min(map(len, tensors)))
-        # Replaced or changed since the loader began?
+        places = as_indices(run.indices)
+        # Replaced or changed since the loader began? `index_select` would resize the rows.
         if places is None or dataset.tensors is not tensors or not _are_rows(run.rows, tensors):
             return range(len(run))
-        for source, row in zip(sources, run.rows, strict=True):
-            source.gather(places, row)
+        try:
+            for source, row in zip(sources, run.rows, strict=True):
+                source.gather(places, row)
+        # Torch's own indexing takes what is negative, or says what is out of range.
+        except (IndexError, RuntimeError):
+            return range(len(run))
         return ()
 
     return Filler(tuple(t.new_empty(t.shape[1:]) for t in tensors), fill, copies=True)
 
 
 class RowsOf:
-    """Gathers rows of a tensor on the CPU, on one core.
+    """Gathers rows of a tensor on the CPU: on all cores, or on one while other processes keep some busy.
 
-    `torch.index_select` takes all cores, and waits for those that other processes keep busy: batches came ten times
-    later then. On idle cores `np.take` is as fast, or up to three times faster.
+    `torch.index_select` waits for the slowest core. With two busy processes on two cores, batches of 0.1 ms took 5 ms.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
-        self._place = tensor.data_ptr(), tensor.shape
-        self._kind = _OF_SIZE.get(tensor.element_size())  # NumPy has not all dtypes of torch
-        self._items: NDArray[Any] | None = None
-        # NumPy would make a contiguous copy of the whole tensor first.
-        if self._kind is not None and tensor.is_contiguous() and tensor.numel():
-            # Not `tensor.numpy()`, after which torch refuses to resize the tensor for good.
-            memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-            self._items = np.ndarray(tensor.shape, f"i{tensor.element_size()}", memory)
+        self._on_one_core = 0  # so many calls more
 
     def gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
-        """Copy the rows to `out`, of the tensor's dtype. All rows must be in range."""
-        tensor, kind = self._tensor, self._kind
-        moved = (tensor.data_ptr(), tensor.shape) != self._place
-        if self._items is None or kind is None or moved or not out.is_contiguous():
-            torch.index_select(tensor, 0, torch.from_numpy(rows), out=out)
-            return
-        items = out if out.dtype is kind else out.view(kind)
-        # "raise" would fill a copy of `out` first.
-        np.take(self._items, rows, axis=0, out=items.numpy(), mode="clip")
+        """Copy the rows to `out`, of the tensor's dtype. Raises IndexError or RuntimeError if one is out of range."""
+        if self._on_one_core:
+            self._on_one_core -= 1
+            if _take(self._tensor, rows, out):
+                return
+        began = perf_counter()
+        torch.index_select(self._tensor, 0, torch.from_numpy(rows), out=out)
+        if perf_counter() - began > _LATE_S:
+            self._on_one_core = 100
 
 
+def _take(tensor: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> bool:
+    """Copy rows on one core; return False, and do nothing, if that is not possible."""
+    kind = _OF_SIZE.get(tensor.element_size())  # NumPy has not all dtypes of torch
+    # NumPy would first copy the whole of a tensor that is not contiguous. A conjugate's memory has other values.
+    if kind is None or tensor.is_complex() or not tensor.is_contiguous() or not out.is_contiguous():
+        return False
+    # As uint64 a negative row is huge.
+    if not out.numel() or int(rows.view(np.uint64).max()) >= len(tensor):
+        return False
+    # Not `tensor.numpy()`, after which torch refuses to resize the tensor for good.
+    memory: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    items: NDArray[Any] = np.ndarray(tensor.shape, f"i{tensor.element_size()}", memory)
+    # "raise" would fill a copy of `out` first.
+    items.take(rows, 0, out.view(kind).numpy(), "clip")
+    return True
+
+
+_LATE_S = 1e-3
+"""What the loop's own thread gathers, 1 MB at most, takes 0.2 ms. In a worker `index_select` has one core anyway."""
 _OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

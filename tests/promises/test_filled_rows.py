@@ -37,7 +37,7 @@ import fastload.fetch
 import fastload.filling
 import fastload.image.kernels
 import fastload.rows
-from fastload import DataLoader, RankSampler, random_stream, sample_rng
+from fastload import DataLoader, RankSampler, random_stream, rows, sample_rng
 from fastload.check.equality import same
 from fastload.datasets import ImageFileList, ImageFolder, PackedDataset, PackedWriter
 from fastload.errors import (
@@ -2128,3 +2128,42 @@ def test_an_abandoned_iterator_ends_its_threads(workers: int) -> None:
     assert gone() is None
     dataset.gate.set()
     loader.close()
+
+
+@pytest.fixture(params=[1e-3, -1.0], ids=["idle", "busy"])
+def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have rows gathered as on idle cores, and as beside processes that keep the cores busy."""
+    monkeypatch.setattr(rows, "_LATE_S", request.param)
+
+
+@pytest.mark.usefixtures("cores")
+def test_a_tensor_that_changes_in_place_is_read_as_it_is_now() -> None:
+    tensor = torch.arange(36).view(6, 6)
+    for workers in (0, 2):
+        with DataLoader(TensorDataset(tensor), 3, num_workers=workers) as loader:
+            list(loader)
+            tensor.t_()  # other strides
+            assert torch.equal(torch.cat([batch for (batch,) in loader]), tensor)
+            tensor.set_(torch.arange(36, 72).view(6, 6))  # type: ignore[call-overload]
+            assert torch.equal(torch.cat([batch for (batch,) in loader]), tensor)
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.complex128])
+def test_rows_of_every_dtype_are_gathered(dtype: torch.dtype) -> None:
+    order = torch.randperm(50).tolist()
+    tensor = torch.randint(2, (50, 3)).to(dtype)
+    with DataLoader(TensorDataset(tensor), 10, sampler=order, num_workers=2) as loader:
+        batches = torch.cat([batch for (batch,) in loader])
+    assert batches.dtype is dtype
+    assert torch.equal(batches, tensor[order])
+
+
+@pytest.mark.usefixtures("cores")
+def test_indices_out_of_range_are_torchs_beside_busy_processes_too() -> None:
+    dataset = TensorDataset(torch.arange(6))
+    loader = DataLoader(dataset, 2, sampler=[0, 1, 2, -1, 3, 6])
+    batches = iter(loader)
+    assert [next(batches)[0].tolist() for _ in range(2)] == [[0, 1], [2, 5]]
+    with pytest.raises(IndexError):
+        next(batches)
