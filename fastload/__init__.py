@@ -14,8 +14,8 @@ The way of an index, file by file:
     order         the batches of an epoch, in order            draws: what a sampler draws from
     batch         what travels
     window        the bounded, ordered hand-off            waiting: lines of threads
-    workers       starts and ends the threads                  site: what each does with what it claims
-    fetch         reads and finishes a batch                   fetchers: chooses how
+    workers       starts and ends the threads                  worker_context: what each works with
+    fetch         reads and finishes a batch                   choose_fetcher
     filling       lets the dataset fill rows of a batch        rows: how a dataset does so
     iterable      reads an iterable dataset
     collate       samples become a batch                       layout: how a sample lies in one

@@ -21,7 +21,7 @@ class Batch(Ticket):
     `epoch` and `position` (of its first sample, in this loader's order) with the index of a sample
     are all that the sample may depend on: with the seed, they are the key of its random stream.
     `ordinal` counts the batches of the epoch, `size` the samples as the sampler gave them. `checksum` is that of all
-    indices of the epoch up to this batch; see `draws.checksum`.
+    indices of the epoch up to this batch, 0 unless the sampler draws; see `draws.checksum`.
     """
 
     __slots__ = (
@@ -76,7 +76,9 @@ class Batch(Ticket):
         self._sample_keys: NDArray[np.uint64] | None = None
         # Position -> error and where it happened. The batch raises the one at the lowest position.
         self.failed: dict[int, tuple[Exception, str]] = {}
-        self.first_failed = units  # a position in `failed`, not always the lowest
+        self.first_failed = (
+            units  # a position in `failed`, not always the lowest; `units` if none failed
+        )
         self.handled: dict[int, Exception] = {}  # position -> error that on_error took
         self.skipped: set[int] = set()  # positions that on_error left out
         self.retries: deque[int] = deque()  # the error number of each read that was tried again

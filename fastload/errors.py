@@ -1,4 +1,6 @@
-"""One exception per fact. Every one of them is a `FastloadError`, and the built-in type that a caller would expect.
+"""fastload's own exceptions, one per fact. Each is a `FastloadError`, and the built-in type that a caller would expect.
+
+A wrong argument of a constructor is a plain ValueError or TypeError, as in torch.
 
 Each can be made of one text alone, in which all is said: so torch brings an error out of its worker processes, and
 what cannot be made so arrives as a RuntimeError.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 
 class FastloadError(Exception):
-    """Base of every exception that fastload raises on its own account."""
+    """Base of fastload's own exceptions."""
 
 
 class UsageError(FastloadError, ValueError):

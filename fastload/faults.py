@@ -75,7 +75,7 @@ def sharing_note(shared: str | None, exc: BaseException) -> str:
     """
     if shared is None or not (shared or "thread" in shown(exc, str).lower()):
         return ""
-    clause = shared or "it speaks of threads"
+    clause = shared or "its text mentions threads"
     return (
         f"this error may come of sharing: {clause}. If num_workers=0 does not raise it, sharing is the cause. Then "
         "copy_dataset=True copies more for each worker, and `fastload check` shows what is shared"

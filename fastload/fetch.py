@@ -1,7 +1,7 @@
 """What a worker does with the units of a ticket: read samples, put them into the batch, finish it.
 
 What user code raises becomes part of the batch, at its place in the order. Only Ctrl-C and SystemExit in the main
-thread pass through. `fetchers.make_fetcher` chooses how a loader's batches are read.
+thread pass through. `choose_fetcher.make_fetcher` chooses how a loader's batches are read.
 """
 
 from __future__ import annotations

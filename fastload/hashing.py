@@ -23,7 +23,11 @@ def mix64(x: int) -> int:
 
 def mix64s(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return `mix64` of each element."""
-    x = x + np.uint64(0x9E37_79B9_7F4A_7C15)
+    return finalized(x + np.uint64(0x9E37_79B9_7F4A_7C15))
+
+
+def finalized(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return `mix64` of each element without its first step, the addition."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
     return x ^ (x >> np.uint64(31))

@@ -39,7 +39,7 @@ class Part(Batch):
     def __init__(self, lane: int, size: int, saved: dict[str, Any], **place: Any) -> None:
         super().__init__(1, [], size=size, position=0, lane=lane, **place)
         self.saved = saved  # where the lane begins, this epoch
-        self.ended = False  # the lane had nothing more, for this batch neither
+        self.ended = False  # the lane had ended before this batch
         self.state: dict[str, Any] | Exception = (
             saved  # of the lane, behind this batch; or why there is none
         )

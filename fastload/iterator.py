@@ -14,13 +14,13 @@ import torch
 
 from fastload import workers
 from fastload.batch import Batch
+from fastload.choose_fetcher import make_fetcher
 from fastload.draws import single_sampler
 from fastload.epochs import Epochs
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from fastload.faults import annotate
 from fastload.fetch import Fetcher
-from fastload.fetchers import make_fetcher
-from fastload.isolation import Isolation, Own
+from fastload.isolation import Isolation, WorkerCopies
 from fastload.notices import Notices
 from fastload.order import Order, SampledOrder, is_function
 from fastload.randomness import (
@@ -34,11 +34,11 @@ from fastload.randomness import (
 from fastload.reports import Reports
 from fastload.sampler import RankSampler
 from fastload.settings import Settings
-from fastload.site import LOOP, Site, finish, neutral_modes, pin_batch, read_run
 from fastload.slots import SlotPool
 from fastload.tally import Tally
 from fastload.telemetry import Recorder, span, waiting_span
 from fastload.window import FILL_SECONDS, RUN_SECONDS, Window
+from fastload.worker_context import LOOP, WorkerContext, finish, neutral_modes, pin_batch, read_run
 from fastload.workers import can_pin
 
 
@@ -74,7 +74,7 @@ class ThreadIterator(Iterator[Any]):
             run_seconds=FILL_SECONDS if self._fetcher.fills else RUN_SECONDS,
         )
         pool.limit = self._window.depth + 1
-        self._site: Site | None = None  # of the loop, if there are no workers
+        self._site: WorkerContext | None = None  # of the loop, if there are no workers
         if self._inline:
             pause = self._window.pause
             self._site = _site_of_loop(settings, self._fetcher, streams, isolation, pause)
@@ -381,9 +381,9 @@ def _site_of_loop(
     streams: Streams,
     isolation: Isolation | None,
     pause: Callable[[Batch, float], None],
-) -> Site:
-    plain = Own(settings.dataset, settings.collate_fn, None)
+) -> WorkerContext:
+    plain = WorkerCopies(settings.dataset, settings.collate_fn, None)
     own = plain if isolation is None else isolation.originals()
-    site = Site(0, own, None, streams.make(own), pause)
-    site.filler = fetcher.filler_of(own.dataset)
-    return site
+    context = WorkerContext(0, own, None, streams.make(own), pause)
+    context.filler = fetcher.filler_of(own.dataset)
+    return context

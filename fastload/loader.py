@@ -25,7 +25,7 @@ from torch.utils.data import (
 from fastload import workers
 from fastload.draws import restore_generators, restore_own_state
 from fastload.epochs import Epochs, fresh_state
-from fastload.isolation.workers import CopyDataset
+from fastload.isolation.worker_copies import CopyDataset
 from fastload.iterator import ThreadIterator
 from fastload.order import fits_any_world, partition, refuse_two_partitions
 from fastload.sampler import RankSampler, integer
@@ -47,9 +47,9 @@ class DataLoader(TorchDataLoader[T]):
         (batches in flight + batches kept by the loop + 1) x bytes of a batch
 
     where the batches in flight are at most `prefetch_batches`, or `prefetch_factor * num_workers`
-    where only that is given, or by default `2 + ceil(num_workers / batch_size)`; `2 + num_workers`
-    where a batch is one worker's work (a `collate_fn` of the user's, `__getitems__`, a
-    TensorDataset, `batch_size=None`). A TensorDataset with batches of up to 1 MiB needs no thread:
+    if only that is given. The default is `2 + ceil(num_workers / batch_size)` for torch's own
+    collate, and `2 + num_workers` for a `collate_fn` of the user's, `__getitems__`, an iterable
+    dataset or `batch_size=None`. A TensorDataset with batches of up to 1 MiB needs no thread:
     the loop copies them itself, sooner than a thread could hand them over.
 
     Args beyond torch's, all keyword-only:
@@ -178,11 +178,6 @@ class DataLoader(TorchDataLoader[T]):
         return self.worker_method == "thread" and not isinstance(
             self.dataset, IterDataPipe | MapDataPipe
         )
-
-    @property
-    def iterable(self) -> bool:
-        """Whether the data set is an iterable one, and so read in order by each worker."""
-        return isinstance(self.dataset, IterableDataset)
 
     def check_worker_number_rationality(self) -> None:
         """Torch's warning about more workers than cores: threads that wait for storage cost no core."""

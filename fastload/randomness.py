@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from fastload.global_draws import keyless
-from fastload.isolation import Own, numpy_random, python_random, torch_random
+from fastload.isolation import WorkerCopies, numpy_random, python_random, torch_random
 from fastload.isolation.generators import Keyed
 from fastload.sampler import integer
 from fastload.stream_keys import StreamKeys
@@ -40,7 +40,7 @@ MODULES: dict[str, Any] = {"python": python_random, "numpy": numpy_random}
 """The modules with global random functions that can be routed."""
 
 ENVIRONMENT = "FASTLOAD_RANDOM_MODULES"
-"""The variable that says which of them loaders route that are not told."""
+"""The variable that names the modules to route if a loader has no `random_modules`."""
 
 
 def chosen_modules(given: Collection[str] | None) -> frozenset[str]:
@@ -223,7 +223,7 @@ class Streams:
     keyed: bool
     seeded: bool
 
-    def make(self, own: Own) -> Stream:
+    def make(self, own: WorkerCopies) -> Stream:
         """Return the stream of the worker that reads through `own`."""
         # `init_fn` seeds by the worker's id. What a sample draws must not depend on which worker reads it.
         seeded = self.seeded or own.init_fn is not None

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import BatchSampler, Sampler
 
-from fastload.hashing import MASK, mix64
+from fastload.hashing import MASK, finalized, mix64, mix64s
 
 _CHUNK = 8192  # positions computed at a time: large enough to hide NumPy's call overhead, small enough for the cache
 _Words = npt.NDArray[np.uint64]
@@ -43,17 +43,6 @@ def epoch_number(value: object) -> int:
     if epoch < 0:
         raise ValueError(f"epoch must be 0 or more, got {epoch}")
     return epoch
-
-
-def _hashed(x: _Words) -> _Words:
-    """`mix64` of each."""
-    return _mix64_array(x + np.uint64(0x9E37_79B9_7F4A_7C15))
-
-
-def _mix64_array(x: _Words) -> _Words:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def permuted(positions: npt.NDArray[np.int64], n: int, key: int | _Words) -> npt.NDArray[np.int64]:
@@ -81,11 +70,11 @@ def permuted(positions: npt.NDArray[np.int64], n: int, key: int | _Words) -> npt
         left, right = x // b, x % b
         mine = keys[todo] if len(keys) > 1 else keys
         for i in range(rounds):
-            k = _hashed(mine ^ np.uint64(mix64(i + 1)))
+            k = mix64s(mine ^ np.uint64(mix64(i + 1)))
             if i % 2 == 0:
-                left = (left + _mix64_array(right + k) % a) % a
+                left = (left + finalized(right + k) % a) % a
             else:
-                right = (right + _mix64_array(left + k) % b) % b
+                right = (right + finalized(left + k) % b) % b
         x = left * b + right
         out[todo] = x
         todo = todo[x >= n]
@@ -105,7 +94,7 @@ def permuted_by_window(
     places = number * window
     tail = n // window  # the number of the last window where it is shorter
     for length, here in ((window, number < tail), (n % window, number == tail)):
-        keys = _hashed(np.uint64(key & MASK) ^ _hashed(number[here].astype(np.uint64)))
+        keys = mix64s(np.uint64(key & MASK) ^ mix64s(number[here].astype(np.uint64)))
         places[here] += permuted(positions[here] % window, length, keys)
     # The last run may be shorter. It takes any place among the others with equal chance.
     full, rest = n // run, n % run

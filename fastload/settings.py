@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from fastload.hashing import mix64
 from fastload.isolation import Isolation
-from fastload.isolation.workers import CopyDataset
+from fastload.isolation.worker_copies import CopyDataset
 from fastload.randomness import chosen_modules
 from fastload.sampler import integer
 from fastload.telemetry import Stats
@@ -79,7 +79,7 @@ class Settings:
         )
 
     def check(self) -> None:
-        """Raise ValueError, with the argument's name, if one of those beyond torch's cannot be meant."""
+        """Raise ValueError, with the argument's name, if one beyond torch's has a value that it cannot have."""
         if self.worker_method not in ("thread", "process"):
             raise ValueError(
                 f'worker_method must be "thread" or "process", got {self.worker_method!r}'

@@ -49,11 +49,13 @@ class State:
         types = get_type_hints(cls)
         for field, kind in types.items():
             if field not in value:
-                raise StateError(f"{field}: the state has nothing; it was cut off: use another one")
+                raise StateError(
+                    f"{field}: the state has no such field: it is incomplete; load another one"
+                )
             if not _has_type(value[field], kind):
                 raise StateError(
                     f"{field}: the state has {value[field]!r:.100}, expected {getattr(kind, '__name__', kind)}; "
-                    "it was changed: use another one"
+                    "it was changed; load another one"
                 )
         return cls(**{field: copy.deepcopy(value[field]) for field in types})
 

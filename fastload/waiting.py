@@ -49,9 +49,9 @@ class Line:
     def wake(self, n: int | None = None) -> None:
         """Wake the first `n` in line, or all.
 
-        A turn is released first and taken out of line then. If Ctrl-C strikes between, the thread is awake, and its
-        turn, met again, either cannot be released or counts for a thread that is about to look for itself. A line of
-        one thread is woken whole: a turn that an interrupted wait left there must not take the place of that thread's.
+        A turn is released first, and then taken out of line. Ctrl-C between the two leaves a turn in line whose
+        thread is awake. To meet it again does no harm: it cannot be released twice, or it stands for a thread that is
+        about to look for itself. A line of one thread is woken whole, so that such a turn cannot take that one's place.
         """
         left = len(self._turns) if n is None else n
         while left > 0:

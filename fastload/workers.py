@@ -1,4 +1,4 @@
-"""The threads of a loader: started, set up, given work, joined. The only file that creates a thread.
+"""The threads of a loader: started, set up, given work, joined. The only file that creates a loader's threads.
 
 A thread holds the window and the fetcher, never the iterator that the user holds: so an abandoned
 iterator is collected, its finalizer closes the window, and the threads end by themselves. They are
@@ -29,9 +29,8 @@ from fastload.batch import Batch
 from fastload.faults import annotate, contained
 from fastload.fetch import Fetcher
 from fastload.global_draws import global_states, restore_global_states
-from fastload.isolation import Isolation, Own
+from fastload.isolation import Isolation, WorkerCopies
 from fastload.randomness import Streams, entered
-from fastload.site import COLLECTOR, Site, finish, neutral_modes, pin_batch, read_run
 from fastload.telemetry import span
 from fastload.torch_private import (
     make_worker_info,
@@ -39,6 +38,14 @@ from fastload.torch_private import (
     show_worker_info_in_threads,
 )
 from fastload.window import Window
+from fastload.worker_context import (
+    COLLECTOR,
+    WorkerContext,
+    finish,
+    neutral_modes,
+    pin_batch,
+    read_run,
+)
 
 JOIN_SECONDS = 5.0
 """How long `close()` waits for calls in progress before it names the threads that hang and returns."""
@@ -164,7 +171,7 @@ def _end_all() -> None:
 def _work(
     window: Window[Batch],
     fetcher: Fetcher,
-    own: Own,
+    own: WorkerCopies,
     info: Any,
     streams: Streams,
     device: int | None,
@@ -183,26 +190,26 @@ def _work(
                 set_worker_info(None)
                 own = replace(own, generators=own.current_generators())
         lane = info.id if window.lanes > 1 else 0
-        site = Site(info.id, own, info, streams.make(own), window.pause, lane=lane)
-        with own.entered(), entered(site.stream):
-            site.filler = fetcher.filler_of(own.dataset)
-            while serve(window, fetcher, site):
+        context = WorkerContext(info.id, own, info, streams.make(own), window.pause, lane=lane)
+        with own.entered(), entered(context.stream):
+            context.filler = fetcher.filler_of(own.dataset)
+            while serve(window, fetcher, context):
                 pass
         window.discard()  # it is closed: whoever keeps an error of ours shall not keep the batches
 
 
-def serve(window: Window[Batch], fetcher: Fetcher, site: Site) -> bool:
+def serve(window: Window[Batch], fetcher: Fetcher, context: WorkerContext) -> bool:
     """Claim one run of units, read them, finish the batch if they were its last. False if closed."""
-    claim = window.claim(site.lane)
+    claim = window.claim(context.lane)
     if claim is None:
         return False
     batch, start, stop = claim
-    seconds = read_run(batch, start, stop, fetcher, site)
+    seconds = read_run(batch, start, stop, fetcher, context)
     if window.deliver(batch, stop - start, seconds):
-        finish(batch, fetcher, site)
+        finish(batch, fetcher, context)
         window.complete(batch)
-    site.stream.move(None, None)  # which keeps no batch
-    batch.recorders[site.worker].probe()
+    context.stream.move(None, None)  # which keeps no batch
+    batch.recorders[context.worker].probe()
     return True
 
 

@@ -94,8 +94,8 @@ class Plan(ABC):
 
         `name` is that of its file, for errors. Raises `DecodeError` as `open_rgb` and `read_header` do.
         """
-        # No torch function here draws but by the generator: none needs to pass through the stream's
-        # mode, at a microsecond each.
+        # No torch function here draws but by the generator: none needs to pass through torch's
+        # function modes, at a microsecond each.
         with no_torch_function():
             with stage("decode"):
                 pixels, region = self.decoded(encoded, self._sample_region, name=name)

@@ -54,7 +54,7 @@ class _OwnerIsSharedError(BaseException):
 
 
 class _Copier:
-    """See `kinds.Copier`."""
+    """See `attributes.Copier`."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -63,7 +63,7 @@ class _Copier:
         self.memo[id(self.memo)] = []  # where `copy.deepcopy` keeps alive what it copies
 
     def copy(self, x: Any) -> Any:
-        """See `kinds.Copier`."""
+        """See `attributes.Copier`."""
         plan, memo = self._plan, self.memo
         kind = plan.kind(type(x))
         if kind is ATOM:
@@ -111,15 +111,15 @@ class _Copier:
         return found
 
     def known(self, x: Any) -> bool:
-        """See `kinds.Copier`."""
+        """See `attributes.Copier`."""
         return id(x) in self._plan.nodes
 
     def is_shallow(self, x: Any) -> bool:
-        """See `kinds.Copier`."""
+        """See `attributes.Copier`."""
         return id(x) in self._plan.shallow
 
     def memory(self, x: Any) -> Any:
-        """See `kinds.Copier`."""
+        """See `attributes.Copier`."""
         block = self._plan.blocks.get(id(x))
         if block is None:  # it has no bytes, or more than bytes
             return copy.deepcopy(x, self.memo)

@@ -32,7 +32,7 @@ CopyDataset = Literal["state"] | bool
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class WorkerCopies:
     """What one worker reads through."""
 
     dataset: Any
@@ -101,7 +101,7 @@ class Isolation:
         copy_dataset: CopyDataset,
     ) -> None:
         roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": init_fn}
-        self._originals = Own(dataset, collate_fn, init_fn)
+        self._originals = WorkerCopies(dataset, collate_fn, init_fn)
         has_lmdb = find_spec("lmdb") is not None
         if has_lmdb:
             from fastload.isolation import lmdb_once  # loaded only if there is lmdb
@@ -131,7 +131,7 @@ class Isolation:
         if self.plan.refused:
             raise DatasetCopyError(_refusal(self.plan.refused))
 
-    def originals(self) -> Own:
+    def originals(self) -> WorkerCopies:
         """Return what the loop itself reads through if it has no workers: nothing is copied."""
         return replace(self._originals, generators=self.plan.generators())
 
@@ -157,7 +157,7 @@ class Isolation:
         """Return whether workers begin with a `worker_init_fn`."""
         return self._originals.init_fn is not None
 
-    def own(self, *, watching: bool = False) -> Own:
+    def own(self, *, watching: bool = False) -> WorkerCopies:
         """Return what the next worker reads through, and if it is to be `watching`, at what.
 
         Raises `DatasetCopyError` if an object of the graph can neither be copied nor shared.
@@ -168,7 +168,7 @@ class Isolation:
             return replace(self._originals, watched=watched)
         copies, module_copies, generators = make_copies(self.plan, self._modules.roots)
         module_copies |= {id(x): copies[path] for path, x in self._modules.cached.items()}
-        return Own(
+        return WorkerCopies(
             copies["dataset"],
             copies["collate_fn"],
             copies["worker_init_fn"],

@@ -14,7 +14,7 @@ from fastload.errors import ModuleStateWarning, SharedStateWarning
 from fastload.faults import file_of
 from fastload.fetch import Fetcher
 from fastload.global_draws import GlobalDraws
-from fastload.isolation import Own, Watch
+from fastload.isolation import Watch, WorkerCopies
 from fastload.isolation.generators import NewGenerators
 from fastload.randomness import Stream
 from fastload.rows import Filler
@@ -25,7 +25,7 @@ COLLECTOR, LOOP = -2, -1
 """Of a batch's recorders, those that are not a worker's."""
 
 
-class Site:
+class WorkerContext:
     """Where claimed samples are read: by which worker, from which dataset, with which random stream.
 
     `own` is what the worker reads through. `filler` fills rows from its dataset, if anything does. `info` is what
@@ -36,7 +36,7 @@ class Site:
     def __init__(
         self,
         worker: int,
-        own: Own,
+        own: WorkerCopies,
         info: Any,
         stream: Stream,
         pause: Callable[[Batch, float], None],
@@ -113,60 +113,67 @@ def _neutral(autocast: list[str]) -> Iterator[None]:
         yield
 
 
-def read_run(batch: Batch, start: int, stop: int, fetcher: Fetcher, site: Site) -> float:
+def read_run(
+    batch: Batch, start: int, stop: int, fetcher: Fetcher, context: WorkerContext
+) -> float:
     """Read units `start` to `stop` of a batch, and return the seconds that it took."""
-    recorder = batch.recorders[site.worker]
+    recorder = batch.recorders[context.worker]
     started = perf_counter()
     if fetcher.copies:  # no code of the user's, nothing drawn: a batch may take 30 us in all
-        fetcher.read(batch, start, stop, site)
+        fetcher.read(batch, start, stop, context)
         cpu_s = perf_counter() - started
     else:
-        cpu_s = _read(batch, start, stop, fetcher, site, recorder)
+        cpu_s = _read(batch, start, stop, fetcher, context, recorder)
     seconds = perf_counter() - started
     units = batch.size if fetcher.whole else stop - start
     if units:  # none if the lane had ended, or the batch was dropped
 
         def place() -> Place:
             index = batch.first_index(start)
-            return Place(batch.epoch, batch.ordinal, index, file_of(site.dataset, index))
+            return Place(batch.epoch, batch.ordinal, index, file_of(context.dataset, index))
 
         recorder.run(units, seconds, cpu_s, place)
     # Told before the batch can be taken: so the loop hears of it at its next `next()` at the latest.
-    _tell(site, fetcher)
+    _tell(context, fetcher)
     return seconds
 
 
-def _tell(site: Site, fetcher: Fetcher) -> None:
-    for category, sentences in site.noticed.items():
+def _tell(context: WorkerContext, fetcher: Fetcher) -> None:
+    for category, sentences in context.noticed.items():
         while sentences:
             fetcher.notices.notice(category, sentences.pop())
 
 
 def _read(
-    batch: Batch, start: int, stop: int, fetcher: Fetcher, site: Site, recorder: Recorder
+    batch: Batch,
+    start: int,
+    stop: int,
+    fetcher: Fetcher,
+    context: WorkerContext,
+    recorder: Recorder,
 ) -> float:
     """Read what was claimed with all that user code may ask for in place; the CPU seconds that it took."""
     outer = current_worker_info()
-    set_worker_info(site.info or outer)
+    set_worker_info(context.info or outer)
     cpu_started = thread_time()
     try:
-        with recording(recorder), span("sample"), site.looking("sample"):
-            fetcher.read(batch, start, stop, site)
+        with recording(recorder), span("sample"), context.looking("sample"):
+            fetcher.read(batch, start, stop, context)
     finally:
         # Not while collating: where torch's collate finds a worker info, it takes shared memory.
         set_worker_info(outer)
     return thread_time() - cpu_started
 
 
-def finish(batch: Batch, fetcher: Fetcher, site: Site) -> None:
+def finish(batch: Batch, fetcher: Fetcher, context: WorkerContext) -> None:
     """Make a batch of its samples, all of which are read."""
     started = perf_counter()
-    with span("collate"), site.looking("collate") if fetcher.collates else nullcontext():
-        fetcher.finish(batch, site.collate_fn, site.stream)
-    batch.recorders[site.worker].add("collate", perf_counter() - started)
+    with span("collate"), context.looking("collate") if fetcher.collates else nullcontext():
+        fetcher.finish(batch, context.collate_fn, context.stream)
+    batch.recorders[context.worker].add("collate", perf_counter() - started)
     if batch.dropped:
         batch.release()  # `discard` may have done so before there was anything to let go
-    _tell(site, fetcher)
+    _tell(context, fetcher)
 
 
 def pin_batch(batch: Batch) -> None:
