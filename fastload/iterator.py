@@ -38,8 +38,15 @@ from fastload.slots import SlotPool
 from fastload.tally import Tally
 from fastload.telemetry import Recorder, span, waiting_span
 from fastload.window import FILL_SECONDS, RUN_SECONDS, Window
-from fastload.worker_context import LOOP, WorkerContext, finish, neutral_modes, pin_batch, read_run
-from fastload.workers import can_pin
+from fastload.worker_context import (
+    LOOP,
+    WorkerContext,
+    can_pin,
+    finish,
+    neutral_modes,
+    pin_batch,
+    read_run,
+)
 
 
 class ThreadIterator(Iterator[Any]):
@@ -310,7 +317,7 @@ class ThreadIterator(Iterator[Any]):
                     finish(batch, self._fetcher, self._site)
             finally:
                 leave(stream, outer)  # also if Ctrl-C struck as it was entered or left
-            if self._pins and batch.error is None:
+            if self._pins:
                 pin_batch(batch)
         self._window.check()
         self.tally.served_s += perf_counter() - started

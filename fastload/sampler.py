@@ -178,6 +178,8 @@ class RankSampler(Sampler[int]):
             )
         if ends not in ("pad", "drop", "uneven"):
             raise ValueError(f'ends must be "pad", "drop" or "uneven", got {ends!r}')
+        if not isinstance(shuffle, bool | int | np.bool_):
+            raise ValueError(f"shuffle must be True or False, got {shuffle!r}")
         if (window is None) != (run is None):
             raise ValueError(f"give window and run both or neither, got {window=}, {run=}")
         if window is not None and run is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from time import perf_counter, thread_time
@@ -176,9 +177,39 @@ def finish(batch: Batch, fetcher: Fetcher, context: WorkerContext) -> None:
     _tell(context, fetcher)
 
 
+def can_pin(device: str, *, stacklevel: int) -> bool:
+    """Return whether there is anything to pin for; warn in torch's words if there is not."""
+    if device:
+        warnings.warn(
+            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
+            f"ignore pin_memory_device='{device}'.",
+            stacklevel=stacklevel + 1,
+        )
+    accelerator = (
+        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    )
+    if accelerator is None:
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, "
+            "then device pinned memory won't be used.",
+            stacklevel=stacklevel + 1,
+        )
+    elif accelerator.type == "mps":
+        warnings.warn(
+            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
+            stacklevel=stacklevel + 1,
+        )
+    return accelerator is not None and accelerator.type != "mps"
+
+
 def pin_batch(batch: Batch) -> None:
-    """Replace the data of `batch` by a pinned copy, or by the error that pinning raised."""
+    """Replace the data of `batch`, unless it has failed, by a pinned copy, or by the error that pinning raised."""
+    if batch.error is not None:
+        return
+    started = perf_counter()
     try:
-        batch.data = pin(batch.data)
+        with span("pin"):
+            batch.data = pin(batch.data)
     except Exception as exc:
         batch.data, batch.error, batch.where = None, exc, f"{batch}; stage: pin"
+    batch.recorders[COLLECTOR].add("pin", perf_counter() - started)

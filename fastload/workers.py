@@ -31,7 +31,6 @@ from fastload.fetch import Fetcher
 from fastload.global_draws import global_states, restore_global_states
 from fastload.isolation import Isolation, WorkerCopies
 from fastload.randomness import Streams, entered
-from fastload.telemetry import span
 from fastload.torch_private import (
     make_worker_info,
     set_worker_info,
@@ -39,7 +38,6 @@ from fastload.torch_private import (
 )
 from fastload.window import Window
 from fastload.worker_context import (
-    COLLECTOR,
     WorkerContext,
     finish,
     neutral_modes,
@@ -220,10 +218,7 @@ def _collect(
         with _setting_up(set_up, device, "collector; stage: start"):
             pass
         while (batch := window.collect()) is not None:
-            started = perf_counter()
-            with span("pin"):
-                pin_batch(batch)
-            batch.recorders[COLLECTOR].add("pin", perf_counter() - started)
+            pin_batch(batch)
             window.publish(batch)
             del batch  # not kept while waiting
 
@@ -259,31 +254,6 @@ def _setting_up(
         set_up.put(error)
         raise
     set_up.put(None)
-
-
-def can_pin(device: str, *, stacklevel: int) -> bool:
-    """Return whether there is anything to pin for; warn in torch's words if there is not."""
-    if device:
-        warnings.warn(
-            "pin_memory_device is deprecated, the current accelerator will be used as the device,"
-            f"ignore pin_memory_device='{device}'.",
-            stacklevel=stacklevel + 1,
-        )
-    accelerator = (
-        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    )
-    if accelerator is None:
-        warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, "
-            "then device pinned memory won't be used.",
-            stacklevel=stacklevel + 1,
-        )
-    elif accelerator.type == "mps":
-        warnings.warn(
-            "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used.",
-            stacklevel=stacklevel + 1,
-        )
-    return accelerator is not None and accelerator.type != "mps"
 
 
 def _current_device() -> int | None:

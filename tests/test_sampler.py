@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 import fastload
+from fastload import state
 from fastload.hashing import mix64
 from fastload.sampler import RankSampler, permuted, permuted_by_window, random_batches
 
@@ -203,3 +205,25 @@ def test_random_batches_are_torch_s_from_the_same_draws(length: int, count: int 
         expected = [list(theirs), drawn(theirs)]
         ours = sampler()
         assert [list(random_batches(ours)), drawn(ours)] == expected
+
+
+def test_shuffle_is_no_text() -> None:
+    with pytest.raises(ValueError, match="shuffle must be True or False, got 'reverse'"):
+        RankSampler(8, rank=0, world_size=1, shuffle="reverse")  # type: ignore[arg-type]
+
+
+def test_every_field_of_a_state_is_compared_or_says_how_far_the_epoch_is() -> None:
+    how_far = {
+        "epoch",
+        "sampler_epoch",
+        "ended",
+        "stream_seed",
+        "batches",
+        "position",
+        "ahead",
+        "ahead_on_rank",
+    }
+    how_far |= {"draws", "sampler_state", "checksum", "checksum_on_rank", "turn", "lanes"}
+    for kind in (state.SampledState, state.IterableState):
+        fields = {field.name for field in dataclasses.fields(kind)}
+        assert fields - how_far <= state._REMEDIES.keys()

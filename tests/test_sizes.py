@@ -23,7 +23,7 @@ CLASS_METHODS = 20
 FUNCTION_LINES = 60
 """Lines of code of the body: a signature of thirty arguments is thirty lines, and one thing to read."""
 
-IMPORTED_LINES = 8_031
+IMPORTED_LINES = 8_041
 """Lines of code of all files that `import fastload` loads. The aim is 4,200."""
 
 TOKENS_OF_NO_CODE = {
@@ -87,4 +87,7 @@ def imported_files() -> list[Path]:
 
 
 def test_what_import_fastload_loads_does_not_grow() -> None:
-    assert sum(len(lines_of_code(path)) for path in imported_files()) <= IMPORTED_LINES
+    found = sum(len(lines_of_code(path)) for path in imported_files())
+    assert found <= IMPORTED_LINES, (
+        "raise the figure only for what users need; see `git diff --stat fastload`"
+    )

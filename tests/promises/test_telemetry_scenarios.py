@@ -20,6 +20,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 
+import fastload.iterator
+import fastload.worker_context
 from fastload import DataLoader, Stats, stage
 from fastload.telemetry.diagnosis import bound
 
@@ -294,6 +296,22 @@ def test_samples_of_an_iterable_data_set_are_counted_as_they_are_and_have_no_ind
     stats = run(DataLoader(Stream(), 8, num_workers=3))
     assert stats.samples == stats.stages["sample"].count == 200
     assert re.fullmatch(r"in batch \d+ of epoch 0", stats.slowest), stats.slowest
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pinning_is_a_stage_with_and_without_workers(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(data: object) -> object:  # simulated: here may be nothing to pin for
+        time.sleep(0.01)
+        return data
+
+    monkeypatch.setattr(fastload.iterator, "can_pin", lambda device, stacklevel: True)
+    monkeypatch.setattr(fastload.worker_context, "pin", slow)
+    stats = run(DataLoader(Simulated(40, waits(0)), 10, num_workers=workers, pin_memory=True))
+    assert stats.stages["pin"].count == 4
+    assert stats.stages["pin"].seconds >= 0.04
+    assert re.search(r"(?m)^pin .* 4 ", str(stats)), str(stats)
 
 
 # ---- other processes ----
