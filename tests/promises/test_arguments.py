@@ -339,6 +339,7 @@ OURS_BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         "random_modules.*'torch'",
     ),
+    "random_modules no collection": ({"random_modules": 3}, ValueError, "random_modules"),
     "random_modules a text": ({"random_modules": "numpy"}, ValueError, "random_modules.*'numpy'"),
     "on_stats no callable": ({"on_stats": "log"}, ValueError, "on_stats.*callable.*'log'"),
     "retries of a stream": ({"dataset": Stream(), "retries": 1}, ValueError, "retries.*map-style"),
