@@ -24,7 +24,7 @@ import fastload
 import fastload.reports
 from fastload import DataLoader, RankSampler, Stats
 from tests.fakes import Numbers, fastload_threads
-from tests.promises.reading import Watched, in_batches
+from tests.promises.reading import Watched, in_batches, wait_until
 
 GRACE_S = 0.05  # what a loader that reads too much is given to do so
 KIB = 1024
@@ -193,7 +193,7 @@ def test_after_the_last_attempt_the_error_arrives_in_its_place(workers: int, ret
 
 @pytest.mark.parametrize(
     ("code", "workers"),
-    [(errno.ENOENT, 0), (errno.EACCES, 2), (errno.ENOSPC, 2), (None, 0), (None, 2)],
+    [(errno.ENOENT, 0), (errno.ENOSPC, 2), (None, 2)],
 )
 def test_an_error_that_does_not_pass_is_not_read_again(workers: int, code: int | None) -> None:
     error = ValueError("no") if code is None else OSError(code, "no")
@@ -254,8 +254,7 @@ def test_close_wakes_a_worker_that_waits_to_read_again(
     else:
         del iterator
         gc.collect()
-        while fastload_threads() and time.monotonic() < started + 10:
-            time.sleep(0.001)
+        wait_until(lambda: not fastload_threads(), "no thread is left", 10)
     assert time.monotonic() - started < 10
     assert dataset.reads.count(0) == 1
 
@@ -330,7 +329,7 @@ def test_where_the_order_is_not_known_or_threads_end_nothing_is_read_ahead(how: 
 
 
 @pytest.mark.parametrize("kind", ["rank sampler", "seed"])
-@pytest.mark.parametrize("other", [0, 1, 7])
+@pytest.mark.parametrize("other", [0, 7])
 def test_set_epoch_to_another_epoch_discards_what_was_begun(kind: str, other: int) -> None:
     """The sampler's own too, which the usual loop calls."""
     dataset = Flaky(LENGTH, {})
@@ -407,10 +406,7 @@ def test_threads_end_with_the_next_epoch_under_way(way: str) -> None:
     else:
         del loader
         gc.collect()
-        deadline = time.monotonic() + 0.5
-        while fastload_threads() and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert not fastload_threads()
+        wait_until(lambda: not fastload_threads(), "no thread is left", 0.5)
 
 
 # ---- for loggers ----

@@ -11,7 +11,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import pytest
@@ -437,7 +437,6 @@ def test_batches_are_never_in_shared_memory(
 # ---- the modes of the loop ----
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "none": nullcontext,
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
@@ -481,9 +480,7 @@ def keep(worker: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("dataset", "collate"), [(Moded, None), (Moded, collate_in_modes), (ModedBatches, None)]
-)
+@pytest.mark.parametrize(("dataset", "collate"), [(Moded, collate_in_modes), (ModedBatches, None)])
 def test_samples_and_collate_run_in_neutral_modes(
     workers: int, mode: str, collate: Any, dataset: type[Moded]
 ) -> None:

@@ -363,19 +363,14 @@ class Storm(RuleBasedStateMachine):
         self.loader = self.iterator = None
 
     @running
-    @rule()
-    def leave_and_go_on(self) -> None:
-        """The loop breaks off and asks the same loader for the next epoch."""
-        FAULTS["broken off"] += 1
-        self.begin_epoch(self.epoch + 1)
-
-    @running
-    @rule(epoch=st.integers(0, 5))
-    def go_to_another_epoch(self, epoch: int) -> None:
+    @rule(epoch=st.none() | st.integers(0, 5))
+    def leave(self, epoch: int | None) -> None:
+        """The loop breaks off and asks the same loader for the next epoch, or for another."""
         assert self.loader is not None
         FAULTS["broken off"] += 1
-        self.loader.set_epoch(epoch)
-        self.begin_epoch(epoch)
+        if epoch is not None:
+            self.loader.set_epoch(epoch)
+        self.begin_epoch(self.epoch + 1 if epoch is None else epoch)
 
     @running
     @rule()
@@ -392,19 +387,15 @@ class Storm(RuleBasedStateMachine):
         self.begin_epoch(self.epoch + 1)
 
     @running
-    @rule(workers=st.integers(0, 4), persistent=st.booleans())
-    def forget(self, workers: int, persistent: bool) -> None:
-        """Nothing is closed: the last reference goes, with threads in the middle of calls."""
-        self.loader = self.iterator = None
-        self.stop()
-        FAULTS["forgotten"] += 1
-        self.open(workers, persistent, self.epoch)
-
-    @running
-    @rule(workers=st.integers(0, 4), persistent=st.booleans())
-    def keep_and_open_another(self, workers: int, persistent: bool) -> None:
-        self.abandon()
-        FAULTS["abandoned"] += 1
+    @rule(workers=st.integers(0, 4), persistent=st.booleans(), keep=st.booleans())
+    def open_another(self, workers: int, persistent: bool, keep: bool) -> None:
+        """Nothing is closed: the last reference goes, with threads in the middle of calls, or is kept."""
+        if keep:
+            self.abandon()
+        else:
+            self.loader = self.iterator = None
+            self.stop()
+        FAULTS["abandoned" if keep else "forgotten"] += 1
         self.open(workers, persistent, self.epoch)
 
     @running

@@ -12,7 +12,6 @@ import copy
 import json
 import pickle
 import threading
-import time
 import weakref
 from collections import OrderedDict, UserDict, deque, namedtuple
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ import fastload
 from fastload import DataLoader, RankSampler, prefetch_to
 from fastload.errors import LoaderClosedError
 from fastload.testing import FailingDataset
+from tests.promises.reading import wait_until
 
 SIMULATED = torch.device("privateuseone:0")
 Point = namedtuple("Point", "x y")
@@ -330,14 +330,6 @@ def to_host(samples: list[float]) -> tuple[OnHost, float]:
     return on_host(*samples), samples[0]
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """What another thread does in its own time has nobody to tell."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_a_loader_is_not_waited_for_to_look_ahead(machine: Machine) -> None:
     dataset = Gated(4)
     dataset.gates = {1: threading.Event(), 3: threading.Event()}
@@ -358,7 +350,7 @@ def test_a_batch_that_is_ready_is_copied_before_the_loop_asks_for_it(machine: Ma
     loader = DataLoader(Gated(6), 1, num_workers=2, collate_fn=to_host, prefetch_batches=6)
     iterator: Any = iter(prefetch_to(loader, SIMULATED, depth=2))
     source = iterator._source
-    until(lambda: len(source._window._ready_tickets) == 6)
+    wait_until(lambda: len(source._window._ready_tickets) == 6, "all are ready")
     next(iterator)
     assert [value for _, value in machine.copies] == [0, 1, 2]
     next(iterator)
@@ -467,12 +459,13 @@ def look_far_ahead(iterator: Any) -> None:
     """Let the loader get ready what the look-ahead can then fetch."""
     source = iterator._source
     if not source._inline:
-        until(
+        wait_until(
             lambda: (
                 source.is_ready()
                 or (oldest := source._window.oldest()) is None
                 or oldest.epoch != source._order.epoch
-            )
+            ),
+            "the next batch is ready",
         )
 
 
@@ -573,20 +566,6 @@ def test_torchs_processes_are_warned_of_only_where_a_state_is_asked_for() -> Non
         assert ahead.state_dict()["kind"] == "process"
 
 
-class NoState(Counter):
-    def state_dict(self) -> Any:
-        raise OSError("the state of this data set is gone")
-
-    def load_state_dict(self, state: Any) -> None: ...
-
-
-def test_a_state_that_cannot_be_told_stops_nobody_who_does_not_ask(machine: Machine) -> None:
-    ahead = prefetch_to(DataLoader(NoState(), 7, num_workers=1, collate_fn=to_host), SIMULATED)
-    assert len([values(batch) for batch in ahead]) == 3
-    with pytest.raises(OSError, match="gone"):
-        ahead.state_dict()
-
-
 # ---- errors and the end ----
 
 
@@ -667,16 +646,9 @@ def test_containers_keep_their_types(machine: Machine) -> None:
     assert list(moved) == list(batch)
     for key, value in moved.items():
         assert type(value) is type(batch[key])
-    assert all(
-        isinstance(t, OnDevice)
-        for t in (
-            moved["named"].x,
-            moved["named"].y[0],
-            moved["ordered"]["a"],
-            moved["user"]["a"][0],
-            moved["proxy"]["a"],
-        )
-    )
+    named, user = moved["named"], moved["user"]
+    inner = (named.x, named.y[0], moved["ordered"]["a"], user["a"][0], moved["proxy"]["a"])
+    assert all(isinstance(tensor, OnDevice) for tensor in inner)
     assert moved["named"].y[1] == "text"
     assert moved["others"] is batch["others"]
     assert batch["user"]["a"][0] is tensor, "what the loader gave is as it was"

@@ -135,11 +135,6 @@ def test_slow_reads_are_storage() -> None:
 # ---- decode ----
 
 
-def test_slow_decode_that_waits_is_decode() -> None:
-    cost = staged(read=waits(0.001), decode=waits(0.01))
-    names("decode", '"decode"', lambda: run(DataLoader(Simulated(160, cost), 8, num_workers=2)))
-
-
 @pytest.mark.skipif(CORES < 2, reason="needs a free core")
 def test_slow_decode_with_cores_free_wants_more_workers() -> None:
     cost = staged(decode=hashes(8))
