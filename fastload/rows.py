@@ -162,7 +162,7 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
         and t.is_cpu
         and t.layout is torch.strided
         and not t.requires_grad
-        and not (t.is_quantized or t.is_conj() or t.is_neg())
+        and not (t.is_quantized or t.is_conj() or t.is_neg() or t._is_zerotensor())
         # torch.stack keeps the strides of samples of four dimensions and more.
         and 1 <= t.dim() <= 4
         for t in tensors
@@ -215,6 +215,12 @@ def _take(tensor: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> b
     kind = _OF_SIZE.get(tensor.element_size())  # NumPy has not all dtypes of torch
     # NumPy would first copy the whole of a tensor that is not contiguous. A conjugate's memory has other values.
     if kind is None or tensor.is_complex() or not tensor.is_contiguous() or not out.is_contiguous():
+        return False
+    # Its storage may have been resized.
+    if (
+        tensor.untyped_storage().nbytes()
+        < (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    ):
         return False
     # As uint64 a negative row is huge.
     if not out.numel() or int(rows.view(np.uint64).max()) >= len(tensor):

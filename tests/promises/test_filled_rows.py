@@ -1913,3 +1913,15 @@ def test_indices_out_of_range_are_torchs_beside_busy_processes_too() -> None:
     assert [next(batches)[0].tolist() for _ in range(2)] == [[0, 1], [2, 5]]
     with pytest.raises(IndexError):
         next(batches)
+
+
+@pytest.mark.usefixtures("cores")
+def test_a_tensor_without_memory_of_its_own_is_not_read_out_of_range() -> None:
+    zeros = DataLoader(TensorDataset(torch._efficientzerotensor((40, 2))), 4)
+    assert not torch.cat([batch for (batch,) in zeros]).any()
+    tensor = torch.ones(40, 2)
+    batches = iter(DataLoader(TensorDataset(tensor), 4))
+    next(batches)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="storage"):
+        next(batches)
