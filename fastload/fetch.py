@@ -6,11 +6,14 @@ thread pass through. `choose_fetcher.make_fetcher` chooses how a loader's batche
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import count
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from torch.utils.data import default_collate, default_convert
 
 from fastload.batch import Batch
@@ -222,8 +225,7 @@ class SingleFetcher(IndexFetcher):
     def batch(self, indices: Any, **place: Any) -> Batch:
         """See `IndexFetcher`. A list comes from a sampler that batches; any other key is one sample."""
         size = len(indices) if isinstance(indices, list) else 1
-        if type(indices) is list:
-            indices = indices.copy()  # the sampler may use its list again
+        indices = _own(indices)
         batch = Batch(1, [indices], size=size, **place)
         batch.box = SampleBox([None])
         return batch
@@ -238,7 +240,7 @@ class BatchFetcher(IndexFetcher):
 
     def batch(self, indices: Any, **place: Any) -> Batch:
         """See `IndexFetcher`. What is no collection (a slice, a generator) counts as one sample, as in torch."""
-        given = indices.copy() if type(indices) is list else indices
+        given = _own(indices)
         one = [given if isinstance(given, slice) else type(given).__name__]
         indices = given if _is_collection(given) else one
         batch = Batch(1, indices, size=len(indices), **place)
@@ -278,9 +280,8 @@ class SampleFetcher(IndexFetcher):
 
     def batch(self, indices: Any, **place: Any) -> Batch:
         """See `IndexFetcher`."""
-        if type(indices) is list:
-            indices = indices.copy()  # the sampler may use its list again
-        elif not isinstance(indices, list | tuple):
+        indices = _own(indices)
+        if not isinstance(indices, list | tuple):
             indices = list(indices)
         n = len(indices)
         batch = Batch(max(1, n), indices, size=n, **place)
@@ -305,6 +306,15 @@ class SlotFetcher(SampleFetcher):
 
     def _make(self, batch: Batch, box: Box, collate_fn: Callable[[Any], Any]) -> None:
         super()._make(batch, box, self._pool.collate)
+
+
+def _own(indices: Any) -> Any:
+    """Return indices that stay as they are: a sampler may use its list, array or tensor again."""
+    if type(indices) is list:
+        return indices.copy()
+    if isinstance(indices, torch.Tensor):
+        return indices.clone()
+    return copy.copy(indices) if isinstance(indices, list | np.ndarray) else indices
 
 
 def _is_collection(given: Any) -> bool:

@@ -170,7 +170,7 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
     if not plain:
         return None
 
-    sources = [RowsOf(tensor) for tensor in tensors]
+    gatherer = Gatherer()
 
     def fill(run: Run) -> Iterable[int]:
         places = as_indices(run.indices)
@@ -178,8 +178,8 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
         if places is None or dataset.tensors is not tensors or not _are_rows(run.rows, tensors):
             return range(len(run))
         try:
-            for source, row in zip(sources, run.rows, strict=True):
-                source.gather(places, row)
+            for tensor, row in zip(tensors, run.rows, strict=True):
+                gatherer.gather(tensor, places, row)
         # Torch's own indexing takes what is negative, or says what is out of range.
         except (IndexError, RuntimeError):
             return range(len(run))
@@ -188,24 +188,23 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
     return Filler(tuple(t.new_empty(t.shape[1:]) for t in tensors), fill, copies=True)
 
 
-class RowsOf:
-    """Gathers rows of a tensor on the CPU: on all cores, or on one while other processes keep some busy.
+class Gatherer:
+    """Gathers rows of tensors on the CPU: on all cores, or on one while other processes keep some busy.
 
     `torch.index_select` waits for the slowest core. With two busy processes on two cores, batches of 0.1 ms took 5 ms.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+    def __init__(self) -> None:
         self._on_one_core = 0  # so many calls more
 
-    def gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
-        """Copy the rows to `out`, of the tensor's dtype. Raises IndexError or RuntimeError if one is out of range."""
+    def gather(self, tensor: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> None:
+        """Copy `tensor[rows]` to `out`. Raises IndexError or RuntimeError if a row is out of range."""
         if self._on_one_core:
             self._on_one_core -= 1
-            if _take(self._tensor, rows, out):
+            if _take(tensor, rows, out):
                 return
         began = perf_counter()
-        torch.index_select(self._tensor, 0, torch.from_numpy(rows), out=out)
+        torch.index_select(tensor, 0, torch.from_numpy(rows), out=out)
         if perf_counter() - began > _LATE_S:
             self._on_one_core = 100
 
@@ -213,8 +212,11 @@ class RowsOf:
 def _take(tensor: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> bool:
     """Copy rows on one core; return False, and do nothing, if that is not possible."""
     kind = _OF_SIZE.get(tensor.element_size())  # NumPy has not all dtypes of torch
-    # NumPy would first copy the whole of a tensor that is not contiguous. A conjugate's memory has other values.
-    if kind is None or tensor.is_complex() or not tensor.is_contiguous() or not out.is_contiguous():
+    # Bits that say that the memory has other values may be set at any time.
+    if kind is None or tensor.is_complex() or tensor.is_neg() or tensor.requires_grad:
+        return False
+    # NumPy would first copy the whole of a tensor that is not contiguous.
+    if not tensor.is_contiguous() or not out.is_contiguous():
         return False
     # Its storage may have been resized.
     if (

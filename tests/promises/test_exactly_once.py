@@ -17,6 +17,7 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -35,6 +36,7 @@ from torch.utils.data import (
 import fastload
 from fastload.batch import Batch
 from fastload.order import SampledOrder
+from tests.fakes import Numbers
 
 WORKERS = [0, 1, 4, 32]
 
@@ -509,3 +511,36 @@ def test_an_error_for_what_is_no_list_stays_that_error(key: Any) -> None:
     )
     with loader, pytest.raises(OSError, match="simulated"):
         next(iter(loader))
+
+
+class Together(Numbers):
+    """Reads a batch in one call."""
+
+    def __getitems__(self, indices: Any) -> list[int]:
+        return [int(index) for index in indices]
+
+
+class Reusing(torch.utils.data.Sampler[Any]):
+    """A batch sampler that gives the same container again, with other indices in it."""
+
+    def __init__(self, container: Any) -> None:
+        self.container = container
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, 24, 4):
+            for k in range(4):
+                self.container[k] = first + k
+            yield self.container
+
+
+class Indices(list[int]):
+    """A list of the sampler's own."""
+
+
+@pytest.mark.parametrize("dataset", [Numbers(24), Together(24)], ids=["single", "together"])
+@pytest.mark.parametrize(
+    "container", [[0] * 4, Indices([0] * 4), np.zeros(4, int), torch.zeros(4, dtype=torch.int64)]
+)
+def test_a_sampler_may_use_its_batch_again(dataset: Numbers, container: Any) -> None:
+    loader = fastload.DataLoader(dataset, batch_sampler=Reusing(container), num_workers=2)
+    assert torch.cat(list(loader)).tolist() == list(range(24))

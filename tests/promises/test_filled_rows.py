@@ -1249,6 +1249,13 @@ def test_an_index_that_does_not_exist_is_noted_as_of_a_sample_alone(workers: int
 # ---- TensorDataset ----
 
 
+@pytest.fixture(params=[1e-3, -1.0], ids=["idle", "busy"])
+def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have rows gathered as on idle cores, and as beside processes that keep the cores busy."""
+    monkeypatch.setattr(rows, "_LATE_S", request.param)
+
+
+@pytest.mark.usefixtures("cores")
 def test_a_tensor_dataset_that_comes_to_need_a_gradient() -> None:
     tensor = torch.randn(6, 3)
     with DataLoader(TensorDataset(tensor), 3) as loader:
@@ -1876,12 +1883,6 @@ def test_an_abandoned_iterator_ends_its_threads(workers: int) -> None:
     loader.close()
 
 
-@pytest.fixture(params=[1e-3, -1.0], ids=["idle", "busy"])
-def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have rows gathered as on idle cores, and as beside processes that keep the cores busy."""
-    monkeypatch.setattr(rows, "_LATE_S", request.param)
-
-
 @pytest.mark.usefixtures("cores")
 def test_a_tensor_that_changes_in_place_is_read_as_it_is_now() -> None:
     tensor = torch.arange(36).view(6, 6)
@@ -1892,6 +1893,14 @@ def test_a_tensor_that_changes_in_place_is_read_as_it_is_now() -> None:
             assert torch.equal(torch.cat([batch for (batch,) in loader]), tensor)
             tensor.set_(torch.arange(36, 72).view(6, 6))  # type: ignore[call-overload]
             assert torch.equal(torch.cat([batch for (batch,) in loader]), tensor)
+    dataset = TensorDataset(tensor)
+    dataset.tensors = [tensor]  # type: ignore[assignment]
+    loader = DataLoader(dataset, 3)
+    list(loader)
+    batches = iter(loader)
+    next(batches)
+    dataset.tensors[0] = tensor + 1  # type: ignore[index]
+    assert torch.equal(next(batches)[0], tensor[3:] + 1)
 
 
 @pytest.mark.usefixtures("cores")
