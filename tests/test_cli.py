@@ -82,6 +82,7 @@ def test_module_and_command_are_the_same_and_load_no_folder_before_they_need_it(
 # ---- the main job ----
 
 
+@pytest.mark.slow
 def test_a_race_of_all_loaders_prints_lines_and_a_table_and_writes_json_page_and_plot(
     file_list: Path, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ def test_every_key_gives_a_permutation(n: int, key: int) -> None:
     assert sorted(permuted(np.arange(n), n, key).tolist()) == list(range(n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("windows", [False, True])
 @settings(max_examples=50)
 @given(n=st.integers(1, 10**12), key=st.integers(0, 2**64 - 1), data=st.data())

@@ -170,6 +170,7 @@ def pythons(checkout: Checkout) -> dict[str, str]:
     return {"PATH": f"{shims}:{os.environ['PATH']}", "PYENV_ROOT": str(versions.parent)}
 
 
+@pytest.mark.slow
 def test_each_python_that_is_there_is_tested_in_an_environment_of_its_own(
     checkout: Checkout, pythons: dict[str, str]
 ) -> None:

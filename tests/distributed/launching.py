@@ -83,5 +83,5 @@ def is_over(pid: int) -> bool:
     """Whether a process ended; one that only waits to be reaped did."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end between open and read
         return True

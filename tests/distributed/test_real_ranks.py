@@ -126,6 +126,7 @@ def test_a_killed_rank_ends_the_job_with_an_error(
     assert not list(lost(reports))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "ending", "said"),
     [

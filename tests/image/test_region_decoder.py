@@ -338,6 +338,7 @@ def test_a_run_of_several_images_leaves_out_what_is_not_to_be_done(
 # ---- damage, threads, memory ----
 
 
+@pytest.mark.slow
 def test_damaged_images_end_no_process_and_change_no_pixels(
     kernels: Kernels, tmp_path: Path
 ) -> None:

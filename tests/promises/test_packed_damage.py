@@ -372,6 +372,7 @@ def test_forged_sides_of_raw_pictures_are_refused(tmp_path: Path, sides: list[in
         dataset[0]
 
 
+@pytest.mark.slow
 def test_a_fuzzer_finds_no_crash_no_garbage_and_no_greed(tmp_path: Path) -> None:
     """Five seconds of it, in a process with little room; see `packed_fuzz`."""
     run = subprocess.run(

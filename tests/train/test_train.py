@@ -345,6 +345,7 @@ def test_a_sigint_that_is_ignored_stays_ignored_and_sigterm_stops_all_the_same(
     assert asked == (0 if ignored else number)
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_of_two_ranks_ends_both_behind_the_same_step(
     pictures: Path, tmp_path: Path
 ) -> None:
