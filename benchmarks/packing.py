@@ -17,7 +17,8 @@ from benchmarks.images import sample_images
 from benchmarks.recipes import PACKED_SIDE, QUALITY
 from fastload.bench.figures import BenchError
 from fastload.datasets import PackedDataset
-from fastload.datasets.packed.format import MODES, Mode
+from fastload.datasets.manifest import Mode
+from fastload.datasets.packed.format import MODES
 from fastload.datasets.packed.packing import pack
 from fastload.image import decode_pixels, encode_rgb
 from fastload.measure.page_cache import prepare_cache

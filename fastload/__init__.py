@@ -11,7 +11,7 @@ The way of an index, file by file:
     epochs        which epoch runs, and what was delivered     state: what is saved of it
     iterator      the loop's side: fills the window, takes     reports: counts, warnings, `on_stats`
     sampler       RankSampler: a rank's part of an epoch
-    order         the batches of an epoch, in order            draws: what a sampler draws from
+    order         the batches of an epoch, in order            draws: what a sampler draws from; partition: of a rank
     batch         what travels
     window        the bounded, ordered hand-off            waiting: lines of threads
     workers       starts and ends the threads                  worker_context: what each works with
@@ -30,8 +30,8 @@ What all of these stand on:
     faults        what user code raises                        errors: what fastload raises
     torch_private all that torch does not promise              cores, disk, nested (containers of tensors)
 
-What they never import: `datasets`, `image`, `check` (does a dataset suit threads), `distributed`, `measure` (under both
-`train` and `bench`), `train`, `bench`, `cli` (the command), and `testing` (fakes for tests).
+What they never import: `datasets`, `store` (sets in shared memory), `image`, `check` (does a dataset suit threads),
+`distributed`, `measure` (under both `train` and `bench`), `train`, `bench`, `cli` (the command), `testing` (fakes).
 """
 
 from fastload import errors

@@ -10,7 +10,8 @@ from typing import Any
 
 from fastload.fetch import Fetcher, IndexFetcher
 from fastload.iterable import LaneOrder, iterable_state
-from fastload.order import Order, SampledOrder, partition, sampled_state
+from fastload.order import Order, SampledOrder, sampled_state
+from fastload.partition import partition
 from fastload.sampler import RankSampler, epoch_number
 from fastload.settings import Settings
 from fastload.state import State, whole

@@ -8,6 +8,9 @@ what cannot be made so arrives as a RuntimeError.
 
 from __future__ import annotations
 
+import errno
+import functools
+
 
 class FastloadError(Exception):
     """Base of fastload's own exceptions."""
@@ -99,6 +102,21 @@ class PackedDataError(FastloadError, ValueError):
         shard = "" if self.shard is None else f", shard {self.shard}"
         record = "" if self.record is None else f", record {self.record}"
         return f"{self.path}{shard}{record}: {self.reason}"
+
+
+class StoreFullError(FastloadError, OSError):
+    """A set does not fit where it is put. Nothing of it is left there.
+
+    `filename` is the folder or file, `needed` and `free` are bytes.
+    """
+
+    def __init__(self, path: str, *, needed: int, free: int) -> None:
+        text = f"the set needs {needed:,} bytes more, and {free:,} are free: remove sets, or name another root"
+        super().__init__(errno.ENOSPC, text, path)
+        self.needed, self.free = needed, free
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return functools.partial(type(self), needed=self.needed, free=self.free), (self.filename,)
 
 
 class RankError(FastloadError, ValueError):

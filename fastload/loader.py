@@ -27,7 +27,8 @@ from fastload.draws import restore_generators, restore_own_state
 from fastload.epochs import Epochs, fresh_state
 from fastload.isolation.worker_copies import CopyDataset
 from fastload.iterator import ThreadIterator
-from fastload.order import fits_any_world, partition, refuse_two_partitions
+from fastload.order import fits_any_world
+from fastload.partition import partition, refuse_two_partitions
 from fastload.sampler import RankSampler, integer
 from fastload.settings import OnError, Settings
 from fastload.state import VERSION, SampledState, check, known_length

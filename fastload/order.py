@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
-    StackDataset,
-    Subset,
 )
 
 from fastload import draws
@@ -30,6 +26,7 @@ from fastload.batch import Batch
 from fastload.draws import Draws, generators, single_sampler
 from fastload.errors import StateError
 from fastload.faults import contained
+from fastload.partition import partition
 from fastload.sampler import RankSampler, random_batches
 from fastload.settings import Settings
 from fastload.state import SampledState, State, known_length, whole
@@ -293,6 +290,7 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
         ends=single.ends if ours else None,
         window=single.window if ours else None,
         run=single.run if ours else None,
+        set_id=getattr(settings.dataset, "set_id", None),
         ahead=[],
     )
 
@@ -308,50 +306,6 @@ def position_behind(sampler: Any, world_size: int, batches: int) -> int | None:
     step = world_size * (1 if sampler is single else sampler.batch_size)
     length = single.length if isinstance(single, RankSampler) else len(single) * world_size
     return int(min(batches * step, length))
-
-
-def partition(sampler: Any, dataset: Any) -> tuple[int, int]:
-    """The rank and the world size by which positions stride: the sampler's, the data set's, or torch.distributed's."""
-    single = single_sampler(sampler)
-    if isinstance(single, RankSampler):
-        return single.rank, single.world_size
-    if isinstance(single, DistributedSampler):
-        return int(single.rank), int(single.num_replicas)
-    part = _part_of_rank(dataset)
-    if part is not None and hasattr(part, "world_size"):
-        return int(part.rank), int(part.world_size)
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
-def _part_of_rank(dataset: Any) -> Any:
-    """Return what holds only the samples of its rank: the dataset, or one in torch's wrappers. None if nothing does."""
-    if getattr(dataset, "partitioned_by_rank", False):
-        return dataset
-    held: Iterable[Any] = ()
-    if isinstance(dataset, Subset):
-        held = (dataset.dataset,)
-    elif isinstance(dataset, ConcatDataset):
-        held = dataset.datasets
-    elif isinstance(dataset, StackDataset):
-        held = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
-    return next((part for part in map(_part_of_rank, held) if part is not None), None)
-
-
-def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
-    """Raise ValueError if a sampler would take a rank's part of what is one already."""
-    part = _part_of_rank(dataset)
-    if part is None:
-        return
-    for sampler in samplers:
-        world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
-        if world_size > 1:
-            raise ValueError(
-                f"{type(part).__name__} holds only the part of its rank, and {type(sampler).__name__} "
-                f"would take one of {world_size} parts of that: give the whole data set to the sampler, "
-                "or drop the sampler"
-            )
 
 
 def _is_plain(sampler: Any, *kinds: type) -> bool:

@@ -90,7 +90,8 @@ def filler(dataset: Any) -> Filler | None:
         return range(len(run))  # overridden since the loader began
 
     sample = dataset.empty_sample()
-    return None if sample is None else Filler(sample, fill)
+    only_copies = getattr(dataset, "fill_rows_only_copies", False) is True
+    return None if sample is None else Filler(sample, fill, copies=only_copies)
 
 
 _READS = ("__getitem__", "__getitems__", "__getattr__", "__getattribute__")

@@ -13,7 +13,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from fastload.errors import StateError
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,8 @@ class SampledState(State):
     ends: str | None
     window: int | None
     run: int | None
+    set_id: str | None
+    """Of a dataset that has one: the same id, the same samples in the same order."""
     batches: int = 0
     position: int = 0
     """Where the last of these batches ended in the order of all ranks."""
@@ -106,6 +108,7 @@ _REMEDIES = {
     "kind": "load it into a loader of the same kind of data set",
     "seed": "make the loader with the state's seed",
     "samples": "load it with the data set that it was made on",
+    "set_id": "load it with the set that it was made on: this one was made anew, or has other parts",
     "sampler": "give the loader the same shuffle, or the same kind of sampler",
     "sampler_length": "give the loader the sampler that the state was made with",
     "generators": "give the loader, or its sampler, a generator if the state's had one and only then",

@@ -37,6 +37,7 @@ FOLDER_IMPORTS: dict[str, set[str]] = {
     "distributed": set(),
     "image": set(),
     "measure": set(),
+    "store": {"datasets"},
     "train": {"datasets", "distributed", "image", "measure"},
 }
 """What each folder may import of the others. `train` and `bench` stand on `measure`, not on each other."""

@@ -26,8 +26,7 @@ import pyarrow as pa
 import pyarrow.dataset
 
 import fastload
-from fastload.datasets import PackedDataset, PackedWriter
-from fastload.datasets.packed import format as packed_format
+from fastload.datasets import PackedDataset, PackedWriter, manifest
 from fastload.datasets.packed.packing import pack
 from fastload.errors import DecodeError, FileListError, PackedDataError
 from fastload.image import RandomResizedCrop, ResizeCenterCrop
@@ -170,7 +169,7 @@ def test_a_shard_s_length_counts_the_further_columns_too(
     ) as writer:
         for number in range(9):
             writer.add(b"", label=number, more=value)
-    rows = [shard.rows for shard in packed_format.read_index(str(tmp_path / "s")).shards]
+    rows = [shard.rows for shard in manifest.read_index(str(tmp_path / "s")).shards]
     assert rows == [4, 4, 1]
 
 
@@ -206,8 +205,8 @@ def test_whatever_the_sizes_of_records_batches_and_shards(
     assert [dataset[k] for k in range(len(dataset))] == records[rank::world_size]
     assert dataset.targets.tolist() == [label for _, label in records[rank::world_size]]
     assert dataset.partitioned_by_rank == (world_size > 1)
-    index = packed_format.read_index(str(path))
-    assert packed_format.parse_index(str(path), packed_format.dump_index(index)) == index
+    index = manifest.read_index(str(path))
+    assert manifest.parse_index(str(path), manifest.dump_index(index)) == index
 
 
 def test_arguments_that_cannot_be_are_refused(packed: Path) -> None:

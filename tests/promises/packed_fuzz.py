@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fastload.datasets import PackedDataset, PackedWriter
+from fastload.datasets import PackedDataset, PackedWriter, manifest
 from fastload.datasets.packed import format as packed_format
 from fastload.errors import PackedDataError
 
@@ -49,7 +49,7 @@ def with_checksum(text: bytes) -> bytes:
     return body + b',\n "checksum": %d\n}\n' % zlib.crc32(body)
 
 
-def fitted(shard: packed_format.Shard, content: bytes) -> packed_format.Shard:
+def fitted(shard: manifest.Shard, content: bytes) -> manifest.Shard:
     """What an index would say of a shard with this content."""
     checksum, at = 0, 0
     for start, length in (*shard.payload, (len(content), 0)):
@@ -142,13 +142,13 @@ def main(folder: Path, seconds: float, seed: int) -> None:
         else:
             content = mutated(rng, shards[path])
             (path / "shard-00000.arrow").write_bytes(content)
-            index = packed_format.parse_index("", originals[path])
+            index = manifest.parse_index("", originals[path])
             try:
                 shard = fitted(index.shards[0], content)
             except ValueError:
                 continue
             index = dataclasses.replace(index, shards=(shard, *index.shards[1:]))
-            (path / "index.json").write_bytes(packed_format.dump_index(index))
+            (path / "index.json").write_bytes(manifest.dump_index(index))
         ends += read_all(path)
         (path / "index.json").write_bytes(originals[path])
         (path / "shard-00000.arrow").write_bytes(shards[path])

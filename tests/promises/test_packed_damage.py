@@ -22,7 +22,7 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 
 import fastload
-from fastload.datasets import PackedDataset, PackedWriter
+from fastload.datasets import PackedDataset, PackedWriter, manifest
 from fastload.datasets.packed import format as packed_format
 from fastload.datasets.packed.verifying import verify
 from fastload.errors import PackedDataError
@@ -79,7 +79,7 @@ def refused(dataset: PackedDataset) -> list[PackedDataError]:
 def test_a_flipped_bit_in_any_byte_of_a_shard_is_found_and_named(packed: Path) -> None:
     dataset = open_set(packed)
     content = (packed / SHARD).read_bytes()
-    index = packed_format.read_index(str(packed))
+    index = manifest.read_index(str(packed))
     ((start, length),) = index.shards[1].payload
     with open(packed / SHARD, "r+b", buffering=0) as file:
         for place, byte in enumerate(content):
@@ -105,10 +105,10 @@ def test_an_index_with_a_flipped_bit_in_any_byte_or_cut_off_anywhere_is_refused(
             changed = bytearray(content)
             changed[place] ^= bit
             with pytest.raises(PackedDataError, match="index.json"):
-                packed_format.parse_index(str(packed), bytes(changed))
+                manifest.parse_index(str(packed), bytes(changed))
         with pytest.raises(PackedDataError, match="index.json"):
-            packed_format.parse_index(str(packed), content[:place])
-    assert packed_format.parse_index(str(packed), content).rows == 12
+            manifest.parse_index(str(packed), content[:place])
+    assert manifest.parse_index(str(packed), content).rows == 12
 
 
 def test_a_shard_of_another_length_or_another_content_is_refused(packed: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_shard_of_another_length_or_another_content_is_refused(packed: Path) -
 def test_a_file_cut_off_while_it_is_open_is_an_error_and_no_signal(packed: Path) -> None:
     dataset = open_set(packed)
     assert refused(dataset) == []
-    ((start, _),) = packed_format.read_index(str(packed)).shards[1].payload
+    ((start, _),) = manifest.read_index(str(packed)).shards[1].payload
     os.truncate(
         packed / SHARD, start + 60
     )  # record 2 of the shard has 10 bytes left, record 3 none
@@ -156,7 +156,7 @@ def test_the_first_read_of_a_record_is_checked_and_others_as_asked(packed: Path)
     first, always, never = (open_set(packed, verify=v) for v in ("first", "always", "never"))
     for dataset in (first, always, never):
         assert dataset[4] == expected(4)
-    ((start, _),) = packed_format.read_index(str(packed)).shards[1].payload
+    ((start, _),) = manifest.read_index(str(packed)).shards[1].payload
     with open(packed / SHARD, "r+b") as file:
         os.pwrite(file.fileno(), b"\xff", start)
         os.pwrite(file.fileno(), b"\xff", start + 25)
@@ -172,7 +172,7 @@ def test_the_first_read_of_a_record_is_checked_and_others_as_asked(packed: Path)
 def test_the_loader_gives_the_error_in_its_place_with_shard_record_and_source(
     packed: Path, workers: int
 ) -> None:
-    ((start, _),) = packed_format.read_index(str(packed)).shards[1].payload
+    ((start, _),) = manifest.read_index(str(packed)).shards[1].payload
     with open(packed / SHARD, "r+b") as file:
         os.pwrite(file.fileno(), b"\xff", start + 30)
     with fastload.DataLoader(open_set(packed), 5, num_workers=workers, collate_fn=list) as loader:
@@ -187,7 +187,7 @@ def test_the_loader_gives_the_error_in_its_place_with_shard_record_and_source(
 def test_verify_names_every_bad_record_and_shard_once(packed: Path) -> None:
     assert verify(packed).bad == []
     assert verify(packed).records == 12
-    ((start, _),) = packed_format.read_index(str(packed)).shards[1].payload
+    ((start, _),) = manifest.read_index(str(packed)).shards[1].payload
     with open(packed / SHARD, "r+b") as file:
         os.pwrite(file.fileno(), b"\xff", start + 30)
         os.pwrite(file.fileno(), b"\xff", start + 99)
@@ -212,7 +212,7 @@ def test_the_more_is_bad_the_longer_is_the_list_and_not_each_look(
     with PackedWriter(tmp_path / "set", mode="encoded") as writer:
         for k in range(records):
             writer.add(b"four", label=k, source=f"{k}.bin")
-    (shard,) = packed_format.read_index(str(tmp_path / "set")).shards
+    (shard,) = manifest.read_index(str(tmp_path / "set")).shards
     ((start, length),) = shard.payload
     with open(tmp_path / "set" / shard.name, "r+b") as file:
         if damage == "payloads":
@@ -275,7 +275,7 @@ def test_another_version_is_refused_with_a_sentence(version: str, message: str) 
     changed = text.replace(b'"version": 1', b'"version": ' + version.encode())
     assert changed != text
     with pytest.raises(PackedDataError) as caught:
-        packed_format.parse_index("set", with_checksum(changed))
+        manifest.parse_index("set", with_checksum(changed))
     assert caught.value.reason == f"index.json {message}"
 
 
@@ -313,7 +313,7 @@ def test_an_index_that_cannot_be_says_what(
     assert before.encode() in text
     changed = with_checksum(text.replace(before.encode(), after.encode(), 1))
     with pytest.raises(PackedDataError, match="index.json") as caught:
-        packed_format.parse_index(str(whole), changed)
+        packed_format.as_packed(str(whole), manifest.parse_index(str(whole), changed))
     assert message in str(caught.value)
 
 
@@ -324,10 +324,10 @@ def forge(path: Path, name: str, change: Callable[[bytearray], None]) -> None:
     change(content)
     assert content != before
     (path / name).write_bytes(content)
-    index = packed_format.read_index(str(path))
+    index = manifest.read_index(str(path))
     shards = [fitted(s, bytes(content)) if s.name == name else s for s in index.shards]
     changed = dataclasses.replace(index, shards=tuple(shards))
-    (path / "index.json").write_bytes(packed_format.dump_index(changed))
+    (path / "index.json").write_bytes(manifest.dump_index(changed))
 
 
 def replace_numbers(before: list[int], after: list[int], dtype: str = "<i8") -> Any:
@@ -400,8 +400,8 @@ def test_a_fuzzer_finds_no_crash_no_garbage_and_no_greed(tmp_path: Path) -> None
 def test_no_text_is_taken_for_an_index(text: str | bytes) -> None:
     encoded = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     with pytest.raises(PackedDataError, match="index.json"):
-        packed_format.parse_index("set", encoded)
+        manifest.parse_index("set", encoded)
     if encoded.startswith(b"{"):
         forged = b'{"format": "fastload-packed", "version": 1, ' + encoded[1:]
         with pytest.raises(PackedDataError, match="index.json"):
-            packed_format.parse_index("set", with_checksum(forged))
+            manifest.parse_index("set", with_checksum(forged))

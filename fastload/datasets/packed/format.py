@@ -1,11 +1,8 @@
-"""The bytes of a packed set: an index, and shards that are Arrow IPC files. All knowledge of them is here.
+"""The bytes of the shards of a packed set. All knowledge of them is here.
 
-    SET/index.json         what the set is and which shards it has; written last, so without it there is no set
-    SET/shard-00000.arrow  Arrow IPC file format, uncompressed, record batches of bounded size
-    SET/rejected.txt       inputs that were left out when packing, if any: name, tab, reason
-
-A shard has the columns `payload` (large_binary), in mode "raw" `height` and `width` (int32), then `label`
-(int64), `source` (string), `checksum` (uint32: CRC-32 of the payload), then the user's own. Any Arrow tool reads it.
+`fastload.datasets.manifest` says what lies in the folder of a set. A shard has record batches of bounded size, and
+the columns `payload` (large_binary), in mode "raw" `height` and `width` (int32), then `label` (int64), `source`
+(string), `checksum` (uint32: CRC-32 of the payload), then the user's own. Any Arrow tool reads it.
 
 Every byte is under a checksum. That of a record covers its payload; that of a shard, in the index, all
 bytes between the payloads, in the order of the file; that of the index is in the index, whose text has one
@@ -19,55 +16,31 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastload.datasets.manifest import (
+    FORMAT,
+    INDEX,
+    VERSION,
+    Index,
+    Mode,
+    Shard,
+    described,
+    read_index,
+)
 from fastload.errors import PackedDataError
 
-FORMAT = "fastload-packed"
-VERSION = 1
-INDEX = "index.json"
-REJECTED = "rejected.txt"
-Mode = Literal["encoded", "jpeg", "raw"]
 MODES: tuple[Mode, ...] = ("encoded", "jpeg", "raw")
 BATCH_BYTES = 16 * 2**20  # of payload in a record batch, save that a larger record has one alone
 BATCH_RECORDS = 4096
 MAX_SIDE = 2**20  # of a raw image; the product of two of them and 3 is far below 2**63
-_TAIL = re.compile(r',\n "checksum": \d+\n}\n\Z')
-
-
-@dataclass(frozen=True)
-class Shard:
-    """What the index knows of a shard.
-
-    `payload` are (offset, length) of each record batch's payloads in the file, in bytes; `checksum` is
-    the CRC-32 of all other bytes of the file.
-    """
-
-    name: str
-    rows: int
-    bytes: int
-    checksum: int
-    payload: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Index:
-    """What a set is. `schema` has the name and the Arrow type of each column, `made` says how the set was made."""
-
-    mode: Mode
-    rows: int
-    classes: tuple[str, ...]
-    schema: tuple[tuple[str, str], ...]
-    made: dict[str, Any]
-    shards: tuple[Shard, ...]
 
 
 @dataclass
@@ -147,119 +120,24 @@ def schema_of(mode: Mode, extras: Sequence[pa.Field] = ()) -> pa.Schema:
     return pa.ipc.read_schema(schema.serialize())  # as it comes out of a file: maps lose names
 
 
-def described(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
-    """The name and the type of each column, as the index has them."""
-    return tuple((field.name, str(field.type)) for field in schema)
+def read_packed_index(path: str) -> Index:
+    """Read and check the index of the packed set at `path`.
 
-
-def shard_name(number: int) -> str:
-    """The file name of shard `number`."""
-    return f"shard-{number:05d}.arrow"
-
-
-# ---- the index ----
-
-
-def dump_index(index: Index) -> bytes:
-    """The one text of an index: JSON that ends in the CRC-32 of what stands before its checksum."""
-    about = {"format": FORMAT, "version": VERSION, **asdict(index)}
-    shards = [json.dumps(shard) for shard in about.pop("shards")]
-    text = json.dumps(about, indent=1).removesuffix("\n}")
-    text += ',\n "shards": [\n  ' + ",\n  ".join(shards) + "\n ]"
-    return f'{text},\n "checksum": {zlib.crc32(text.encode())}\n}}\n'.encode()
-
-
-def read_index(path: str) -> Index:
-    """Read and check the index of the set at `path`.
-
-    Raises FileNotFoundError where there is no index, `PackedDataError` where it is damaged or of another version.
+    Raises FileNotFoundError if there is no index, `PackedDataError` if it is damaged, of another version, or of a set
+    of columns.
     """
-    name = os.path.join(path, INDEX)
-    try:
-        with open(name, "rb") as file:
-            encoded = file.read()
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(
-            2, "no packed set (a pack that was stopped has no index yet: run it again)", name
-        ) from None
-    return parse_index(path, encoded)
+    return as_packed(path, read_index(path))
 
 
-def parse_index(path: str, encoded: bytes) -> Index:
-    """The index whose text is `encoded`; `PackedDataError` where it is none."""
-
-    def fail(reason: str) -> PackedDataError:
-        return PackedDataError(path, f"{INDEX} {reason}")
-
-    try:
-        text = encoded.decode()
-        about = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise fail(f"is no JSON: damaged or cut off ({error})") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise fail(f'has no "format": "{FORMAT}": this is no packed set, or a damaged one')
-    version = about.get("version")
-    if type(version) is int and version > VERSION:
-        raise fail(
-            f"is of format version {version}, and this fastload reads version {VERSION}: use a newer fastload"
-        )
-    tail = _TAIL.search(text)
-    body = text[: tail.start()] if tail else ""
-    if zlib.crc32(body.encode()) != about.pop("checksum", None):
-        raise fail("does not have the checksum that it ends in: damaged or changed by hand")
-    if type(version) is not int or version != VERSION:
-        raise fail(f"has version {version!r}: expected {VERSION}")
-    try:
-        index = _index(about)
-    except (KeyError, TypeError, ValueError) as error:
-        raise fail(f"is not as expected: {error}") from error
-    if dump_index(index) != encoded:
-        raise fail("is not as fastload writes it: changed by hand")
+def as_packed(path: str, index: Index) -> Index:
+    """Return `index`. Raises `PackedDataError` if it is not that of a packed set."""
+    if index.mode not in MODES:
+        raise PackedDataError(path, "this is a set of columns: read it with fastload.store.get()")
+    own = described(schema_of(index.mode))
+    if index.schema[: len(own)] != own:
+        reason = f"{INDEX} is not as expected: it has the columns {index.schema}, not {own} first"
+        raise PackedDataError(path, reason)
     return index
-
-
-def _index(about: dict[str, Any]) -> Index:
-    _expect(about["mode"] in MODES, f"mode {about['mode']!r}")
-    _expect(_are(about["classes"], str), "classes that are no list of names")
-    _expect(isinstance(about["made"], dict), "a made that is no object")
-    schema = tuple((name, kind) for name, kind in about["schema"])
-    _expect(all(_are(list(field), str) for field in schema), "a schema that is no names and types")
-    own = described(schema_of(about["mode"]))
-    _expect(schema[: len(own)] == own, f"the columns {schema}, not {own} first")
-    shards = tuple(_shard(shard, number) for number, shard in enumerate(about["shards"]))
-    rows = sum(shard.rows for shard in shards)
-    _expect(about["rows"] == rows > 0, f"{about['rows']!r} rows, its shards {rows}")
-    return Index(about["mode"], rows, tuple(about["classes"]), schema, about["made"], shards)
-
-
-def _shard(about: dict[str, Any], number: int) -> Shard:
-    counts = {name: about[name] for name in ("rows", "bytes", "checksum")}
-    for name, value in counts.items():
-        _expect(type(value) is int and 0 <= value < 2**62, f"{name} {value!r} of shard {number}")
-    _expect(about["name"] == shard_name(number), f"{about['name']!r} as the name of shard {number}")
-    end = 0
-    for extent in about["payload"]:
-        _expect(_are(extent, int) and len(extent) == 2, f"the extent {extent!r} in shard {number}")
-        start, length = extent
-        _expect(
-            end <= start and 0 <= length <= counts["bytes"] - start,
-            f"the extent {extent!r} in shard {number}, outside its file or in another one",
-        )
-        end = start + length
-    _expect(0 < len(about["payload"]) <= counts["rows"], f"a shard {number} without records")
-    return Shard(name=about["name"], payload=tuple((a, b) for a, b in about["payload"]), **counts)
-
-
-def _are(values: Any, kind: type) -> bool:
-    return isinstance(values, list) and all(type(value) is kind for value in values)
-
-
-def _expect(good: bool, found: str) -> None:
-    if not good:
-        raise ValueError(f"it has {found}")
-
-
-# ---- a shard ----
 
 
 def preadv(fd: int, buffer: memoryview, offset: int) -> int:

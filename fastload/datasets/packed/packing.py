@@ -14,7 +14,8 @@ from tqdm import tqdm
 
 import fastload
 from fastload.cores import usable_cores
-from fastload.datasets.packed.format import INDEX, MODES, REJECTED, Mode, read_index
+from fastload.datasets.manifest import INDEX, REJECTED, Mode, read_index
+from fastload.datasets.packed.format import MODES
 from fastload.datasets.packed.reader import PackedDataset
 from fastload.datasets.packed.sources import Input, Source, open_source
 from fastload.datasets.packed.writer import PackedWriter

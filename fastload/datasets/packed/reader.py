@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from fastload.datasets.packed.format import Table, read_index, read_table, schema_of
+from fastload.datasets.packed.format import Table, read_packed_index, read_table, schema_of
 from fastload.datasets.packed.payloads import Payloads, Verify
 from fastload.datasets.packed.shards import OpenFile, Shards
 from fastload.errors import DecodeError, PackedDataError
@@ -56,7 +56,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     record, `DecodeError` where a payload is right but no image, IndexError.
 
     Attributes:
-        path, mode, schema, made: what the set is; see `format.Index`.
+        path, mode, schema, made: what the set is; see `fastload.datasets.manifest.Index`.
         classes, class_to_idx: class names in the order of their numbers; empty if it has none.
         targets: the labels, int64[len(self)]; reads the columns of all shards when first asked for.
         rank, world_size, partitioned_by_rank: see `ImageFiles`.
@@ -85,7 +85,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             raise ValueError(f"read_ahead_bytes must be 0 or more, got {read_ahead_bytes}")
         # The working directory may change before a shard is opened.
         self.path = os.path.abspath(path)
-        self._index = index = read_index(self.path)
+        self._index = index = read_packed_index(self.path)
         own = len(schema_of(index.mode))
         known = [name for name, _ in index.schema[own:]]
         if isinstance(columns, str) or (unknown := [name for name in columns if name not in known]):

@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from fastload.datasets.packed.format import Shard, payload_extents
+from fastload.datasets.manifest import Shard
+from fastload.datasets.packed.format import payload_extents
 from fastload.disk import write_all
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fastload.datasets.packed.format import Index, Table, columns_of, read_table
+from fastload.datasets.manifest import Index
+from fastload.datasets.packed.format import Table, columns_of, read_table
 from fastload.errors import PackedDataError
 from fastload.telemetry import stage
 

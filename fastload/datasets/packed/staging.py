@@ -22,16 +22,8 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from fastload.cores import usable_cores
-from fastload.datasets.packed.format import (
-    INDEX,
-    REJECTED,
-    Index,
-    Shard,
-    dump_index,
-    preadv,
-    read_index,
-    read_table,
-)
+from fastload.datasets.manifest import INDEX, REJECTED, Index, Shard, dump_index
+from fastload.datasets.packed.format import preadv, read_packed_index, read_table
 from fastload.disk import locked, replace_file, sync_folder, write_all
 from fastload.errors import PackedDataError
 from fastload.loader import DataLoader
@@ -87,7 +79,7 @@ def stage(
     """
     began = time.monotonic()
     source, target = os.path.abspath(source), os.path.abspath(target)
-    index = read_index(source)
+    index = read_packed_index(source)
     inner, outer = os.path.realpath(target), os.path.realpath(source)
     if os.path.commonpath((inner, outer)) == outer:
         raise ValueError(

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from fastload.cores import usable_cores
-from fastload.datasets.packed.format import read_index
+from fastload.datasets.manifest import read_index
 from fastload.datasets.packed.reader import PackedDataset
 from fastload.errors import PackedDataError
 from fastload.loader import DataLoader

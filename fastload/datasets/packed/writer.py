@@ -14,21 +14,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastload.datasets.packed.format import (
-    BATCH_BYTES,
-    BATCH_RECORDS,
+from fastload.datasets.manifest import (
     INDEX,
-    MAX_SIDE,
-    MODES,
     REJECTED,
     Index,
     Mode,
     Shard,
     described,
     dump_index,
-    schema_of,
     shard_name,
 )
+from fastload.datasets.packed.format import BATCH_BYTES, BATCH_RECORDS, MAX_SIDE, MODES, schema_of
 from fastload.datasets.packed.shard_file import ShardFile
 from fastload.disk import lock, replace_file, sync_folder, write_all
 from fastload.errors import PackedDataError

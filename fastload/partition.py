@@ -1,0 +1,56 @@
+"""Which part of the samples is a rank's: said by the sampler, by the dataset, or by torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import ConcatDataset, DistributedSampler, StackDataset, Subset
+
+from fastload.draws import single_sampler
+from fastload.sampler import RankSampler
+
+
+def partition(sampler: Any, dataset: Any) -> tuple[int, int]:
+    """Return rank and world size, by which positions stride: the sampler's, the dataset's, or torch.distributed's."""
+    single = single_sampler(sampler)
+    if isinstance(single, RankSampler):
+        return single.rank, single.world_size
+    if isinstance(single, DistributedSampler):
+        return int(single.rank), int(single.num_replicas)
+    part = _part_of_rank(dataset)
+    if part is not None and hasattr(part, "world_size"):
+        return int(part.rank), int(part.world_size)
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _part_of_rank(dataset: Any) -> Any:
+    """Return what holds only the samples of its rank: the dataset, or one in torch's wrappers. None if nothing does."""
+    if getattr(dataset, "partitioned_by_rank", False):
+        return dataset
+    held: Iterable[Any] = ()
+    if isinstance(dataset, Subset):
+        held = (dataset.dataset,)
+    elif isinstance(dataset, ConcatDataset):
+        held = dataset.datasets
+    elif isinstance(dataset, StackDataset):
+        held = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+    return next((part for part in map(_part_of_rank, held) if part is not None), None)
+
+
+def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
+    """Raise ValueError if a sampler would take a rank's part of what is one already."""
+    part = _part_of_rank(dataset)
+    if part is None:
+        return
+    for sampler in samplers:
+        world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
+        if world_size > 1:
+            raise ValueError(
+                f"{type(part).__name__} holds only the part of its rank, and {type(sampler).__name__} "
+                f"would take one of {world_size} parts of that: give the whole data set to the sampler, "
+                "or drop the sampler"
+            )

@@ -1,0 +1,18 @@
+"""Sets of columns: prepared once, mapped by every process of a node, without a server. Needs the extra `arrow`.
+
+`put` makes a set, `get` opens it as a map-style dataset. By default sets lie in shared memory; with `root=` on a disk.
+"""
+
+try:
+    import pyarrow  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'fastload.store needs pyarrow, which is not installed: pip install "fastload[arrow]"',
+        name=error.name,
+    ) from error
+
+from fastload.store.dataset import SetDataset
+from fastload.store.read import get
+from fastload.store.write import put
+
+__all__ = ["SetDataset", "get", "put"]

@@ -1,0 +1,170 @@
+"""Tensors and arrays become Arrow columns, and columns become arrays again, without a copy."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+KEPT_AS = {torch.bool: torch.uint8, torch.bfloat16: torch.int16}
+"""Dtypes that Arrow has not, or not as whole bytes, and the dtypes whose bytes stand for them."""
+_KEPT_AS = {str(dtype).removeprefix("torch."): dtype for dtype in KEPT_AS}
+_NUMBERS = "iuf"  # kinds of NumPy's dtypes
+
+
+def record_batch(columns: Any) -> pa.RecordBatch:
+    """Return the columns as Arrow's, each of one length: dim 0 is the row.
+
+    Args:
+        columns: a mapping of names to tensors, arrays, or sequences of texts, bytes, or arrays of one shape; a record
+            batch or table of Arrow; a frame of pandas.
+
+    A column of numbers of one dimension becomes a plain one, of more dimensions a `fixed_shape_tensor`.
+    Raises TypeError and ValueError with the name of the column, and of the row if one is at fault.
+    """
+    if isinstance(columns, pa.Table):
+        batches = columns.combine_chunks().to_batches()
+        columns = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=columns.schema)
+    if isinstance(columns, pa.RecordBatch):
+        pairs = [_of_arrow(field, columns.column(field.name)) for field in columns.schema]
+    else:
+        if not isinstance(columns, Mapping) and hasattr(columns, "to_dict"):
+            columns = {name: columns[name] for name in columns.columns}  # a frame of pandas
+        if not isinstance(columns, Mapping):
+            raise TypeError(
+                f"a part must be a mapping of names to columns, a record batch, a table or a frame, "
+                f"got {type(columns).__name__}"
+            )
+        pairs = [_column(str(name), values) for name, values in columns.items()]
+    if not pairs:
+        raise ValueError("a part must have at least one column")
+    lengths = {field.name: len(array) for field, array in pairs}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"all columns of a part must have one length, got {lengths}")
+    schema = pa.schema([field for field, _ in pairs])
+    return pa.RecordBatch.from_arrays([array for _, array in pairs], schema=schema)
+
+
+def _column(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
+    if isinstance(values, torch.Tensor):
+        return _of_tensor(name, values)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return _of_arrow(pa.field(name, values.type), values)
+    if not isinstance(values, np.ndarray):
+        # Of a series of pandas, its values. A frame's text and its cells that are arrays are objects.
+        values = values.to_numpy() if hasattr(values, "to_numpy") else _stacked(name, values)
+    if isinstance(values, np.ndarray) and values.dtype == object:
+        values = _stacked(name, values)
+    if isinstance(values, np.ndarray) and (values.dtype == bool or values.dtype.kind in _NUMBERS):
+        return _of_tensor(name, torch.from_numpy(np.ascontiguousarray(values)))
+    return _of_arrow(pa.field(name, pa.null()), pa.array(list(values)))
+
+
+def _stacked(name: str, values: Iterable[Any]) -> Any:
+    """Return cells as one array if they are arrays or numbers, or as a list of texts or bytes."""
+    cells = list(values)
+    kinds = {type(cell) for cell in cells}
+    if kinds <= {str} or kinds <= {bytes}:
+        return cells
+    for row, cell in enumerate(cells):
+        if isinstance(cell, str | bytes) or cell is None:
+            found = "nothing" if cell is None else f"text, {cell!r:.40}"
+            raise ValueError(
+                f"column {name!r}, row {row}: expected what the other rows have, got {found}"
+            )
+    shapes = {np.shape(cell) for cell in cells}
+    if len(shapes) > 1:
+        raise ValueError(f"column {name!r}: all rows must have one shape, got {sorted(shapes)[:3]}")
+    return np.stack([np.asarray(cell) for cell in cells]) if cells else np.empty(0)
+
+
+def _of_tensor(name: str, tensor: torch.Tensor) -> tuple[pa.Field, pa.Array]:
+    if not tensor.dim():
+        raise ValueError(f"column {name!r}: expected a row for each sample, got a single value")
+    tensor = tensor.detach().cpu().contiguous()
+    metadata = None
+    if kept_as := KEPT_AS.get(tensor.dtype):
+        metadata = {"fastload": json.dumps({"dtype": str(tensor.dtype).removeprefix("torch.")})}
+        tensor = tensor.view(kept_as)
+    try:
+        array = tensor.numpy()
+        kind = pa.from_numpy_dtype(array.dtype)
+    except (TypeError, pa.ArrowNotImplementedError):
+        raise TypeError(f"column {name!r}: a set cannot keep the dtype {tensor.dtype}") from None
+    # Not `pa.array()`: its first call imports pandas where that is installed, which takes seconds.
+    flat = pa.Array.from_buffers(kind, array.size, [None, pa.py_buffer(array.reshape(-1))])
+    if tensor.dim() > 1:
+        shape = list(tensor.shape[1:])
+        size = int(np.prod(shape))
+        if not size:
+            raise ValueError(f"column {name!r}: rows of shape {shape} have no values")
+        storage = pa.FixedSizeListArray.from_arrays(flat, size)
+        flat = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(kind, shape), storage)
+    return pa.field(name, flat.type, nullable=False, metadata=metadata), flat
+
+
+def _of_arrow(field: pa.Field, array: pa.Array) -> tuple[pa.Field, pa.Array]:
+    """Return a column of Arrow's as it is, but for nulls, which are refused, and lists of one length: a tensor."""
+    if array.null_count:
+        row = array.is_null().index(True).as_py()
+        raise ValueError(f"column {field.name!r}, row {row}: a set has no nulls: fill or drop them")
+    if pa.types.is_boolean(array.type):
+        return _of_tensor(field.name, torch.from_numpy(array.to_numpy(zero_copy_only=False)))
+    if pa.types.is_fixed_size_list(array.type) and _is_number(array.type.value_type):
+        values = array.flatten()
+        rows = np.frombuffer(values.buffers()[1], values.type.to_pandas_dtype())
+        rows = rows[values.offset : values.offset + len(values)]
+        return _of_tensor(field.name, torch.from_numpy(rows.reshape(len(array), -1).copy()))
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return pa.field(field.name, array.type, nullable=False, metadata=field.metadata), array
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def torch_dtype(field: pa.Field) -> torch.dtype | None:
+    """Return the dtype of a column's tensors, or None if its values are Python's, such as texts."""
+    about = json.loads((field.metadata or {}).get(b"fastload", b"{}"))
+    if "dtype" in about:
+        return _KEPT_AS[about["dtype"]]
+    kind = field.type.value_type if isinstance(field.type, pa.FixedShapeTensorType) else field.type
+    if not _is_number(kind):
+        return None
+    try:
+        return torch.from_numpy(np.empty(0, kind.to_pandas_dtype())).dtype
+    except TypeError:
+        return None
+
+
+def shape_of(field: pa.Field) -> tuple[int, ...]:
+    """Return the shape of one row of a column."""
+    kind = field.type
+    return tuple(kind.shape) if isinstance(kind, pa.FixedShapeTensorType) else ()
+
+
+def view(array: pa.Array, field: pa.Field, memory: mmap.mmap) -> NDArray[Any]:
+    """Return a column of numbers as an array, [rows, *shape], of the `memory` in which Arrow has found it."""
+    storage = array.storage if isinstance(array, pa.ExtensionArray) else array
+    values = storage.flatten() if pa.types.is_fixed_size_list(storage.type) else storage
+    dtype = np.dtype(values.type.to_pandas_dtype())
+    # Arrow's own view of it cannot be written to.
+    begin = values.buffers()[1].address - np.frombuffer(memory, np.uint8).ctypes.data
+    found = np.frombuffer(memory, dtype, len(values), begin + values.offset * dtype.itemsize)
+    return found.reshape(len(array), *shape_of(field))
+
+
+def names_of(columns: str | Sequence[str] | None) -> list[str]:
+    """Return the names in `data=` or `label=`."""
+    if columns is None:
+        return []
+    return [columns] if isinstance(columns, str) else list(columns)

@@ -1,0 +1,212 @@
+"""`SetDataset`: the rows of a set of columns, read out of mapped memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fastload.datasets.manifest import Shard, described, read_index
+from fastload.errors import PackedDataError
+from fastload.rows import Gatherer, Run, as_indices
+from fastload.store.columns import names_of, torch_dtype, view
+from fastload.store.parts import open_part
+from fastload.store.root import in_memory
+
+
+class SetDataset(Dataset[Any]):
+    """The rows of a set of columns. Row `i` is the same sample in every process that opens the same parts.
+
+    Args:
+        path: the folder of the set.
+        data: the column, or columns, of a sample. One name: a sample is its value. Several: a tuple of values.
+            None: a dict of all columns but that of `label`.
+        label: the column that follows the data: a sample is `(data, label)`.
+        transform: called with the data of each sample. Without it, batches are gathered column by column.
+        rows: which rows of the set, in which order, int64[len(self)]; None: all.
+
+    A value is a tensor of the column's dtype and shape, of no dimensions if the column has plain numbers, and a `str`
+    or other Python value if the column has such. It is a copy. Parts are mapped when they are first read from; they
+    take address space, and no memory but that of the pages that are read, which all processes of a node share.
+
+    Attributes:
+        path, set_id: which set.
+        schema: name and Arrow type of each column.
+        made: how the set was made.
+        classes: class names in the order of their numbers; empty if it has none.
+
+    Raises FileNotFoundError if there is no set, `PackedDataError` if it is damaged, KeyError if it has no such column.
+    """
+
+    fastload_per_worker = ("transform",)
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        data: str | Sequence[str] | None = None,
+        label: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        rows: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.path = os.path.abspath(path)
+        index = read_index(self.path)
+        if index.mode != "columns":
+            raise PackedDataError(
+                self.path, "has payloads, not columns: read it with PackedDataset"
+            )
+        self.set_id = index.id
+        self.schema, self.made, self.classes = index.schema, dict(index.made), list(index.classes)
+        known = [name for name, _ in index.schema]
+        self.data = data if isinstance(data, str) else None if data is None else tuple(data)
+        self.label = label
+        self._names = names_of(data) or [name for name in known if name != label]
+        for name in [*self._names, *names_of(label)]:
+            if name not in known:
+                raise KeyError(f"{self.path}: the set has no column {name!r}; it has {known}")
+        self.transform = transform
+        self._shards = index.shards
+        self._begins = np.cumsum([0, *(shard.rows for shard in index.shards)])
+        self._rows = rows
+        self._parts: list[_Part | None] = [None] * len(index.shards)
+        self._gatherer = Gatherer()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_parts": [None] * len(self._parts)}
+
+    def __len__(self) -> int:
+        return int(self._begins[-1]) if self._rows is None else len(self._rows)
+
+    def __repr__(self) -> str:
+        label = "" if self.label is None else f", label {self.label}"
+        return f"SetDataset({self.path!r}: {len(self)} rows, data {', '.join(self._names)}{label})"
+
+    def column(self, name: str) -> list[Tensor]:
+        """Return a column of numbers as tensors, one for each part, in the mapped memory: nothing is copied.
+
+        What is written into them is seen by this process only, and never reaches the set.
+        """
+        return [self._part(number).tensors[name] for number in range(len(self._parts))]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples of `indices`."""
+        rows = self._rows_of(indices)
+        if rows is None:
+            raise IndexError(
+                f"{indices!r:.100} of {self!r}: expected indices from 0 to {len(self) - 1}"
+            )
+        columns = {name: self._gathered(name, rows) for name in self._read()}
+        return [
+            self._sample({name: values[k] for name, values in columns.items()})
+            for k in range(len(rows))
+        ]
+
+    @property
+    def fill_rows_only_copies(self) -> bool:
+        """Whether rows come out of memory: then the loop's thread may gather them, which must not wait for a disk."""
+        return self.transform is None and in_memory(self.path)
+
+    def empty_sample(self) -> Any:
+        """Return an empty sample, or None if samples cannot be filled by the run; see `fastload.rows`."""
+        tensors = self._part(0).tensors
+        if self.transform is not None or not tensors.keys() >= {*self._read()}:
+            return None
+        return self._sample({name: torch.empty_like(tensors[name][0]) for name in self._read()})
+
+    def fill_rows(self, run: Run) -> Sequence[int]:
+        """Gather the rows of a run into the batch; see `fastload.rows`."""
+        rows = self._rows_of(run.indices)
+        if rows is None or self.transform is not None:
+            return range(len(run))
+        for name, out in self._columns_of(run.rows).items():
+            self._gather(name, rows, out)
+        return ()
+
+    def _read(self) -> list[str]:
+        return [*self._names, *names_of(self.label)]
+
+    def _sample(self, values: dict[str, Any]) -> Any:
+        if self.data is None:
+            data: Any = {name: values[name] for name in self._names}
+        else:
+            found = tuple(values[name] for name in self._names)
+            data = found[0] if isinstance(self.data, str) else found
+        if self.transform is not None:
+            data = self.transform(data)
+        return data if self.label is None else (data, values[self.label])
+
+    def _columns_of(self, sample: Any) -> dict[str, Any]:
+        """Undo `_sample`: return what stands in it by name."""
+        data, label = (sample, None) if self.label is None else sample
+        if self.data is None:
+            found = dict(data)
+        else:
+            found = dict(
+                zip(self._names, (data,) if isinstance(self.data, str) else data, strict=True)
+            )
+        return found if self.label is None else {**found, self.label: label}
+
+    def _rows_of(self, indices: Sequence[Any]) -> NDArray[np.int64] | None:
+        """Return the rows of the set that `indices` are; None if one is no index of this dataset."""
+        found = as_indices(indices, len(self))
+        return found if found is None or self._rows is None else self._rows[found]
+
+    def _gathered(self, name: str, rows: NDArray[np.int64]) -> Any:
+        """Return the values of a column at `rows`: a tensor, or a list of Python values."""
+        tensor = self._part(0).tensors.get(name)
+        if tensor is None:
+            places = zip(*self._places(rows), strict=True)
+            return [self._part(k).batch.column(name)[row].as_py() for k, row in places]
+        out = torch.empty((len(rows), *tensor.shape[1:]), dtype=tensor.dtype)
+        self._gather(name, rows, out)
+        return out
+
+    def _gather(self, name: str, rows: NDArray[np.int64], out: Tensor) -> None:
+        """Copy the values at `rows` to `out`, in one call for each part that has some."""
+        numbers, local = self._places(rows)
+        parts = np.unique(numbers).tolist()
+        if len(parts) == 1:
+            self._gatherer.gather(self._part(parts[0]).tensors[name], local, out)
+            return
+        for number in parts:
+            places = np.flatnonzero(numbers == number)
+            tensor = self._part(number).tensors[name]
+            out[torch.from_numpy(places)] = tensor[torch.from_numpy(local[places])]
+
+    def _places(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the part that each row lies in, and the row within that part."""
+        numbers = np.searchsorted(self._begins, rows, side="right") - 1
+        return numbers, rows - self._begins[numbers]
+
+    def _part(self, number: int) -> _Part:
+        part = self._parts[number]
+        if part is None:
+            # Two threads may both open it. Each mapping is right, and one is dropped.
+            part = self._parts[number] = _Part(self.path, self._shards[number], self.schema)
+        return part
+
+
+class _Part:
+    """A mapped part: `batch` as Arrow has it, `tensors` are its columns of numbers, [rows, *shape]."""
+
+    def __init__(self, folder: str, shard: Shard, schema: tuple[tuple[str, str], ...]) -> None:
+        self.batch, memory = open_part(folder, shard)
+        if described(self.batch.schema) != schema:
+            found = described(self.batch.schema)
+            raise PackedDataError(
+                folder, f"has the columns {found}, expected {schema}", shard=shard.name
+            )
+        self.tensors: dict[str, Tensor] = {
+            field.name: torch.from_numpy(view(column, field, memory)).view(dtype)
+            for field, column in zip(self.batch.schema, self.batch.columns, strict=True)
+            if (dtype := torch_dtype(field)) is not None
+        }

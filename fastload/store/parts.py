@@ -1,0 +1,119 @@
+"""The parts of a set of columns: written once, opened without a copy."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+import zlib
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from fastload.datasets.manifest import Shard
+from fastload.disk import write_all
+from fastload.errors import PackedDataError, StoreFullError
+
+_FOOTER = b"ARROW1"
+
+
+def write_part(
+    path: str, batch: pa.RecordBatch, *, checksum: bool, durable: bool, node: str = ""
+) -> Shard:
+    """Write a record batch to a new file at `path`; return what the index says of it.
+
+    Raises StoreFullError if the file system has no room, OSError. The file is deleted then.
+    """
+    _expect_room(path, batch)
+    sink = _Sink(path, checksum=checksum)
+    try:
+        with pa.ipc.new_file(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        if durable:
+            os.fsync(sink.descriptor)
+        sink.close()
+    except BaseException as error:
+        sink.close()
+        with suppress(OSError):
+            os.unlink(path)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFullError(path, needed=batch.nbytes, free=_free(path)) from error
+        raise
+    return Shard(os.path.basename(path), batch.num_rows, sink.at, sink.checksum, node=node)
+
+
+def _expect_room(path: str, batch: pa.RecordBatch) -> None:
+    """Raise StoreFullError before a byte is written, so that a full memory is not filled to its end first."""
+    free = _free(path)
+    if batch.nbytes > free:
+        raise StoreFullError(path, needed=batch.nbytes, free=free)
+
+
+def _free(path: str) -> int:
+    return shutil.disk_usage(os.path.dirname(path)).free
+
+
+class _Sink:
+    """The file that Arrow writes a part to."""
+
+    def __init__(self, path: str, *, checksum: bool) -> None:
+        self.path, self.at, self.closed = path, 0, False
+        self.checksum: int | None = 0 if checksum else None
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self.descriptor = os.open(path, flags, 0o666)
+
+    def write(self, content: Any) -> int:
+        """Append `content`, all of it."""
+        count = write_all(self.descriptor, self.path, content)
+        if self.checksum is not None:
+            self.checksum = zlib.crc32(content, self.checksum)
+        self.at += count
+        return count
+
+    def tell(self) -> int:
+        """Return how many bytes there are."""
+        return self.at
+
+    def flush(self) -> None:
+        """Do nothing: nothing is held back."""
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if not self.closed:
+            self.closed = True
+            os.close(self.descriptor)
+
+
+def open_part(folder: str, shard: Shard) -> tuple[pa.RecordBatch, mmap.mmap]:
+    """Map a part; return its columns in the mapped memory, and that memory. No row is read yet.
+
+    The mapping is private: what is written into it is seen by this process only, and never reaches the file.
+    Raises PackedDataError if the file is missing, is cut off, or has other rows.
+    """
+
+    def fail(reason: str) -> PackedDataError:
+        return PackedDataError(folder, reason, shard=shard.name)
+
+    try:
+        with open(os.path.join(folder, shard.name), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != shard.bytes:
+                raise fail(
+                    f"the file has {size:,} bytes, expected {shard.bytes:,}: cut off or changed"
+                )
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except FileNotFoundError:
+        raise fail("the file is missing") from None
+    if mapped[-len(_FOOTER) :] != _FOOTER:
+        raise fail("the file does not end as an Arrow file does: cut off or changed")
+    try:
+        reader = pa.ipc.open_file(pa.py_buffer(mapped))
+        batch = reader.get_batch(0) if reader.num_record_batches == 1 else None
+    except (pa.ArrowException, OSError) as error:
+        raise fail(f"is no Arrow file: {error}") from error
+    rows = None if batch is None else batch.num_rows
+    if rows != shard.rows:
+        raise fail(f"has {rows} rows in one batch, expected {shard.rows}: changed")
+    return batch, mapped

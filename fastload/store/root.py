@@ -1,0 +1,235 @@
+"""Where sets lie by name: a folder of folders, in shared memory or on a disk.
+
+    ROOT/NAME/            a sealed set
+    ROOT/.unsealed/NAME-5f3a9c01/       one that is being written, and the lock of who writes it
+
+A set gets its name by a rename, which fails if the name is taken: it is published whole, and once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastload.datasets.manifest import INDEX, Index, dump_index, read_index
+from fastload.disk import lock, replace_file, sync_folder
+from fastload.errors import PackedDataError
+
+SHARED_MEMORY = "/dev/shm"
+_UNSEALED = ".unsealed"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,127}")
+
+
+def default_root() -> str:
+    """Return $FASTLOAD_STORE, or else this user's folder in shared memory, or in the temporary folder."""
+    if root := os.environ.get("FASTLOAD_STORE"):
+        return os.path.abspath(root)
+    folder = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else tempfile.gettempdir()
+    return os.path.join(folder, f"fastload-{os.getuid()}")
+
+
+def open_root(root: str | os.PathLike[str] | None) -> str:
+    """Return the path of a root, which is made if it is not there: with mode 0700 if it is the default one.
+
+    Raises PermissionError if the default root belongs to another user, who could replace its sets.
+    """
+    path = default_root() if root is None else os.path.abspath(root)
+    own = root is None and "FASTLOAD_STORE" not in os.environ
+    with suppress(FileExistsError):
+        os.makedirs(path, mode=0o700 if own else 0o777)
+    if own:
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise PermissionError(1, "belongs to another user: name another folder, root=...", path)
+        os.chmod(path, 0o700)
+    return path
+
+
+def in_memory(path: str) -> bool:
+    """Return whether a root lies in shared memory, where nothing outlasts a loss of power."""
+    return os.path.realpath(path).startswith(SHARED_MEMORY + "/")
+
+
+def this_node() -> str:
+    """Return the name by which parts say which node has them; $FASTLOAD_NODE, or else the host name."""
+    return os.environ.get("FASTLOAD_NODE") or socket.gethostname()
+
+
+def check_name(name: str) -> str:
+    """Return `name`. Raises ValueError if a set cannot have it."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"a set's name has 1 to 128 letters, digits and _.+=-, and does not begin with one of .+=-, got {name!r}"
+        )
+    return name
+
+
+@contextmanager
+def unsealed(root: str, name: str) -> Iterator[str]:
+    """Yield a new folder for a set that is being written. It is deleted after the block, unless it was sealed.
+
+    Raises FileExistsError if the name is taken.
+    """
+    expect_free(root, name)
+    folder = os.path.join(root, _UNSEALED, f"{name}-{secrets.token_hex(4)}")
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    descriptor = os.open(_lock_name(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        lock(
+            descriptor, needed=False
+        )  # before the folder is there, so that `collect` never takes it for left
+        os.mkdir(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.unlink(_lock_name(folder))
+        os.close(descriptor)
+
+
+def expect_free(root: str, name: str) -> None:
+    """Raise FileExistsError if there is a set of this name."""
+    path = os.path.join(root, check_name(name))
+    if os.path.lexists(path):
+        raise FileExistsError(
+            17, "there is a set of this name: remove it, or choose another name", path
+        )
+
+
+def seal(folder: str, root: str, name: str, index: Index) -> str:
+    """Write the index and give the set its name; return its path. Raises FileExistsError if the name is taken."""
+    durable = not in_memory(root)
+    with replace_file(os.path.join(folder, INDEX), durable=durable) as file:
+        file.write(dump_index(index))
+    path = os.path.join(root, name)
+    try:
+        os.rename(folder, path)  # onto a folder that has files it fails
+    except OSError:
+        expect_free(root, name)
+        raise
+    if durable:
+        sync_folder(root)
+    return path
+
+
+def _lock_name(folder: str) -> str:
+    return f"{folder}.lock"
+
+
+# ---- what is there ----
+
+
+@dataclass(frozen=True)
+class StoredSet:
+    """A sealed set of a root. `bytes` are those of the parts that lie here."""
+
+    name: str
+    path: str
+    index: Index
+    bytes: int
+
+
+def sets(root: str) -> Iterator[StoredSet]:
+    """Yield the sealed sets of a root by name. What cannot be read is left out."""
+    names = os.listdir(root) if os.path.isdir(root) else []
+    for name in sorted(names):
+        path = os.path.join(root, name)
+        if name.startswith(".") or not os.path.isdir(path):
+            continue
+        with suppress(FileNotFoundError, PackedDataError):
+            yield StoredSet(name, path, read_index(path), size_of(path))
+
+
+def size_of(path: str) -> int:
+    """Return the bytes of all files in a folder."""
+    return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+
+
+def find(root: str, name: str) -> str:
+    """Return the path of a set. Raises FileNotFoundError with the names that there are."""
+    path = os.path.join(root, check_name(name))
+    if not os.path.exists(os.path.join(path, INDEX)):
+        known = ", ".join(found.name for found in sets(root)) or "none"
+        raise FileNotFoundError(2, f"there is no set {name!r}; the sets here: {known}", root)
+    return path
+
+
+def remove(root: str, name: str) -> None:
+    """Remove a set. Processes that have opened it keep the parts that they have mapped."""
+    path = find(root, name)
+    hidden = os.path.join(root, _UNSEALED, f"{name}-{secrets.token_hex(4)}")
+    os.makedirs(os.path.dirname(hidden), exist_ok=True)
+    os.rename(path, hidden)  # gone at once; `gc` deletes it if this process is killed now
+    shutil.rmtree(hidden)
+
+
+# ---- owners ----
+
+
+def owner() -> dict[str, object]:
+    """Return what tells whether this process still lives: node, boot, id, and when it began."""
+    pid = os.getpid()
+    return {"node": socket.gethostname(), "boot": _boot(), "pid": pid, "began": _began(pid)}
+
+
+def is_alive(about: dict[str, object]) -> bool:
+    """Return whether the owner of a set may still live: False only if it certainly ended, on this node."""
+    if about.get("node") != socket.gethostname():
+        return True
+    pid = about.get("pid")
+    return (
+        about.get("boot") == _boot() and isinstance(pid, int) and about.get("began") == _began(pid)
+    )
+
+
+def _boot() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def _began(pid: int) -> str:
+    """Return when a process began, in clock ticks since the boot; "" if there is none."""
+    try:
+        about = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return about.rpartition(")")[2].split()[19]
+
+
+def collect(root: str) -> list[tuple[str, int]]:
+    """Delete what writers that ended have left, and sets whose owner ended; return each name and its bytes."""
+    removed = []
+    folder = os.path.join(root, _UNSEALED)
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        path = os.path.join(folder, name)
+        if os.path.isdir(path) and _is_left(path):
+            removed.append((name, size_of(path)))
+            shutil.rmtree(path, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                os.unlink(_lock_name(path))
+    for found in list(sets(root)):
+        about = found.index.made.get("owner")
+        if about is not None and not is_alive(about):
+            removed.append((found.name, found.bytes))
+            remove(root, found.name)
+    return removed
+
+
+def _is_left(path: str) -> bool:
+    try:
+        with open(_lock_name(path), "rb") as file:
+            lock(file, wait=False)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    return True

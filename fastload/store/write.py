@@ -1,0 +1,134 @@
+"""`put`: data become a set."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import pyarrow as pa
+from tqdm import tqdm
+
+from fastload.datasets.manifest import Index, Shard, described, shard_name
+from fastload.store.columns import record_batch
+from fastload.store.parts import write_part
+from fastload.store.root import in_memory, open_root, owner, seal, this_node, unsealed
+
+
+def put(
+    data: Any,
+    name: str,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    checksums: bool | None = None,
+    classes: Iterable[str] = (),
+    made: Mapping[str, Any] | None = None,
+    temporary: bool = False,
+    progress: bool = False,
+) -> str:
+    """Make a set of `data` under `name`, whole or not at all; return its id.
+
+    Args:
+        data: a mapping of names to tensors, arrays or lists, all of one length: one part. An Arrow record batch or
+            table, or a frame of pandas: one part. An iterable of these: a part each. The path of a Parquet file, or a
+            list of such paths: a part for each row group.
+        name: 1 to 128 letters, digits and `_.+=-`.
+        root: the folder of the sets. None: $FASTLOAD_STORE, or this user's folder in shared memory.
+        checksums: keep a CRC-32 of each part, which `fastload verify` and copying check. None: if `root` is on a disk.
+        classes: class names in the order of their numbers.
+        made: how the set was made, as JSON values.
+        temporary: `fastload store gc` removes the set once this process has ended.
+        progress: show a bar on standard error, if that is a terminal.
+
+    A column has a row for each sample, all rows have one shape and dtype, and no row is missing. Memory: one part.
+
+    Raises FileExistsError if the name is taken, StoreFullError if there is no room, TypeError and ValueError for
+    columns that cannot be kept, with the part, the column and the row. Nothing is left then.
+    """
+    path = open_root(root)
+    durable = not in_memory(path)
+    checksums = durable if checksums is None else checksums
+    node = "" if durable else this_node()
+    shards: list[Shard] = []
+    schema: pa.Schema | None = None
+    with unsealed(path, name) as folder, ExitStack() as stack:
+        parts = parts_of(data)
+        bar = stack.enter_context(
+            tqdm(parts, desc=f"Writing {name}", unit="part", disable=None if progress else True)
+        )
+        for part in bar:
+            batch = _checked(part, schema, number=len(shards))
+            schema = batch.schema
+            file = os.path.join(folder, shard_name(len(shards)))
+            if batch.num_rows:
+                shards.append(
+                    write_part(file, batch, checksum=checksums, durable=durable, node=node)
+                )
+        if schema is None or not shards:
+            raise ValueError(f"{name}: there is nothing to put: no part has a row")
+        index = index_of(shards, schema, classes=classes, made=about(made, temporary=temporary))
+        seal(folder, path, name, index)
+    return index.id
+
+
+def about(made: Mapping[str, Any] | None, *, temporary: bool) -> dict[str, Any]:
+    """Return how a set was made, with its owner if it is a temporary one."""
+    return {**(made or {}), **({"owner": owner()} if temporary else {})}
+
+
+def index_of(
+    shards: Iterable[Shard],
+    schema: pa.Schema,
+    *,
+    classes: Iterable[str] = (),
+    made: Mapping[str, Any] | None = None,
+) -> Index:
+    """Return the index of parts. Its id is a function of the parts' bytes if they have checksums, random if not."""
+    shards = tuple(shards)
+    content = [(shard.rows, shard.bytes, shard.checksum) for shard in shards]
+    if all(shard.checksum is not None for shard in shards):
+        text = repr((described(schema), content)).encode()
+        name = f"{zlib.crc32(text):08x}{zlib.adler32(text):08x}"
+    else:
+        name = secrets.token_hex(8)
+    rows = sum(shard.rows for shard in shards)
+    return Index("columns", rows, tuple(classes), described(schema), dict(made or {}), shards, name)
+
+
+def parts_of(data: Any) -> Iterator[Any]:
+    """Yield the parts of what `put` is given."""
+    if isinstance(data, str | os.PathLike):
+        data = [data]
+    whole = isinstance(data, Mapping | pa.Table | pa.RecordBatch) or hasattr(data, "to_dict")
+    if whole:
+        yield data
+        return
+    for part in data:
+        if isinstance(part, str | os.PathLike):
+            yield from _row_groups(os.fspath(part))
+        else:
+            yield part
+
+
+def _row_groups(path: str) -> Iterator[pa.Table]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for number in range(file.num_row_groups):
+            yield file.read_row_group(number)
+
+
+def _checked(part: Any, schema: pa.Schema | None, *, number: int) -> pa.RecordBatch:
+    """Return a part as a record batch of the schema that the first one has."""
+    try:
+        batch = record_batch(part)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"part {number}: {error}") from error
+    if schema is not None and not batch.schema.equals(schema, check_metadata=True):
+        raise ValueError(
+            f"part {number}: the columns are {described(batch.schema)}, those of part 0 {described(schema)}"
+        )
+    return batch

@@ -1,0 +1,272 @@
+"""Promise: what is put is got, bit by bit, in the same order; a set is there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from fastload import DataLoader, RankSampler, store
+from fastload.errors import PackedDataError, StateError, StoreFullError
+from fastload.store.root import collect, sets
+
+X = torch.randint(0, 255, (100, 4, 3), dtype=torch.uint8)
+Y = torch.arange(100)
+
+
+def parts(*bounds: int) -> Iterator[dict[str, Any]]:
+    """Yield X and Y in parts that end at `bounds`."""
+    begin = 0
+    for end in bounds:
+        yield {"x": X[begin:end], "y": Y[begin:end]}
+        begin = end
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    store.put(parts(7, 60, 100), "set", root=tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool,
+        torch.uint8,
+        torch.int16,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5)])
+def test_tensors_come_back_as_they_were(
+    dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    values = torch.randint(0, 2, (20, *shape)).to(dtype)
+    store.put({"x": values}, "set", root=tmp_path)
+    dataset = store.get("set", data="x", root=tmp_path)
+    assert all(torch.equal(dataset[k], values[k]) for k in range(20))
+    assert dataset[3].dtype is dtype
+    (batch,) = DataLoader(dataset, 20, num_workers=2)
+    assert batch.dtype is dtype
+    assert torch.equal(batch, values)
+    (column,) = dataset.column("x")
+    assert torch.equal(column, values)
+
+
+def test_what_can_be_a_column(tmp_path: Path) -> None:
+    data = {
+        "tensor": X,
+        "array": Y.numpy(),
+        "cells": [row.numpy() for row in X],  # as a frame has them
+        "text": [f"picture {k}" for k in range(100)],
+        "bytes": [bytes([k]) for k in range(100)],
+        "list": list(range(100)),
+    }
+    store.put(data, "set", root=tmp_path, classes=["cat", "dog"], made={"by": "a test"})
+    dataset = store.get("set", root=tmp_path)
+    sample = dataset[42]
+    assert torch.equal(sample["tensor"], X[42])
+    assert torch.equal(sample["cells"], X[42])
+    assert (sample["array"].item(), sample["list"].item()) == (42, 42)
+    assert (sample["text"], sample["bytes"]) == ("picture 42", b"*")
+    assert (dataset.classes, dataset.made) == (["cat", "dog"], {"by": "a test"})
+    assert len(DataLoader(dataset, 10, num_workers=2)) == 10
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            {"x": X, "y": Y[:3]},
+            r"part 0: all columns of a part must have one length, got {'x': 100",
+        ),
+        ({"x": [1.0, None, 2.0]}, "part 0: column 'x', row 1: expected what .* got nothing"),
+        ({"x": [1.0, 2.0, "three"]}, "part 0: column 'x', row 2: .* got text, 'three'"),
+        ({"x": [np.zeros(2), np.zeros(3)]}, r"part 0: column 'x': all rows must have one shape"),
+        ({"x": pa.array([1, None])}, "part 0: column 'x', row 1: a set has no nulls"),
+        ({"x": torch.zeros(())}, "part 0: column 'x': expected a row for each sample"),
+        ({"x": torch.zeros(3, dtype=torch.complex64)}, "cannot keep the dtype torch.complex64"),
+        ({}, "part 0: a part must have at least one column"),
+        ([{"x": X}, {"x": Y}], "part 1: the columns are .*, those of part 0"),
+        ([], "set: there is nothing to put"),
+        ([3], "part 0: a part must be a mapping"),
+    ],
+)
+def test_what_cannot_be_a_column_is_named_and_leaves_nothing(
+    data: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        store.put(data, "set", root=tmp_path)
+    assert list(sets(str(tmp_path))) == []
+    assert not list((tmp_path / ".unsealed").iterdir())
+
+
+def test_tables_and_parquet_files(tmp_path: Path) -> None:
+    table = pa.table(
+        {"x": pa.FixedSizeListArray.from_arrays(pa.array(range(12)), 3), "y": range(4)}
+    )
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
+    store.put(tmp_path / "a.parquet", "set", root=tmp_path)
+    dataset = store.get("set", data="x", label="y", root=tmp_path)
+    assert [(x.tolist(), int(y)) for x, y in (dataset[k] for k in range(4))] == [
+        ([0, 1, 2], 0),
+        ([3, 4, 5], 1),
+        ([6, 7, 8], 2),
+        ([9, 10, 11], 3),
+    ]
+    store.put(table, "whole", root=tmp_path)
+    assert torch.equal(store.get("whole", data="x", root=tmp_path)[3], torch.tensor([9, 10, 11]))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_those_of_tensors_in_memory(root: Path, workers: int) -> None:
+    dataset = store.get("set", data="x", label="y", root=root)
+    options: dict[str, Any] = {"batch_size": 9, "shuffle": True, "num_workers": workers, "seed": 3}
+    pairs = zip(
+        DataLoader(dataset, **options), DataLoader(TensorDataset(X, Y), **options), strict=True
+    )
+    assert all(torch.equal(x, a) and torch.equal(y, b) for (x, y), (a, b) in pairs)
+    doubled = store.get("set", data=["y", "x"], transform=lambda yx: yx[0] * 2, root=root)
+    assert torch.equal(torch.cat([*DataLoader(doubled, 9, num_workers=workers)]), Y * 2)
+
+
+def test_ranks_resume_exactly_and_only_with_the_same_set(root: Path) -> None:
+    def loader(dataset: Any) -> DataLoader[Any]:
+        sampler = RankSampler(dataset, rank=1, world_size=3, seed=5)
+        return DataLoader(dataset, 4, sampler=sampler, num_workers=2, seed=5)
+
+    first = loader(store.get("set", data="y", root=root))
+    batches = iter(first)
+    next(batches)
+    state = first.state_dict()
+    rest = [batch.tolist() for batch in batches]
+    second = loader(store.get("set", data="y", root=root))
+    second.load_state_dict(state)
+    assert [batch.tolist() for batch in second] == rest
+    store.put({"y": Y.flip(0)}, "other", root=root)
+    with pytest.raises(StateError, match="set_id"):
+        loader(store.get("other", data="y", root=root)).load_state_dict(state)
+
+
+def test_what_is_written_into_a_sample_or_a_column_does_not_reach_the_set(root: Path) -> None:
+    dataset = store.get("set", data="x", root=root)
+    dataset[0].fill_(7)
+    assert torch.equal(dataset[0], X[0])
+    dataset.column("x")[0].fill_(7)
+    assert torch.equal(store.get("set", data="x", root=root)[0], X[0])
+
+
+def test_names_that_are_not_there_are_answered_by_those_that_are(root: Path) -> None:
+    with pytest.raises(KeyError, match=r"no column 'z'; it has \['x', 'y'\]"):
+        store.get("set", data="z", root=root)
+    with pytest.raises(FileNotFoundError, match="there is no set 'sets'; the sets here: set"):
+        store.get("sets", root=root)
+    for index in (100, -1):
+        with pytest.raises(IndexError, match="expected indices from 0 to 99"):
+            store.get("set", root=root)[index]
+    with pytest.raises(FileExistsError, match="there is a set of this name"):
+        store.put({"x": X}, "set", root=root)
+    with pytest.raises(ValueError, match="a set's name has"):
+        store.put({"x": X}, "../set", root=root)
+
+
+@pytest.mark.parametrize("cut", [1, 100, 10_000])
+def test_a_part_that_was_cut_off_is_refused(root: Path, cut: int) -> None:
+    part = root / "set" / "shard-00001.arrow"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-cut])
+    with pytest.raises(PackedDataError, match=r"shard-00001.arrow.*cut off"):
+        store.get("set", data="x", root=root)[8]
+    part.write_bytes(whole[:-cut] + bytes(cut))
+    with pytest.raises(PackedDataError, match=r"shard-00001.arrow"):
+        store.get("set", data="x", root=root)[8]
+    part.unlink()
+    with pytest.raises(PackedDataError, match="missing"):
+        store.get("set", data="x", root=root)[8]
+    assert torch.equal(store.get("set", data="x", root=root)[0], X[0])
+
+
+def test_a_killed_writer_leaves_nothing_that_can_be_seen(tmp_path: Path) -> None:
+    script = f"""
+import torch
+from fastload import store
+def parts():
+    yield {{"x": torch.zeros(10)}}
+    print("written", flush=True)
+    import time; time.sleep(60)
+store.put(parts(), "set", root={str(tmp_path)!r})
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"written\n"
+        assert collect(str(tmp_path)) == []  # its owner lives
+        writer.send_signal(signal.SIGKILL)
+    assert list(sets(str(tmp_path))) == []
+    ((name, nbytes),) = collect(str(tmp_path))
+    assert name.startswith("set-")
+    assert nbytes > 80
+    assert not list((tmp_path / ".unsealed").iterdir())
+    store.put({"x": X}, "set", root=tmp_path)
+
+
+def test_a_temporary_set_is_collected_after_its_process(tmp_path: Path) -> None:
+    script = f"""
+import torch
+from fastload import store
+store.put({{"x": torch.zeros(10)}}, "set", root={str(tmp_path)!r}, temporary=True)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+    store.put({"x": X}, "mine", root=tmp_path, temporary=True)
+    store.put({"x": X}, "kept", root=tmp_path)
+    assert [name for name, _ in collect(str(tmp_path))] == ["set"]
+    assert [found.name for found in sets(str(tmp_path))] == ["kept", "mine"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
+def test_a_full_memory_takes_nothing(tmp_path: Path) -> None:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path],
+        check=False,
+        capture_output=True,
+    ).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        with pytest.raises(
+            StoreFullError, match=r"needs [\d,]+ bytes more, and [\d,]+ are free"
+        ) as full:
+            store.put([{"x": torch.zeros(200_000)}] * 3, "set", root=tmp_path)
+        assert pickle.loads(pickle.dumps(full.value)).needed == full.value.needed
+        assert list(sets(str(tmp_path))) == []
+        assert shutil.disk_usage(tmp_path).used < 100_000
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_root_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastload.store import root as root_module
+
+    monkeypatch.delenv("FASTLOAD_STORE", raising=False)
+    monkeypatch.setattr(root_module, "SHARED_MEMORY", str(tmp_path))
+    path = root_module.open_root(None)
+    assert (os.stat(path).st_mode & 0o777) == 0o700
+    monkeypatch.setattr(root_module.os, "getuid", lambda: 12345)
+    os.mkdir(root_module.default_root())
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        root_module.open_root(None)
