@@ -9,7 +9,6 @@ what cannot be made so arrives as a RuntimeError.
 from __future__ import annotations
 
 import errno
-import functools
 
 
 class FastloadError(Exception):
@@ -107,16 +106,20 @@ class PackedDataError(FastloadError, ValueError):
 class StoreFullError(FastloadError, OSError):
     """A set does not fit where it is put. Nothing of it is left there.
 
-    `filename` is the folder or file, `needed` and `free` are bytes.
+    `filename` is the folder or file, `needed` and `free` are bytes; None out of one of torch's worker processes.
     """
 
-    def __init__(self, path: str, *, needed: int, free: int) -> None:
-        text = f"the set needs {needed:,} bytes more, and {free:,} are free: remove sets, or name another root"
-        super().__init__(errno.ENOSPC, text, path)
+    def __init__(self, path: str, needed: int | None = None, free: int | None = None) -> None:
+        if needed is None:
+            super().__init__(path)
+        else:
+            text = f"the set needs {needed:,} bytes more, and {free:,} are free: remove sets, or name another root"
+            super().__init__(errno.ENOSPC, text, path)
         self.needed, self.free = needed, free
 
     def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial(type(self), needed=self.needed, free=self.free), (self.filename,)
+        given = self.args if self.needed is None else (self.filename, self.needed, self.free)
+        return type(self), given
 
 
 class RankError(FastloadError, ValueError):
