@@ -17,6 +17,8 @@ import torch
 from tests.distributed.launching import LAUNCHERS, Ended, command, is_over, run
 from tests.distributed.programs.model import global_batch, model, train
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = str(Path(__file__).parent / "programs" / "ten_steps.py")
 BOUND_S = (
     30.0  # from the loss of a rank to the end of the job: seconds, on a machine that does much else
@@ -126,7 +128,6 @@ def test_a_killed_rank_ends_the_job_with_an_error(
     assert not list(lost(reports))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "ending", "said"),
     [

@@ -24,6 +24,8 @@ import pytest
 from fastload.image import kernels
 from fastload.image.kernels import build, cache
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 NO_NUMBA = find_spec("numba") is None
 needs_numba = pytest.mark.skipif(NO_NUMBA, reason="Numba is not installed")
