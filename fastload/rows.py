@@ -226,7 +226,7 @@ def _take(tensor: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> b
     ):
         return False
     # As uint64 a negative row is huge.
-    if not out.numel() or int(rows.view(np.uint64).max()) >= len(tensor):
+    if not out.numel() or bool((rows.view(np.uint64) >= len(tensor)).any()):
         return False
     # Not `tensor.numpy()`, after which torch refuses to resize the tensor for good.
     memory: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
