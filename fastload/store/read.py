@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastload.store.dataset import SetDataset
-from fastload.store.root import find, open_root
+from fastload.store.root import find, locate
 
 
 def get(
-    name: str,
+    name: str | os.PathLike[str],
     *,
     data: str | Sequence[str] | None = None,
     label: str | None = None,
@@ -21,10 +21,10 @@ def get(
     """Open the set `name` as a map-style dataset; see `SetDataset` for its samples.
 
     Args:
+        name: of the set, or its path.
         data, label, transform: see `SetDataset`.
-        root: the folder of the sets. None: $FASTLOAD_STORE, or this user's folder in shared memory.
+        root: the folder of the sets, if `name` is no path. None: $FASTLOAD_STORE, or a folder in shared memory.
 
     Raises FileNotFoundError with the names that there are, KeyError with the columns, `PackedDataError`.
     """
-    path = find(open_root(root), name)
-    return SetDataset(path, data=data, label=label, transform=transform)
+    return SetDataset(find(*locate(name, root)), data=data, label=label, transform=transform)

@@ -54,6 +54,22 @@ def open_root(root: str | os.PathLike[str] | None) -> str:
     return path
 
 
+def locate(name: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> tuple[str, str]:
+    """Return the root and the name of a set, whose `name` may be a path: "sets/mnist" lies in the root "sets".
+
+    Raises ValueError if a set cannot have the name, or if both a path and a root are given.
+    """
+    path = os.fspath(name)
+    if isinstance(name, str) and os.sep not in path:
+        return open_root(root), check_name(path)
+    if root is not None:
+        raise ValueError(
+            f"give a path or a root, not both: name={path!r}, root={os.fspath(root)!r}"
+        )
+    folder, name = os.path.split(os.path.abspath(path))
+    return open_root(folder), check_name(name)
+
+
 def in_memory(path: str) -> bool:
     """Return whether a root lies in shared memory, where nothing outlasts a loss of power."""
     return os.path.realpath(path).startswith(SHARED_MEMORY + "/")

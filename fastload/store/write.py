@@ -15,12 +15,12 @@ from tqdm import tqdm
 from fastload.datasets.manifest import Index, Shard, described, shard_name
 from fastload.store.columns import record_batch
 from fastload.store.parts import write_part
-from fastload.store.root import in_memory, open_root, owner, seal, this_node, unsealed
+from fastload.store.root import in_memory, locate, owner, seal, this_node, unsealed
 
 
 def put(
     data: Any,
-    name: str,
+    name: str | os.PathLike[str],
     *,
     root: str | os.PathLike[str] | None = None,
     checksums: bool | None = None,
@@ -35,8 +35,8 @@ def put(
         data: a mapping of names to tensors, arrays or lists, all of one length: one part. An Arrow record batch or
             table, or a frame of pandas: one part. An iterable of these: a part each. The path of a Parquet file, or a
             list of such paths: a part for each row group.
-        name: 1 to 128 letters, digits and `_.+=-`.
-        root: the folder of the sets. None: $FASTLOAD_STORE, or this user's folder in shared memory.
+        name: 1 to 128 letters, digits and `_.+=-`; or a path whose last part is such a name.
+        root: the folder of the sets, if `name` is no path. None: $FASTLOAD_STORE, or a folder in shared memory.
         checksums: keep a CRC-32 of each part, which `fastload verify` and copying check. None: if `root` is on a disk.
         classes: class names in the order of their numbers.
         made: how the set was made, as JSON values.
@@ -48,7 +48,7 @@ def put(
     Raises FileExistsError if the name is taken, StoreFullError if there is no room, TypeError and ValueError for
     columns that cannot be kept, with the part, the column and the row. Nothing is left then.
     """
-    path = open_root(root)
+    path, name = locate(name, root)
     durable = not in_memory(path)
     checksums = durable if checksums is None else checksums
     node = "" if durable else this_node()

@@ -184,7 +184,7 @@ def test_names_that_are_not_there_are_answered_by_those_that_are(root: Path) -> 
     with pytest.raises(FileExistsError, match="there is a set of this name"):
         store.put({"x": X}, "set", root=root)
     with pytest.raises(ValueError, match="a set's name has"):
-        store.put({"x": X}, "../set", root=root)
+        store.put({"x": X}, "my set", root=root)
 
 
 @pytest.mark.parametrize("cut", [1, 100, 10_000])
@@ -270,3 +270,16 @@ def test_a_root_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.M
     os.mkdir(root_module.default_root())
     with pytest.raises(PermissionError, match="belongs to another user"):
         root_module.open_root(None)
+
+
+def test_a_set_may_be_named_by_its_path(tmp_path: Path) -> None:
+    store.put({"x": X}, tmp_path / "sets" / "mnist")
+    assert (
+        len(store.get(f"{tmp_path}/sets/mnist"))
+        == len(store.get("mnist", root=tmp_path / "sets"))
+        == 100
+    )
+    with pytest.raises(ValueError, match="a path or a root, not both"):
+        store.get(tmp_path / "sets" / "mnist", root=tmp_path)
+    with pytest.raises(ValueError, match="a set's name has"):
+        store.put({"x": X}, tmp_path / ".hidden")
