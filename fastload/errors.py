@@ -122,6 +122,10 @@ class StoreFullError(FastloadError, OSError):
         return type(self), given
 
 
+class PrepareError(FastloadError, RuntimeError):
+    """A part of a set could not be prepared; the message names its source."""
+
+
 class RankError(FastloadError, ValueError):
     """The environment does not say which rank this process is; the message names variables, values and remedy."""
 

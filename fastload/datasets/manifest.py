@@ -42,6 +42,7 @@ class Shard:
         checksum: the CRC-32 of all bytes of the file but payloads; None, in mode "columns" only, if none was computed.
         payload: (offset, length) of each record batch's payloads in the file, in bytes; none in mode "columns".
         node: the name of the node that has the file, in mode "columns"; "" if all nodes see it.
+        fingerprint: of what it was prepared from; "" if `fastload.store.prepare` did not.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Shard:
     checksum: int | None
     payload: tuple[tuple[int, int], ...] = ()
     node: str = ""
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,16 @@ def shard_name(number: int) -> str:
 def dump_index(index: Index) -> bytes:
     """Return the one text of an index: JSON that ends in the CRC-32 of what stands before its checksum."""
     about = {"format": FORMAT, "version": VERSION, **_without_empty(asdict(index), "id")}
-    shards = [json.dumps(_without_empty(shard, "node")) for shard in about.pop("shards")]
+    shards = [
+        json.dumps(_without_empty(shard, "node", "fingerprint")) for shard in about.pop("shards")
+    ]
     text = json.dumps(about, indent=1).removesuffix("\n}")
     text += ',\n "shards": [\n  ' + ",\n  ".join(shards) + "\n ]"
     return f'{text},\n "checksum": {zlib.crc32(text.encode())}\n}}\n'.encode()
 
 
-def _without_empty(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    return fields if fields[name] else {key: fields[key] for key in fields if key != name}
+def _without_empty(fields: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value or name not in names}
 
 
 def read_index(path: str) -> Index:
@@ -182,10 +186,11 @@ def _shard(about: dict[str, Any], number: int, of_columns: bool) -> Shard:
     batches = len(about["payload"])
     good = not batches if of_columns else 0 < batches <= counts["rows"]
     _expect(good and counts["rows"] > 0, f"a shard {number} without records")
-    node = about.get("node", "")
-    _expect(isinstance(node, str) and (of_columns or not node), f"the node {node!r}")
+    texts = {name: about.get(name, "") for name in ("node", "fingerprint")}
+    for name, text in texts.items():
+        _expect(isinstance(text, str) and (of_columns or not text), f"the {name} {text!r}")
     payload = tuple((begin, length) for begin, length in about["payload"])
-    return Shard(name=about["name"], payload=payload, node=node, **counts)
+    return Shard(name=about["name"], payload=payload, **counts, **texts)
 
 
 def _are(values: Any, kind: type) -> bool:

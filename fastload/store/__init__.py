@@ -1,6 +1,7 @@
 """Sets of columns: prepared once, mapped by every process of a node, without a server. Needs the extra `arrow`.
 
-`put` makes a set, `get` opens it as a map-style dataset. By default sets lie in shared memory; with `root=` on a disk.
+`put` makes a set of data, `prepare` makes one of many sources on any executor, and `get` opens a set as a map-style
+dataset. By default sets lie in shared memory; with `root=`, or as a path, on a disk.
 """
 
 try:
@@ -12,7 +13,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from fastload.store.dataset import SetDataset
+from fastload.store.prepare import Prepared, prepare
 from fastload.store.read import get
 from fastload.store.write import put
 
-__all__ = ["SetDataset", "get", "put"]
+__all__ = ["Prepared", "SetDataset", "get", "prepare", "put"]

@@ -15,13 +15,14 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from fastload.datasets.manifest import INDEX, Index, dump_index, read_index
-from fastload.disk import lock, replace_file, sync_folder
+from fastload.disk import lock, locked, replace_file, sync_folder
 from fastload.errors import PackedDataError
 
 SHARED_MEMORY = "/dev/shm"
@@ -90,12 +91,13 @@ def check_name(name: str) -> str:
 
 
 @contextmanager
-def unsealed(root: str, name: str) -> Iterator[str]:
+def unsealed(root: str, name: str, *, free: bool = True) -> Iterator[str]:
     """Yield a new folder for a set that is being written. It is deleted after the block, unless it was sealed.
 
-    Raises FileExistsError if the name is taken.
+    Raises FileExistsError if the name is taken, unless `free` is False.
     """
-    expect_free(root, name)
+    if free:
+        expect_free(root, name)
     folder = os.path.join(root, _UNSEALED, f"{name}-{secrets.token_hex(4)}")
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     descriptor = os.open(_lock_name(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -109,6 +111,31 @@ def unsealed(root: str, name: str) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
         os.unlink(_lock_name(folder))
         os.close(descriptor)
+
+
+@contextmanager
+def preparing(root: str, name: str, *, wait: Callable[[], object]) -> Iterator[str]:
+    """Yield the folder in which a set is prepared, to one process at a time. It stays, unless the block deletes it.
+
+    Args:
+        wait: called before waiting for another process.
+    """
+    folder = os.path.join(root, _UNSEALED, check_name(name))
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    while True:
+        with open(_lock_name(folder), "ab") as file, locked(file, wait=wait, needed=False):
+            if _is_at(file, _lock_name(folder)):
+                os.makedirs(folder, exist_ok=True)
+                yield folder
+                return
+
+
+def _is_at(file: IO[Any], path: str) -> bool:
+    """Return whether an open file still has its path. If not, `collect` deleted it, and the next process locks another."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def expect_free(root: str, name: str) -> None:
@@ -227,11 +254,11 @@ def collect(root: str) -> list[tuple[str, int]]:
     folder = os.path.join(root, _UNSEALED)
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
         path = os.path.join(folder, name)
-        if os.path.isdir(path) and _is_left(path):
-            removed.append((name, size_of(path)))
-            shutil.rmtree(path, ignore_errors=True)
-            with suppress(FileNotFoundError):
-                os.unlink(_lock_name(path))
+        if os.path.isdir(path):
+            with _left(path) as is_left:
+                if is_left:
+                    removed.append((name, size_of(path)))
+                    shutil.rmtree(path, ignore_errors=True)
     for found in list(sets(root)):
         about = found.index.made.get("owner")
         if about is not None and not is_alive(about):
@@ -240,12 +267,15 @@ def collect(root: str) -> list[tuple[str, int]]:
     return removed
 
 
-def _is_left(path: str) -> bool:
+@contextmanager
+def _left(path: str) -> Iterator[bool]:
+    """Yield whether nobody writes the set at `path`, nor begins to before the block ends; then delete its lock."""
     try:
         with open(_lock_name(path), "rb") as file:
-            lock(file, wait=False)
+            lock(file, wait=False, needed=False)
+            yield True
+            os.unlink(_lock_name(path))
     except FileNotFoundError:
-        return True
+        yield True
     except BlockingIOError:
-        return False
-    return True
+        yield False

@@ -1,0 +1,116 @@
+"""The folder of a set that is being prepared: parts under their fingerprints, and a note for each that is complete.
+
+    ROOT/.unsealed/NAME/FINGERPRINT.arrow   a part; none if it has no rows
+    ROOT/.unsealed/NAME/FINGERPRINT.json    its note, written after the part
+    ROOT/.unsealed/NAME.lock                held by the one process that prepares NAME
+
+Each file gets its name by a rename. A part that two workers make at once is twice the same, so either may stay.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+
+import pyarrow as pa
+
+from fastload.datasets.manifest import Shard
+from fastload.disk import replace_file
+from fastload.store.parts import open_part, write_part
+from fastload.store.root import this_node
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a part is: its `shard` has no name yet, and no rows if there is no file."""
+
+    shard: Shard
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class Work:
+    """How and where parts are written. Workers get a copy of it."""
+
+    folder: str
+    checksums: bool
+    durable: bool
+
+    def write(self, batch: pa.RecordBatch, fingerprint: str) -> None:
+        """Write a part and its note. Raises StoreFullError, OSError."""
+        node = "" if self.durable else this_node()
+        shard = Shard("", 0, 0, None, node=node, fingerprint=fingerprint)
+        if batch.num_rows:
+            partial = self._name(f".{fingerprint}.{secrets.token_hex(4)}")
+            written = write_part(
+                partial, batch, checksum=self.checksums, durable=self.durable, node=node
+            )
+            shard = replace(written, name="", fingerprint=fingerprint)
+            os.rename(partial, self._part(fingerprint))
+        self._write_note(Note(shard, batch.schema))
+
+    def take(self, path: str, shards: Iterable[Shard]) -> None:
+        """Take parts over from the set at `path`."""
+        for shard in shards:
+            if shard.fingerprint and not os.path.exists(self._part(shard.fingerprint)):
+                batch, _ = open_part(path, shard)
+                _link(os.path.join(path, shard.name), self._part(shard.fingerprint))
+                self._write_note(Note(replace(shard, name=""), batch.schema))
+
+    def _write_note(self, note: Note) -> None:
+        about = {**asdict(note.shard), "schema": base64.b64encode(note.schema.serialize()).decode()}
+        name = self._name(f"{note.shard.fingerprint}.json")
+        with replace_file(name, durable=self.durable) as file:
+            file.write(json.dumps(about).encode())
+
+    def notes(self) -> dict[str, Note]:
+        """Return the notes of the parts that are there, by fingerprint. Delete what writers that ended have left."""
+        found = {}
+        for name in os.listdir(self.folder):
+            if name.startswith("."):
+                with suppress(FileNotFoundError):
+                    os.unlink(self._name(name))
+            elif name.endswith(".json"):
+                note = self.note(name.removesuffix(".json"))
+                if note is not None:
+                    found[note.shard.fingerprint] = note
+        return found
+
+    def note(self, fingerprint: str) -> Note | None:
+        """Return the note of a part, or None if the part is not here, whole."""
+        try:
+            with open(self._name(f"{fingerprint}.json"), "rb") as file:
+                about = json.load(file)
+            schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(about.pop("schema"))))
+            shard = Shard(**{**about, "payload": ()})
+            there = not shard.rows or os.path.getsize(self._part(fingerprint)) == shard.bytes
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+            return None
+        return Note(shard, schema) if there else None
+
+    def gather(self, shards: Iterable[Shard], folder: str) -> None:
+        """Give parts their names as shards of the set that is made in `folder`."""
+        for shard in shards:
+            _link(self._part(shard.fingerprint), os.path.join(folder, shard.name))
+
+    def _part(self, fingerprint: str) -> str:
+        return self._name(f"{fingerprint}.arrow")
+
+    def _name(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP):
+            raise
+        shutil.copyfile(source, target)  # a file system without links
