@@ -19,7 +19,7 @@ def fingerprint(*values: Any, paths: bool = False) -> str:
     """Return 32 hex digits that depend on the content of `values`.
 
     Args:
-        paths: texts may be paths. Then the size and the time of change of the file count, or of all files in the folder.
+        paths: texts may be paths. Of a file its size and time of change count, of a folder those of all its files.
 
     Of a function count its code, its defaults, its closure, and what it names of its own package: functions, classes,
     values. What it reaches through other modules counts by name only. Of tensors, arrays and plain values the content

@@ -93,8 +93,8 @@ def prepare(
     prepare one name at once, one works, and the others wait for the set.
 
     Raises PrepareError with the source that failed, FileExistsError if there is another set of this name,
-    StoreFullError, ValueError if there are no sources or no rows. Complete parts stay for the next call, unless `fastload store gc`
-    deletes them.
+    StoreFullError, ValueError if there are no sources or no rows. Complete parts stay for the next call, unless
+    `fastload store gc` deletes them.
     """
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')

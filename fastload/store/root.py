@@ -131,7 +131,7 @@ def preparing(root: str, name: str, *, wait: Callable[[], object]) -> Iterator[s
 
 
 def _is_at(file: IO[Any], path: str) -> bool:
-    """Return whether an open file still has its path. If not, `collect` deleted it, and the next process locks another."""
+    """Return whether an open file still has its path. If `collect` deleted it, the next process locks another file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     except FileNotFoundError:
