@@ -30,13 +30,14 @@ class SetDataset(Dataset[Any]):
         label: the column that follows the data: a sample is `(data, label)`.
         transform: called with the data of each sample. Without it, batches are gathered column by column.
         rows: which rows of the set, in which order, int64[len(self)]; None: all.
+        order: names the choice of `rows`: datasets of one set and one `order` can go on from one another's state.
 
     A value is a tensor of the column's dtype and shape, of no dimensions if the column has plain numbers, and a `str`
     or other Python value if the column has such. It is a copy. Parts are mapped when they are first read from; they
     take address space, and no memory but that of the pages that are read, which all processes of a node share.
 
     Attributes:
-        path, set_id: which set.
+        path, set_id: which set; `set_id` is of the set and of `order`.
         schema: name and Arrow type of each column.
         made: how the set was made.
         classes: class names in the order of their numbers; empty if it has none.
@@ -54,6 +55,7 @@ class SetDataset(Dataset[Any]):
         label: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         rows: NDArray[np.int64] | None = None,
+        order: str = "",
     ) -> None:
         self.path = os.path.abspath(path)
         index = read_index(self.path)
@@ -61,7 +63,7 @@ class SetDataset(Dataset[Any]):
             raise PackedDataError(
                 self.path, "has payloads, not columns: read it with PackedDataset"
             )
-        self.set_id = index.id
+        self.set_id = f"{index.id}-{order}" if order else index.id
         self.schema, self.made, self.classes = index.schema, dict(index.made), list(index.classes)
         known = [name for name, _ in index.schema]
         self.data = data if isinstance(data, str) else None if data is None else tuple(data)
@@ -74,6 +76,8 @@ class SetDataset(Dataset[Any]):
         self._shards = index.shards
         self._begins = np.cumsum([0, *(shard.rows for shard in index.shards)])
         self._rows = rows
+        numbers = range(len(index.shards)) if rows is None else np.unique(self._places(rows)[0])
+        self._numbers = [int(number) for number in numbers]  # of the parts that have rows of it
         self._parts: list[_Part | None] = [None] * len(index.shards)
         self._gatherer = Gatherer()
 
@@ -88,11 +92,12 @@ class SetDataset(Dataset[Any]):
         return f"SetDataset({self.path!r}: {len(self)} rows, data {', '.join(self._names)}{label})"
 
     def column(self, name: str) -> list[Tensor]:
-        """Return a column of numbers as tensors, one for each part, in the mapped memory: nothing is copied.
+        """Return a column of numbers as tensors, one for each part that has rows of it, in the mapped memory.
 
+        Nothing is copied.
         What is written into them is seen by this process only, and never reaches the set.
         """
-        return [self._part(number).tensors[name] for number in range(len(self._parts))]
+        return [self._part(number).tensors[name] for number in self._numbers]
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
@@ -117,7 +122,7 @@ class SetDataset(Dataset[Any]):
 
     def empty_sample(self) -> Any:
         """Return an empty sample, or None if samples cannot be filled by the run; see `fastload.rows`."""
-        tensors = self._part(0).tensors
+        tensors = self._part(self._numbers[0]).tensors
         if self.transform is not None or not tensors.keys() >= {*self._read()}:
             return None
         return self._sample({name: torch.empty_like(tensors[name][0]) for name in self._read()})
@@ -162,7 +167,7 @@ class SetDataset(Dataset[Any]):
 
     def _gathered(self, name: str, rows: NDArray[np.int64]) -> Any:
         """Return the values of a column at `rows`: a tensor, or a list of Python values."""
-        tensor = self._part(0).tensors.get(name)
+        tensor = self._part(self._numbers[0]).tensors.get(name)
         if tensor is None:
             places = zip(*self._places(rows), strict=True)
             return [self._part(k).batch.column(name)[row].as_py() for k, row in places]

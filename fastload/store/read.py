@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.datasets.manifest import Index, Shard, read_index
+from fastload.errors import PackedDataError
+from fastload.hashing import hash64
 from fastload.store.dataset import SetDataset
-from fastload.store.root import find, locate
+from fastload.store.placement import BALANCES, Balance, balanced, parts_of_rows, rows_of_nodes
+from fastload.store.root import find, locate, this_node
 
 
 def get(
@@ -16,6 +23,8 @@ def get(
     data: str | Sequence[str] | None = None,
     label: str | None = None,
     transform: Callable[[Any], Any] | None = None,
+    parts: Literal["local", "all"] = "local",
+    balance: Balance | None = None,
     root: str | os.PathLike[str] | None = None,
 ) -> SetDataset:
     """Open the set `name` as a map-style dataset; see `SetDataset` for its samples.
@@ -23,8 +32,57 @@ def get(
     Args:
         name: of the set, or its path.
         data, label, transform: see `SetDataset`.
+        parts: which rows, if the parts of the set lie in the memories of several nodes. "local": those of this node;
+            sample them with `RankSampler(dataset, rank=local_rank, world_size=local_world_size)`. "all": all rows.
+        balance: with `parts="local"`, gives all nodes the same number of rows, so that all ranks make the same number
+            of steps. The index has the counts, so no rank waits for another. "drop": each node reads as many of its
+            rows as the poorest one has, and never the rest. "pad": each node reads as many as the richest one has, some
+            of its own several times. "fetch": rows of rich nodes are copied to poor nodes. None: each reads its own.
         root: the folder of the sets, if `name` is no path. None: $FASTLOAD_STORE, or a folder in shared memory.
 
-    Raises FileNotFoundError with the names that there are, KeyError with the columns, `PackedDataError`.
+    Raises FileNotFoundError with the names that there are, KeyError with the columns, `PackedDataError`, ValueError if
+    this node has no part, or if there is nothing to balance.
     """
-    return SetDataset(find(*locate(name, root)), data=data, label=label, transform=transform)
+    path = find(*locate(name, root))
+    index = read_index(path)
+    rows, by_node = _rows(path, index, parts, balance)
+    needed = index.shards if rows is None else parts_of_rows(index.shards, rows)
+    absent = [shard for shard in needed if not os.path.exists(os.path.join(path, shard.name))]
+    if absent:
+        raise PackedDataError(path, _absent(absent, len(needed)), shard=absent[0].name)
+    return SetDataset(path, data=data, label=label, transform=transform, rows=rows, order=by_node)
+
+
+def _rows(
+    path: str, index: Index, parts: str, balance: Balance | None
+) -> tuple[NDArray[np.int64] | None, str]:
+    """Return the rows to read, None for all, and what names them if not every node reads the same ones."""
+    if parts not in ("local", "all"):
+        raise ValueError(f'parts must be "local" or "all", got {parts!r}')
+    if balance not in (None, *BALANCES):
+        raise ValueError(f'balance must be "drop", "pad", "fetch" or None, got {balance!r}')
+    nodes = rows_of_nodes(index.shards)
+    # The parts of one node are all here, whatever the name of the node is now.
+    if parts == "all" or len(nodes) == 1:
+        if balance is not None:
+            raise ValueError(
+                f"{path}: balance={balance!r} shares out parts of several nodes, but this dataset has all rows: leave "
+                "it out, and let RankSampler share the rows among all ranks"
+            )
+        return None, ""
+    rows = balanced(nodes, balance).get(this_node())
+    if rows is None:
+        raise ValueError(
+            f"{path}: the set has no part on the node {this_node()!r}, only on {', '.join(nodes)}: pass parts='all', "
+            "or set $FASTLOAD_NODE if this node has another name there"
+        )
+    return (
+        rows,
+        f"{balance}-{hash64(repr([(shard.node, shard.rows) for shard in index.shards])):016x}",
+    )
+
+
+def _absent(absent: Sequence[Shard], needed: int) -> str:
+    nodes = sorted({shard.node for shard in absent} - {""})
+    where = f", which lie on {', '.join(nodes)}" if nodes else ""
+    return f"{len(absent)} of {needed} parts are missing here{where}"

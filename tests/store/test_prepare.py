@@ -1,0 +1,288 @@
+"""Promise: a set is prepared once, on any executor; a preparation that was killed goes on with what is missing."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastload import store
+from fastload.errors import PrepareError, StoreFullError
+from fastload.store.fingerprint import fingerprint
+from fastload.store.root import collect, sets
+
+ROWS = 50
+
+
+def rows_of(number: int) -> dict[str, Any]:
+    return {"x": torch.full((ROWS, 4), number), "y": torch.arange(ROWS) + ROWS * number}
+
+
+def words_of(path: str) -> dict[str, Any]:
+    return {"word": Path(path).read_text().split()}
+
+
+def fails_at(bad: set[int], number: int) -> dict[str, Any]:
+    if number in bad:
+        raise HostileError(number, "no such thing")
+    return rows_of(number)
+
+
+class HostileError(Exception):
+    """Cannot be unpickled: it is made of two arguments, and says one."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(f"{text}: {number}")
+
+
+def dies_at(bad: int, number: int) -> dict[str, Any]:
+    if number == bad:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rows_of(number)
+
+
+def rows_in(path: Path) -> list[int]:
+    dataset = store.get(path, data="x", label="y")
+    found = []
+    for x, y in dataset.__getitems__(range(len(dataset))):
+        assert bool((x == y // ROWS).all())
+        found.append(int(y))
+    return found
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("how", ["processes", "thread", "threads"])
+def test_parts_become_a_set_in_the_order_of_their_sources(how: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"processes": {"workers": 2}, "thread": {"workers": 0}}.get(how, {})
+    with ThreadPoolExecutor(4) as pool:
+        if how == "threads":
+            given["executor"] = pool
+        found = store.prepare(rows_of, range(10), tmp_path / "set", **given)
+    assert (found.rows, found.made, found.reused, found.skipped) == (10 * ROWS, 10, 0, ())
+    assert rows_in(tmp_path / "set") == list(range(10 * ROWS))
+    assert str(found).endswith("500 rows, 10 parts made, 0 there already")
+    assert os.listdir(tmp_path / ".unsealed") == ["set.lock"]
+
+
+def test_the_same_preparation_gives_the_same_bytes(tmp_path: Path) -> None:
+    store.prepare(rows_of, range(5), tmp_path / "a", workers=0)
+    store.prepare(rows_of, range(5), tmp_path / "b", workers=2)
+    assert content_of(tmp_path / "a") == content_of(tmp_path / "b")
+
+
+def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
+    first = store.prepare(rows_of, range(5), tmp_path / "set", workers=0)
+    again = store.prepare(rows_of, range(5), tmp_path / "set", workers=0)
+    assert (again.id, again.rows, again.made, again.reused) == (first.id, first.rows, 0, 5)
+
+
+def test_a_set_of_other_sources_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.txt" for name in "abc"]
+    for file in files:
+        file.write_text(f"{file.stem} word")
+    out = tmp_path / "set"
+    store.prepare(words_of, files, out, workers=0)
+    files[1].write_text("changed words")
+    with pytest.raises(FileExistsError, match=r"1 of 3 sources, such as .*b.txt, or the function"):
+        store.prepare(words_of, files, out, workers=0)
+    found = store.prepare(words_of, files, out, workers=0, replace=True)
+    assert (found.made, found.reused) == (1, 2)
+    assert list(store.get(out, data="word")) == ["a", "word", "changed", "words", "c", "word"]
+    with pytest.raises(FileExistsError, match="3 of 3 sources"):
+        store.prepare(words_of, files, out, workers=0, version="2")
+    with pytest.raises(FileExistsError, match="in another order"):
+        store.prepare(words_of, files[::-1], out, workers=0)
+    store.put({"x": torch.zeros(3)}, tmp_path / "put")
+    with pytest.raises(FileExistsError, match="which prepare did not make"):
+        store.prepare(rows_of, range(3), tmp_path / "put", workers=0)
+
+
+def test_a_source_that_fails_is_named_and_the_other_parts_stay(tmp_path: Path) -> None:
+    fails = functools.partial(fails_at, {3})
+    with pytest.raises(
+        PrepareError, match=r"the source 3: HostileError: no such thing: 3"
+    ) as caught:
+        store.prepare(fails, range(5), tmp_path / "set", workers=1)
+    assert "in fails_at" in str(caught.value)  # the traceback
+    assert not (tmp_path / "set").exists()
+    skipping = store.prepare(fails, range(5), tmp_path / "set", workers=0, on_error="skip")
+    assert skipping.reused >= 3  # a worker may have begun the last part before the error was seen
+    assert skipping.made + skipping.reused == 4
+    assert skipping.skipped == (("3", "HostileError: no such thing: 3"),)
+    assert (tmp_path / "set" / "rejected.txt").read_text() == "3\tHostileError: no such thing: 3\n"
+    assert rows_in(tmp_path / "set") == [k for k in range(5 * ROWS) if k // ROWS != 3]
+    again = store.prepare(fails, range(5), tmp_path / "set", workers=0, on_error="skip")
+    assert (again.made, again.skipped) == (0, skipping.skipped)
+    with pytest.raises(FileExistsError, match="made without 1 sources that failed, such as 3"):
+        store.prepare(fails, range(5), tmp_path / "set", workers=0)
+
+
+def test_a_worker_that_dies_loses_no_complete_part(tmp_path: Path) -> None:
+    with pytest.raises(PrepareError, match=r"a worker process ended .* call prepare again"):
+        store.prepare(functools.partial(dies_at, 4), range(5), tmp_path / "set", workers=1)
+    store.prepare(rows_of, range(5), tmp_path / "set", workers=0)
+    assert rows_in(tmp_path / "set") == list(range(5 * ROWS))
+
+
+def test_parts_without_rows_are_left_out_and_parts_of_other_columns_refused(tmp_path: Path) -> None:
+    counts = {"a": 0, "b": 3, "c": 0, "d": 2}
+    store.prepare(functools.partial(ones, counts), list(counts), tmp_path / "set", workers=0)
+    assert len(store.get(tmp_path / "set")) == 5
+    with pytest.raises(
+        PrepareError, match=r"the source 1 gave the columns .*double.*, 0 gave .*int64"
+    ):
+        store.prepare(halves, [0, 1], tmp_path / "other", workers=0)
+    with pytest.raises(ValueError, match="no part has a row"):
+        store.prepare(functools.partial(ones, counts), ["a", "c"], tmp_path / "none", workers=0)
+    with pytest.raises(ValueError, match="no sources"):
+        store.prepare(rows_of, [], tmp_path / "none")
+
+
+def ones(counts: dict[str, int], name: str) -> dict[str, Any]:
+    return {"x": torch.ones(counts[name])}
+
+
+def halves(number: int) -> dict[str, Any]:
+    return {"x": np.full(3, number / 2 if number else 0)}
+
+
+def test_one_source_given_twice_is_made_once(tmp_path: Path) -> None:
+    found = store.prepare(rows_of, [1, 0, 1], tmp_path / "set", workers=0)
+    assert found.rows == 3 * ROWS
+    assert rows_in(tmp_path / "set")[::ROWS] == [ROWS, 0, ROWS]
+
+
+class Elsewhere(Executor):
+    """Runs on a node that does not see this node's folders."""
+
+    def submit(self, function: Any, /, *args: Any, **more: Any) -> Any:  # type: ignore[override]
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(function, *args, **more)
+        (folder,) = (path for path in Path(self.root, ".unsealed").iterdir() if path.is_dir())
+        for path in folder.iterdir():
+            path.unlink()
+        return future
+
+    root = ""
+
+
+def test_workers_that_do_not_see_the_folder_are_told_of(tmp_path: Path) -> None:
+    executor = Elsewhere()
+    executor.root = str(tmp_path)
+    with pytest.raises(PrepareError, match="all workers must see that folder"):
+        store.prepare(rows_of, range(3), tmp_path / "set", executor=executor)
+
+
+def test_memory_that_is_full_is_no_failed_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastload.store.parts._free", lambda path: 1000)
+    with pytest.raises(StoreFullError, match=r"needs .* 1,000 are free"):
+        store.prepare(rows_of, range(3), tmp_path / "set", workers=0, on_error="skip")
+    assert list(sets(str(tmp_path))) == []
+
+
+PROGRAM = """
+import sys, time, torch
+from fastload import store
+
+def rows_of(number):
+    time.sleep(0.004)
+    return {"x": torch.full((50, 4), number), "y": torch.arange(50) + 50 * number}
+
+if __name__ == "__main__":
+    print("begin", flush=True)
+    print(store.prepare(rows_of, range(20), sys.argv[1], workers=int(sys.argv[2])), flush=True)
+"""
+
+
+def program(tmp_path: Path, out: Path, workers: int = 0) -> subprocess.Popen[str]:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    command = [sys.executable, str(script), str(out), str(workers)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_several_processes_that_prepare_one_set_make_it_once(tmp_path: Path) -> None:
+    running = [program(tmp_path, tmp_path / "set") for _ in range(3)]
+    said = "".join(process.communicate()[0] for process in running)
+    assert said.count("20 parts made") == 1
+    assert said.count("0 parts made, 20 there already") == 2
+    assert rows_in(tmp_path / "set") == list(range(20 * ROWS))
+
+
+def test_what_is_left_of_a_preparation_is_collected_unless_it_runs(tmp_path: Path) -> None:
+    with pytest.raises(PrepareError):
+        store.prepare(functools.partial(fails_at, {3}), range(5), tmp_path / "set", workers=0)
+    with program(tmp_path, tmp_path / "running") as process:
+        folder = tmp_path / ".unsealed" / "running"
+        while not folder.exists() and process.poll() is None:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGSTOP)
+        assert [name for name, _ in collect(str(tmp_path))] == ["set"]
+        process.send_signal(signal.SIGCONT)
+        process.wait()
+    assert rows_in(tmp_path / "running") == list(range(20 * ROWS))
+
+
+SIZE = 3
+
+
+def helper() -> int:
+    return SIZE
+
+
+def uses_helper() -> int:
+    return helper()
+
+
+def test_a_fingerprint_follows_what_a_function_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = fingerprint(uses_helper)
+    assert fingerprint(uses_helper) == first
+    monkeypatch.setattr(sys.modules[__name__], "SIZE", 4)
+    second = fingerprint(uses_helper)
+    monkeypatch.setattr(sys.modules[__name__], "helper", lambda: SIZE + 1)
+    assert len({first, second, fingerprint(uses_helper)}) == 3
+    scaled = [functools.partial(ones, {"a": count}) for count in (1, 2, 1)]
+    assert fingerprint(scaled[0]) == fingerprint(scaled[2]) != fingerprint(scaled[1])
+    arrays = [np.zeros(3), np.zeros(3), np.ones(3), np.zeros(3, np.int32)]
+    assert len({fingerprint(array) for array in arrays}) == 3
+
+
+def test_a_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
+    given = "({'b', 'a', 'c'}, ('a.jpg', 3), {'k': 1.5}, range(3), None, b'x')"
+    program = f"from fastload.store.fingerprint import fingerprint; print(fingerprint({given}))"
+    found = {
+        subprocess.check_output(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}
+        )
+        for seed in ("1", "2", "3")
+    }
+    assert len(found) == 1
+
+
+def test_texts_of_sources_are_paths_and_texts_of_functions_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "folder" / "a.txt"
+    file.parent.mkdir()
+    file.write_text("a")
+    before = [
+        fingerprint(str(p), paths=paths) for p in (file, file.parent) for paths in (True, False)
+    ]
+    file.write_text("longer")
+    after = [
+        fingerprint(str(p), paths=paths) for p in (file, file.parent) for paths in (True, False)
+    ]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [False, True, False, True]
