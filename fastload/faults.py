@@ -111,7 +111,7 @@ def file_note(dataset: Any, index: Any, exc: BaseException) -> str:
 
 
 def file_of(dataset: Any, index: Any) -> str:
-    """The file of a sample, from the data set's `locate` or torchvision's `samples`; empty if it has none."""
+    """The file of a sample, from the dataset's `locate` or torchvision's `samples`; empty if it has none."""
     try:
         while type(dataset) is Subset:
             dataset, index = dataset.dataset, dataset.indices[index]
@@ -120,11 +120,11 @@ def file_of(dataset: Any, index: Any) -> str:
             name = locate(index)
         else:
             entry = dataset.samples[index]
-            # A defaultdict would grow. Of other data sets, the samples begin with a word or a sentence.
+            # A defaultdict would grow. Of other datasets, the samples begin with a word or a sentence.
             name = _existing(entry[0]) if isinstance(entry, tuple | list) else None
         return os.fspath(name) if isinstance(name, str | os.PathLike) else ""
     except Exception:
-        return ""  # a data set without files, an index that it does not have, or code that fails
+        return ""  # a dataset without files, an index that it does not have, or code that fails
 
 
 def _existing(name: Any) -> str:

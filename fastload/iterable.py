@@ -1,7 +1,7 @@
-"""Iterable data sets: each worker reads a copy of its own, in a lane of its own; batches come from the lanes in turn.
+"""Iterable datasets: each worker reads a copy of its own, in a lane of its own; batches come from the lanes in turn.
 
 The order is torch's: the lanes take turns, and one that has ended is passed over. So it depends on the
-number of workers, as whatever a data set makes of `get_worker_info()` does.
+number of workers, as whatever a dataset makes of `get_worker_info()` does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Part(Batch):
 
 
 class LaneFetcher(Fetcher):
-    """Reads batches of an iterable data set. A lane is touched by its own worker alone: no locks."""
+    """Reads batches of an iterable dataset. A lane is touched by its own worker alone: no locks."""
 
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
         super().__init__(settings, pool, notices)
@@ -106,7 +106,7 @@ class LaneFetcher(Fetcher):
                     self.notices.warn(
                         "generator",
                         f"a generator that raises has ended: {type(lane.dataset).__name__} gives nothing more in "
-                        f"worker {batch.lane}, whatever on_error made of the sample. Let the data set catch "
+                        f"worker {batch.lane}, whatever on_error made of the sample. Let the dataset catch "
                         "the error itself, or iterate with an object that has __next__",
                     )
             else:
@@ -117,7 +117,7 @@ class LaneFetcher(Fetcher):
 
 
 class _Lane:
-    """One worker's pass over its copy of the data set, in one epoch."""
+    """One worker's pass over its copy of the dataset, in one epoch."""
 
     def __init__(self, dataset: Any, keys: StreamKeys) -> None:
         self.dataset = dataset
@@ -127,7 +127,7 @@ class _Lane:
         self._iterator: Iterator[Any] = iter(())
 
     def begin(self, batch: Part, stream: Stream) -> None:
-        """Make the iterator and bring it to where the lane begins: by the state of the data set or of its
+        """Make the iterator and bring it to where the lane begins: by the state of the dataset or of its
         iterator; where neither has one, by reading again up to there."""
         saved = batch.saved
         # A pass that is read again up to here draws what it drew; one that begins here draws anew.
@@ -173,7 +173,7 @@ class _Lane:
         return isgenerator(self._iterator) and getgeneratorstate(self._iterator) == GEN_CLOSED
 
     def state(self) -> dict[str, Any] | Exception:
-        """Where the lane is, for a `Part`'s `saved`; the error where the data set does not say."""
+        """Where the lane is, for a `Part`'s `saved`; the error where the dataset does not say."""
         state = None
         source: Any
         for source in (self.dataset, self._iterator):  # as `begin` looks for them
@@ -202,13 +202,13 @@ def _shuffles(dataset: Any) -> bool:
 
 
 def _load(source: Any, state: Any) -> None:
-    """Bring a data set or its iterator to `state`, of which it gets a copy."""
+    """Bring a dataset or its iterator to `state`, of which it gets a copy."""
     try:
         source.load_state_dict(copy.deepcopy(state))
     except Exception as exc:
         raise StateError(
             f"lanes: {type(source).__name__} cannot go on from the state that is there of it, {shown(state):.100} "
-            f"({type(exc).__name__}: {shown(exc, str)}); load it with the data set that made it"
+            f"({type(exc).__name__}: {shown(exc, str)}); load it with the dataset that made it"
         ) from exc
 
 
@@ -222,7 +222,7 @@ class _Delivered(NamedTuple):
 
 
 class LaneOrder(Order):
-    """The batches of one epoch of an iterable data set, out of its lanes in turn."""
+    """The batches of one epoch of an iterable dataset, out of its lanes in turn."""
 
     about: IterableState
 
@@ -290,7 +290,7 @@ class LaneOrder(Order):
         for k, lane in enumerate(lanes):
             if isinstance(lane, Exception):
                 annotate(
-                    lane, f"there is no state: state_dict() of the data set raised in worker {k}"
+                    lane, f"there is no state: state_dict() of the dataset raised in worker {k}"
                 )
                 raise lane
         return replace(

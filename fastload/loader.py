@@ -42,7 +42,7 @@ class DataLoader(TorchDataLoader[T]):
     """A drop-in for `torch.utils.data.DataLoader` that loads with threads.
 
     All of torch's arguments keep their meaning; `num_workers` counts threads (0 runs the same code
-    in the loop's own thread). An iterable data set is copied for each worker, as in torch. Memory: at
+    in the loop's own thread). An iterable dataset is copied for each worker, as in torch. Memory: at
     most
 
         (batches in flight + batches kept by the loop + 1) x bytes of a batch
@@ -81,13 +81,13 @@ class DataLoader(TorchDataLoader[T]):
             as the mean so far, and one is always let in. For samples of very different size.
         retries: how often a sample is read again after an error of the operating system that may
             pass (EIO, ESTALE, a time-out of a network file system ...), waiting 0.1 s, 0.2 s, 0.4 s
-            ... before. It draws the same random numbers again. Not for an iterable data set.
+            ... before. It draws the same random numbers again. Not for an iterable dataset.
         memory_format: of the 4-dimensional tensors, N samples [C, H, W], that the default collate makes:
             `torch.channels_last` where the model is; then samples that are channels-last themselves
             (a plan's, a PIL picture's) are not transposed on the way.
         on_stats: called with `stats()` in the loop's thread at the end of each epoch, and every ten
             seconds in it: for loggers. What it raises comes out of `next()`, and costs no batch.
-        worker_method: "thread", or "process" for torch's own iterator: the way out for data sets
+        worker_method: "thread", or "process" for torch's own iterator: the way out for datasets
             that hold the GIL.
     """
 
@@ -227,7 +227,7 @@ class DataLoader(TorchDataLoader[T]):
         self._iterators = weakref.WeakSet()
 
     def __repr__(self) -> str:
-        """In a line: which data set, in batches of what, by how many workers, in which order."""
+        """In a line: which dataset, in batches of what, by how many workers, in which order."""
         given = f"batch_size={self.batch_size}"
         if self.batch_size is None and self.batch_sampler is not None:
             given = f"batch_sampler={type(self.batch_sampler).__name__}"
@@ -263,14 +263,14 @@ class DataLoader(TorchDataLoader[T]):
         """What the loop has had of the latest epoch, as plain JSON values; to be loaded by any loader like this one.
 
         It says how many batches were handed out, not how many were read ahead; a batch that raised
-        counts as handed out. Another number of workers may load it (not for an iterable data set);
+        counts as handed out. Another number of workers may load it (not for an iterable dataset);
         with `RankSampler`, also another number of ranks at the same global batch: it is the same on
         all ranks. Resumed after the last batch, the epoch gives nothing more and the next follows;
         once the loop has seen its end, the next `iter()` begins the next epoch.
 
         A sampler that draws is run again, with torch's global random state as it was, the torch.Generator that the
         sampler holds as `generator`, and what its own `state_dict()` returned before the epoch. The state has a
-        checksum of the indices handed out. Raises what `state_dict()` of an iterable data set raised, and
+        checksum of the indices handed out. Raises what `state_dict()` of an iterable dataset raised, and
         `StateError` if the sampler's is no JSON.
         """
         if not self._threaded:
@@ -281,9 +281,9 @@ class DataLoader(TorchDataLoader[T]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter()` resume after what `state` says was handed out; one that runs already is not changed.
 
-        Raises `StateError` if the state was made with another seed, sampler, data set or global
+        Raises `StateError` if the state was made with another seed, sampler, dataset or global
         batch: with the field, both values, and what to do. The order is sliced, or the sampler run
-        again, and no sample is read for it; but an iterable data set without `state_dict` is
+        again, and no sample is read for it; but an iterable dataset without `state_dict` is
         read again up to there. If the sampler then gives other indices, `iter()` raises `StateError`.
         """
         if not self._threaded:
@@ -339,7 +339,7 @@ def _is_map_style(dataset: Any) -> bool:
 
 
 def _named(dataset: Any) -> str:
-    """The type of a data set, and its length where it has one."""
+    """The type of a dataset, and its length where it has one."""
     length = known_length(dataset)
     return type(dataset).__name__ + ("" if length is None else f"[{length}]")
 

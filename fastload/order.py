@@ -94,7 +94,7 @@ class _Delivered(NamedTuple):
 
 
 class SampledOrder(Order):
-    """The batches of one epoch of a map-style data set, in its sampler's order.
+    """The batches of one epoch of a map-style dataset, in its sampler's order.
 
     Args:
         sampler: torch's "index sampler": of batches, or without batching of indices.

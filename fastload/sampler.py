@@ -116,7 +116,7 @@ class RankSampler(Sampler[int]):
     function of (seed, epoch), or 0, 1, 2, ... without shuffle.
 
     Args:
-        length_or_dataset: number of samples of the whole data set, or anything with `len()`.
+        length_or_dataset: number of samples of the whole dataset, or anything with `len()`.
         rank, world_size: this process and how many there are. Give both or neither: then from
             `torch.distributed` where it is initialised, else 0 and 1 (with a warning where the
             environment's WORLD_SIZE says that there are more).
@@ -129,8 +129,8 @@ class RankSampler(Sampler[int]):
         window, run: for storage where a jump is dear, shuffle by windows: both in samples, give both.
             Runs of `run` neighbours (the last one may be shorter) come in random order; of the
             stream that this gives, each piece of `window` samples is shuffled. So the samples of a
-            window lie in about `window / run` places of the data set. With `window` at least the data
-            set's length, the order is as random as without. Neither has to do with how a loader's threads
+            window lie in about `window / run` places of the dataset. With `window` at least the
+            dataset's length, the order is as random as without. Neither has to do with how a loader's threads
             share the work, nor with how far they are ahead.
 
     `iter()` gives the indices of `epoch`. A `fastload.DataLoader` goes on to the next epoch by

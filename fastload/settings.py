@@ -95,7 +95,7 @@ class Settings:
         _at_least(0, retries=integer("retries", self.retries))
         if self.retries and self.iterable:
             raise ValueError(
-                "retries is for map-style data sets: what an iterable data set raised on cannot be asked for again"
+                "retries is for map-style datasets: what an iterable dataset raised on cannot be asked for again"
             )
         if self.copy_dataset not in ("state", True, False):
             raise ValueError(

@@ -105,9 +105,9 @@ class IterableState(State):
 
 _REMEDIES = {
     "version": "use the fastload that made the state",
-    "kind": "load it into a loader of the same kind of data set",
+    "kind": "load it into a loader of the same kind of dataset",
     "seed": "make the loader with the state's seed",
-    "samples": "load it with the data set that it was made on",
+    "samples": "load it with the dataset that it was made on",
     "set_id": "load it with the set that it was made on: this one was made anew, or has other parts",
     "sampler": "give the loader the same shuffle, or the same kind of sampler",
     "sampler_length": "give the loader the sampler that the state was made with",

@@ -1,4 +1,4 @@
-"""Fakes for tests of loaders and of code around them: data sets that are slow, that fail, that wait for each other."""
+"""Fakes for tests of loaders and of code around them: datasets that are slow, that fail, that wait for each other."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FailingDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if index in self.failures:
             # A copy: raising an exception hangs the frames of the loop on it, and workers hold this
-            # data set, so an iterator in such a frame would never be collected.
+            # dataset, so an iterator in such a frame would never be collected.
             raise copy.copy(self.failures[index])
         return self.dataset[index]
 

@@ -1,4 +1,4 @@
-"""Whether a data set can be read by threads: it is read serially and in threads, and compared.
+"""Whether a dataset can be read by threads: it is read serially and in threads, and compared.
 
 fastload check my_package.data:train_set
 """
@@ -56,7 +56,7 @@ def check(
     seed: int = 0,
     say: Callable[[str], None] = lambda how: None,
 ) -> Report:
-    """Read some samples of a data set serially and in threads, compare them, and say what to do.
+    """Read some samples of a dataset serially and in threads, compare them, and say what to do.
 
     Args:
         dataset: a map-style or an iterable one. Copies of it are read, as workers read them, about five times as
@@ -74,7 +74,7 @@ def check(
 
     The command of this name reads in a child process, and reports a dataset that ends it.
 
-    Raises TypeError for what is no data set.
+    Raises TypeError for what is no dataset.
     """
     require_data_set(dataset)
     others = OtherProcesses()
@@ -220,7 +220,7 @@ def in_threads(workers: int) -> str:
 
 
 def _spread(dataset: Any, samples: int) -> list[int]:
-    """The indices of some samples, spread over the data set."""
+    """The indices of some samples, spread over the dataset."""
     length = len(dataset)
     count = min(samples, length)
     return [i * length // count for i in range(count)]

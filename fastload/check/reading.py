@@ -1,4 +1,4 @@
-"""Samples of a data set read once, serially or in threads, with what the reading cost: `compare` compares them."""
+"""Samples of a dataset read once, serially or in threads, with what the reading cost: `compare` compares them."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ NAP_S, LATE = 200e-6, 3
 
 
 def require_data_set(dataset: Any) -> None:
-    """Raise TypeError, with what to give in its place, for what is no data set that threads could read."""
+    """Raise TypeError, with what to give in its place, for what is no dataset that threads could read."""
     if isinstance(dataset, TorchDataLoader):
-        raise TypeError(f"expected a data set, got a {type(dataset).__name__}: give its data set")
+        raise TypeError(f"expected a dataset, got a {type(dataset).__name__}: give its dataset")
     if isinstance(dataset, IterDataPipe | MapDataPipe):
         raise TypeError(
-            "expected a data set, got a data pipe, which torch reads in processes: threads never do"
+            "expected a dataset, got a data pipe, which torch reads in processes: threads never do"
         )
     if isinstance(dataset, type):
-        raise TypeError(f"expected a data set, got the class {dataset.__name__}: give an instance")
+        raise TypeError(f"expected a dataset, got the class {dataset.__name__}: give an instance")
     if isinstance(dataset, IterableDataset):
         return  # whose length no reading needs
     if isinstance(dataset, str | bytes) or not all(
         hasattr(dataset, name) for name in ("__getitem__", "__len__")
     ):
         raise TypeError(
-            f"expected a data set (with __getitem__ and __len__, or an IterableDataset), got {type(dataset).__name__}"
+            f"expected a dataset (with __getitem__ and __len__, or an IterableDataset), got {type(dataset).__name__}"
         )
     try:
         len(dataset)

@@ -12,7 +12,7 @@ Level = Literal["fault", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about a data set, and what to do."""
+    """Something about a dataset, and what to do."""
 
     level: Level
     """"fault": threads would give other samples than a serial loop, or there is nothing to compare; "note": they
@@ -71,6 +71,6 @@ class Report:
             if self.ok
             else "Nothing could be compared."
             if self.failed == self.samples
-            else "Do not read this data set with threads as it is."
+            else "Do not read this dataset with threads as it is."
         )
         return "\n".join([head, str(self.isolation), *map(str, self.findings), verdict])

@@ -88,7 +88,7 @@ class Finding(NamedTuple):
     cause: str
     """"nothing" (there is too little to tell by, or most of the wait was the start), "step" (the training step),
     "inline" (there are no workers), "sampler", "straggler" (one slow sample), "gil", "collate", "pin", "prefetch" (too
-    few batches in flight), "storage", "decode" or another stage that the data set named, "cores" (all are busy) or
+    few batches in flight), "storage", "decode" or another stage that the dataset named, "cores" (all are busy) or
     "workers" (too few), or "others" (other processes take the cores)."""
     advice: str
     """What to change."""
@@ -270,7 +270,7 @@ def _after_samples(stats: Snapshot) -> Finding | None:
         return _finding(
             "collate",
             f"Collating bounds the run: {percent(collate / stats.busy_s)} of the workers' busy time",
-            "do less in collate_fn, or do it for each sample in the data set; "
+            "do less in collate_fn, or do it for each sample in the dataset; "
             "the default collate costs one copy",
         )
     if pin > PINS * stats.elapsed_s:
@@ -363,7 +363,7 @@ def _cores_taken(stats: Snapshot) -> bool:
 
 
 def _largest(stats: Snapshot) -> Stage | None:
-    """The stage that the data set named, if most of the time of samples is in one."""
+    """The stage that the dataset named, if most of the time of samples is in one."""
     largest = max(named_stages(stats), key=lambda stage: stage.seconds, default=None)
     if largest is None or largest.seconds < MOSTLY * seconds_in(stats, "sample"):
         return None

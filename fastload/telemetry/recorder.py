@@ -274,7 +274,7 @@ class Merged(NamedTuple):
 def merge(recorders: Iterable[Recorder]) -> Merged:
     """A snapshot of what `recorders` hold. Any thread may ask, while they are written to.
 
-    Stages come in the order in which a batch meets them; those that the data set named stand behind "sample",
+    Stages come in the order in which a batch meets them; those that the dataset named stand behind "sample",
     the longest first. A stage without any observation is left out.
     """
     recorders = list(recorders)

@@ -67,7 +67,7 @@ class Snapshot:
     """CPU seconds that the threads used within samples. Well below the seconds of the stage "sample", these wait:
     for storage, for the GIL, or for a core."""
     stages: Mapping[str, Stage] = field(default_factory=dict, hash=False)
-    """By name: "sampler", "sample", the parts of a sample that the data set named by `fastload.stage`, "collate",
+    """By name: "sampler", "sample", the parts of a sample that the dataset named by `fastload.stage`, "collate",
     "pin"; those that occurred."""
     gil_pressure: float = 0.0
     """Mean time that a worker waits to get the GIL back, in units of the switch interval (5 ms); 0 to 1.

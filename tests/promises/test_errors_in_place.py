@@ -616,7 +616,7 @@ def test_workers_share_a_batch_of_a_subset(nested: bool) -> None:
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_bad_sample_of_a_subset_is_named(workers: int) -> None:
-    """By the index that the sampler gave, as in any data set, and by its file, which the whole knows."""
+    """By the index that the sampler gave, as in any dataset, and by its file, which the whole knows."""
     part = Subset(Subset(Located(100, unreadable(42)), range(0, 100, 2)), range(10, 30))
     got = drain(DataLoader(part, 4, num_workers=workers))
     error = only_error(got, [[20 + 2 * i for i in batch] for batch in in_batches(range(20), 4)], 2)
