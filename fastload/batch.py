@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.collate import VOID, Box
+from fastload.collate import DISCARD, BatchBuilder
 from fastload.stream_keys import StreamKeys
 from fastload.telemetry import Recorder
 from fastload.window import Ticket
@@ -21,12 +21,12 @@ class Batch(Ticket):
     `epoch` and `position` (of its first sample, in this loader's order) with the index of a sample
     are all that the sample may depend on: with the seed, they are the key of its random stream.
     `ordinal` counts the batches of the epoch, `size` the samples as the sampler gave them. `checksum` is that of all
-    indices of the epoch up to this batch, 0 unless the sampler draws; see `draws.checksum`.
+    indices of the epoch up to this batch, 0 unless the sampler draws; see `sampler_state.checksum`.
     """
 
     __slots__ = (
         "_sample_keys",
-        "box",
+        "builder",
         "checksum",
         "data",
         "epoch",
@@ -72,7 +72,7 @@ class Batch(Ticket):
         self.ordinal = ordinal
         self.position = position
         self.checksum = checksum
-        self.box: Box | None = None
+        self.builder: BatchBuilder | None = None
         self._sample_keys: NDArray[np.uint64] | None = None
         # Position -> error and where it happened. The batch raises the one at the lowest position.
         self.failed: dict[int, tuple[Exception, str]] = {}
@@ -94,7 +94,7 @@ class Batch(Ticket):
 
     def release(self) -> None:
         """Keep no samples: an error of one of them, kept by the user, keeps this batch by its traceback."""
-        self.box = VOID
+        self.builder = DISCARD
         self.data = None
 
     def first_index(self, start: int) -> Any:

@@ -17,9 +17,14 @@ import torch
 from torch.utils.data import default_collate, default_convert
 
 from fastload.batch import Batch
-from fastload.collate import Box, SampleBox, collate_box, data_bytes, in_channels_last
+from fastload.collate import BatchBuilder, ListBuilder, data_bytes, in_channels_last, make_builder
 from fastload.errors import EmptyBatchError
-from fastload.faults import (
+from fastload.notices import Notices
+from fastload.randomness import Stream
+from fastload.rows import Filler
+from fastload.settings import Settings
+from fastload.slots import SlotPool
+from fastload.user_errors import (
     annotate,
     contained,
     file_note,
@@ -28,11 +33,6 @@ from fastload.faults import (
     shown_indices,
     transient_errno,
 )
-from fastload.notices import Notices
-from fastload.randomness import Stream
-from fastload.rows import Filler
-from fastload.settings import Settings
-from fastload.slots import SlotPool
 
 
 class _Skip:
@@ -99,16 +99,16 @@ class Fetcher(ABC):
         return False
 
     @abstractmethod
-    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
         """Read units `start` to `stop` of `batch`, each sample in its random stream.
 
         Gives up between samples once the batch is dropped.
         """
 
-    def _read_samples(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
-        # No name here for the box: an error that the user keeps holds this frame with its traceback,
+    def _read_samples(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
+        # No name here for the builder: an error that the user keeps holds this frame with its traceback,
         # and of the batch only what `finish` and the loop leave in it.
-        dataset, stream, indices = by.dataset, by.stream, batch.indices
+        dataset, stream, indices = reader.dataset, reader.stream, batch.indices
         stream.source = batch
         held = stream.held
         k, attempt = start, 0
@@ -121,23 +121,25 @@ class Fetcher(ABC):
                     stream.at, stream.stale = k, True
                     if held is not None:
                         held.begin(batch.stream_key(k, seeded=stream.seeded))
-                    batch.box.put(k, dataset[indices[k]])  # type: ignore[union-attr]
+                    batch.builder.put(k, dataset[indices[k]])  # type: ignore[union-attr]
                     k, attempt = k + 1, 0
                 return
             except BaseException as exc:
-                if not self._pause_for_retry(batch, exc, attempt, by):
+                if not self._pause_for_retry(batch, exc, attempt, reader):
                     self._sample_failed(batch, k, dataset, exc)
                     k, attempt = k + 1, 0
                 else:
                     attempt += 1
 
-    def _pause_for_retry(self, batch: Batch, exc: BaseException, attempt: int, by: Reader) -> bool:
+    def _pause_for_retry(
+        self, batch: Batch, exc: BaseException, attempt: int, reader: Reader
+    ) -> bool:
         """Return False unless `exc` may be retried; otherwise count the retry, wait, and return True."""
         number = transient_errno(exc) if attempt < self._retries else None
         if number is None:
             return False
         batch.retries.append(number)
-        by.pause(batch, RETRY_SECONDS * 2**attempt)
+        reader.pause(batch, RETRY_SECONDS * 2**attempt)
         return True
 
     def _sample_failed(self, batch: Batch, k: int, dataset: Any, exc: BaseException) -> None:
@@ -162,8 +164,8 @@ class Fetcher(ABC):
         if sample is SKIP:
             batch.skipped.add(k)
         else:
-            assert batch.box is not None
-            batch.box.put(k, sample)
+            assert batch.builder is not None
+            batch.builder.put(k, sample)
 
     @staticmethod
     def _fail(batch: Batch, k: int, error: Exception, where: str) -> None:
@@ -175,7 +177,7 @@ class Fetcher(ABC):
 
         Called once, by the worker that delivered the last of them, with its own `collate_fn`.
         """
-        box, batch.box = batch.box, None
+        builder, batch.builder = batch.builder, None
         if stream.source is not batch or stream.at is not None:
             stream.move(batch, None)  # else it goes on where `__getitems__` left it
         try:
@@ -183,8 +185,8 @@ class Fetcher(ABC):
                 batch.error, batch.where = batch.failed[min(batch.failed)]
                 batch.hint = sharing_note(self.notices.shared, batch.error)
                 batch.failed.clear()  # the errors refer to the batch by their tracebacks
-            elif box is not None:
-                self._make(batch, box, collate_fn)
+            elif builder is not None:
+                self._make(batch, builder, collate_fn)
         except EmptyBatchError as exc:
             batch.error = exc
         except BaseException as exc:
@@ -194,18 +196,18 @@ class Fetcher(ABC):
             batch.error, batch.where = contained(exc), where
             batch.hint = sharing_note(self.notices.shared, exc)
 
-    def _make(self, batch: Batch, box: Box, collate_fn: Callable[[Any], Any]) -> None:
+    def _make(self, batch: Batch, builder: BatchBuilder, collate_fn: Callable[[Any], Any]) -> None:
         skipped = batch.skipped
         if not self._batched:
             batch.left_out = bool(skipped)
             if not skipped:
-                batch.data = box.make((), lambda samples: collate_fn(samples[0]))
+                batch.data = builder.make((), lambda samples: collate_fn(samples[0]))
         elif skipped and len(skipped) == batch.size:
             raise EmptyBatchError(
                 f"all {batch.size} samples of {batch} were skipped by on_error"
             ) from batch.handled[max(skipped)]
         else:
-            batch.data = box.make(skipped, collate_fn)
+            batch.data = builder.make(skipped, collate_fn)
             if self._pool.channels_last:
                 batch.data = in_channels_last(batch.data)
         batch.nbytes = data_bytes(batch.data)
@@ -227,12 +229,12 @@ class SingleFetcher(IndexFetcher):
         size = len(indices) if isinstance(indices, list) else 1
         indices = _own(indices)
         batch = Batch(1, [indices], size=size, **place)
-        batch.box = SampleBox([None])
+        batch.builder = ListBuilder([None])
         return batch
 
-    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
         """See `Fetcher`."""
-        self._read_samples(batch, 0, 1, by)
+        self._read_samples(batch, 0, 1, reader)
 
 
 class BatchFetcher(IndexFetcher):
@@ -247,27 +249,27 @@ class BatchFetcher(IndexFetcher):
         batch.given = given
         return batch
 
-    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
         """See `Fetcher`."""
         for attempt in count():
             if batch.dropped:
                 return
-            by.stream.move(batch, None)
+            reader.stream.move(batch, None)
             try:
-                batch.box = SampleBox(by.dataset.__getitems__(batch.given))
+                batch.builder = ListBuilder(reader.dataset.__getitems__(batch.given))
             except BaseException as exc:
                 again = not isinstance(batch.given, Iterator)
-                if again and self._pause_for_retry(batch, exc, attempt, by):
+                if again and self._pause_for_retry(batch, exc, attempt, reader):
                     continue
-                self._batch_failed(batch, exc, by)
+                self._batch_failed(batch, exc, reader)
             return
 
-    def _batch_failed(self, batch: Batch, exc: BaseException, by: Reader) -> None:
+    def _batch_failed(self, batch: Batch, exc: BaseException, reader: Reader) -> None:
         handled = self._on_error != "raise" and isinstance(exc, Exception)
         if handled and _is_collection(batch.given):
             n = batch.first_failed = len(batch.indices)
-            batch.box = SampleBox([None] * n)
-            self._read_samples(batch, 0, n, by)  # which shows the bad samples
+            batch.builder = ListBuilder([None] * n)
+            self._read_samples(batch, 0, n, reader)  # which shows the bad samples
         else:
             where = f"__getitems__({shown_indices(batch.indices)}), {batch}; stage: sample"
             batch.failed[0] = contained(exc), where
@@ -285,15 +287,15 @@ class SampleFetcher(IndexFetcher):
             indices = list(indices)
         n = len(indices)
         batch = Batch(max(1, n), indices, size=n, **place)
-        batch.box = self._box(n)
+        batch.builder = self._builder(n)
         return batch
 
-    def _box(self, n: int) -> Box:
-        return SampleBox([None] * n)
+    def _builder(self, n: int) -> BatchBuilder:
+        return ListBuilder([None] * n)
 
-    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
         """See `Fetcher`."""
-        self._read_samples(batch, start, min(stop, len(batch.indices)), by)
+        self._read_samples(batch, start, min(stop, len(batch.indices)), reader)
 
 
 class SlotFetcher(SampleFetcher):
@@ -301,11 +303,11 @@ class SlotFetcher(SampleFetcher):
 
     batches_in_parallel = False
 
-    def _box(self, n: int) -> Box:
-        return collate_box(n, self._pool)
+    def _builder(self, n: int) -> BatchBuilder:
+        return make_builder(n, self._pool)
 
-    def _make(self, batch: Batch, box: Box, collate_fn: Callable[[Any], Any]) -> None:
-        super()._make(batch, box, self._pool.collate)
+    def _make(self, batch: Batch, builder: BatchBuilder, collate_fn: Callable[[Any], Any]) -> None:
+        super()._make(batch, builder, self._pool.collate)
 
 
 def _own(indices: Any) -> Any:

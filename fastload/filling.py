@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastload.batch import Batch
-from fastload.collate import Box, SlotBox
-from fastload.faults import contained, shown
+from fastload.collate import BatchBuilder, SlotBuilder
 from fastload.fetch import Reader, SlotFetcher
 from fastload.layout import Layout
 from fastload.notices import Notices
 from fastload.rows import Filler, NotPositions, Run, alike, filler, positions
 from fastload.settings import Settings
 from fastload.slots import SlotPool
+from fastload.user_errors import contained, shown
 
 LIGHT_BYTES = 1024 * 1024
 """Gathering a batch of this size costs about what two changes of threads cost: some 100 us."""
@@ -88,31 +88,31 @@ class FillingFetcher(SlotFetcher):
             return False
         return batch_size * self._layout.nbytes <= LIGHT_BYTES
 
-    def _box(self, n: int) -> Box:
-        return SlotBox(n, self._pool, self._layout)
+    def _builder(self, n: int) -> BatchBuilder:
+        return SlotBuilder(n, self._pool, self._layout)
 
-    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
         """See `Fetcher`. What the dataset could not fill is read sample by sample."""
         stop = min(stop, len(batch.indices))
-        if by.filler is None:
-            self._read_samples(batch, start, stop, by)
+        if reader.filler is None:
+            self._read_samples(batch, start, stop, reader)
             return
-        for k in self._fill_rows(batch, start, stop, by, by.filler):
-            self._read_samples(batch, k, k + 1, by)
+        for k in self._fill_rows(batch, start, stop, reader, reader.filler):
+            self._read_samples(batch, k, k + 1, reader)
 
     def _fill_rows(
-        self, batch: Batch, start: int, stop: int, by: Reader, found: Filler
+        self, batch: Batch, start: int, stop: int, reader: Reader, found: Filler
     ) -> Iterable[int]:
         """Let the dataset fill the rows of its samples; return the positions that are to be read one by one."""
         every = range(start, stop)
-        box = batch.box
+        builder = batch.builder
         # Generators that the dataset holds are keyed for each sample: those are read one by one.
-        if not every or by.stream.held is not None or not isinstance(box, SlotBox):
+        if not every or reader.stream.held is not None or not isinstance(builder, SlotBuilder):
             return every
-        by.stream.move(_NO_STREAM, None)
+        reader.stream.move(_NO_STREAM, None)
         try:
             indices = batch.indices if stop - start == batch.units else batch.indices[start:stop]
-            run = Run(indices, box.rows(start, stop), lambda: batch.stream_keys(start, stop))
+            run = Run(indices, builder.rows(start, stop), lambda: batch.stream_keys(start, stop))
         except Exception:
             return every  # no memory, or strange indices: it is raised in its place
         try:
@@ -124,7 +124,7 @@ class FillingFetcher(SlotFetcher):
             what = f"raised {type(exc).__name__}: {shown(exc, str)}"
         self.notices.warn(
             "fill_rows",
-            f"{type(by.dataset).__name__}.fill_rows() {what}. Its samples are read one by one instead. This is slower; "
-            "the batches are the same",
+            f"{type(reader.dataset).__name__}.fill_rows() {what}. Its samples are read one by one instead. This is "
+            "slower; the batches are the same",
         )
         return every

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 
-def keyless(state: str) -> str:
+def shared_draws(state: str) -> str:
     """Return what the loader says of samples that draw from `state`, after "the dataset seems to"."""
     return (
         f"draw from {state}, which all threads share: its samples are not reproducible, and a sample that seeds it "
@@ -30,7 +30,7 @@ class GlobalDraws:
     four looks, if each saw a change, count.
 
     Args:
-        noticed: where the sentences go, see `keyless`.
+        noticed: where the sentences go, see `shared_draws`.
         numpy: look at NumPy's state, which is not routed.
     """
 
@@ -59,11 +59,11 @@ class GlobalDraws:
         self._looks += 1
         self._changes += self._numpy != _numpy_state()
         if self._changes == self._looks == 4:
-            self._noticed.add(keyless("NumPy's global random state"))
+            self._noticed.add(shared_draws("NumPy's global random state"))
 
     def _saw(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call" and getattr(argument, "__self__", None) is _PYTHONS:
-            self._noticed.add(keyless("Python's global random state"))
+            self._noticed.add(shared_draws("Python's global random state"))
 
 
 def is_profiled() -> bool:

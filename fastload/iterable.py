@@ -13,9 +13,8 @@ from inspect import GEN_CLOSED, getgeneratorstate, isgenerator
 from typing import Any, NamedTuple
 
 from fastload.batch import Batch
-from fastload.collate import SampleBox
+from fastload.collate import ListBuilder
 from fastload.errors import StateError
-from fastload.faults import annotate, contained, shown
 from fastload.fetch import Fetcher, Reader
 from fastload.hashing import mix64
 from fastload.notices import Notices
@@ -23,12 +22,13 @@ from fastload.order import Order
 from fastload.randomness import Stream
 from fastload.settings import Settings
 from fastload.slots import SlotPool
-from fastload.state import IterableState, whole
+from fastload.state import IterableState, as_int
 from fastload.stream_keys import StreamKeys
 from fastload.telemetry import Recorder
+from fastload.user_errors import annotate, contained, shown
 
 
-class Part(Batch):
+class LaneBatch(Batch):
     """A batch out of one lane. What is in it is known when it is read: its position, size and indices too.
 
     The "index" of a sample, as errors name it, is its number in the worker's copy.
@@ -60,10 +60,10 @@ class LaneFetcher(Fetcher):
         self._drop_last = settings.drop_last
         self._lanes: list[_Lane | None] = [None] * settings.lanes
 
-    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
         """Take the samples of `batch` out of its lane, each in its random stream."""
-        assert isinstance(batch, Part)
-        dataset, stream = by.dataset, by.stream
+        assert isinstance(batch, LaneBatch)
+        dataset, stream = reader.dataset, reader.stream
         stream.move(batch, None)
         lane = self._lanes[batch.lane]
         if lane is None or lane.keys is not batch.keys:  # a new epoch
@@ -85,12 +85,12 @@ class LaneFetcher(Fetcher):
         short = batch.size < self.batch_size
         if lane.ended and not batch.failed and (not batch.size or (short and self._drop_last)):
             batch.ended = batch.left_out = True
-            batch.box = None
+            batch.builder = None
         batch.state = lane.state()
 
-    def _fill(self, batch: Part, lane: _Lane, stream: Stream) -> None:
-        box = SampleBox([None] * self.batch_size)
-        batch.box = box
+    def _fill(self, batch: LaneBatch, lane: _Lane, stream: Stream) -> None:
+        builder = ListBuilder([None] * self.batch_size)
+        batch.builder = builder
         batch.size = 0
         batch.position = lane.samples
         batch.indices = range(lane.samples, lane.samples + self.batch_size)
@@ -112,8 +112,8 @@ class LaneFetcher(Fetcher):
             else:
                 if not lane.ended:
                     batch.size += 1
-                    box.put(k, sample)
-        box.shorten(batch.size)
+                    builder.put(k, sample)
+        builder.shorten(batch.size)
 
 
 class _Lane:
@@ -126,7 +126,7 @@ class _Lane:
         self.ended = False
         self._iterator: Iterator[Any] = iter(())
 
-    def begin(self, batch: Part, stream: Stream) -> None:
+    def begin(self, batch: LaneBatch, stream: Stream) -> None:
         """Make the iterator and bring it to where the lane begins: by the state of the dataset or of its
         iterator; where neither has one, by reading again up to there."""
         saved = batch.saved
@@ -173,7 +173,7 @@ class _Lane:
         return isgenerator(self._iterator) and getgeneratorstate(self._iterator) == GEN_CLOSED
 
     def state(self) -> dict[str, Any] | Exception:
-        """Where the lane is, for a `Part`'s `saved`; the error where the dataset does not say."""
+        """Where the lane is, for a `LaneBatch`'s `saved`; the error where the dataset does not say."""
         state = None
         source: Any
         for source in (self.dataset, self._iterator):  # as `begin` looks for them
@@ -224,18 +224,18 @@ class _Delivered(NamedTuple):
 class LaneOrder(Order):
     """The batches of one epoch of an iterable dataset, out of its lanes in turn."""
 
-    about: IterableState
+    initial: IterableState
 
     def __init__(
         self,
-        about: IterableState,
+        initial: IterableState,
         *,
         rank: int,
         batch_size: int,
         resume: IterableState | None = None,
     ) -> None:
-        super().__init__(about, rank=rank)
-        start = resume or about
+        super().__init__(initial, rank=rank)
+        start = resume or initial
         self._batch_size = batch_size
         self._ordinal = 0
         self._began = tuple(start.lanes)
@@ -259,7 +259,7 @@ class LaneOrder(Order):
         lane = self._turn
         self._turn = (lane + 1) % len(self._began)
         self._ordinal += 1
-        return Part(
+        return LaneBatch(
             lane,
             self._batch_size,
             self._began[lane],
@@ -271,7 +271,7 @@ class LaneOrder(Order):
 
     def delivered(self, batch: Batch) -> None:
         """See `Order`. A batch that is left out may tell that its lane had ended."""
-        assert isinstance(batch, Part)
+        assert isinstance(batch, LaneBatch)
         turn, lanes, _ = self._delivered
         lanes = (*lanes[: batch.lane], batch.state, *lanes[batch.lane + 1 :])
         if batch.ended:
@@ -294,7 +294,7 @@ class LaneOrder(Order):
                 )
                 raise lane
         return replace(
-            self.about,
+            self.initial,
             stream_seed=self.seed,
             ended=ended,
             turn=turn,
@@ -308,7 +308,7 @@ def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) ->
     return IterableState(
         seed=settings.seed,
         world_size=1,
-        global_batch=whole(settings.batch_size),
+        global_batch=as_int(settings.batch_size),
         drop_last=bool(settings.drop_last),
         epoch=epoch,
         sampler_epoch=sampler_epoch,

@@ -21,33 +21,33 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from fastload import draws
+from fastload import sampler_state
 from fastload.batch import Batch
-from fastload.draws import Draws, generators, single_sampler
 from fastload.errors import StateError
-from fastload.faults import contained
 from fastload.partition import partition
 from fastload.sampler import RankSampler, random_batches
+from fastload.sampler_state import RandomStates, generators, single_sampler
 from fastload.settings import Settings
-from fastload.state import SampledState, State, known_length, whole
+from fastload.state import SampledState, State, as_int, known_length
 from fastload.stream_keys import StreamKeys
 from fastload.telemetry import Recorder
+from fastload.user_errors import contained
 
 
 class Order(ABC):
     """The batches of one epoch, and which of them the loop has had.
 
     Args:
-        about: the loader's state as the epoch begins: what a state of this order must agree on.
+        initial: the loader's state as the epoch begins: what a state of this order must agree on.
         rank: whose part of the epoch.
 
     Everything here but `state` runs on the loop's thread, as in torch: the sampler is user code, and so races
     with nothing.
     """
 
-    def __init__(self, about: State, *, rank: int) -> None:
-        self.about = about
-        self.epoch = about.epoch
+    def __init__(self, initial: State, *, rank: int) -> None:
+        self.initial = initial
+        self.epoch = initial.epoch
         self.recorders: list[Recorder] = []  # of this epoch, by worker
         self.exhausted = False  # there are no more batches
         self._rank = rank
@@ -88,7 +88,7 @@ class _Delivered(NamedTuple):
     ahead: dict[int, tuple[int, int] | None]
     """Delivered before batches that were not (in_order=False), by ordinal: where each ended, and the checksum there.
     None if it comes from a saved state and has not been read again."""
-    draws: list[Draws] | None = None
+    draws: list[RandomStates] | None = None
     own: Any = None
     ended: bool = False
 
@@ -105,24 +105,24 @@ class SampledOrder(Order):
     Raises StateError if the sampler does not give again what the state says was delivered.
     """
 
-    about: SampledState
+    initial: SampledState
 
     def __init__(
         self,
         sampler: Any,
         make_batch: Callable[..., Batch],
-        about: SampledState,
+        initial: SampledState,
         *,
         rank: int,
         resume: SampledState | None = None,
     ) -> None:
-        super().__init__(about, rank=rank)
+        super().__init__(initial, rank=rank)
         self._make_batch = make_batch
         self._sampler = sampler
-        start = resume or about
+        start = resume or initial
         self._ordinal = start.batches
         # Rounded up: only the end of an epoch is no multiple, and nothing comes after it.
-        self._position = -(-start.position // about.world_size)
+        self._position = -(-start.position // initial.world_size)
         self._checksum = 0  # of all batches before the next one
         self._delivered = _Delivered(
             start.batches,
@@ -134,7 +134,7 @@ class SampledOrder(Order):
         )
         self._unasked = start.draws is None and not draws_nothing(sampler)
         if self._unasked:
-            own, before = draws.own_state(sampler), draws.take(sampler)
+            own, before = sampler_state.own_state(sampler), sampler_state.random_states(sampler)
             self._delivered = self._delivered._replace(draws=[before], own=own)
             self._indices: Iterator[Any] = _drawn(sampler)
         else:
@@ -143,14 +143,16 @@ class SampledOrder(Order):
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
         """See `Order`. From now on the sampler is asked."""
         super().begin(seed, recorders)
-        self._keys = StreamKeys(seed, self.epoch, rank=self._rank, world_size=self.about.world_size)
+        self._keys = StreamKeys(
+            seed, self.epoch, rank=self._rank, world_size=self.initial.world_size
+        )
         if self._unasked:
             self._keep_draws()
 
     def following(self) -> SampledOrder:
         """Return the next epoch's order, begun."""
-        about = replace(self.about, epoch=self.epoch + 1)
-        order = SampledOrder(self._sampler, self._make_batch, about, rank=self._rank)
+        initial = replace(self.initial, epoch=self.epoch + 1)
+        order = SampledOrder(self._sampler, self._make_batch, initial, rank=self._rank)
         order.begin(self.seed, [Recorder() for _ in self.recorders])
         return order
 
@@ -158,7 +160,9 @@ class SampledOrder(Order):
         """Keep what the sampler draws its first index from, beside what `iter(sampler)` drew from."""
         had = self._delivered
         assert had.draws is not None
-        self._delivered = had._replace(draws=[had.draws[0], draws.take(self._sampler)])
+        self._delivered = had._replace(
+            draws=[had.draws[0], sampler_state.random_states(self._sampler)]
+        )
 
     def _rest(self) -> Iterator[Any]:
         """Return what the sampler has left from here on. One that draws is run again up to here."""
@@ -166,20 +170,22 @@ class SampledOrder(Order):
         if had.draws is None:
             return _sliced(self._sampler, self.epoch, self._position)
         with torch.random.fork_rng(devices=[]):
-            draws.restore_own_state(self._sampler, had.own)
-            draws.restore(self._sampler, had.draws[0])
+            sampler_state.restore_own_state(self._sampler, had.own)
+            sampler_state.restore_random_states(self._sampler, had.draws[0])
             indices = _drawn(self._sampler)
-            draws.restore(self._sampler, had.draws[-1])
-            found = draws.checksum_of_next(indices, had.batches, 0)
+            sampler_state.restore_random_states(self._sampler, had.draws[-1])
+            found = sampler_state.checksum_of_next(indices, had.batches, 0)
             if had.checksum not in (None, found):
                 raise StateError(
                     f"checksum: the state has {had.checksum}, this loader {found}: "
-                    f"{self.about.sampler} gave other indices than when the state was saved. "
+                    f"{self.initial.sampler} gave other indices than when the state was saved. "
                     "Let it draw from a torch.Generator of its own, as its attribute `generator`, or give it "
                     "state_dict() and load_state_dict()"
                 )
             self._delivered = had._replace(checksum=found)
-            self._checksum = draws.checksum_of_next(indices, self._ordinal - had.batches, found)
+            self._checksum = sampler_state.checksum_of_next(
+                indices, self._ordinal - had.batches, found
+            )
             # What is drawn with the first index is drawn here.
             return indices if self._ordinal else chain(list(islice(indices, 1)), indices)
 
@@ -210,7 +216,7 @@ class SampledOrder(Order):
         try:
             given = next(self._indices)
             if self._delivered.draws is not None:
-                self._checksum = draws.checksum(given, self._checksum)
+                self._checksum = sampler_state.checksum(given, self._checksum)
             return self._make_batch(given, **place, checksum=self._checksum)
         except StopIteration:
             raise
@@ -236,7 +242,8 @@ class SampledOrder(Order):
         had = self._delivered
         if had.draws is not None:
             had = had._replace(
-                draws=[draws.take(self._sampler)], own=draws.own_state(self._sampler)
+                draws=[sampler_state.random_states(self._sampler)],
+                own=sampler_state.own_state(self._sampler),
             )
         self._delivered = had._replace(ended=True)
 
@@ -245,12 +252,12 @@ class SampledOrder(Order):
         had = self._delivered
         if isinstance(had.own, StateError):
             raise had.own
-        position = position_behind(self._sampler, self.about.world_size, had.batches)
+        position = position_after(self._sampler, self.initial.world_size, had.batches)
         if position is None:
-            position = had.position * self.about.world_size
+            position = had.position * self.initial.world_size
         drawn = had.draws is not None
         return replace(
-            self.about,
+            self.initial,
             stream_seed=self.seed,
             ended=had.ended,
             batches=had.batches,
@@ -268,7 +275,7 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
     """Return the state of a loader of a map-style dataset as an epoch begins."""
     sampler = settings.sampler
     single = single_sampler(sampler)
-    size = whole(getattr(sampler, "batch_size", None))
+    size = as_int(getattr(sampler, "batch_size", None))
     batch = 1 if sampler is single and not settings.batched else size
     _, world_size = partition(sampler, settings.dataset)
     ours = isinstance(single, RankSampler)
@@ -285,7 +292,7 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
         sampler=type(single if type(sampler) is BatchSampler else sampler).__name__,
         sampler_length=single.length if ours else length,
         generators=len(generators(sampler)),
-        sampler_seed=whole(single.seed) if by_rank else None,
+        sampler_seed=as_int(single.seed) if by_rank else None,
         shuffle=bool(single.shuffle) if by_rank else None,
         ends=single.ends if ours else None,
         window=single.window if ours else None,
@@ -295,12 +302,12 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
     )
 
 
-def position_behind(sampler: Any, world_size: int, batches: int) -> int | None:
+def position_after(sampler: Any, world_size: int, batches: int) -> int | None:
     """The global position behind so many batches, which is the same on ranks that had fewer samples in the last one.
 
     None where it is no function of their number.
     """
-    if not is_function(sampler):
+    if not has_pure_order(sampler):
         return None
     single = single_sampler(sampler)
     step = world_size * (1 if sampler is single else sampler.batch_size)
@@ -314,7 +321,7 @@ def _is_plain(sampler: Any, *kinds: type) -> bool:
     return type(single) in kinds and type(sampler) in (BatchSampler, type(single))
 
 
-def is_function(sampler: Any) -> bool:
+def has_pure_order(sampler: Any) -> bool:
     """Return whether the order is a function of what the sampler says of itself."""
     return _is_plain(sampler, RankSampler, SequentialSampler)
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import ConcatDataset, DistributedSampler, StackDataset, Subset
 
-from fastload.draws import single_sampler
 from fastload.sampler import RankSampler
+from fastload.sampler_state import single_sampler
 
 
 def partition(sampler: Any, dataset: Any) -> tuple[int, int]:

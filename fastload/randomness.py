@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fastload.global_draws import keyless
+from fastload.global_draws import shared_draws
 from fastload.isolation import WorkerCopies, numpy_random, python_random, torch_random
 from fastload.isolation.generators import Keyed
 from fastload.sampler import integer
@@ -254,7 +254,7 @@ def entered(stream: Stream) -> Iterator[None]:
     seed_in_threads(_seeded)
     torch_random.install()
     if reason := torch_random.unusable():
-        stream.noticed.add(keyless(f"torch's global random state ({reason})"))
+        stream.noticed.add(shared_draws(f"torch's global random state ({reason})"))
     before = current_stream()
     with routed(stream.modules):
         try:

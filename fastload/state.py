@@ -167,7 +167,7 @@ def _has_type(value: Any, kind: Any) -> bool:
     return Any in kinds or type(value) in [get_origin(one) or one for one in kinds]
 
 
-def whole(value: Any) -> int | None:
+def as_int(value: Any) -> int | None:
     """Return `value` as an int, whatever its type of integers; None if it is none."""
     try:
         return operator.index(value)

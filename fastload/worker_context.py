@@ -12,7 +12,6 @@ import torch
 
 from fastload.batch import Batch
 from fastload.errors import ModuleStateWarning, SharedStateWarning
-from fastload.faults import file_of
 from fastload.fetch import Fetcher
 from fastload.global_draws import GlobalDraws
 from fastload.isolation import Watch, WorkerCopies
@@ -21,6 +20,7 @@ from fastload.randomness import Stream
 from fastload.rows import Filler
 from fastload.telemetry import Place, Recorder, recording, span
 from fastload.torch_private import current_worker_info, pin, set_worker_info
+from fastload.user_errors import file_of
 
 COLLECTOR, LOOP = -2, -1
 """Of a batch's recorders, those that are not a worker's."""

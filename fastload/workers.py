@@ -26,7 +26,6 @@ import torch
 
 from fastload import waiting
 from fastload.batch import Batch
-from fastload.faults import annotate, contained
 from fastload.fetch import Fetcher
 from fastload.global_draws import global_states, restore_global_states
 from fastload.isolation import Isolation, WorkerCopies
@@ -36,6 +35,7 @@ from fastload.torch_private import (
     set_worker_info,
     show_worker_info_in_threads,
 )
+from fastload.user_errors import annotate, contained
 from fastload.window import Window
 from fastload.worker_context import (
     WorkerContext,

@@ -21,12 +21,12 @@ from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 from fastload.check.equality import same
 from fastload.cores import usable_cores
 from fastload.errors import DatasetCopyError
-from fastload.faults import shown
 from fastload.global_draws import is_profiled
 from fastload.loader import DataLoader
 from fastload.rows import filler
 from fastload.telemetry import cores_busy_s, delayed_s
 from fastload.telemetry.snapshot import seconds_in
+from fastload.user_errors import shown
 
 LONGEST_S = 5.0
 """What is not clear about the GIL by then will not be."""

@@ -45,8 +45,8 @@ from torch.utils.data import (
 )
 
 import fastload
-from fastload.draws import checksum
 from fastload.errors import StateError
+from fastload.sampler_state import checksum
 
 SEED = 7
 Row = tuple[float, ...]

@@ -1,7 +1,7 @@
-"""What a sampler draws from, as JSON values, and a checksum of the indices that it gives.
+"""The state that a sampler's indices depend on, as JSON values, and a checksum of the indices that it gives.
 
-A sampler that draws from torch's global generator, from a torch.Generator that it holds as `generator`, or from what
-its own `state_dict()` returns gives the same indices again. The checksum tells if it does not.
+A sampler gives the same indices again if it draws from torch's global generator, from a `torch.Generator` in its
+attribute `generator`, or from what its `state_dict()` returns. The checksum tells if it gives others.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from fastload.errors import StateError
-from fastload.faults import shown
+from fastload.user_errors import shown
 
-Draws = dict[str, Any]
+RandomStates = dict[str, Any]
 
 
 def single_sampler(sampler: Any) -> Any:
@@ -36,7 +36,7 @@ def generators(sampler: Any) -> list[torch.Generator]:
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
-def take(sampler: Any) -> Draws:
+def random_states(sampler: Any) -> RandomStates:
     """Return the states of torch's global generator and of the sampler's generators."""
     return {
         "torch": _text(torch.get_rng_state()),
@@ -44,15 +44,15 @@ def take(sampler: Any) -> Draws:
     }
 
 
-def restore(sampler: Any, draws: Draws) -> None:
-    """Set torch's global generator and the sampler's to the states in `draws`."""
-    torch.set_rng_state(_tensor(draws["torch"]))
-    restore_generators(sampler, draws)
+def restore_random_states(sampler: Any, states: RandomStates) -> None:
+    """Set torch's global generator and the sampler's to what `random_states` returned."""
+    torch.set_rng_state(_tensor(states["torch"]))
+    restore_generators(sampler, states)
 
 
-def restore_generators(sampler: Any, draws: Draws) -> None:
-    """Set the generators that the sampler holds to the states in `draws`."""
-    for generator, state in zip(generators(sampler), draws["generators"], strict=True):
+def restore_generators(sampler: Any, states: RandomStates) -> None:
+    """Set the generators that the sampler holds to what `random_states` returned."""
+    for generator, state in zip(generators(sampler), states["generators"], strict=True):
         generator.set_state(_tensor(state))
 
 
