@@ -1,7 +1,7 @@
-"""What a worker does with the units of a ticket: read samples, put them into the batch, finish it.
+"""How a worker reads a batch: fetchers read samples, put them into the batch, and finish it.
 
-What user code raises becomes part of the batch, at its place in the order. Only Ctrl-C and SystemExit in the main
-thread pass through. `choose_fetcher.make_fetcher` chooses how a loader's batches are read.
+A batch carries what user code raised, at its place in the order. Only Ctrl-C and SystemExit in the main thread pass
+through. `choose_fetcher.make_fetcher` chooses the fetcher of a loader.
 """
 
 from __future__ import annotations
@@ -46,77 +46,76 @@ class _Skip:
 
 
 SKIP = _Skip()
-"""What an `on_error` callable returns to leave a sample out of its batch."""
+"""An `on_error` callable returns this to leave a sample out of its batch."""
 
 RETRY_SECONDS = 0.1
-"""The wait before the first retry of a read; it doubles with each."""
+"""The wait before the first retry of a read. It doubles with each retry."""
 
 
 class Reader(Protocol):
-    """What a worker reads through."""
+    """What a fetcher needs of the worker that reads; `WorkerContext` has it."""
 
     dataset: Any
     stream: Stream
     filler: Filler | None
-    """What fills rows from `dataset`; None: it is read sample by sample."""
+    """Fills rows from `dataset`. None: read it sample by sample."""
     pause: Callable[[Batch, float], None]
-    """Waits for some seconds, or until the batch is dropped."""
+    """Waits for a number of seconds, or until the batch is dropped."""
 
 
 class Fetcher(ABC):
-    """Reads and finishes batches of one dataset. Shared by all workers.
+    """Reads and finishes the batches of a loader. All workers share one.
 
     Args:
         settings: the loader's arguments.
-        pool: where the memory of batches comes from.
-        notices: of what the loop is to warn.
+        pool: lends the memory of batches.
+        notices: collects warnings for the loop.
     """
 
     whole = True
-    """Whether a batch is one unit of work: read in one call."""
+    """Whether a batch is one unit of work, read in one call."""
     batches_in_parallel = True
-    """Whether workers are busy with a batch each, rather than all with one."""
+    """Whether each worker reads its own batch, rather than all of them the same one."""
     fills = False
-    """Whether the dataset fills the rows of a batch itself: then a run of samples is one call."""
+    """Whether the dataset fills the rows of a batch, one call for a run of samples."""
     copies = False
-    """Whether a batch is only copied together: no code of the user's runs, and nothing is drawn."""
+    """Whether making a batch only copies memory: no user code runs, and nothing is drawn."""
 
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
         self.notices = notices
         self.collates = settings.collate_fn not in (default_collate, default_convert)
-        """Whether a batch is made by a function of the user's."""
+        """Whether a user's function collates."""
         self._batched = settings.batched
         self._on_error = settings.on_error
         self._retries = settings.retries
         self._pool = pool
 
     def filler_of(self, dataset: Any) -> Filler | None:
-        """Return what fills rows from a worker's own dataset, or None if samples are read one by one."""
+        """Return what fills rows from a worker's own dataset, or None to read samples one by one."""
         return None
 
     def is_light(self, batch_size: int | None) -> bool:
-        """Return whether batches run no code of the user's and are made sooner than handed to a thread and back."""
+        """Return whether the loop makes a batch faster than a thread could hand it over, without user code."""
         return False
 
     @abstractmethod
     def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
         """Read units `start` to `stop` of `batch`, each sample in its random stream.
 
-        Gives up between samples once the batch is dropped.
+        Stop between two samples once the batch is dropped.
         """
 
     def _read_samples(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
-        # No name here for the builder: an error that the user keeps holds this frame with its traceback,
-        # and of the batch only what `finish` and the loop leave in it.
+        # No local name for the builder: an error that the user keeps holds this frame by its traceback, and must not
+        # keep the samples. The batch itself holds only what `finish` and the loop leave in it.
         dataset, stream, indices = reader.dataset, reader.stream, batch.indices
         stream.source = batch
         held = stream.held
         k, attempt = start, 0
         while k < stop:
             try:
-                # After a failure only samples before it can change what the batch raises.
-                # `first_failed` is the place of some failure, if not of the first, so a sample too
-                # many may be read and never one too few.
+                # After a failure, only earlier samples can change what the batch raises. `first_failed` is the
+                # position of some failure, not always of the first. So this may read too many samples, never too few.
                 while k < stop and k <= batch.first_failed and not batch.dropped:
                     stream.at, stream.stale = k, True
                     if held is not None:
@@ -134,7 +133,7 @@ class Fetcher(ABC):
     def _pause_for_retry(
         self, batch: Batch, exc: BaseException, attempt: int, reader: Reader
     ) -> bool:
-        """Return False unless `exc` may be retried; otherwise count the retry, wait, and return True."""
+        """Count a retry, wait and return True; or return False if `exc` must not be retried."""
         number = transient_errno(exc) if attempt < self._retries else None
         if number is None:
             return False
@@ -158,7 +157,7 @@ class Fetcher(ABC):
             if raised is not exc:
                 error, stage = contained(raised), "on_error"
             self._fail(batch, k, error, where + stage)
-            del error, exc  # whose tracebacks hold this frame
+            del error, exc  # their tracebacks hold this frame
             return
         batch.handled[k] = error
         if sample is SKIP:
@@ -173,13 +172,13 @@ class Fetcher(ABC):
         batch.first_failed = min(batch.first_failed, k)
 
     def finish(self, batch: Batch, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
-        """Make the batch of its samples, or its error of theirs, in the random stream of the batch.
+        """Make the batch, or set the error that it raises, in the random stream of the batch.
 
-        Called once, by the worker that delivered the last of them, with its own `collate_fn`.
+        The worker that delivered the last sample calls this once, with its own `collate_fn`.
         """
         builder, batch.builder = batch.builder, None
         if stream.source is not batch or stream.at is not None:
-            stream.move(batch, None)  # else it goes on where `__getitems__` left it
+            stream.move(batch, None)  # after `__getitems__` the stream continues
         try:
             if batch.failed:
                 batch.error, batch.where = batch.failed[min(batch.failed)]
@@ -214,18 +213,18 @@ class Fetcher(ABC):
 
 
 class IndexFetcher(Fetcher):
-    """Reads what a sampler gives indices of: a map-style dataset."""
+    """Reads a map-style dataset, by the indices of a sampler."""
 
     @abstractmethod
     def batch(self, indices: Any, **place: Any) -> Batch:
-        """Return a new batch of what the sampler gave, to be issued; `place` as of `Batch`."""
+        """Return a new batch of the indices that the sampler gave. `place` are the other arguments of `Batch`."""
 
 
 class SingleFetcher(IndexFetcher):
-    """Without batching: a "batch" is one sample, read for whatever key the sampler gave."""
+    """Reads without batching: a "batch" is one sample, for any key that the sampler gave."""
 
     def batch(self, indices: Any, **place: Any) -> Batch:
-        """See `IndexFetcher`. A list comes from a sampler that batches; any other key is one sample."""
+        """See `IndexFetcher`. A list comes from a sampler that batches. Any other key is one sample."""
         size = len(indices) if isinstance(indices, list) else 1
         indices = _own(indices)
         batch = Batch(1, [indices], size=size, **place)
@@ -238,10 +237,10 @@ class SingleFetcher(IndexFetcher):
 
 
 class BatchFetcher(IndexFetcher):
-    """Reads a batch by one call of the dataset's `__getitems__`."""
+    """Reads a batch with one call of the dataset's `__getitems__`."""
 
     def batch(self, indices: Any, **place: Any) -> Batch:
-        """See `IndexFetcher`. What is no collection (a slice, a generator) counts as one sample, as in torch."""
+        """See `IndexFetcher`. A slice, a generator or another non-collection counts as one sample, as in torch."""
         given = _own(indices)
         one = [given if isinstance(given, slice) else type(given).__name__]
         indices = given if _is_collection(given) else one
@@ -269,7 +268,7 @@ class BatchFetcher(IndexFetcher):
         if handled and _is_collection(batch.given):
             n = batch.first_failed = len(batch.indices)
             batch.builder = ListBuilder([None] * n)
-            self._read_samples(batch, 0, n, reader)  # which shows the bad samples
+            self._read_samples(batch, 0, n, reader)  # to find the bad samples
         else:
             where = f"__getitems__({shown_indices(batch.indices)}), {batch}; stage: sample"
             batch.failed[0] = contained(exc), where
@@ -311,7 +310,7 @@ class SlotFetcher(SampleFetcher):
 
 
 def _own(indices: Any) -> Any:
-    """Return indices that stay as they are: a sampler may use its list, array or tensor again."""
+    """Return a copy of indices that may change: a sampler may reuse its list, array or tensor."""
     if type(indices) is list:
         return indices.copy()
     if isinstance(indices, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What the loop counts of its batches, and what it says: warnings, the log, `on_stats`, `max_errors`."""
+"""What the loop counts and reports: warnings, the log, `on_stats`, `max_errors`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fastload.settings import Settings
 from fastload.user_errors import annotate, shown
 
 TELL_SECONDS = 10.0
-"""How often `on_stats` is called within an epoch."""
+"""The time between two calls of `on_stats` within an epoch."""
 
 _log = logging.getLogger("fastload")
 
 
 class Reports:
-    """Counts what an iterator delivers, and tells it. Runs on the loop's thread.
+    """Counts what an iterator delivers, and reports it. It runs on the loop's thread.
 
     Args:
-        notices: what the workers notice.
-        counts: the counts.
-        warned: of what the loader has warned already; it warns once of each.
+        notices: warnings from the workers.
+        counts: the counts of the epoch.
+        warned: the warnings that the loader has given already. It gives each once.
     """
 
     def __init__(self, notices: Notices, counts: EpochCounts, warned: set[str]) -> None:
@@ -34,7 +34,7 @@ class Reports:
         self._warned = warned
 
     def begin(self, settings: Settings) -> None:
-        """Count another epoch."""
+        """Begin another epoch."""
         self._settings = settings
         self._handled = 0
         self._told = perf_counter()
@@ -87,12 +87,12 @@ class Reports:
             raise
 
     def tell_if_due(self) -> None:
-        """Call `on_stats` if `TELL_SECONDS` have gone since it was called."""
+        """Call `on_stats` if its last call was `TELL_SECONDS` ago."""
         if perf_counter() - self._told > TELL_SECONDS:
             self.tell()
 
     def warn(self) -> None:
-        """Warn of what the workers noticed; before a batch is taken, so that none is lost if warnings are errors."""
+        """Give the workers' warnings. Call it before a batch is taken: if warnings are errors, no batch is lost."""
         while self._notices.warnings:
             kind, what = self._notices.warnings.popleft()
             if kind not in self._warned:

@@ -57,8 +57,8 @@ def restore_generators(sampler: Any, states: RandomStates) -> None:
 
 
 def _keeps_state(single: Any) -> bool:
-    # torchdata's StatefulDistributedSampler continues after a load, and its state of an ended epoch is an empty one.
-    # It needs no state: like torch's, it draws from its seed and its epoch.
+    # Not torchdata's StatefulDistributedSampler: after a load it continues by itself, and its state after an epoch is
+    # empty. It needs no state, because it draws from its seed and its epoch, like torch's.
     methods = hasattr(single, "state_dict") and hasattr(single, "load_state_dict")
     return methods and not isinstance(single, DistributedSampler)
 
@@ -72,8 +72,8 @@ def own_state(sampler: Any) -> Any:
         return json.loads(json.dumps(single.state_dict()))
     except Exception as exc:
         error = StateError(
-            f"sampler_state: state_dict() of {type(single).__name__} cannot be written as JSON "
-            f"({type(exc).__name__}: {shown(exc, str)}); return numbers, texts, lists and dicts from it"
+            f"sampler_state: JSON cannot hold what state_dict() of {type(single).__name__} returned "
+            f"({type(exc).__name__}: {shown(exc, str)}). Return numbers, texts, lists and dicts from it"
         )
         error.__cause__ = exc
         return error
@@ -87,20 +87,20 @@ def restore_own_state(sampler: Any, state: Any) -> None:
 
 
 def checksum(given: Any, before: int) -> int:
-    """Return the CRC-32 of what a sampler gave at once, an index or a batch of them, continued from `before`."""
+    """Return the CRC-32 of an index or a batch of indices from a sampler, continued from `before`."""
     indices: Any = given if isinstance(given, Sized) else [given]
     try:
         raw = struct.pack(f"<{len(indices)}q", *indices)  # four times as fast as array and NumPy
     except (TypeError, struct.error):
-        # Not an address in memory: it differs in another process.
+        # Without addresses in memory: they differ in another process.
         raw = re.sub(r" at 0x[0-9a-fA-F]+", "", shown(given)).encode(errors="replace")
     return zlib.crc32(raw, before)
 
 
 def checksum_of_next(indices: Iterator[Any], count: int, before: int) -> int:
-    """Return the checksum of the next `count` that `indices` gives, continued from `before`.
+    """Return the checksum of the next `count` elements of `indices`, continued from `before`.
 
-    What raises is passed over, as its place was taken by an error. After its end `indices` gives None.
+    Skip what raises: an error took its place in the epoch too. After the end, count None.
     """
     for _ in range(count):
         with suppress(Exception):
