@@ -220,14 +220,14 @@ def in_threads(workers: int) -> str:
 
 
 def _spread(dataset: Any, samples: int) -> list[int]:
-    """The indices of some samples, spread over the dataset."""
+    """Return the indices of some samples, spread over the dataset."""
     length = len(dataset)
     count = min(samples, length)
     return [i * length // count for i in range(count)]
 
 
 def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: list[Finding]) -> int:
-    """How many samples raised."""
+    """Return how many samples raised."""
     failed = [(k, sample) for k, sample in zip(indices, got, strict=True) if type(sample) is Raised]
     if failed:
         index, first = failed[0]
@@ -317,7 +317,7 @@ def _of_draws(whose: str, *, seeded: bool, matters: bool) -> Finding:
     if not matters:
         return Finding("note", what, "No sample depends on it: there is nothing to do.")
     if seeded:
-        what += ", and seeds it: draws that shall be alike, for an image and its mask, can differ"
+        what += ", and seeds it: draws that should be equal, for an image and its mask, can differ"
         return Finding("fault", what, f"Draw from {source}.")
     advice = f"Samples are right but not reproducible. To reproduce them, draw from {source}."
     return Finding("note", what, advice)

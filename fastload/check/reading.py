@@ -40,7 +40,7 @@ TICKS_S = 0.02
 SERIALLY = "serially"
 
 NAP_S, LATE = 200e-6, 3
-"""Long enough that whoever waits for the GIL has taken it; where it is free, a nap ends within some 100 us more."""
+"""Long enough for another thread to take the GIL. If the GIL is free, a nap takes at most some 100 us longer."""
 
 
 def require_data_set(dataset: Any) -> None:
@@ -63,7 +63,7 @@ def require_data_set(dataset: Any) -> None:
         )
     try:
         len(dataset)
-    except Exception as error:  # code of the user's
+    except Exception as error:  # user code
         raise TypeError(
             f"the length of {type(dataset).__name__} cannot be told: len() raises {type(error).__name__}: "
             f"{shown(error, str)}. Return the number of samples, 0 or more"
@@ -154,7 +154,7 @@ def read_filled(dataset: Any, indices: Iterable[int], seed: int) -> list[Any]:
 
     Return nothing if it fills none.
     """
-    with suppress(Exception):  # code of the user's, of which the loader warns
+    with suppress(Exception):  # user code; the loader warns of it
         if filler(dataset) is None:
             return []
     got: list[Any] = []
@@ -170,15 +170,15 @@ def read_filled(dataset: Any, indices: Iterable[int], seed: int) -> list[Any]:
 
 
 def _kept(sample: Any) -> Any:
-    """A copy that the next sample cannot change; the sample itself where it has none."""
+    """Return a copy that the next sample cannot change, or the sample itself if it cannot be copied."""
     try:
         return copies.deepcopy(sample)
-    except Exception:  # code of the user's, or of torch for a tensor within a graph
+    except Exception:  # user code, or torch's for a tensor in a graph
         return sample
 
 
 def share_under_gil(dataset: Any, indices: Iterable[int] | None, samples: int, seed: int) -> float:
-    """Share (0 to 1) of the time in which this thread, beside one that reads, finds the GIL taken as it wakes."""
+    """Return the share (0 to 1) of time in which this thread, beside one that reads, finds the GIL taken."""
     all_s = late_s = 0.0
     deadline = perf_counter() + LONGEST_S
     for _ in range(MOST_READINGS):

@@ -1071,7 +1071,7 @@ def test_a_state_of_a_data_set_that_it_does_not_take_is_named(
     state["lanes"][0]["state"] = bad
     resumed = fastload.DataLoader(kind([5]), 2, num_workers=workers, seed=1)
     resumed.load_state_dict(state)
-    with pytest.raises(StateError, match="lanes: _?Remember.*cannot go on"):
+    with pytest.raises(StateError, match="lanes: _?Remember.*cannot load its saved state"):
         list(resumed)
     resumed.close()
 
