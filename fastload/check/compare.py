@@ -59,22 +59,29 @@ def check(
     """Read some samples of a dataset serially and in threads, compare them, and say what to do.
 
     Args:
-        dataset: a map-style or an iterable one. Copies of it are read, as workers read them, about five times as
-            often as `samples` says.
-        samples: how many are compared; of a map-style one, spread over its length.
+        dataset: a map-style or an iterable dataset. The check reads copies of it, as workers do, and about five times
+            as many samples as it compares.
+        samples: how many samples to compare. Those of a map-style dataset are spread over its length.
         workers: threads that read at once.
         seed: of the random streams, the same for all readings.
         say: called with "serially" before the serial readings, and with "in 4 threads" before those in threads.
 
-    What it can find: what cannot be copied for each worker; samples that raise; samples that differ between a
-    serial loop and threads, or between two serial loops (the time); draws from global random state, and whether a
-    sample seeds that state as well; a buffer that is used again; rows that `fill_rows` writes otherwise than
-    `__getitem__` returns; an iterable dataset that is its own iterator, or
-    that every worker would read whole; time under the GIL. A race that did not show in these readings it cannot find.
+    It can find:
 
-    The command of this name reads in a child process, and reports a dataset that ends it.
+    - objects that cannot be copied for each worker;
+    - samples that raise;
+    - samples that differ between a serial loop and threads, or between two serial loops;
+    - draws from global random states, and samples that seed these;
+    - a buffer that samples share;
+    - rows that differ between `fill_rows` and `__getitem__`;
+    - an iterable dataset that is its own iterator, or that every worker would read whole;
+    - time under the GIL.
 
-    Raises TypeError for what is no dataset.
+    It cannot find a race that did not happen in these readings.
+
+    The command `fastload check` reads in a child process, and also reports a dataset that ends its process.
+
+    Raises TypeError if `dataset` is no dataset.
     """
     require_data_set(dataset)
     others = OtherProcesses()

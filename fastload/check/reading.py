@@ -44,7 +44,7 @@ NAP_S, LATE = 200e-6, 3
 
 
 def require_data_set(dataset: Any) -> None:
-    """Raise TypeError, with what to give in its place, for what is no dataset that threads could read."""
+    """Raise TypeError if threads cannot read `dataset`. The message says what to give instead."""
     if isinstance(dataset, TorchDataLoader):
         raise TypeError(f"expected a dataset, got a {type(dataset).__name__}: give its dataset")
     if isinstance(dataset, IterDataPipe | MapDataPipe):
