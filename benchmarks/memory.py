@@ -28,7 +28,7 @@ SPAWNED_BYTES = 2**29
 
 
 class FileNames(Dataset[Any]):
-    """Names as a data set of image files keeps them: Python objects, whose pages are written when they are read."""
+    """Names as a dataset of image files keeps them: Python objects, whose pages are written when they are read."""
 
     def __init__(self, length: int) -> None:
         self.names = [f"train/n{k % 1000:08d}/n{k % 1000:08d}_{k}.JPEG" for k in range(length)]

@@ -10,10 +10,10 @@ The way of an index, file by file:
     loader        DataLoader, which a training loop holds      settings: its arguments, checked
     epochs        which epoch runs, and what was delivered     state: what is saved of it
     iterator      the loop's side: fills the window, takes     reports: counts, warnings, `on_stats`
-    sampler       RankSampler: a rank's part of an epoch
-    order         the batches of an epoch, in order            draws: what a sampler draws from; partition: of a rank
+    sampler       RankSampler: a rank's part of an epoch       partition: which part is a rank's
+    order         the batches of an epoch, in order            sampler_state: what a sampler's indices depend on
     batch         what travels
-    window        the bounded, ordered hand-off            waiting: lines of threads
+    window        the bounded, ordered hand-off                waiting: lines of threads
     workers       starts and ends the threads                  worker_context: what each works with
     fetch         reads and finishes a batch                   choose_fetcher
     filling       lets the dataset fill rows of a batch        rows: how a dataset does so
@@ -26,8 +26,8 @@ What all of these stand on:
 
     randomness    a random stream for each sample              stream_keys, global_draws, hashing
     isolation/    what each worker owns
-    telemetry/    what threads measure, and the report         tally: the counts of an epoch; notices
-    faults        what user code raises                        errors: what fastload raises
+    telemetry/    what threads measure, and the report         epoch_counts; notices: what the loop is to warn of
+    user_errors   what user code raises                        errors: what fastload raises
     torch_private all that torch does not promise              cores, disk, nested (containers of tensors)
 
 What they never import: `datasets`, `store` (sets in shared memory), `image`, `check` (does a dataset suit threads),

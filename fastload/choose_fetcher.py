@@ -15,28 +15,28 @@ from fastload.slots import SlotPool
 
 
 def make_fetcher(settings: Settings, pool: SlotPool, notices: Notices) -> Fetcher:
-    """Return what reads a loader's batches.
+    """Return the fetcher of a loader.
 
-    The first of these that applies: an iterable dataset in lanes; without batching one sample; rows that the dataset
+    The first that applies of: lanes of an iterable dataset; single samples without batching; rows that the dataset
     fills; one call of `__getitems__`; sample by sample into slots, or into a list for a `collate_fn`.
     """
-    how = settings, pool, notices
+    arguments = settings, pool, notices
     dataset = settings.dataset
     if settings.iterable:
-        return LaneFetcher(*how)
+        return LaneFetcher(*arguments)
     if not settings.batched:
-        return SingleFetcher(*how)
+        return SingleFetcher(*arguments)
     slots = settings.collate_fn is default_collate
     found = find_filler(dataset, notices) if slots else None
     if found is not None and (layout := find_layout(found, dataset, notices)) is not None:
-        return FillingFetcher(*how, found, layout)
+        return FillingFetcher(*arguments, found, layout)
     if _reads_batches(dataset):
-        return BatchFetcher(*how)
-    return SlotFetcher(*how) if slots else SampleFetcher(*how)
+        return BatchFetcher(*arguments)
+    return SlotFetcher(*arguments) if slots else SampleFetcher(*arguments)
 
 
 def _reads_batches(dataset: Any) -> bool:
-    """Return whether `__getitems__` is the user's: that of torch's Subset over a dataset without one only loops."""
+    """Return whether the dataset has `__getitems__`. Torch's Subset has one that only loops if its dataset has none."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return bool(getattr(dataset, "__getitems__", None))

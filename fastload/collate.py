@@ -1,14 +1,15 @@
-"""From samples to a batch: large rows straight into preallocated memory, all else through torch's
-default_collate.
+"""Make a batch of samples: large rows go straight into preallocated memory, all else through `default_collate`.
 
-A batch under construction is a *box*: any number of workers put samples into it, each at its own
-position, and the one that delivers the last of them makes the batch. `SampleBox` keeps the samples
-for a collate function. `SlotBox` stands for torch's `default_collate`: the first sample that
-arrives fixes the layout, every large dense tensor or array in it becomes a row of a *slot* (the
-memory of one batch), written by the worker that made the sample, in parallel; every other leaf is
-kept and given to `default_collate` when the batch is complete. What does not fit the layout goes
-the ordinary way: the samples are put together again and `default_collate` makes of them what it
-makes of them, errors included. So a slot saves a copy and changes no result.
+Every batch has a *builder*. Any number of workers put samples into it, each at its own position. The worker that
+delivers the last sample makes the batch.
+
+`ListBuilder` keeps the samples for a collate function. `SlotBuilder` replaces torch's `default_collate`. The first
+sample that arrives fixes the layout. Each large dense tensor or array becomes a row of a *slot*, the memory of one
+batch. The workers write the rows in parallel. All other leaves are kept, and `default_collate` gets them once the
+batch is complete.
+
+If a sample does not fit the layout, `default_collate` gets all samples of the batch, and raises what it raises. So a
+slot saves a copy and changes no result.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from fastload.nested import map_tensors
 from fastload.slots import SlotPool
 
 
-class Box(Protocol):
-    """A batch under construction, for positions 0 to n-1."""
+class BatchBuilder(Protocol):
+    """Collects the samples of one batch, at positions 0 to n-1, and makes the batch."""
 
     def put(self, position: int, sample: Any) -> None:
-        """Keep `sample`; called at most once for a position, from any thread."""
+        """Keep `sample`. Any thread may call this, at most once for a position."""
 
     def make(self, absent: Collection[int], collate_fn: Callable[[list[Any]], Any]) -> Any:
         """Return the batch, without the positions in `absent`. Called once, after the last `put`.
@@ -39,30 +40,30 @@ class Box(Protocol):
         """
 
 
-class SampleBox:
+class ListBuilder:
     """Keeps the samples of a batch for a collate function."""
 
     def __init__(self, samples: Any) -> None:
-        """`samples`: a list with a place for each of them, or what `__getitems__` gave."""
+        """`samples` is a list with a place for each sample, or what `__getitems__` returned."""
         self._samples = samples
 
     def put(self, position: int, sample: Any) -> None:
-        """See `Box`."""
+        """See `BatchBuilder`."""
         self._samples[position] = sample
 
     def shorten(self, n: int) -> None:
-        """Only `n` samples came."""
+        """Keep the first `n` places: no more samples came."""
         del self._samples[n:]
 
     def make(self, absent: Collection[int], collate_fn: Callable[[list[Any]], Any]) -> Any:
-        """See `Box`."""
+        """See `BatchBuilder`."""
         samples, self._samples = self._samples, []
         if absent:
             samples = [s for i, s in enumerate(samples) if i not in absent]
         return collate_fn(samples)
 
 
-class _Void:
+class _Discard:
     def put(self, position: int, sample: Any) -> None:
         pass
 
@@ -70,14 +71,14 @@ class _Void:
         return None
 
 
-VOID: Box = _Void()
-"""The box of a batch that is dropped: runs in progress put their samples nowhere."""
+DISCARD: BatchBuilder = _Discard()
+"""The builder of a dropped batch. It discards the samples of runs in progress."""
 
 
 def data_bytes(data: Any) -> int:
-    """Bytes of the tensors, arrays and byte strings in a batch; of a dense tensor that is no view, its memory.
+    """Return the bytes of the tensors, arrays and byte strings in a batch.
 
-    It looks only into containers whose iteration runs no code of the user's, and into each once.
+    Only containers whose iteration runs no user code are searched, each of them once.
     """
     nbytes, todo, seen = 0, [data], set[int]()
     while todo:
@@ -117,23 +118,26 @@ def _leaf_bytes(leaf: Any) -> int:
             sparse = isinstance(leaf, torch.Tensor) and leaf.is_sparse
             return 0 if sparse else int(leaf.nbytes)
         return len(leaf) if isinstance(leaf, bytes | bytearray) else 0
-    except Exception:  # a memoryview that was released, a class of the user's
+    except Exception:  # a released memoryview, or a user's class
         return 0
 
 
-# ---- boxes with slots ----
+# ---- builders with slots ----
 
 
-def collate_box(n: int, pool: SlotPool) -> Box:
-    """A box that makes what `default_collate` makes of `n` samples, in a slot if the samples have large rows."""
+def make_builder(n: int, pool: SlotPool) -> BatchBuilder:
+    """Return a builder that makes what `default_collate` makes of `n` samples, in a slot if they have large rows."""
     layout = pool.layout
-    return SlotBox(n, pool) if layout is None or layout.rows else SampleBox([None] * n)
+    return SlotBuilder(n, pool) if layout is None or layout.rows else ListBuilder([None] * n)
 
 
-class SlotBox:
-    """Writes large rows into a slot as they come; see the module's docstring.
+class SlotBuilder:
+    """Writes large rows into a slot as they arrive; see the module's docstring.
 
-    With `layout`, that of a dataset that fills rows, no sample is asked for it.
+    Args:
+        n: samples in the batch.
+        pool: lends the slot.
+        layout: how samples lie in the slot, if the dataset fills rows. By default the first sample fixes it.
     """
 
     def __init__(self, n: int, pool: SlotPool, layout: Layout | None = None) -> None:
@@ -145,20 +149,22 @@ class SlotBox:
         self._odd: dict[int, Any] = {}  # samples that do not fit the layout
 
     def rows(self, start: int, stop: int) -> Any:
-        """Return the rows of samples `start` to `stop`, for the dataset to fill; see `fastload.rows`."""
+        """Return the rows of samples `start` to `stop`. The dataset fills them; see `fastload.rows`."""
         assert self._layout is not None
         layout, slot = self._slot.get(None) or self._new_slot(self._layout)
         return layout.runs(slot, start, stop)
 
     def put(self, position: int, sample: Any) -> None:
-        """See `Box`."""
+        """See `BatchBuilder`."""
         try:
             layout, slot = self._slot.get(None) or self._slot_for(sample)
             fits = layout.fits(sample)
             if fits:
                 layout.write(slot, position, sample)
         except Exception:
-            fits = False  # whatever is wrong with this sample, torch's collate shall say it when the batch is made
+            fits = (
+                False  # torch's collate says what is wrong with this sample when the batch is made
+            )
         if not fits:
             self._odd[position] = sample
 
@@ -174,7 +180,7 @@ class SlotBox:
         return self._slot.setdefault(None, (layout, self._pool.slot(layout, self._n)))
 
     def make(self, absent: Collection[int], collate_fn: Callable[[list[Any]], Any]) -> Any:
-        """See `Box`. It stands for torch's `default_collate` and calls no other."""
+        """See `BatchBuilder`. Ignore `collate_fn`: the batch is that of torch's `default_collate`."""
         layout, slot = self._slot.pop(None, (None, None))
         if layout is None or slot is None or absent or self._odd:
             return default_collate(

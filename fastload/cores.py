@@ -1,4 +1,4 @@
-"""How many cores there are for this process."""
+"""The number of cores for this process."""
 
 import os
 

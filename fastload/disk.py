@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a loss of power, and locks among processes."""
+"""Write files that exist completely or not at all, also after a loss of power. Lock files among processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def replace_file(
         partial: the temporary file, on the file system of `path`; what is there is overwritten. By default a new
             hidden file beside `path`. An OSError about that one, or about no file, names `path` instead.
         mode: the permissions, less the umask.
-        durable: sync the file before it gets its name, and then its folder: both outlast a loss of power.
+        durable: sync the file before it gets its name, and then its folder, so that both survive a loss of power.
     """
     path = os.fspath(path)
     folder, name = os.path.split(path)
@@ -54,7 +54,7 @@ def replace_file(
 
 
 def sync_folder(path: str | os.PathLike[str]) -> None:
-    """Have the names in a folder outlast a loss of power."""
+    """Make the names in a folder survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Which epoch a loader runs, and what of it was delivered. Shared by a loader and its iterators."""
+"""Which epoch a loader runs, and how much of it was delivered. A loader and its iterators share this."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fastload.order import Order, SampledOrder, sampled_state
 from fastload.partition import partition
 from fastload.sampler import RankSampler, epoch_number
 from fastload.settings import Settings
-from fastload.state import State, whole
+from fastload.state import State, as_int
 
 
 class Epochs:
     """The numbers of a loader's epochs, and the place in the latest one.
 
     Args:
-        samplers: those that may know of epochs: the batch sampler, what it batches, the sampler.
+        samplers: the samplers that may know of epochs: the batch sampler, what it batches, the sampler.
     """
 
     def __init__(self, samplers: list[Any]) -> None:
@@ -34,15 +34,15 @@ class Epochs:
         self._sampler_epoch: int | None = None
         self._order: Order | None = None
         self.resume: State | None = None
-        """What the next epoch begins with."""
-        self._seed_of_workers: int | None = None  # that the workers of the loaded, ended epoch had
+        """The state that the next epoch resumes from."""
+        self._seed_of_workers: int | None = None  # of the ended epoch that was loaded
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy goes on counting; what is under way is not its own."""
+        """Return the state to copy. A copy continues to count, but does not own the running epoch."""
         return {**self.__dict__, "_order": None}
 
     def set(self, number: int) -> None:
-        """Fix the epoch of the next `iter()`, and tell the samplers."""
+        """Set the epoch of the next `iter()`, also in the samplers."""
         self._next = epoch_number(number)
         self.is_set = True
         for sampler in self._samplers:
@@ -52,7 +52,7 @@ class Epochs:
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
-        """Go to the next epoch, which begins in the block. If the block raises, it is still the next one."""
+        """Go to the next epoch, which the block begins. If the block raises, undo this."""
         ours = [s for s in self._samplers if isinstance(s, RankSampler)]
         before, epochs = dict(vars(self)), [(s, s.epoch, s.is_set) for s in ours]
         try:
@@ -61,13 +61,11 @@ class Epochs:
         except BaseException:
             vars(self).update(before)
             for sampler, epoch, is_set in epochs:
-                sampler.set_epoch(epoch)
-                if not is_set:
-                    sampler.begin_epoch()
+                sampler.epoch, sampler.is_set = epoch, is_set
             raise
 
     def _begin(self) -> None:
-        """Go to the next epoch. A state of another one, which was loaded, is dropped."""
+        """Go to the next epoch. Drop a loaded state of another epoch."""
         self.number = self._to_come()
         for sampler in self._samplers:
             if isinstance(sampler, RankSampler):
@@ -81,51 +79,51 @@ class Epochs:
             self.resume, self._seed_of_workers = None, resume.stream_seed
         elif resume is not None and resume.epoch != self.number:
             warnings.warn(
-                f"fastload: epoch {self.number} begins at its beginning, as set_epoch() says; the state that was "
-                f"loaded is of epoch {resume.epoch}",
-                stacklevel=7,  # who calls `iter(loader)`
+                f"fastload: epoch {self.number} begins at its beginning, as set_epoch() chose it; the loaded state "
+                f"is of epoch {resume.epoch}",
+                stacklevel=7,  # the caller of `iter(loader)`
             )
             self.resume = None
 
     def make_order(self, settings: Settings, fetcher: Fetcher) -> Order:
-        """Return the order of the latest epoch, from where the loaded state left it.
+        """Return the order of the latest epoch; it resumes after the loaded state, if there is one.
 
-        Raises StateError if the sampler does not give again what that state says was delivered.
+        Raises StateError if the sampler gives other indices than when the state was saved.
         """
-        about: Any = self.fresh_state(settings)
+        initial: Any = self.fresh_state(settings)
         rank, _ = partition(settings.sampler, settings.dataset)
         how: dict[str, Any] = {"rank": rank, "resume": self.resume}
         if isinstance(fetcher, IndexFetcher):
-            return SampledOrder(settings.sampler, fetcher.batch, about, **how)
-        return LaneOrder(about, batch_size=settings.batch_size or 1, **how)
+            return SampledOrder(settings.sampler, fetcher.batch, initial, **how)
+        return LaneOrder(initial, batch_size=settings.batch_size or 1, **how)
 
     def stream_seed(self, settings: Settings, base_seed: int) -> int:
-        """Return the seed of the random streams: the loader's, the loaded state's, or the one that was drawn."""
+        """Return the seed of the random streams: the loader's, the loaded state's, or `base_seed`."""
         if settings.seed is not None:
             return settings.seed
         drawn = self.drawn_seed(settings)
         return base_seed if drawn is None else drawn
 
     def drawn_seed(self, settings: Settings) -> int | None:
-        """Return the base seed that was drawn before the state was saved; None if this epoch is to draw one.
+        """Return the base seed that the loaded state was saved with, or None if this epoch must draw one.
 
-        Torch draws it once for each set of workers: those that persist keep it from epoch to epoch.
+        Torch draws it when it starts workers. Persistent workers keep it from epoch to epoch.
         """
         if self.resume is not None:
             return self.resume.stream_seed
         return self._seed_of_workers if settings.persistent_workers else None
 
     def began(self, order: Order) -> None:
-        """The epoch is read by `order` from now on."""
+        """Record that `order` reads the epoch from now on."""
         self._order = order
-        self.resume = None  # not before: state_dict() of another thread has one of the two
+        self.resume = None  # only now: another thread's `state_dict()` must find one of the two
 
     def fresh_state(self, settings: Settings) -> State:
         """Return the loader's state as the latest epoch begins."""
         return fresh_state(settings, self.number, self._sampler_epoch)
 
     def state_dict(self, settings: Callable[[], Settings]) -> dict[str, Any]:
-        """See `DataLoader.state_dict`. `settings` is called if no epoch has begun."""
+        """See `DataLoader.state_dict`. Call `settings` only if no epoch has begun."""
         if (resume := self.resume) is not None:  # read once: another thread may call this
             return copy.deepcopy(resume.to_json())
         if self._order is None:
@@ -148,8 +146,8 @@ class Epochs:
     def _to_come(self) -> int:
         """Return the epoch of the next `iter()`.
 
-        Our samplers go on by themselves. Another sampler says it if it was set since it was last seen; if not, the
-        loader counts on.
+        A RankSampler counts epochs itself. For another sampler, its own epoch counts if it changed since the last
+        look; otherwise the loader counts on.
         """
         for sampler in self._samplers:
             if isinstance(sampler, RankSampler):
@@ -158,11 +156,11 @@ class Epochs:
         return self._next if own is None or own == self._sampler_epoch else own
 
     def _own_of_sampler(self) -> int | None:
-        """Return what a sampler that is not ours calls its epoch."""
+        """Return the attribute `epoch` of a sampler that is no RankSampler, or None if there is none."""
         for sampler in self._samplers:
             if isinstance(sampler, RankSampler):
                 continue
-            own = whole(getattr(sampler, "epoch", None))
+            own = as_int(getattr(sampler, "epoch", None))
             if own is not None and own >= 0:
                 return own
         return None
@@ -170,5 +168,5 @@ class Epochs:
 
 def fresh_state(settings: Settings, number: int, sampler_epoch: int | None) -> State:
     """Return the state of a loader as an epoch begins."""
-    about = iterable_state if settings.iterable else sampled_state
-    return about(settings, number, sampler_epoch)
+    make = iterable_state if settings.iterable else sampled_state
+    return make(settings, number, sampler_epoch)

@@ -1,9 +1,9 @@
-"""fastload's own exceptions, one per fact. Each is a `FastloadError`, and the built-in type that a caller would expect.
+"""fastload's exceptions, one for each fact. Each is a `FastloadError` and the built-in type that a caller expects.
 
-A wrong argument of a constructor is a plain ValueError or TypeError, as in torch.
+For a wrong argument of a constructor, fastload raises a plain ValueError or TypeError, as torch does.
 
-Each can be made of one text alone, in which all is said: so torch brings an error out of its worker processes, and
-what cannot be made so arrives as a RuntimeError.
+Each can be made from its text alone. Torch rebuilds an error of a worker process in this way, and raises RuntimeError
+if it cannot.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class FastloadError(Exception):
 
 
 class UsageError(FastloadError, ValueError):
-    """An option or an argument cannot be used as given; the message names it and what to do."""
+    """An option or an argument cannot be used. The message names it and says what to do."""
 
 
 class LoaderClosedError(FastloadError, RuntimeError):
-    """A batch was asked of an iterator whose loader was closed, or that lives in another process."""
+    """`next()` was called on an iterator whose loader was closed, or that belongs to another process."""
 
 
 class LoaderTimeoutError(FastloadError, RuntimeError):
@@ -28,7 +28,7 @@ class LoaderTimeoutError(FastloadError, RuntimeError):
 
 
 class WorkerCrashError(FastloadError, RuntimeError):
-    """A loader thread ended by a fault of fastload itself, not of user code; `__cause__` is the fault."""
+    """A fault of fastload itself, not of user code, ended a loader thread; `__cause__` is the fault."""
 
 
 class TooManyErrorsError(FastloadError, RuntimeError):
@@ -36,30 +36,30 @@ class TooManyErrorsError(FastloadError, RuntimeError):
 
 
 class EmptyBatchError(FastloadError, RuntimeError):
-    """Every sample of a batch was skipped by `on_error`; `__cause__` is the last failure."""
+    """`on_error` skipped every sample of a batch; `__cause__` is the last failure."""
 
 
 class DatasetCopyError(FastloadError, RuntimeError):
-    """A dataset holds what can neither be copied for each worker nor shared by them; the message names the place."""
+    """A dataset holds an object that workers can neither copy nor share. The message names its place."""
 
 
 class SharedStateWarning(UserWarning):
-    """All workers share an object that may keep state; the message names it and says what to do."""
+    """All workers share an object that may keep state. The message names it and says what to do."""
 
 
 class ModuleStateWarning(SharedStateWarning):
-    """Samples change a module-level object, which all workers share; the message names it and says what to do."""
+    """Samples change a module-level object, which all workers share. The message names it and says what to do."""
 
 
 class StateError(FastloadError, ValueError):
-    """A state does not fit the loader that shall load it; the message names field, both values and remedy."""
+    """A loader cannot load a state. The message names the field, both values and what to do."""
 
 
 class DecodeError(FastloadError, ValueError):
-    """A file is there but is not a picture that can be decoded.
+    """A file exists but is not an image that can be decoded.
 
-    `path` is the file, or the place in it, `reason` one clause that says what is wrong with it. Out of one of
-    torch's worker processes, `path` is empty and `reason` torch's text with both.
+    `path` is the file, or the place in it. `reason` is a clause that says what is wrong. If the error comes from one of
+    torch's worker processes, `path` is empty, and `reason` is torch's text with both.
     """
 
     def __init__(self, path: str, reason: str | None = None) -> None:
@@ -71,15 +71,15 @@ class DecodeError(FastloadError, ValueError):
 
 
 class FileListError(FastloadError, ValueError):
-    """A file list, a class list or a line of one cannot be used; the message names file and line."""
+    """A file list or a class list, or a line of one, cannot be used. The message names file and line."""
 
 
 class PackedDataError(FastloadError, ValueError):
-    """A packed set cannot be read as what it says it is: damaged, cut off, incomplete, or of another version.
+    """A packed set cannot be read: it is damaged, truncated, incomplete, or of another version.
 
-    `path` is the set's directory, `shard` the file in it, `record` the record's number in that shard, each of the
-    latter two None where the fault is not theirs; `reason` is one clause that says what was found and expected. Out
-    of one of torch's worker processes, `path` is empty and `reason` torch's text with all of them.
+    `path` is the set's directory, `shard` the file in it, and `record` the record's number in that shard. `shard` and
+    `record` are None if the fault is not in one. `reason` is a clause that says what was found and what was expected.
+    If the error comes from one of torch's worker processes, `path` is empty, and `reason` is torch's text with all.
     """
 
     def __init__(
@@ -104,9 +104,10 @@ class PackedDataError(FastloadError, ValueError):
 
 
 class StoreFullError(FastloadError, OSError):
-    """A set does not fit where it is put. Nothing of it is left there.
+    """There is no room for a set. Nothing of it is left there.
 
-    `filename` is the folder or file, `needed` and `free` are bytes; None out of one of torch's worker processes.
+    `filename` is the folder or file, `needed` and `free` are bytes. If the error comes from one of torch's worker
+    processes, all are None.
     """
 
     def __init__(self, path: str, needed: int | None = None, free: int | None = None) -> None:
@@ -127,19 +128,19 @@ class PrepareError(FastloadError, RuntimeError):
 
 
 class RankError(FastloadError, ValueError):
-    """The environment does not say which rank this process is; the message names variables, values and remedy."""
+    """The environment does not say which rank this process is. The message names variables, values and what to do."""
 
 
 class RendezvousError(FastloadError, RuntimeError):
-    """The ranks of a job did not meet; the message names rank, address, the seconds waited and what to do."""
+    """The ranks of a job did not meet. The message names rank, address, the seconds waited and what to do."""
 
 
 class LaunchError(FastloadError, ValueError):
-    """Ranks cannot be started as asked; the message names the file or the option, what was found and what to do."""
+    """Ranks cannot be started. The message names the file or the option, what was found and what to do."""
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return what a command prints of a user's error, in one line: without type, notes and traceback."""
+    """Return a user's error as the line that a command prints, without type, notes and traceback."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         text = f"{error.filename}: {error.strerror}"
     else:

@@ -1,7 +1,7 @@
-"""What a worker does with the units of a ticket: read samples, put them into the batch, finish it.
+"""How a worker reads a batch: fetchers read samples, put them into the batch, and finish it.
 
-What user code raises becomes part of the batch, at its place in the order. Only Ctrl-C and SystemExit in the main
-thread pass through. `choose_fetcher.make_fetcher` chooses how a loader's batches are read.
+A batch carries what user code raised, at its place in the order. Only Ctrl-C and SystemExit in the main thread pass
+through. `choose_fetcher.make_fetcher` chooses the fetcher of a loader.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ import torch
 from torch.utils.data import default_collate, default_convert
 
 from fastload.batch import Batch
-from fastload.collate import Box, SampleBox, collate_box, data_bytes, in_channels_last
+from fastload.collate import BatchBuilder, ListBuilder, data_bytes, in_channels_last, make_builder
 from fastload.errors import EmptyBatchError
-from fastload.faults import (
+from fastload.notices import Notices
+from fastload.randomness import Stream
+from fastload.rows import Filler
+from fastload.settings import Settings
+from fastload.slots import SlotPool
+from fastload.user_errors import (
     annotate,
     contained,
     file_note,
@@ -28,11 +33,6 @@ from fastload.faults import (
     shown_indices,
     transient_errno,
 )
-from fastload.notices import Notices
-from fastload.randomness import Stream
-from fastload.rows import Filler
-from fastload.settings import Settings
-from fastload.slots import SlotPool
 
 
 class _Skip:
@@ -46,98 +46,99 @@ class _Skip:
 
 
 SKIP = _Skip()
-"""What an `on_error` callable returns to leave a sample out of its batch."""
+"""An `on_error` callable returns this to leave a sample out of its batch."""
 
 RETRY_SECONDS = 0.1
-"""The wait before the first retry of a read; it doubles with each."""
+"""The wait before the first retry of a read. It doubles with each retry."""
 
 
 class Reader(Protocol):
-    """What a worker reads through."""
+    """What a fetcher needs of the worker that reads; `WorkerContext` has it."""
 
     dataset: Any
     stream: Stream
     filler: Filler | None
-    """What fills rows from `dataset`; None: it is read sample by sample."""
+    """Fills rows from `dataset`. None: read it sample by sample."""
     pause: Callable[[Batch, float], None]
-    """Waits for some seconds, or until the batch is dropped."""
+    """Waits for a number of seconds, or until the batch is dropped."""
 
 
 class Fetcher(ABC):
-    """Reads and finishes batches of one dataset. Shared by all workers.
+    """Reads and finishes the batches of a loader. All workers share one.
 
     Args:
         settings: the loader's arguments.
-        pool: where the memory of batches comes from.
-        notices: of what the loop is to warn.
+        pool: lends the memory of batches.
+        notices: collects warnings for the loop.
     """
 
     whole = True
-    """Whether a batch is one unit of work: read in one call."""
+    """Whether a batch is one unit of work, read in one call."""
     batches_in_parallel = True
-    """Whether workers are busy with a batch each, rather than all with one."""
+    """Whether each worker reads its own batch, rather than all of them the same one."""
     fills = False
-    """Whether the dataset fills the rows of a batch itself: then a run of samples is one call."""
+    """Whether the dataset fills the rows of a batch, one call for a run of samples."""
     copies = False
-    """Whether a batch is only copied together: no code of the user's runs, and nothing is drawn."""
+    """Whether making a batch only copies memory: no user code runs, and nothing is drawn."""
 
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
         self.notices = notices
         self.collates = settings.collate_fn not in (default_collate, default_convert)
-        """Whether a batch is made by a function of the user's."""
+        """Whether a user's function collates."""
         self._batched = settings.batched
         self._on_error = settings.on_error
         self._retries = settings.retries
         self._pool = pool
 
     def filler_of(self, dataset: Any) -> Filler | None:
-        """Return what fills rows from a worker's own dataset, or None if samples are read one by one."""
+        """Return what fills rows from a worker's own dataset, or None to read samples one by one."""
         return None
 
     def is_light(self, batch_size: int | None) -> bool:
-        """Return whether batches run no code of the user's and are made sooner than handed to a thread and back."""
+        """Return whether the loop makes a batch faster than a thread could hand it over, without user code."""
         return False
 
     @abstractmethod
-    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
         """Read units `start` to `stop` of `batch`, each sample in its random stream.
 
-        Gives up between samples once the batch is dropped.
+        Stop between two samples once the batch is dropped.
         """
 
-    def _read_samples(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
-        # No name here for the box: an error that the user keeps holds this frame with its traceback,
-        # and of the batch only what `finish` and the loop leave in it.
-        dataset, stream, indices = by.dataset, by.stream, batch.indices
+    def _read_samples(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
+        # No local name for the builder: an error that the user keeps holds this frame by its traceback, and must not
+        # keep the samples. The batch itself holds only what `finish` and the loop leave in it.
+        dataset, stream, indices = reader.dataset, reader.stream, batch.indices
         stream.source = batch
         held = stream.held
         k, attempt = start, 0
         while k < stop:
             try:
-                # After a failure only samples before it can change what the batch raises.
-                # `first_failed` is the place of some failure, if not of the first, so a sample too
-                # many may be read and never one too few.
+                # After a failure, only earlier samples can change what the batch raises. `first_failed` is the
+                # position of some failure, not always of the first. So this may read too many samples, never too few.
                 while k < stop and k <= batch.first_failed and not batch.dropped:
                     stream.at, stream.stale = k, True
                     if held is not None:
                         held.begin(batch.stream_key(k, seeded=stream.seeded))
-                    batch.box.put(k, dataset[indices[k]])  # type: ignore[union-attr]
+                    batch.builder.put(k, dataset[indices[k]])  # type: ignore[union-attr]
                     k, attempt = k + 1, 0
                 return
             except BaseException as exc:
-                if not self._pause_for_retry(batch, exc, attempt, by):
+                if not self._pause_for_retry(batch, exc, attempt, reader):
                     self._sample_failed(batch, k, dataset, exc)
                     k, attempt = k + 1, 0
                 else:
                     attempt += 1
 
-    def _pause_for_retry(self, batch: Batch, exc: BaseException, attempt: int, by: Reader) -> bool:
-        """Return False unless `exc` may be retried; otherwise count the retry, wait, and return True."""
+    def _pause_for_retry(
+        self, batch: Batch, exc: BaseException, attempt: int, reader: Reader
+    ) -> bool:
+        """Count a retry, wait and return True; or return False if `exc` must not be retried."""
         number = transient_errno(exc) if attempt < self._retries else None
         if number is None:
             return False
         batch.retries.append(number)
-        by.pause(batch, RETRY_SECONDS * 2**attempt)
+        reader.pause(batch, RETRY_SECONDS * 2**attempt)
         return True
 
     def _sample_failed(self, batch: Batch, k: int, dataset: Any, exc: BaseException) -> None:
@@ -156,14 +157,14 @@ class Fetcher(ABC):
             if raised is not exc:
                 error, stage = contained(raised), "on_error"
             self._fail(batch, k, error, where + stage)
-            del error, exc  # whose tracebacks hold this frame
+            del error, exc  # their tracebacks hold this frame
             return
         batch.handled[k] = error
         if sample is SKIP:
             batch.skipped.add(k)
         else:
-            assert batch.box is not None
-            batch.box.put(k, sample)
+            assert batch.builder is not None
+            batch.builder.put(k, sample)
 
     @staticmethod
     def _fail(batch: Batch, k: int, error: Exception, where: str) -> None:
@@ -171,20 +172,20 @@ class Fetcher(ABC):
         batch.first_failed = min(batch.first_failed, k)
 
     def finish(self, batch: Batch, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
-        """Make the batch of its samples, or its error of theirs, in the random stream of the batch.
+        """Make the batch, or set the error that it raises, in the random stream of the batch.
 
-        Called once, by the worker that delivered the last of them, with its own `collate_fn`.
+        The worker that delivered the last sample calls this once, with its own `collate_fn`.
         """
-        box, batch.box = batch.box, None
+        builder, batch.builder = batch.builder, None
         if stream.source is not batch or stream.at is not None:
-            stream.move(batch, None)  # else it goes on where `__getitems__` left it
+            stream.move(batch, None)  # after `__getitems__` the stream continues
         try:
             if batch.failed:
                 batch.error, batch.where = batch.failed[min(batch.failed)]
                 batch.hint = sharing_note(self.notices.shared, batch.error)
                 batch.failed.clear()  # the errors refer to the batch by their tracebacks
-            elif box is not None:
-                self._make(batch, box, collate_fn)
+            elif builder is not None:
+                self._make(batch, builder, collate_fn)
         except EmptyBatchError as exc:
             batch.error = exc
         except BaseException as exc:
@@ -194,52 +195,52 @@ class Fetcher(ABC):
             batch.error, batch.where = contained(exc), where
             batch.hint = sharing_note(self.notices.shared, exc)
 
-    def _make(self, batch: Batch, box: Box, collate_fn: Callable[[Any], Any]) -> None:
+    def _make(self, batch: Batch, builder: BatchBuilder, collate_fn: Callable[[Any], Any]) -> None:
         skipped = batch.skipped
         if not self._batched:
             batch.left_out = bool(skipped)
             if not skipped:
-                batch.data = box.make((), lambda samples: collate_fn(samples[0]))
+                batch.data = builder.make((), lambda samples: collate_fn(samples[0]))
         elif skipped and len(skipped) == batch.size:
             raise EmptyBatchError(
                 f"all {batch.size} samples of {batch} were skipped by on_error"
             ) from batch.handled[max(skipped)]
         else:
-            batch.data = box.make(skipped, collate_fn)
+            batch.data = builder.make(skipped, collate_fn)
             if self._pool.channels_last:
                 batch.data = in_channels_last(batch.data)
         batch.nbytes = data_bytes(batch.data)
 
 
 class IndexFetcher(Fetcher):
-    """Reads what a sampler gives indices of: a map-style dataset."""
+    """Reads a map-style dataset, by the indices of a sampler."""
 
     @abstractmethod
     def batch(self, indices: Any, **place: Any) -> Batch:
-        """Return a new batch of what the sampler gave, to be issued; `place` as of `Batch`."""
+        """Return a new batch of the indices that the sampler gave. `place` are the other arguments of `Batch`."""
 
 
 class SingleFetcher(IndexFetcher):
-    """Without batching: a "batch" is one sample, read for whatever key the sampler gave."""
+    """Reads without batching: a "batch" is one sample, for any key that the sampler gave."""
 
     def batch(self, indices: Any, **place: Any) -> Batch:
-        """See `IndexFetcher`. A list comes from a sampler that batches; any other key is one sample."""
+        """See `IndexFetcher`. A list comes from a sampler that batches. Any other key is one sample."""
         size = len(indices) if isinstance(indices, list) else 1
         indices = _own(indices)
         batch = Batch(1, [indices], size=size, **place)
-        batch.box = SampleBox([None])
+        batch.builder = ListBuilder([None])
         return batch
 
-    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
         """See `Fetcher`."""
-        self._read_samples(batch, 0, 1, by)
+        self._read_samples(batch, 0, 1, reader)
 
 
 class BatchFetcher(IndexFetcher):
-    """Reads a batch by one call of the dataset's `__getitems__`."""
+    """Reads a batch with one call of the dataset's `__getitems__`."""
 
     def batch(self, indices: Any, **place: Any) -> Batch:
-        """See `IndexFetcher`. What is no collection (a slice, a generator) counts as one sample, as in torch."""
+        """See `IndexFetcher`. A slice, a generator or another non-collection counts as one sample, as in torch."""
         given = _own(indices)
         one = [given if isinstance(given, slice) else type(given).__name__]
         indices = given if _is_collection(given) else one
@@ -247,27 +248,27 @@ class BatchFetcher(IndexFetcher):
         batch.given = given
         return batch
 
-    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
         """See `Fetcher`."""
         for attempt in count():
             if batch.dropped:
                 return
-            by.stream.move(batch, None)
+            reader.stream.move(batch, None)
             try:
-                batch.box = SampleBox(by.dataset.__getitems__(batch.given))
+                batch.builder = ListBuilder(reader.dataset.__getitems__(batch.given))
             except BaseException as exc:
                 again = not isinstance(batch.given, Iterator)
-                if again and self._pause_for_retry(batch, exc, attempt, by):
+                if again and self._pause_for_retry(batch, exc, attempt, reader):
                     continue
-                self._batch_failed(batch, exc, by)
+                self._batch_failed(batch, exc, reader)
             return
 
-    def _batch_failed(self, batch: Batch, exc: BaseException, by: Reader) -> None:
+    def _batch_failed(self, batch: Batch, exc: BaseException, reader: Reader) -> None:
         handled = self._on_error != "raise" and isinstance(exc, Exception)
         if handled and _is_collection(batch.given):
             n = batch.first_failed = len(batch.indices)
-            batch.box = SampleBox([None] * n)
-            self._read_samples(batch, 0, n, by)  # which shows the bad samples
+            batch.builder = ListBuilder([None] * n)
+            self._read_samples(batch, 0, n, reader)  # to find the bad samples
         else:
             where = f"__getitems__({shown_indices(batch.indices)}), {batch}; stage: sample"
             batch.failed[0] = contained(exc), where
@@ -285,15 +286,15 @@ class SampleFetcher(IndexFetcher):
             indices = list(indices)
         n = len(indices)
         batch = Batch(max(1, n), indices, size=n, **place)
-        batch.box = self._box(n)
+        batch.builder = self._builder(n)
         return batch
 
-    def _box(self, n: int) -> Box:
-        return SampleBox([None] * n)
+    def _builder(self, n: int) -> BatchBuilder:
+        return ListBuilder([None] * n)
 
-    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
         """See `Fetcher`."""
-        self._read_samples(batch, start, min(stop, len(batch.indices)), by)
+        self._read_samples(batch, start, min(stop, len(batch.indices)), reader)
 
 
 class SlotFetcher(SampleFetcher):
@@ -301,15 +302,15 @@ class SlotFetcher(SampleFetcher):
 
     batches_in_parallel = False
 
-    def _box(self, n: int) -> Box:
-        return collate_box(n, self._pool)
+    def _builder(self, n: int) -> BatchBuilder:
+        return make_builder(n, self._pool)
 
-    def _make(self, batch: Batch, box: Box, collate_fn: Callable[[Any], Any]) -> None:
-        super()._make(batch, box, self._pool.collate)
+    def _make(self, batch: Batch, builder: BatchBuilder, collate_fn: Callable[[Any], Any]) -> None:
+        super()._make(batch, builder, self._pool.collate)
 
 
 def _own(indices: Any) -> Any:
-    """Return indices that stay as they are: a sampler may use its list, array or tensor again."""
+    """Return a copy of indices that may change: a sampler may reuse its list, array or tensor."""
     if type(indices) is list:
         return indices.copy()
     if isinstance(indices, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Batches whose rows the dataset fills: one call of `fill_rows` for a run of samples, in place of one for each."""
+"""Batches whose rows the dataset fills: one call of `fill_rows` for a run of samples, not one for each sample."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastload.batch import Batch
-from fastload.collate import Box, SlotBox
-from fastload.faults import contained, shown
+from fastload.collate import BatchBuilder, SlotBuilder
 from fastload.fetch import Reader, SlotFetcher
 from fastload.layout import Layout
 from fastload.notices import Notices
 from fastload.rows import Filler, NotPositions, Run, alike, filler, positions
 from fastload.settings import Settings
 from fastload.slots import SlotPool
+from fastload.user_errors import contained, shown
 
 LIGHT_BYTES = 1024 * 1024
-"""Gathering a batch of this size costs about what two changes of threads cost: some 100 us."""
+"""Gathering a batch of this size takes about as long as handing it to a thread and back: some 100 us."""
 
 
 class _NoStream:
-    """The stream in `fill_rows`: nothing may be drawn, because which samples share a call depends on timing."""
+    """The stream in `fill_rows`, which raises: which samples share a call depends on timing, so none may draw."""
 
     def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
         raise RuntimeError(
@@ -33,7 +33,7 @@ _NO_STREAM = _NoStream()
 
 
 def find_filler(dataset: Any, notices: Notices) -> Filler | None:
-    """Return what fills the rows of `dataset`, or None if its samples are to be read one by one."""
+    """Return what fills the rows of `dataset`, or None to read its samples one by one. Warn if that raises."""
     try:
         return filler(dataset)
     except Exception as error:
@@ -43,7 +43,7 @@ def find_filler(dataset: Any, notices: Notices) -> Filler | None:
 
 
 def find_layout(found: Filler, dataset: Any, notices: Notices) -> Layout | None:
-    """Return how samples lie in a batch whose rows the dataset fills, or None if they cannot be rows."""
+    """Return how samples lie in a batch whose rows the dataset fills, or None if they cannot. Warn of a bad sample."""
     try:
         return Layout(found.sample, filled=True)
     except LookupError:
@@ -62,7 +62,7 @@ class FillingFetcher(SlotFetcher):
 
     Args:
         settings, pool, notices: see `Fetcher`.
-        found: what fills rows from the loader's dataset. Each worker looks for that of its own.
+        found: fills rows from the loader's dataset. Each worker has one for its own dataset.
         layout: how samples lie in a batch.
     """
 
@@ -88,33 +88,33 @@ class FillingFetcher(SlotFetcher):
             return False
         return batch_size * self._layout.nbytes <= LIGHT_BYTES
 
-    def _box(self, n: int) -> Box:
-        return SlotBox(n, self._pool, self._layout)
+    def _builder(self, n: int) -> BatchBuilder:
+        return SlotBuilder(n, self._pool, self._layout)
 
-    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
-        """See `Fetcher`. What the dataset could not fill is read sample by sample."""
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
+        """See `Fetcher`. Read one by one the samples that the dataset did not fill."""
         stop = min(stop, len(batch.indices))
-        if by.filler is None:
-            self._read_samples(batch, start, stop, by)
+        if reader.filler is None:
+            self._read_samples(batch, start, stop, reader)
             return
-        for k in self._fill_rows(batch, start, stop, by, by.filler):
-            self._read_samples(batch, k, k + 1, by)
+        for k in self._fill_rows(batch, start, stop, reader, reader.filler):
+            self._read_samples(batch, k, k + 1, reader)
 
     def _fill_rows(
-        self, batch: Batch, start: int, stop: int, by: Reader, found: Filler
+        self, batch: Batch, start: int, stop: int, reader: Reader, found: Filler
     ) -> Iterable[int]:
-        """Let the dataset fill the rows of its samples; return the positions that are to be read one by one."""
+        """Let the dataset fill the rows of its samples. Return the positions that must be read one by one."""
         every = range(start, stop)
-        box = batch.box
-        # Generators that the dataset holds are keyed for each sample: those are read one by one.
-        if not every or by.stream.held is not None or not isinstance(box, SlotBox):
+        builder = batch.builder
+        # If the dataset holds generators, they are keyed for each sample, so samples are read one by one.
+        if not every or reader.stream.held is not None or not isinstance(builder, SlotBuilder):
             return every
-        by.stream.move(_NO_STREAM, None)
+        reader.stream.move(_NO_STREAM, None)
         try:
             indices = batch.indices if stop - start == batch.units else batch.indices[start:stop]
-            run = Run(indices, box.rows(start, stop), lambda: batch.stream_keys(start, stop))
+            run = Run(indices, builder.rows(start, stop), lambda: batch.stream_keys(start, stop))
         except Exception:
-            return every  # no memory, or strange indices: it is raised in its place
+            return every  # no memory or strange indices: reading a sample raises it in its place
         try:
             return [every[k] for k in positions(found.fill(run), len(every))]
         except NotPositions as exc:
@@ -124,7 +124,7 @@ class FillingFetcher(SlotFetcher):
             what = f"raised {type(exc).__name__}: {shown(exc, str)}"
         self.notices.warn(
             "fill_rows",
-            f"{type(by.dataset).__name__}.fill_rows() {what}. Its samples are read one by one instead. This is slower; "
-            "the batches are the same",
+            f"{type(reader.dataset).__name__}.fill_rows() {what}. Its samples are read one by one instead. This is "
+            "slower; the batches are the same",
         )
         return every

@@ -1,4 +1,4 @@
-"""Python's, NumPy's and torch's global random states: draws from them noticed, the states taken and put back."""
+"""Python's, NumPy's and torch's global random states: notice draws from them, save and restore them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 
-def keyless(state: str) -> str:
-    """Return what the loader says of samples that draw from `state`, after "the dataset seems to"."""
+def shared_draws(state: str) -> str:
+    """Return the warning about samples that draw from `state`, without its beginning "the dataset seems to"."""
     return (
         f"draw from {state}, which all threads share: its samples are not reproducible, and a sample that seeds it "
         "twice to repeat a draw may get the draws of another. Draw from fastload.sample_generator() (torch) or "
@@ -22,16 +22,17 @@ def keyless(state: str) -> str:
 
 
 class GlobalDraws:
-    """Notices draws from Python's and NumPy's global random state, in the runs of one thread that shows it them.
+    """Notices draws from Python's and NumPy's global random state in runs of one thread.
 
-    A call of Python's global generator is seen for certain, by a profile function of this thread. If the module is
-    routed, only a method that code took from it before, and keeps in no module, gets there. NumPy's functions make no
-    such event: there the state is compared, at some 50 us a look, and as the loop may draw meanwhile, only the first
-    four looks, if each saw a change, count.
+    A profile function of the thread sees every call of Python's global generator. If the module is routed, only a
+    method that code took from it earlier, and keeps in no module, still calls that generator.
+
+    NumPy's functions cause no profile event. So this compares NumPy's state before and after, for some 50 us. The loop
+    may draw meanwhile, so only the first four runs count, and only if the state changed in each.
 
     Args:
-        noticed: where the sentences go, see `keyless`.
-        numpy: look at NumPy's state, which is not routed.
+        noticed: takes the sentences of `shared_draws`.
+        numpy: look at NumPy's state, because it is not routed.
     """
 
     def __init__(self, noticed: set[str], *, numpy: bool) -> None:
@@ -42,7 +43,7 @@ class GlobalDraws:
         self._profiling = False
 
     def begin(self) -> None:
-        """Begin a run of user code."""
+        """Begin to look: user code runs."""
         if self._looks_at_numpy:
             self._numpy = _numpy_state()
         if not is_profiled():
@@ -50,7 +51,7 @@ class GlobalDraws:
             sys.setprofile(self._saw)
 
     def end(self) -> None:
-        """End the run, and put into `noticed` what drew."""
+        """Put what drew into `noticed`: user code has ended."""
         if self._profiling:
             sys.setprofile(None)
             self._profiling = False
@@ -59,15 +60,15 @@ class GlobalDraws:
         self._looks += 1
         self._changes += self._numpy != _numpy_state()
         if self._changes == self._looks == 4:
-            self._noticed.add(keyless("NumPy's global random state"))
+            self._noticed.add(shared_draws("NumPy's global random state"))
 
     def _saw(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call" and getattr(argument, "__self__", None) is _PYTHONS:
-            self._noticed.add(keyless("Python's global random state"))
+            self._noticed.add(shared_draws("Python's global random state"))
 
 
 def is_profiled() -> bool:
-    """Return whether this thread has a profile function; one that Ctrl-C kept `GlobalDraws` from removing is none."""
+    """Return whether this thread has a profile function; not if Ctrl-C kept `GlobalDraws` from removing its own."""
     profile = sys.getprofile()
     return profile is not None and getattr(profile, "__func__", None) is not GlobalDraws._saw
 
@@ -76,13 +77,11 @@ _PYTHONS = random.random.__self__  # type: ignore[attr-defined]  # the generator
 
 
 def _numpy_state() -> bytes:
-    return pickle.dumps(
-        np.random.get_state(legacy=False)
-    )  # users may put any bit generator in place
+    return pickle.dumps(np.random.get_state(legacy=False))  # users may set any bit generator
 
 
 def global_states() -> tuple[Any, Any, Any]:
-    """Python's, NumPy's and torch's global random state, to be compared."""
+    """Return Python's, NumPy's and torch's global random states. They can be compared and restored."""
     return random.getstate(), _numpy_state(), torch.default_generator.get_state().numpy().tobytes()
 
 

@@ -1,7 +1,7 @@
-"""Iterable data sets: each worker reads a copy of its own, in a lane of its own; batches come from the lanes in turn.
+"""Iterable datasets. Each worker reads its own copy in its own *lane*; batches come from the lanes in turn.
 
-The order is torch's: the lanes take turns, and one that has ended is passed over. So it depends on the
-number of workers, as whatever a data set makes of `get_worker_info()` does.
+The order is torch's: the lanes take turns, and a lane that has ended is skipped. So the order depends on the number of
+workers, as does what a dataset makes of `get_worker_info()`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from inspect import GEN_CLOSED, getgeneratorstate, isgenerator
 from typing import Any, NamedTuple
 
 from fastload.batch import Batch
-from fastload.collate import SampleBox
+from fastload.collate import ListBuilder
 from fastload.errors import StateError
-from fastload.faults import annotate, contained, shown
 from fastload.fetch import Fetcher, Reader
 from fastload.hashing import mix64
 from fastload.notices import Notices
@@ -23,36 +22,35 @@ from fastload.order import Order
 from fastload.randomness import Stream
 from fastload.settings import Settings
 from fastload.slots import SlotPool
-from fastload.state import IterableState, whole
+from fastload.state import IterableState, as_int
 from fastload.stream_keys import StreamKeys
 from fastload.telemetry import Recorder
+from fastload.user_errors import annotate, contained, shown
 
 
-class Part(Batch):
-    """A batch out of one lane. What is in it is known when it is read: its position, size and indices too.
+class LaneBatch(Batch):
+    """A batch from one lane. Its position, size and indices are known only once it is read.
 
-    The "index" of a sample, as errors name it, is its number in the worker's copy.
+    The "index" of a sample, which errors name, is its number in the worker's copy.
     """
 
     __slots__ = ("ended", "saved", "state")
 
     def __init__(self, lane: int, size: int, saved: dict[str, Any], **place: Any) -> None:
         super().__init__(1, [], size=size, position=0, lane=lane, **place)
-        self.saved = saved  # where the lane begins, this epoch
-        self.ended = False  # the lane had ended before this batch
-        self.state: dict[str, Any] | Exception = (
-            saved  # of the lane, behind this batch; or why there is none
-        )
+        self.saved = saved  # the lane's state at the beginning of this epoch
+        self.ended = False  # whether the lane had ended before this batch
+        self.state: dict[str, Any] | Exception = saved  # of the lane after this batch, or its error
 
     def __str__(self) -> str:
         return f"batch {self.ordinal} of epoch {self.epoch}, out of worker {self.lane}"
 
     def first_index(self, start: int) -> None:
-        """None: no sample is found again by a number."""
+        """Return None: no sample can be found again by a number."""
 
 
 class LaneFetcher(Fetcher):
-    """Reads batches of an iterable data set. A lane is touched by its own worker alone: no locks."""
+    """Reads batches of an iterable dataset. It needs no locks: only its own worker touches a lane."""
 
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
         super().__init__(settings, pool, notices)
@@ -60,10 +58,10 @@ class LaneFetcher(Fetcher):
         self._drop_last = settings.drop_last
         self._lanes: list[_Lane | None] = [None] * settings.lanes
 
-    def read(self, batch: Batch, start: int, stop: int, by: Reader) -> None:
-        """Take the samples of `batch` out of its lane, each in its random stream."""
-        assert isinstance(batch, Part)
-        dataset, stream = by.dataset, by.stream
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
+        """Take the samples of `batch` from its lane, each in its random stream."""
+        assert isinstance(batch, LaneBatch)
+        dataset, stream = reader.dataset, reader.stream
         stream.move(batch, None)
         lane = self._lanes[batch.lane]
         if lane is None or lane.keys is not batch.keys:  # a new epoch
@@ -76,8 +74,8 @@ class LaneFetcher(Fetcher):
             if batch.saved["state"] is not None and not lane.ended and _shuffles(dataset):
                 self.notices.warn(
                     "shuffle buffer",
-                    f"{type(dataset).__name__} resumes without its shuffle buffer: the examples that were in it are "
-                    "missing in the rest of this epoch. Save at the end of an epoch, or shuffle without a buffer, as "
+                    f"{type(dataset).__name__} resumes without its shuffle buffer: the examples in it are missing from "
+                    "the rest of this epoch. Save at the end of an epoch, or shuffle without a buffer, as "
                     "shuffle(buffer_size=1) does",
                 )
             self._lanes[batch.lane] = lane
@@ -85,12 +83,12 @@ class LaneFetcher(Fetcher):
         short = batch.size < self.batch_size
         if lane.ended and not batch.failed and (not batch.size or (short and self._drop_last)):
             batch.ended = batch.left_out = True
-            batch.box = None
+            batch.builder = None
         batch.state = lane.state()
 
-    def _fill(self, batch: Part, lane: _Lane, stream: Stream) -> None:
-        box = SampleBox([None] * self.batch_size)
-        batch.box = box
+    def _fill(self, batch: LaneBatch, lane: _Lane, stream: Stream) -> None:
+        builder = ListBuilder([None] * self.batch_size)
+        batch.builder = builder
         batch.size = 0
         batch.position = lane.samples
         batch.indices = range(lane.samples, lane.samples + self.batch_size)
@@ -106,31 +104,33 @@ class LaneFetcher(Fetcher):
                     self.notices.warn(
                         "generator",
                         f"a generator that raises has ended: {type(lane.dataset).__name__} gives nothing more in "
-                        f"worker {batch.lane}, whatever on_error made of the sample. Let the data set catch "
+                        f"worker {batch.lane}, although on_error handled the sample. Let the dataset catch "
                         "the error itself, or iterate with an object that has __next__",
                     )
             else:
                 if not lane.ended:
                     batch.size += 1
-                    box.put(k, sample)
-        box.shorten(batch.size)
+                    builder.put(k, sample)
+        builder.shorten(batch.size)
 
 
 class _Lane:
-    """One worker's pass over its copy of the data set, in one epoch."""
+    """One worker's pass over its copy of the dataset, in one epoch."""
 
     def __init__(self, dataset: Any, keys: StreamKeys) -> None:
         self.dataset = dataset
         self.keys = keys
-        self.samples = 0  # taken, those that raised included
+        self.samples = 0  # taken, including those that raised
         self.ended = False
         self._iterator: Iterator[Any] = iter(())
 
-    def begin(self, batch: Part, stream: Stream) -> None:
-        """Make the iterator and bring it to where the lane begins: by the state of the data set or of its
-        iterator; where neither has one, by reading again up to there."""
+    def begin(self, batch: LaneBatch, stream: Stream) -> None:
+        """Make the iterator and bring it to the lane's saved state.
+
+        Load the state into the dataset or its iterator. If neither keeps one, read again up to there.
+        """
         saved = batch.saved
-        # A pass that is read again up to here draws what it drew; one that begins here draws anew.
+        # A pass that is read again draws what it drew before. A pass that begins here draws from a new stream.
         stream.begin_pass(self.keys.batch(saved["samples"] if saved["state"] is not None else 0, 0))
         if saved["ended"]:
             self.samples, self.ended = saved["samples"], True
@@ -153,10 +153,10 @@ class _Lane:
             try:
                 self.take()
             except BaseException as exc:
-                contained(exc)  # Ctrl-C passes, any other was delivered in its place
+                contained(exc)  # Ctrl-C passes; any other error was delivered in its place
 
     def take(self) -> Any:
-        """The next sample; sets `ended` where there is none."""
+        """Return the next sample. If there is none, set `ended` and return None."""
         try:
             sample = next(self._iterator)
         except StopIteration:
@@ -169,17 +169,17 @@ class _Lane:
         return sample
 
     def is_dead(self) -> bool:
-        """Whether what is read is a generator that has ended."""
+        """Return whether the iterator is a generator that has ended."""
         return isgenerator(self._iterator) and getgeneratorstate(self._iterator) == GEN_CLOSED
 
     def state(self) -> dict[str, Any] | Exception:
-        """Where the lane is, for a `Part`'s `saved`; the error where the data set does not say."""
+        """Return the lane's state, for `LaneBatch.saved`, or the error that the dataset's `state_dict()` raised."""
         state = None
         source: Any
         for source in (self.dataset, self._iterator):  # as `begin` looks for them
             if _keeps_state(source):
                 try:
-                    state = copy.deepcopy(source.state_dict())  # what it goes on with stays its own
+                    state = copy.deepcopy(source.state_dict())  # the dataset may change its own
                 except BaseException as exc:
                     return contained(exc)
                 break
@@ -202,18 +202,18 @@ def _shuffles(dataset: Any) -> bool:
 
 
 def _load(source: Any, state: Any) -> None:
-    """Bring a data set or its iterator to `state`, of which it gets a copy."""
+    """Load a copy of `state` into a dataset or its iterator."""
     try:
         source.load_state_dict(copy.deepcopy(state))
     except Exception as exc:
         raise StateError(
-            f"lanes: {type(source).__name__} cannot go on from the state that is there of it, {shown(state):.100} "
-            f"({type(exc).__name__}: {shown(exc, str)}); load it with the data set that made it"
+            f"lanes: {type(source).__name__} cannot load its saved state, {shown(state):.100} "
+            f"({type(exc).__name__}: {shown(exc, str)}). Load it with the dataset that made it"
         ) from exc
 
 
 class _Delivered(NamedTuple):
-    """What was delivered of an epoch of an iterable dataset."""
+    """What was delivered in an epoch of an iterable dataset."""
 
     turn: int
     """The lane of the next batch."""
@@ -222,20 +222,20 @@ class _Delivered(NamedTuple):
 
 
 class LaneOrder(Order):
-    """The batches of one epoch of an iterable data set, out of its lanes in turn."""
+    """The batches of one epoch of an iterable dataset, from its lanes in turn."""
 
-    about: IterableState
+    initial: IterableState
 
     def __init__(
         self,
-        about: IterableState,
+        initial: IterableState,
         *,
         rank: int,
         batch_size: int,
         resume: IterableState | None = None,
     ) -> None:
-        super().__init__(about, rank=rank)
-        start = resume or about
+        super().__init__(initial, rank=rank)
+        start = resume or initial
         self._batch_size = batch_size
         self._ordinal = 0
         self._began = tuple(start.lanes)
@@ -244,7 +244,7 @@ class LaneOrder(Order):
         self._delivered = _Delivered(self._turn, self._began)
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
-        """See `Order`. Each lane has streams of its own."""
+        """See `Order`. Each lane has its own streams."""
         super().begin(seed, recorders)
         n = len(self._began)
         mine = mix64(seed) ^ self._rank
@@ -259,7 +259,7 @@ class LaneOrder(Order):
         lane = self._turn
         self._turn = (lane + 1) % len(self._began)
         self._ordinal += 1
-        return Part(
+        return LaneBatch(
             lane,
             self._batch_size,
             self._began[lane],
@@ -270,8 +270,8 @@ class LaneOrder(Order):
         )
 
     def delivered(self, batch: Batch) -> None:
-        """See `Order`. A batch that is left out may tell that its lane had ended."""
-        assert isinstance(batch, Part)
+        """See `Order`. A batch that is left out may say that its lane had ended."""
+        assert isinstance(batch, LaneBatch)
         turn, lanes, _ = self._delivered
         lanes = (*lanes[: batch.lane], batch.state, *lanes[batch.lane + 1 :])
         if batch.ended:
@@ -289,12 +289,10 @@ class LaneOrder(Order):
         turn, lanes, ended = self._delivered
         for k, lane in enumerate(lanes):
             if isinstance(lane, Exception):
-                annotate(
-                    lane, f"there is no state: state_dict() of the data set raised in worker {k}"
-                )
+                annotate(lane, f"no state: state_dict() of the dataset raised in worker {k}")
                 raise lane
         return replace(
-            self.about,
+            self.initial,
             stream_seed=self.seed,
             ended=ended,
             turn=turn,
@@ -303,12 +301,12 @@ class LaneOrder(Order):
 
 
 def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> IterableState:
-    """Return the state of a loader of an iterable dataset as an epoch begins."""
+    """Return the state of a loader of an iterable dataset at the beginning of an epoch."""
     workers = int(settings.num_workers)
     return IterableState(
         seed=settings.seed,
         world_size=1,
-        global_batch=whole(settings.batch_size),
+        global_batch=as_int(settings.batch_size),
         drop_last=bool(settings.drop_last),
         epoch=epoch,
         sampler_epoch=sampler_epoch,

@@ -1,4 +1,4 @@
-"""The loop's side of the pipeline: fills the window out of the order, takes batches, begins and ends epochs."""
+"""The loop's side of the pipeline: fills the window from the order, takes batches, begins and ends epochs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import torch
 from fastload import workers
 from fastload.batch import Batch
 from fastload.choose_fetcher import make_fetcher
-from fastload.draws import single_sampler
+from fastload.epoch_counts import EpochCounts
 from fastload.epochs import Epochs
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
-from fastload.faults import annotate
 from fastload.fetch import Fetcher
 from fastload.isolation import Isolation, WorkerCopies
 from fastload.notices import Notices
-from fastload.order import Order, SampledOrder, is_function
+from fastload.order import Order, SampledOrder, has_pure_order
 from fastload.randomness import (
     Streams,
     chosen_modules,
@@ -33,10 +32,11 @@ from fastload.randomness import (
 )
 from fastload.reports import Reports
 from fastload.sampler import RankSampler
+from fastload.sampler_state import single_sampler
 from fastload.settings import Settings
 from fastload.slots import SlotPool
-from fastload.tally import Tally
 from fastload.telemetry import Recorder, span, waiting_span
+from fastload.user_errors import annotate
 from fastload.window import FILL_SECONDS, RUN_SECONDS, Window
 from fastload.worker_context import (
     LOOP,
@@ -50,12 +50,12 @@ from fastload.worker_context import (
 
 
 class ThreadIterator(Iterator[Any]):
-    """One pass over a loader's data; with persistent workers, one after another. Made by `iter(loader)`.
+    """One epoch of a loader; with persistent workers, one epoch after another. `iter(loader)` makes it.
 
     Args:
         settings: the loader's arguments.
-        epochs: which epoch begins, and from where; learns what is delivered.
-        warned: of what the loader has warned already.
+        epochs: says which epoch begins, and after which batch.
+        warned: the warnings that the loader has given already.
     """
 
     def __init__(self, settings: Settings, epochs: Epochs, warned: set[str]) -> None:
@@ -70,7 +70,7 @@ class ThreadIterator(Iterator[Any]):
         light = not self._pins and _is_light(settings, self._fetcher)
         num_workers = 0 if light else settings.num_workers
         self._inline = num_workers == 0
-        # Before the sampler draws: what is refused changes nothing.
+        # Before the sampler draws: if this raises, no random state has changed.
         streams, isolation = _streams_and_isolation(settings, self._fetcher, inline=self._inline)
         self._window: Window[Batch] = Window(
             settings.depth(num_workers, batches_in_parallel=self._fetcher.batches_in_parallel),
@@ -81,18 +81,20 @@ class ThreadIterator(Iterator[Any]):
             run_seconds=FILL_SECONDS if self._fetcher.fills else RUN_SECONDS,
         )
         pool.limit = self._window.depth + 1
-        self._site: WorkerContext | None = None  # of the loop, if there are no workers
+        self._loop_context: WorkerContext | None = None  # of the loop, if there are no workers
         if self._inline:
             pause = self._window.pause
-            self._site = _site_of_loop(settings, self._fetcher, streams, isolation, pause)
-        self.tally = Tally(num_workers, pool, asked=settings.num_workers)
-        self._reports = Reports(self._notices, self.tally, warned)
-        # Holds no reference to the iterator, which may die anywhere, also in a thread of its own: so
-        # the threads are told to end and not waited for.
-        weakref.finalize(self, _retire, self.tally, self._window).atexit = False
+            self._loop_context = _make_loop_context(
+                settings, self._fetcher, streams, isolation, pause
+            )
+        self.counts = EpochCounts(num_workers, pool, asked=settings.num_workers)
+        self._reports = Reports(self._notices, self.counts, warned)
+        # The iterator may be collected in any thread, also in one of its own. So the finalizer holds no reference
+        # to it, closes the window, and does not wait for the threads.
+        weakref.finalize(self, _retire, self.counts, self._window).atexit = False
         base_seed = self._begin_first()
         if settings.worker_init_fn is None:
-            self._issue()  # a thread finds work the moment that it is there
+            self._issue()  # before the threads start: each finds work at once
         self.threads: list[threading.Thread] = []
         if isolation is not None and not self._inline:
             self.threads = workers.start(
@@ -108,12 +110,12 @@ class ThreadIterator(Iterator[Any]):
     # ---- epochs ----
 
     def _begin_first(self) -> int:
-        """Begin the first epoch, with the draws that torch makes, in torch's order; return the base seed."""
+        """Begin the first epoch and return the base seed. Draw what torch draws, in the same order."""
         settings = self._settings
         base_seed = self._epochs.drawn_seed(settings)
         twice = settings.num_workers and settings.seed is None and not settings.iterable
         if base_seed is None and twice:
-            iter(settings.sampler)  # what draws in `__iter__` itself draws twice, as in torch
+            iter(settings.sampler)  # as in torch: what draws in `__iter__` itself draws twice
             base_seed = settings.base_seed(self._epochs.number)
         order = self._epochs.make_order(settings, self._fetcher)
         if base_seed is None:
@@ -122,7 +124,7 @@ class ThreadIterator(Iterator[Any]):
         return base_seed
 
     def _reset(self, loader: Any) -> None:
-        """Begin another epoch with the same workers; torch's `DataLoader.__iter__` calls it under this name."""
+        """Begin another epoch with the same workers. Torch's `DataLoader.__iter__` calls this by name."""
         with self._epochs.beginning():
             settings = self._settings.followed(loader)
             settings.check_loadable()
@@ -135,7 +137,7 @@ class ThreadIterator(Iterator[Any]):
             ahead is not None
             and self._ended
             and self._epochs.resume is None
-            and ahead.about == self._epochs.fresh_state(settings)
+            and ahead.initial == self._epochs.fresh_state(settings)
         ):
             self._begin(ahead, None)
         else:
@@ -145,31 +147,31 @@ class ThreadIterator(Iterator[Any]):
         self._issue()
 
     def _begin(self, order: Order, seed: int | None) -> None:
-        """Begin an epoch; `seed` is None if it is under way already."""
+        """Begin an epoch. `seed` is None if the workers have begun it already."""
         if seed is not None:
-            order.begin(seed, _recorders(self.tally.workers))
+            order.begin(seed, _recorders(self.counts.workers))
         self._order = order
         self._epochs.began(order)
-        self._ahead: SampledOrder | None = None  # the next epoch's, once it is under way
+        self._ahead: SampledOrder | None = None  # of the next epoch, if the workers have begun it
         self._runs_ahead = (
             self._settings.persistent_workers
             and self._settings.in_order
             and not self._inline
             and isinstance(order, SampledOrder)
-            and is_function(self._settings.sampler)
+            and has_pure_order(self._settings.sampler)
         )
-        self._begun = False  # the loop has asked for a batch
-        self._ended = False  # the loop has had all its batches
+        self._begun = False  # whether the loop has asked for a batch
+        self._ended = False  # whether the loop has seen the end
         self._reports.begin(self._settings)
         self._window.recount()
-        self.tally.begin(order.epoch, self._window, order.recorders)
+        self.counts.begin(order.epoch, self._window, order.recorders)
 
     def _end(self) -> None:
         if self._ended:
             return
         self._ended = True
         self._order.end()
-        self.tally.end()
+        self.counts.end()
         if not self._settings.persistent_workers:
             self._window.close()
             workers.join(self.threads)
@@ -190,9 +192,9 @@ class ThreadIterator(Iterator[Any]):
             self._follow_set_epoch()
         while (batch := self._next_batch()) is not None:
             if batch.error is not None:
-                # The traceback of the error holds this frame and, where it was caught, the batch: with
-                # the error in neither, it is in no reference cycle; and whoever keeps a worker's
-                # error does not keep this iterator and its threads with it.
+                # The traceback of the error holds this frame, and the frame that caught it, which holds the batch.
+                # If neither holds the error, there is no reference cycle, and a user who keeps the error keeps
+                # neither this iterator nor its threads.
                 error, batch.error = batch.error, None
                 annotate(error, batch.where, batch.hint)
                 try:
@@ -200,8 +202,8 @@ class ThreadIterator(Iterator[Any]):
                 finally:
                     del error, self
             if not batch.left_out:
-                # An error that `on_error` was given may be kept, and with it the batch, and this frame
-                # where there are no workers: not its data.
+                # A user may keep an error that `on_error` got, and with it the batch (and without workers this
+                # frame). The data must not stay alive with it.
                 try:
                     return batch.data
                 finally:
@@ -209,10 +211,10 @@ class ThreadIterator(Iterator[Any]):
         raise StopIteration
 
     def _next_batch(self) -> Batch | None:
-        """Return the next batch, which counts as delivered then, or None at the end of the epoch.
+        """Return the next batch and count it as delivered, or return None at the end of the epoch.
 
-        Close the iterator if anything but a time-out is raised on the way, as Ctrl-C is: a batch that nobody got is not
-        in the state, and the next `next()` raises `LoaderClosedError` in place of going on after it.
+        If anything but a time-out is raised here, such as Ctrl-C, close the iterator. The state does not count a batch
+        that the loop did not get, and the next `next()` raises `LoaderClosedError` rather than skip that batch.
         """
         if self._window.is_taking():
             raise RuntimeError(
@@ -222,7 +224,7 @@ class ThreadIterator(Iterator[Any]):
         with self._window.taking:
             if self._ended:
                 return None
-            self._reports.tell_now_and_then()
+            self._reports.tell_if_due()
             try:
                 batch = self._take()
                 if batch is not None:
@@ -238,16 +240,16 @@ class ThreadIterator(Iterator[Any]):
         return batch
 
     def _follow_set_epoch(self) -> None:
-        """Begin the sampler's epoch if the sampler was set to another one since `iter()`, and nothing was taken yet.
+        """Begin another epoch if the sampler's `set_epoch` was called after `iter()` and before the first batch.
 
-        Lightning calls `iter()` first and the sampler's `set_epoch` then.
+        Lightning calls them in this order.
         """
         self._begun = True
         sampler = single_sampler(self._settings.sampler)
         if self._epochs.is_set or self._epochs.resume or not isinstance(sampler, RankSampler):
-            return  # the loader's own `set_epoch` and `load_state_dict` are for the next `iter()`
+            return  # `set_epoch` and `load_state_dict` of the loader are for the next `iter()`
         if sampler.is_set and sampler.epoch == self._order.epoch:
-            sampler.begin_epoch()  # it has begun
+            sampler.begin_epoch()  # the epoch that has begun
         elif sampler.is_set:
             with self._epochs.beginning():
                 self._begin_another(self._settings)
@@ -256,8 +258,8 @@ class ThreadIterator(Iterator[Any]):
     def _take(self) -> Batch | None:
         if self._pid != os.getpid():
             raise LoaderClosedError(
-                f"this iterator belongs to process {self._pid}, from which this one was forked: "
-                "begin an epoch of your own here with iter(loader)"
+                f"this iterator belongs to process {self._pid}, and this process is a fork of it. "
+                "Begin an epoch here with iter(loader)"
             )
         self._window.check()
         if self._inline:
@@ -272,14 +274,14 @@ class ThreadIterator(Iterator[Any]):
                 batch = self._window.take(self._timeout)
         except LoaderTimeoutError as exc:
             raise LoaderTimeoutError(
-                f"{exc}. Nothing is lost, next() may be called again. The workers were here:\n"
+                f"{exc}. Nothing is lost: next() may be called again. The workers were here:\n"
                 f"{workers.whereabouts(self.threads)}"
             ) from None
         self._issue()
         return batch
 
     def _issue(self) -> None:
-        """Fill the window, if there are workers. The sampler runs here and in `_read_here`, on the loop's thread."""
+        """Fill the window, if there are workers. Here and in `_read_here` the sampler runs, on the loop's thread."""
         if self._inline:
             return
         order = self._ahead or self._order
@@ -290,7 +292,7 @@ class ThreadIterator(Iterator[Any]):
             if batch is None:
                 if self._ahead is not None or not self._runs_ahead:
                     return
-                # The workers begin the next epoch while the loop is busy with the end of this one.
+                # The workers begin the next epoch while the loop works on the end of this one.
                 assert isinstance(self._order, SampledOrder)
                 order = self._ahead = self._order.following()
                 continue
@@ -300,8 +302,8 @@ class ThreadIterator(Iterator[Any]):
                 self._window.complete(batch)
 
     def _read_here(self) -> Batch | None:
-        """Without workers: read the next batch here, in the modes of a fresh thread. None at the end."""
-        assert self._site is not None
+        """Read the next batch in this thread, in the modes of a fresh one. Return None at the end. Without workers."""
+        assert self._loop_context is not None
         started = perf_counter()
         with span("sampler"):
             batch = next(self._order, None)
@@ -309,65 +311,65 @@ class ThreadIterator(Iterator[Any]):
             return None
         batch.recorders[LOOP].add("sampler", perf_counter() - started)
         if batch.error is None:
-            stream, outer = self._site.stream, current_stream()
+            stream, outer = self._loop_context.stream, current_stream()
             drawing = nullcontext() if self._fetcher.copies else entered(stream)
             try:
                 with neutral_modes(), drawing:
-                    read_run(batch, 0, batch.units, self._fetcher, self._site)
-                    finish(batch, self._fetcher, self._site)
+                    read_run(batch, 0, batch.units, self._fetcher, self._loop_context)
+                    finish(batch, self._fetcher, self._loop_context)
             finally:
                 leave(stream, outer)  # also if Ctrl-C struck as it was entered or left
             if self._pins:
                 pin_batch(batch)
         self._window.check()
-        self.tally.served_s += perf_counter() - started
+        self.counts.served_s += perf_counter() - started
         return batch
 
     # ---- anyone's ----
 
     def is_ready(self) -> bool:
-        """Whether `next()` would give a batch of this epoch, or its error, without waiting or reading samples."""
+        """Return whether `next()` would give a batch of this epoch, or its error, without waiting or reading."""
         batch = None if self._ended or self._inline else self._window.ready()
         return batch is not None and batch.epoch == self._order.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's state as of the batch that `next()` gave last; see `DataLoader.state_dict`."""
+        """Return the loader's state after the last batch that `next()` gave; see `DataLoader.state_dict`."""
         return self._order.state()
 
     @property
     def alive(self) -> bool:
-        """Whether another epoch can be run with these threads."""
+        """Whether these threads can run another epoch."""
         return not self._window.closed
 
     def close(self) -> None:
-        """Let the threads end, after the calls that they are in; `next()` then raises `LoaderClosedError`."""
-        _retire(self.tally, self._window)
+        """Let the threads end after their current calls. From now on `next()` raises `LoaderClosedError`."""
+        _retire(self.counts, self._window)
 
     def __reduce__(self) -> Any:
-        raise TypeError("an iterator with threads cannot be pickled or copied; pickle its loader")
+        raise TypeError("an iterator with threads cannot be pickled or copied. Pickle its loader")
 
 
-def _retire(tally: Tally, window: Window[Batch]) -> None:
+def _retire(counts: EpochCounts, window: Window[Batch]) -> None:
     window.close()
-    tally.end()
+    counts.end()
 
 
 def _recorders(workers: int) -> list[Recorder]:
-    """Return a recorder for each worker (without any, for the loop as it reads), for the collector and for the loop."""
+    """Return a recorder for each worker (one if the loop itself reads), for the collector and for the loop."""
     return [Recorder() for _ in range(max(1, workers) + 2)]
 
 
 def _is_light(settings: Settings, fetcher: Fetcher) -> bool:
-    """Return whether the loop copies a batch sooner than a worker could hand it over."""
+    """Return whether the loop copies a batch faster than a worker could hand it over."""
     return settings.worker_init_fn is None and fetcher.is_light(settings.samples_per_batch)
 
 
 def _streams_and_isolation(
     settings: Settings, fetcher: Fetcher, *, inline: bool
 ) -> tuple[Streams, Isolation | None]:
-    """Return what makes the random streams, and what gives each worker its dataset; None if the loop reads its own.
+    """Return what makes the random streams, and what gives each worker its dataset (None if the loop needs nothing).
 
-    Raises what isolation refuses.
+    Raises what `Isolation.check` raises.
     """
     # Without workers and a seed, Python's and NumPy's functions draw from the loop's own state.
     draws = not fetcher.copies and (settings.seed is not None or not inline)
@@ -382,7 +384,7 @@ def _streams_and_isolation(
     return streams, isolation
 
 
-def _site_of_loop(
+def _make_loop_context(
     settings: Settings,
     fetcher: Fetcher,
     streams: Streams,

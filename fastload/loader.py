@@ -1,4 +1,4 @@
-"""`fastload.DataLoader`: torch's DataLoader, with threads. Wires the stages; owns epochs and what ends them."""
+"""`fastload.DataLoader`: torch's DataLoader, with threads. It wires the stages and begins and ends the epochs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from torch.utils.data import (
 )
 
 from fastload import workers
-from fastload.draws import restore_generators, restore_own_state
+from fastload.epoch_counts import NO_STATS, EpochCounts
 from fastload.epochs import Epochs, fresh_state
 from fastload.isolation.worker_copies import CopyDataset
 from fastload.iterator import ThreadIterator
 from fastload.order import fits_any_world
 from fastload.partition import partition, refuse_two_partitions
 from fastload.sampler import RankSampler, integer
+from fastload.sampler_state import restore_generators, restore_own_state
 from fastload.settings import OnError, Settings
 from fastload.state import VERSION, SampledState, check, known_length
-from fastload.tally import NO_STATS, Tally
 from fastload.telemetry import Stats
 
 T = TypeVar("T", covariant=True)
@@ -41,28 +41,29 @@ T = TypeVar("T", covariant=True)
 class DataLoader(TorchDataLoader[T]):
     """A drop-in for `torch.utils.data.DataLoader` that loads with threads.
 
-    All of torch's arguments keep their meaning; `num_workers` counts threads (0 runs the same code
-    in the loop's own thread). An iterable data set is copied for each worker, as in torch. Memory: at
-    most
+    All of torch's arguments keep their meaning. `num_workers` counts threads; 0 runs the same code in the
+    loop's own thread. Each worker reads its own copy of an iterable dataset, as in torch.
+
+    Memory: at most
 
         (batches in flight + batches kept by the loop + 1) x bytes of a batch
 
-    where the batches in flight are at most `prefetch_batches`, or `prefetch_factor * num_workers`
-    if only that is given. The default is `2 + ceil(num_workers / batch_size)` for torch's own
-    collate, and `2 + num_workers` for a `collate_fn` of the user's, `__getitems__`, an iterable
-    dataset or `batch_size=None`. A TensorDataset with batches of up to 1 MiB needs no thread:
-    the loop copies them itself, sooner than a thread could hand them over.
+    At most `prefetch_batches` batches are in flight, or `prefetch_factor * num_workers` if only that is given.
+    The default is `2 + ceil(num_workers / batch_size)` for torch's own collate, and `2 + num_workers` for
+    your own `collate_fn`, `__getitems__`, an iterable dataset or `batch_size=None`.
+
+    A TensorDataset with batches of up to 1 MiB starts no thread: the loop copies such a batch faster than a
+    thread could hand it over.
 
     Args beyond torch's, all keyword-only:
         seed: the order of `shuffle=True` becomes a pure function of (seed, epoch), on every machine;
-            torch's global random state is not touched, and `generator` must be None. None: the draws
-            are torch's own, the batches those of torch's DataLoader under the same
-            `torch.manual_seed`.
-        on_error: what to do when a sample raises. "raise": the batch raises in its place, `next()`
-            goes on after it. "skip": the batch is shorter by the sample (never refilled). A callable
+            torch's global random state is not touched, and `generator` must be None. None: the loader
+            draws as torch's DataLoader does, and gives the same batches after the same `torch.manual_seed`.
+        on_error: what to do when a sample raises. "raise": the batch raises in its place, and `next()`
+            continues after it. "skip": the batch is one sample shorter; it is never refilled. A callable
             gets `(index, exception)` on a worker thread and returns a sample, or `fastload.SKIP`. A
             batch that loses all its samples raises `EmptyBatchError`.
-        max_errors: samples that `on_error` may skip or replace in one epoch; one more raises
+        max_errors: how many samples `on_error` may skip or replace in one epoch. One more raises
             `TooManyErrorsError` in place of its batch. None: any number.
         copy_dataset: "state": each worker reads through its own copy of every object that your code can
             change: dataset, transforms, `collate_fn` and `worker_init_fn`, copied at `iter()` as one graph.
@@ -76,18 +77,18 @@ class DataLoader(TorchDataLoader[T]):
             also without workers: `("python", "numpy")`, one of the two, or `()`. None: what the environment
             variable FASTLOAD_RANDOM_MODULES says ("python,numpy", "python", "numpy" or "none"), or both. See
             docs/random.md.
-        prefetch_batches: batches in flight at most. Without effect with `num_workers=0`.
-        prefetch_bytes: bytes of the batches in flight, about: a batch that is not complete yet counts
-            as the mean so far, and one is always let in. For samples of very different size.
-        retries: how often a sample is read again after an error of the operating system that may
-            pass (EIO, ESTALE, a time-out of a network file system ...), waiting 0.1 s, 0.2 s, 0.4 s
-            ... before. It draws the same random numbers again. Not for an iterable data set.
-        memory_format: of the 4-dimensional tensors, N samples [C, H, W], that the default collate makes:
-            `torch.channels_last` where the model is; then samples that are channels-last themselves
-            (a plan's, a PIL picture's) are not transposed on the way.
-        on_stats: called with `stats()` in the loop's thread at the end of each epoch, and every ten
-            seconds in it: for loggers. What it raises comes out of `next()`, and costs no batch.
-        worker_method: "thread", or "process" for torch's own iterator: the way out for data sets
+        prefetch_batches: the most batches in flight. It has no effect with `num_workers=0`.
+        prefetch_bytes: about how many bytes may be in flight, for samples of very different size. A batch
+            that is not complete yet counts as the mean so far. One batch is always let in.
+        retries: how often a sample is read again after a transient error of the operating system (EIO,
+            ESTALE, a time-out of a network file system ...), after waits of 0.1 s, 0.2 s, 0.4 s ... A retry
+            draws the same random numbers. Not for an iterable dataset.
+        memory_format: of the 4-dimensional tensors, N samples [C, H, W], that the default collate makes.
+            Give `torch.channels_last` if the model uses it. Samples that are channels-last themselves
+            (those of a plan, PIL images) are then not transposed.
+        on_stats: a function that the loop's thread calls with `stats()` at the end of each epoch, and every
+            ten seconds during it: for loggers. `next()` raises what it raises; no batch is lost.
+        worker_method: "thread", or "process" for torch's own iterator: the fallback for datasets
             that hold the GIL.
     """
 
@@ -134,11 +135,11 @@ class DataLoader(TorchDataLoader[T]):
         self.retries = retries
         self.memory_format = memory_format
         self.on_stats = on_stats
-        # To close them; only the user holds them, so that a forgotten one ends by itself.
+        # For `close()`. Weak: an iterator that the user drops ends by itself.
         self._iterators: weakref.WeakSet[ThreadIterator] = weakref.WeakSet()
-        self._threads: list[threading.Thread] = []  # of all iterators; those that may still run
-        self._tally: Tally | None = None  # of the latest iterator, as is
-        self._warned: set[str] = set()  # of what
+        self._threads: list[threading.Thread] = []  # of all iterators, if they may still run
+        self._counts: EpochCounts | None = None  # of the latest iterator
+        self._warned: set[str] = set()  # the warnings that were given, each once
         unsampled = sampler is None and batch_sampler is None and _is_map_style(dataset)
         if seed is not None and shuffle and unsampled:
             sampler = RankSampler(dataset, rank=0, world_size=1, seed=seed)  # type: ignore[arg-type]
@@ -163,8 +164,7 @@ class DataLoader(TorchDataLoader[T]):
             in_order=in_order,
         )
         if self._threaded:
-            # Torch's constructor makes 2 of None. As it was given, a loader rebuilt from its
-            # attributes is the same.
+            # Torch's constructor turns None into 2. A loader rebuilt from its attributes must get None again.
             self.prefetch_factor = prefetch_factor
         Settings.of(self).check()
         samplers = self._samplers()
@@ -175,50 +175,50 @@ class DataLoader(TorchDataLoader[T]):
 
     @property
     def _threaded(self) -> bool:
-        # A data pipe of torch's is wired to its processes (shared seeds, graphs): left to torch.
+        # A data pipe depends on torch's processes (shared seeds, graphs), so torch reads it.
         return self.worker_method == "thread" and not isinstance(
             self.dataset, IterDataPipe | MapDataPipe
         )
 
     def check_worker_number_rationality(self) -> None:
-        """Torch's warning about more workers than cores: threads that wait for storage cost no core."""
+        """Skip torch's warning about more workers than cores: threads that wait for storage use no core."""
         if self.worker_method == "process":
             super().check_worker_number_rationality()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's names a class of its own
-        """Begin the next epoch; with persistent workers, whatever is left of the one before is dropped."""
+        """Begin the next epoch. Persistent workers drop what is left of the epoch before."""
         if not self._threaded:
             with self._epochs.beginning():
                 return super().__iter__()
         iterator: Any = self._iterator
         if isinstance(iterator, ThreadIterator) and not iterator.alive:
-            self._iterator = None  # closed, or left behind in the parent by a fork
+            self._iterator = None  # closed, or its threads are in the parent of a fork
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
         if self._threaded:
             with self._epochs.beginning():
                 iterator = ThreadIterator(Settings.of(self), self._epochs, self._warned)
-            self._tally = iterator.tally
+            self._counts = iterator.counts
             self._threads = [t for t in self._threads if t.is_alive()] + iterator.threads
             self._iterators.add(iterator)
             return iterator
         if self.worker_method == "thread":
             warnings.warn(
-                "fastload: a data pipe goes through torch's own iterator (processes). Pass "
-                'worker_method="process" to say so yourself, and silence this warning.',
+                "fastload: torch's own iterator (processes) reads a data pipe. Pass "
+                'worker_method="process" to silence this warning.',
                 stacklevel=3,
             )
         return super()._get_iterator()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A loader pickles and copies without its threads, iterators and counts."""
+        """Return the state to pickle or copy: without threads, iterators and counts."""
         return {
             **self.__dict__,
             "_iterator": None,
             "_iterators": None,
             "_threads": [],
-            "_tally": None,
+            "_counts": None,
             "_epochs": copy.copy(self._epochs),
         }
 
@@ -227,7 +227,7 @@ class DataLoader(TorchDataLoader[T]):
         self._iterators = weakref.WeakSet()
 
     def __repr__(self) -> str:
-        """In a line: which data set, in batches of what, by how many workers, in which order."""
+        """Return dataset, batch size, workers and seed, in one line."""
         given = f"batch_size={self.batch_size}"
         if self.batch_size is None and self.batch_sampler is not None:
             given = f"batch_sampler={type(self.batch_sampler).__name__}"
@@ -240,38 +240,41 @@ class DataLoader(TorchDataLoader[T]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Warn: Accelerate asks for this before it builds a loader of torch's out of ours, and at no other time."""
+        """Warn. Only Accelerate reads this, just before it builds torch's loader from this one."""
         if self._threaded:
             warnings.warn(
-                "fastload: Accelerate's prepare() replaces the loader by one of torch's, without its threads, seed and "
+                "fastload: Accelerate's prepare() replaces the loader with torch's, without its threads, seed and "
                 f"state. It was given {self!r}. Leave the loader out of prepare(), and give it a RankSampler.",
                 stacklevel=2,
             )
         return False
 
-    # ---- what is ours ----
+    # ---- beyond torch's interface ----
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the epoch of the next `iter()`; epochs after it count on. A sampler with `set_epoch` is told."""
+        """Set the epoch of the next `iter()`, also in samplers with `set_epoch`. Later epochs count on from it."""
         self._epochs.set(epoch)
 
     def stats(self) -> Stats:
-        """Counts and waits of the latest epoch begun; of torch's own iterators, nothing is known."""
-        return NO_STATS if self._tally is None else self._tally.stats()
+        """Return the counts and waits of the latest epoch. Torch's own iterators measure nothing."""
+        return NO_STATS if self._counts is None else self._counts.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the loop has had of the latest epoch, as plain JSON values; to be loaded by any loader like this one.
+        """Return how far the loop is in the latest epoch, as plain JSON values. Any loader like this one can load it.
 
-        It says how many batches were handed out, not how many were read ahead; a batch that raised
-        counts as handed out. Another number of workers may load it (not for an iterable data set);
-        with `RankSampler`, also another number of ranks at the same global batch: it is the same on
-        all ranks. Resumed after the last batch, the epoch gives nothing more and the next follows;
-        once the loop has seen its end, the next `iter()` begins the next epoch.
+        The state counts the batches that the loop received, not those read ahead. A batch that raised counts.
 
-        A sampler that draws is run again, with torch's global random state as it was, the torch.Generator that the
-        sampler holds as `generator`, and what its own `state_dict()` returned before the epoch. The state has a
-        checksum of the indices handed out. Raises what `state_dict()` of an iterable data set raised, and
-        `StateError` if the sampler's is no JSON.
+        A loader with another number of workers can load it, unless the dataset is iterable. With `RankSampler`, so
+        can another number of ranks with the same global batch: the state is the same on all ranks. If it was saved
+        after the last batch, the resumed epoch is empty. If it was saved after the loop saw the end of the epoch,
+        the next `iter()` begins the next epoch.
+
+        To resume, the loader runs a sampler that draws again. The state holds what it draws from: torch's global
+        random state, the sampler's `generator` if that is a torch.Generator, and what the sampler's `state_dict()`
+        returned before the epoch. It also holds a checksum of the indices that were delivered.
+
+        Raises what `state_dict()` of an iterable dataset raised, and `StateError` if JSON cannot hold what
+        `state_dict()` of the sampler returned.
         """
         if not self._threaded:
             self._warn_of_no_state()
@@ -279,12 +282,13 @@ class DataLoader(TorchDataLoader[T]):
         return self._epochs.state_dict(lambda: Settings.of(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next `iter()` resume after what `state` says was handed out; one that runs already is not changed.
+        """Let the next `iter()` resume after the last batch that `state` counts. A running iterator is not changed.
 
-        Raises `StateError` if the state was made with another seed, sampler, data set or global
-        batch: with the field, both values, and what to do. The order is sliced, or the sampler run
-        again, and no sample is read for it; but an iterable data set without `state_dict` is
-        read again up to there. If the sampler then gives other indices, `iter()` raises `StateError`.
+        The loader slices the order or runs the sampler again, and reads no sample for it. Only an iterable dataset
+        without `state_dict` is read again up to that batch.
+
+        Raises `StateError` if the state was made with another seed, sampler, dataset or global batch; it names the
+        field, both values, and what to do. If the sampler gives other indices than before, `iter()` raises it.
         """
         if not self._threaded:
             self._warn_of_no_state()
@@ -302,20 +306,20 @@ class DataLoader(TorchDataLoader[T]):
 
     def _warn_of_no_state(self) -> None:
         warnings.warn(
-            'fastload: worker_method="process" is torch\'s own iterator, which keeps no place in an epoch: there is '
-            "nothing to save, and after loading the epoch begins at its beginning",
+            'fastload: worker_method="process" is torch\'s own iterator, which does not know its place in an epoch. '
+            "There is nothing to save, and after loading the epoch begins at its beginning",
             stacklevel=3,
         )
 
     def close(self) -> None:
-        """End all threads of this loader, after the calls that they are in. `iter()` starts new ones.
+        """End all threads of this loader once their current calls return. `iter()` starts new ones.
 
-        Iterators still held raise `LoaderClosedError`. A call that does not return is waited for
-        five seconds, then its thread is named in a warning and left behind.
+        Iterators that you still hold raise `LoaderClosedError`. `close()` waits five seconds at most. Then it names
+        the threads that still run in a warning and abandons them.
         """
         for iterator in list(self._iterators):
             iterator.close()
-        workers.join(self._threads)  # also those of iterators that the loop has let go
+        workers.join(self._threads)  # also those of iterators that the user has dropped
         self._threads = []
         self._iterator = None
 
@@ -328,7 +332,7 @@ class DataLoader(TorchDataLoader[T]):
         self.close()
 
     def _samplers(self) -> list[Any]:
-        """The samplers that may know of epochs and ranks: the batch sampler, what it batches, the sampler."""
+        """Return the samplers that may know of epochs and ranks: the batch sampler, what it batches, the sampler."""
         batch_sampler = self.batch_sampler
         found = [batch_sampler, getattr(batch_sampler, "sampler", None), self.sampler]
         return list({id(s): s for s in found if s is not None}.values())
@@ -339,23 +343,20 @@ def _is_map_style(dataset: Any) -> bool:
 
 
 def _named(dataset: Any) -> str:
-    """The type of a data set, and its length where it has one."""
+    """Return the type of a dataset, and its length if it has one."""
     length = known_length(dataset)
     return type(dataset).__name__ + ("" if length is None else f"[{length}]")
 
 
 def _is_spent(sampler: Any, state: SampledState) -> bool:
-    """Whether all of an epoch's batches were handed out, as far as the sampler knows how many there are."""
+    """Return whether all of an epoch's batches were delivered, as far as the sampler knows how many there are."""
     length = known_length(sampler)
     return length is not None and state.batches >= length
 
 
 def _is_lightning() -> bool:
-    """Whether Lightning calls the method of ours that asks."""
-    # Lightning takes `len(loader)` batches and asks for no more, so behind the last one the epoch is over for it; a
-    # `for` loop stopped there has yet to be told, and gets nothing more of its epoch. The states are the same, as are
-    # the calls: `load_state_dict`, `iter`, `next`. To take the epoch for ended would make the `for` loop run the next
-    # one under this one's number, and all of this one again where it calls `set_epoch`; not to would cost Lightning
-    # an epoch. A sampler with `set_epoch` is told by Lightning which epoch it means; torch's other ones are not.
+    """Return whether Lightning called the method that calls this."""
+    # Lightning takes `len(loader)` batches and never asks for the end of the epoch. After its last batch the epoch
+    # is over; for a `for` loop that stopped there it is not. State and calls are the same, so only the caller tells.
     name: str = sys._getframe(2).f_globals.get("__name__", "")
     return name.partition(".")[0] in ("lightning", "pytorch_lightning")

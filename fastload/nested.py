@@ -17,11 +17,11 @@ def map_tensors(nested: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def map_leaves(nested: Any, function: Callable[[Any], Any]) -> Any:
-    """Return `nested` with `function` of everything that is no container. A container that does not change is kept.
+    """Return `nested` with `function` of every leaf. A container of which nothing changes is kept.
 
     Containers keep their types. A mapping that cannot be made from a dict becomes a dict.
     """
-    if isinstance(nested, PackedSequence):  # it wants its batch sizes on the CPU
+    if isinstance(nested, PackedSequence):  # its batch sizes must stay on the CPU
         data, sizes, *indices = nested
         parts = [map_leaves(part, function) for part in (data, *indices)]
         return nested if parts[0] is data else PackedSequence(parts[0], sizes, *parts[1:])

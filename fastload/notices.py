@@ -1,4 +1,4 @@
-"""What the threads notice and the loop is to warn of."""
+"""Warnings on their way from the threads to the loop."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections import deque
 
 
 class Notices:
-    """Collects warnings, which the loop gives. No lock: threads append to deques and the loop pops, which is atomic.
+    """Collects warnings, which the loop gives. It needs no lock: appending to and popping from a deque are atomic.
 
     Attributes:
-        warnings: kinds and sentences; the loop warns once for each kind.
-        noticed: categories and sentences of samples that depend on other threads: "the dataset seems to ...".
-        shared: the first object with a state that the workers share; "" if there is none, None without workers.
+        warnings: kinds and sentences. The loop warns once for each kind.
+        noticed: categories, and what samples seem to do that depends on other threads, as ends of "the dataset seems
+            to ...". The loop warns once for each.
+        shared: a clause that names a state which the workers share; "" if there is none, None without workers.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class Notices:
         self.warnings.append((kind, sentence))
 
     def notice(self, category: type[Warning], sentence: str) -> None:
-        """Let the loop warn, once for each sentence, that the dataset seems to depend on other threads."""
+        """Let the loop warn, once for each sentence, that the dataset depends on other threads."""
         self.noticed.append((category, sentence))
         if category is not UserWarning and self.shared == "":
             self.shared = f"samples seem to {sentence.partition(': ')[0]}"

@@ -1,7 +1,7 @@
-"""What is read next, and what the loop has had of it: the loop's own side of an epoch.
+"""Which batch is read next, and which batches the loop has received: the loop's side of an epoch.
 
-A state describes what was *delivered*. If the order is a function, it is restored by slicing; else by running the
-sampler again up to there. No sample is read for it.
+A state describes what was *delivered*. If the order is a function of seed and epoch, a loader resumes by slicing it.
+Otherwise it runs the sampler again. It reads no sample for either.
 """
 
 from __future__ import annotations
@@ -21,108 +21,108 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from fastload import draws
+from fastload import sampler_state
 from fastload.batch import Batch
-from fastload.draws import Draws, generators, single_sampler
 from fastload.errors import StateError
-from fastload.faults import contained
 from fastload.partition import partition
 from fastload.sampler import RankSampler, random_batches
+from fastload.sampler_state import RandomStates, generators, single_sampler
 from fastload.settings import Settings
-from fastload.state import SampledState, State, known_length, whole
+from fastload.state import SampledState, State, as_int, known_length
 from fastload.stream_keys import StreamKeys
 from fastload.telemetry import Recorder
+from fastload.user_errors import contained
 
 
 class Order(ABC):
-    """The batches of one epoch, and which of them the loop has had.
+    """The batches of one epoch, and which of them the loop has received.
 
     Args:
-        about: the loader's state as the epoch begins: what a state of this order must agree on.
-        rank: whose part of the epoch.
+        initial: the loader's state at the beginning of the epoch.
+        rank: the rank whose part of the epoch this is.
 
-    Everything here but `state` runs on the loop's thread, as in torch: the sampler is user code, and so races
-    with nothing.
+    Only `state` may run in any thread. All else runs on the loop's thread, as in torch, so that a sampler, which is
+    user code, never races.
     """
 
-    def __init__(self, about: State, *, rank: int) -> None:
-        self.about = about
-        self.epoch = about.epoch
+    def __init__(self, initial: State, *, rank: int) -> None:
+        self.initial = initial
+        self.epoch = initial.epoch
         self.recorders: list[Recorder] = []  # of this epoch, by worker
-        self.exhausted = False  # there are no more batches
+        self.exhausted = False  # whether the sampler has ended
         self._rank = rank
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
-        """Fix the random streams, by `seed`; from now on batches may be asked for."""
+        """Set the seed of the random streams. From now on `next()` may be called."""
         self.seed = seed
         self.recorders = recorders
 
     @abstractmethod
     def __next__(self) -> Batch:
-        """The next batch to be read; at the end sets `exhausted`, and raises StopIteration."""
+        """Return the next batch to read. At the end set `exhausted` and raise StopIteration."""
 
     @abstractmethod
     def delivered(self, batch: Batch) -> None:
-        """The loop has had `batch`: its data, its error, or nothing where it was left out."""
+        """Record that the loop received `batch`: its data, its error, or nothing if it was left out."""
 
     @abstractmethod
     def end(self) -> None:
-        """The loop has been told that there is no more."""
+        """Record that the loop has seen the end of the epoch."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return what was delivered, as JSON values; see `DataLoader.state_dict`. Any thread may call it.
+        """Return what was delivered, as JSON values; see `DataLoader.state_dict`. Any thread may call this.
 
-        What changes as batches are delivered is one tuple, replaced at once: no lock is needed.
+        It needs no lock: a delivery replaces one tuple.
         """
 
 
 class _Delivered(NamedTuple):
-    """What was delivered of an epoch of a map-style dataset, and what its sampler draws from; see `SampledState`."""
+    """What was delivered in an epoch of a map-style dataset, and what its sampler draws from; see `SampledState`."""
 
     batches: int
     position: int
-    """Where in the order of this rank the last of them ended."""
+    """Where the last of them ended in the order of this rank."""
     checksum: int | None
-    """None if the batches come from a state of another rank, until the sampler has been run again."""
+    """None after the state of another rank was loaded, until the sampler has run again."""
     ahead: dict[int, tuple[int, int] | None]
-    """Delivered before batches that were not (in_order=False), by ordinal: where each ended, and the checksum there.
-    None if it comes from a saved state and has not been read again."""
-    draws: list[Draws] | None = None
+    """Batches delivered before earlier ones (in_order=False). By ordinal: where each ended, and the checksum there.
+    None for a batch of a loaded state that has not come up again."""
+    draws: list[RandomStates] | None = None
     own: Any = None
     ended: bool = False
 
 
 class SampledOrder(Order):
-    """The batches of one epoch of a map-style data set, in its sampler's order.
+    """The batches of one epoch of a map-style dataset, in its sampler's order.
 
     Args:
-        sampler: torch's "index sampler": of batches, or without batching of indices.
+        sampler: torch's "index sampler": of batches, or of indices without batching.
         make_batch: makes a batch of what the sampler gave; its other arguments are those of `Batch`.
-        resume: a state that passed `state.check`: begin after what it says was delivered.
-        the others: see `Order`.
+        initial, rank: see `Order`.
+        resume: a state that passed `state.check`. The order begins after the last batch that it counts.
 
-    Raises StateError if the sampler does not give again what the state says was delivered.
+    Raises StateError if the sampler gives other indices than when the state was saved.
     """
 
-    about: SampledState
+    initial: SampledState
 
     def __init__(
         self,
         sampler: Any,
         make_batch: Callable[..., Batch],
-        about: SampledState,
+        initial: SampledState,
         *,
         rank: int,
         resume: SampledState | None = None,
     ) -> None:
-        super().__init__(about, rank=rank)
+        super().__init__(initial, rank=rank)
         self._make_batch = make_batch
         self._sampler = sampler
-        start = resume or about
+        start = resume or initial
         self._ordinal = start.batches
-        # Rounded up: only the end of an epoch is no multiple, and nothing comes after it.
-        self._position = -(-start.position // about.world_size)
+        # Rounded up: only at the end of an epoch is it no multiple, and nothing follows there.
+        self._position = -(-start.position // initial.world_size)
         self._checksum = 0  # of all batches before the next one
         self._delivered = _Delivered(
             start.batches,
@@ -134,53 +134,59 @@ class SampledOrder(Order):
         )
         self._unasked = start.draws is None and not draws_nothing(sampler)
         if self._unasked:
-            own, before = draws.own_state(sampler), draws.take(sampler)
+            own, before = sampler_state.own_state(sampler), sampler_state.random_states(sampler)
             self._delivered = self._delivered._replace(draws=[before], own=own)
             self._indices: Iterator[Any] = _drawn(sampler)
         else:
             self._indices = self._rest()
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
-        """See `Order`. From now on the sampler is asked."""
+        """See `Order`."""
         super().begin(seed, recorders)
-        self._keys = StreamKeys(seed, self.epoch, rank=self._rank, world_size=self.about.world_size)
+        self._keys = StreamKeys(
+            seed, self.epoch, rank=self._rank, world_size=self.initial.world_size
+        )
         if self._unasked:
             self._keep_draws()
 
     def following(self) -> SampledOrder:
-        """Return the next epoch's order, begun."""
-        about = replace(self.about, epoch=self.epoch + 1)
-        order = SampledOrder(self._sampler, self._make_batch, about, rank=self._rank)
+        """Return the order of the next epoch, begun."""
+        initial = replace(self.initial, epoch=self.epoch + 1)
+        order = SampledOrder(self._sampler, self._make_batch, initial, rank=self._rank)
         order.begin(self.seed, [Recorder() for _ in self.recorders])
         return order
 
     def _keep_draws(self) -> None:
-        """Keep what the sampler draws its first index from, beside what `iter(sampler)` drew from."""
+        """Keep the random states before the first index, beside those before `iter(sampler)`."""
         had = self._delivered
         assert had.draws is not None
-        self._delivered = had._replace(draws=[had.draws[0], draws.take(self._sampler)])
+        self._delivered = had._replace(
+            draws=[had.draws[0], sampler_state.random_states(self._sampler)]
+        )
 
     def _rest(self) -> Iterator[Any]:
-        """Return what the sampler has left from here on. One that draws is run again up to here."""
+        """Return the rest of the sampler's indices. Run a sampler that draws again, up to here."""
         had = self._delivered
         if had.draws is None:
             return _sliced(self._sampler, self.epoch, self._position)
         with torch.random.fork_rng(devices=[]):
-            draws.restore_own_state(self._sampler, had.own)
-            draws.restore(self._sampler, had.draws[0])
+            sampler_state.restore_own_state(self._sampler, had.own)
+            sampler_state.restore_random_states(self._sampler, had.draws[0])
             indices = _drawn(self._sampler)
-            draws.restore(self._sampler, had.draws[-1])
-            found = draws.checksum_of_next(indices, had.batches, 0)
+            sampler_state.restore_random_states(self._sampler, had.draws[-1])
+            found = sampler_state.checksum_of_next(indices, had.batches, 0)
             if had.checksum not in (None, found):
                 raise StateError(
                     f"checksum: the state has {had.checksum}, this loader {found}: "
-                    f"{self.about.sampler} gave other indices than when the state was saved. "
-                    "Let it draw from a torch.Generator of its own, as its attribute `generator`, or give it "
+                    f"{self.initial.sampler} gave other indices than when the state was saved. "
+                    "Let it draw from its own torch.Generator, in its attribute `generator`, or give it "
                     "state_dict() and load_state_dict()"
                 )
             self._delivered = had._replace(checksum=found)
-            self._checksum = draws.checksum_of_next(indices, self._ordinal - had.batches, found)
-            # What is drawn with the first index is drawn here.
+            self._checksum = sampler_state.checksum_of_next(
+                indices, self._ordinal - had.batches, found
+            )
+            # Ask for the first index within this block: the sampler may draw for it.
             return indices if self._ordinal else chain(list(islice(indices, 1)), indices)
 
     def __next__(self) -> Batch:
@@ -210,7 +216,7 @@ class SampledOrder(Order):
         try:
             given = next(self._indices)
             if self._delivered.draws is not None:
-                self._checksum = draws.checksum(given, self._checksum)
+                self._checksum = sampler_state.checksum(given, self._checksum)
             return self._make_batch(given, **place, checksum=self._checksum)
         except StopIteration:
             raise
@@ -236,21 +242,22 @@ class SampledOrder(Order):
         had = self._delivered
         if had.draws is not None:
             had = had._replace(
-                draws=[draws.take(self._sampler)], own=draws.own_state(self._sampler)
+                draws=[sampler_state.random_states(self._sampler)],
+                own=sampler_state.own_state(self._sampler),
             )
         self._delivered = had._replace(ended=True)
 
     def state(self) -> dict[str, Any]:
-        """See `Order`. Raises StateError if the sampler's own state is no JSON."""
+        """See `Order`. Raise StateError if JSON cannot hold the sampler's own state."""
         had = self._delivered
         if isinstance(had.own, StateError):
             raise had.own
-        position = position_behind(self._sampler, self.about.world_size, had.batches)
+        position = position_after(self._sampler, self.initial.world_size, had.batches)
         if position is None:
-            position = had.position * self.about.world_size
+            position = had.position * self.initial.world_size
         drawn = had.draws is not None
         return replace(
-            self.about,
+            self.initial,
             stream_seed=self.seed,
             ended=had.ended,
             batches=had.batches,
@@ -265,10 +272,10 @@ class SampledOrder(Order):
 
 
 def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> SampledState:
-    """Return the state of a loader of a map-style dataset as an epoch begins."""
+    """Return the state of a loader of a map-style dataset at the beginning of an epoch."""
     sampler = settings.sampler
     single = single_sampler(sampler)
-    size = whole(getattr(sampler, "batch_size", None))
+    size = as_int(getattr(sampler, "batch_size", None))
     batch = 1 if sampler is single and not settings.batched else size
     _, world_size = partition(sampler, settings.dataset)
     ours = isinstance(single, RankSampler)
@@ -285,7 +292,7 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
         sampler=type(single if type(sampler) is BatchSampler else sampler).__name__,
         sampler_length=single.length if ours else length,
         generators=len(generators(sampler)),
-        sampler_seed=whole(single.seed) if by_rank else None,
+        sampler_seed=as_int(single.seed) if by_rank else None,
         shuffle=bool(single.shuffle) if by_rank else None,
         ends=single.ends if ours else None,
         window=single.window if ours else None,
@@ -295,12 +302,12 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
     )
 
 
-def position_behind(sampler: Any, world_size: int, batches: int) -> int | None:
-    """The global position behind so many batches, which is the same on ranks that had fewer samples in the last one.
+def position_after(sampler: Any, world_size: int, batches: int) -> int | None:
+    """Return the global position after `batches` batches, or None if it is no function of their number.
 
-    None where it is no function of their number.
+    It is the same on all ranks, also if some of them had fewer samples in the last batch.
     """
-    if not is_function(sampler):
+    if not has_pure_order(sampler):
         return None
     single = single_sampler(sampler)
     step = world_size * (1 if sampler is single else sampler.batch_size)
@@ -309,28 +316,28 @@ def position_behind(sampler: Any, world_size: int, batches: int) -> int | None:
 
 
 def _is_plain(sampler: Any, *kinds: type) -> bool:
-    """Return whether it is a sampler of one of these classes, in torch's batches or not, and of no subclass."""
+    """Return whether `sampler`, or what torch's BatchSampler batches, is of one of these classes (no subclass)."""
     single = single_sampler(sampler)
     return type(single) in kinds and type(sampler) in (BatchSampler, type(single))
 
 
-def is_function(sampler: Any) -> bool:
-    """Return whether the order is a function of what the sampler says of itself."""
+def has_pure_order(sampler: Any) -> bool:
+    """Return whether the order is a function of the sampler's attributes and the epoch, and can be sliced."""
     return _is_plain(sampler, RankSampler, SequentialSampler)
 
 
 def draws_nothing(sampler: Any) -> bool:
-    """Return whether the order is a function of what the sampler says of itself, and of the epoch that it was told."""
+    """Return whether the sampler draws from no generator, so that the order depends on its attributes alone."""
     return _is_plain(sampler, RankSampler, SequentialSampler, DistributedSampler)
 
 
 def fits_any_world(sampler: Any) -> bool:
-    """Return whether another number of ranks can resume its epoch: batches have a fixed size, and the ranks stride."""
+    """Return whether another number of ranks can resume the epoch: batches have a fixed size, and ranks stride."""
     return _is_plain(sampler, RankSampler, DistributedSampler)
 
 
 def _sliced(sampler: Any, epoch: int, samples: int) -> Iterator[Any]:
-    """Return what a sampler that draws nothing gives in an epoch after the first `samples` indices."""
+    """Return the indices after the first `samples` of an epoch, of a sampler that draws nothing."""
     single = single_sampler(sampler)
     rest: Iterator[int]
     if type(single) is RankSampler:
@@ -338,7 +345,7 @@ def _sliced(sampler: Any, epoch: int, samples: int) -> Iterator[Any]:
     elif type(single) is SequentialSampler:
         rest = iter(range(samples, len(single)))
     elif not samples:
-        return iter(sampler)  # which may read the sampler's epoch as late as at its first index
+        return iter(sampler)  # it may read the sampler's epoch as late as at its first index
     else:
         rest = islice(iter(single), samples, None)
     if sampler is single:
@@ -347,7 +354,7 @@ def _sliced(sampler: Any, epoch: int, samples: int) -> Iterator[Any]:
 
 
 def _drawn(sampler: Any) -> Iterator[Any]:
-    """Return what a sampler that draws gives in an epoch."""
+    """Return the indices of an epoch, of a sampler that draws."""
     single = single_sampler(sampler)
     if type(sampler) is BatchSampler and type(single) is RandomSampler and not single.replacement:
         return random_batches(sampler)

@@ -1,4 +1,4 @@
-"""Which part of the samples is a rank's: said by the sampler, by the dataset, or by torch.distributed."""
+"""Which part of the samples belongs to a rank, as the sampler, the dataset or torch.distributed says."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import ConcatDataset, DistributedSampler, StackDataset, Subset
 
-from fastload.draws import single_sampler
 from fastload.sampler import RankSampler
+from fastload.sampler_state import single_sampler
 
 
 def partition(sampler: Any, dataset: Any) -> tuple[int, int]:
-    """Return rank and world size, by which positions stride: the sampler's, the dataset's, or torch.distributed's."""
+    """Return rank and world size of the sampler, of the dataset, or of torch.distributed."""
     single = single_sampler(sampler)
     if isinstance(single, RankSampler):
         return single.rank, single.world_size
@@ -28,7 +28,7 @@ def partition(sampler: Any, dataset: Any) -> tuple[int, int]:
 
 
 def _part_of_rank(dataset: Any) -> Any:
-    """Return what holds only the samples of its rank: the dataset, or one in torch's wrappers. None if nothing does."""
+    """Return the dataset, or one in torch's wrappers, that holds only the samples of its rank; None if none does."""
     if getattr(dataset, "partitioned_by_rank", False):
         return dataset
     held: Iterable[Any] = ()
@@ -42,7 +42,7 @@ def _part_of_rank(dataset: Any) -> Any:
 
 
 def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
-    """Raise ValueError if a sampler would take a rank's part of what is one already."""
+    """Raise ValueError if a sampler would take a part of a dataset that is already one rank's part."""
     part = _part_of_rank(dataset)
     if part is None:
         return
@@ -51,6 +51,6 @@ def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
         if world_size > 1:
             raise ValueError(
                 f"{type(part).__name__} holds only the part of its rank, and {type(sampler).__name__} "
-                f"would take one of {world_size} parts of that: give the whole data set to the sampler, "
+                f"would take one of {world_size} parts of that: give the whole dataset to the sampler, "
                 "or drop the sampler"
             )

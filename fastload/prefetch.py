@@ -27,30 +27,27 @@ def prefetch_to(
         for images, labels in fastload.prefetch_to(loader, "cuda"):
             ...
 
-    The copies run on a stream of their own. A batch may be used at once in whatever stream is the current
-    one when it is handed out, which is made to wait for its copy; its memory is not used again before
-    that stream is done with it. Only pinned memory is copied asynchronously (`pin_memory=True`); other
-    memory is safe, and waited for.
+    The copies run on their own stream. You can use a batch at once in the stream that is current when you get it:
+    that stream waits for the copy, and the batch's memory is not reused before that stream is done with it. Only
+    pinned memory (`pin_memory=True`) is copied asynchronously. Other memory is safe too, but the loop waits for it.
 
-    Tensors are found in tuples, named tuples, lists, mappings and packed sequences, nested at will; whatever
-    else is in a batch stays as it is. On the CPU, a batch that is there is the very object that the
-    loader gave.
+    Tensors are found in tuples, named tuples, lists, mappings and packed sequences, nested in any way. All else in a
+    batch is passed on. A batch that is already on the device is handed on, not copied.
 
     Args:
         loader: a `fastload.DataLoader`, torch's, or any iterable of batches. Each `iter()` begins an epoch of it.
-        device: the device to copy to. "cuda" is the device that is the current one at `iter()`.
-        depth: batches that are on the device, or on the way, beside the one that the loop has. A `fastload.DataLoader`
-            is never waited for to look ahead, nor are samples read for it: a batch that is not ready is copied
-            when the loop asks for it. Any other iterable is waited for, but not before the first batch.
+        device: the device to copy to. "cuda" is the current device at `iter()`.
+        depth: batches on the device, or on their way to it, beside the one in the loop. To look ahead never waits for
+            a `fastload.DataLoader` and never makes it read samples: if the next batch is not ready, it is copied when
+            the loop asks for it. Any other iterable is waited for, but not before the first batch.
 
     Memory on the device: at most (depth + batches kept by the loop + 1) x bytes of a batch.
 
-    An error of the loader arrives after the batches before it, and `next()` goes on after it if the loader
-    does. The loader's iterator ends with this one's. Attributes (`sampler`, `set_epoch`, `stats`, ...) are
-    the loader's.
+    An error of the loader arrives after the batches before it. `next()` continues after it if the loader does. The
+    loader's iterator ends with this one. Attributes (`sampler`, `set_epoch`, `stats`, ...) are the loader's.
 
-    For a `fastload.DataLoader`, `state_dict()` says what the loop had, not what was copied ahead, and
-    `load_state_dict()` loads that. For any other iterable, or a subclass with an `__iter__` of its own, both raise
+    For a `fastload.DataLoader`, `state_dict()` counts the batches that the loop received, not those copied ahead.
+    For any other iterable, and for a subclass with its own `__iter__`, `state_dict()` and `load_state_dict()` raise
     AttributeError.
 
     Raises ValueError if `depth` is below 1 or torch sees no such device.
@@ -61,14 +58,14 @@ def prefetch_to(
     module = getattr(torch, found.type, None)
     if found.type != "cpu" and module is not None and not module.is_available():
         raise ValueError(f"device: torch sees no {found.type!r} here; use another, such as 'cpu'")
-    # An `__iter__` of the user's may drop or join batches: then the loader's state is not the loop's.
+    # A user's `__iter__` may drop or join batches. Then the loader's state would not be the loop's.
     ours = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     kind: type[DeviceLoader[T]] = _ResumableLoader if ours else DeviceLoader
     return kind(loader, found, depth)
 
 
 class DeviceLoader(Generic[T]):
-    """What `prefetch_to` returns: a loader around a loader. Everything else of it is the loader's."""
+    """What `prefetch_to` returns: a loader around a loader. All other attributes are the loader's."""
 
     def __init__(self, loader: Iterable[T], device: torch.device, depth: int) -> None:
         self.loader = loader
@@ -85,10 +82,10 @@ class DeviceLoader(Generic[T]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in self.__dict__:  # it is being copied
             raise AttributeError(name)
-        if name in ("state_dict", "load_state_dict"):  # the loader's own would count what is ahead
+        if name in ("state_dict", "load_state_dict"):  # the loader's counts batches copied ahead
             raise AttributeError(
-                f"prefetch_to has no {name}() here. It keeps the state of a fastload.DataLoader that has no __iter__ "
-                f"of its own, and got {type(self.loader).__name__!r}. Pass such a loader, or count the batches in "
+                f"prefetch_to has no {name}() here. It keeps the state of a fastload.DataLoader without its own "
+                f"__iter__, and got {type(self.loader).__name__!r}. Pass such a loader, or count the batches in "
                 "your loop and save the number."
             )
         return getattr(self.loader, name)
@@ -107,7 +104,7 @@ class DeviceLoader(Generic[T]):
 
 
 class _ResumableLoader(DeviceLoader[T]):
-    """Around a `fastload.DataLoader`, whose state it keeps."""
+    """A DeviceLoader that keeps the state of a `fastload.DataLoader`."""
 
     loader: DataLoader[T]
     _had: _Had | None = None  # of the latest epoch; None: as the loader says
@@ -122,20 +119,20 @@ class _ResumableLoader(DeviceLoader[T]):
         return {**self.__dict__, "_had": None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state as of the batch that the loop had last; see `DataLoader.state_dict`."""
+        """Return the loader's state after the last batch that the loop received; see `DataLoader.state_dict`."""
         state = None if self._had is None else self._had.state
         if isinstance(state, Exception):
             raise state
         return self.loader.state_dict() if state is None else copy.deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next `iter()` resume after what `state` says was handed out; see `DataLoader.load_state_dict`."""
+        """Let the next `iter()` resume after the last batch that `state` counts; see `DataLoader.load_state_dict`."""
         self.loader.load_state_dict(state)
         self._had = None
 
 
 class _Had:
-    """The loader's state as of the batch that the loop had last, or what it raised. None if it keeps none."""
+    """The loader's state after the last batch that the loop received, or what it raised. None if it keeps none."""
 
     def __init__(self, state: dict[str, Any] | Exception | None) -> None:
         self.state = state
@@ -147,14 +144,14 @@ class _Entry:
     __slots__ = ("batch", "copied", "error", "state")
 
     def __init__(self) -> None:
-        self.batch: Any = None  # as it came, until it is being copied
-        self.copied: Any = None  # what `start` of the copies returned
+        self.batch: Any = None  # the loader's, until its copy begins
+        self.copied: Any = None  # what `start` returned
         self.error: Exception | None = None  # StopIteration at the end
         self.state: dict[str, Any] | Exception | None = None
 
 
 class _DeviceIterator(Iterator[T]):
-    """One epoch. Everything runs in the loop's thread, as samplers do."""
+    """One epoch. All runs in the loop's thread, as samplers do."""
 
     def __init__(self, loader: Iterable[T], copies: _SideStream | _InPlace, depth: int) -> None:
         self._source = iter(loader)
@@ -166,14 +163,14 @@ class _DeviceIterator(Iterator[T]):
         self.had = _Had(self._state())
 
     def __next__(self) -> T:
-        # An error that is kept keeps the frames that it went through, and those that called them: with what is
-        # deleted in them in the end, it is in no cycle and keeps no iterator and its threads.
+        # A user may keep an error, and with it these frames. They drop their variables in the end, so that the error
+        # is in no reference cycle and does not keep this iterator and its threads.
         entry: _Entry | None = None
         batch: Any = None
         try:
             if not self._line:
                 self._fetch()
-            # What is in line stays there until all is done for it: Ctrl-C in a copy costs no batch.
+            # An entry stays in line until it is done: Ctrl-C during a copy loses no batch.
             while len(self._line) <= self._depth and self._looks_ahead():
                 self._fetch()
             self._begun = True
@@ -183,7 +180,7 @@ class _DeviceIterator(Iterator[T]):
                 batch = self._copies.finish(entry.copied)
             self.had.state = entry.state
             if isinstance(entry.error, StopIteration):
-                raise StopIteration  # it stays in line, and is met again
+                raise StopIteration  # the entry stays in line for the next call
             self._line.popleft()
             if entry.error is not None:
                 raise entry.error
@@ -194,17 +191,17 @@ class _DeviceIterator(Iterator[T]):
 
     def _looks_ahead(self) -> bool:
         if self._line[-1].error is not None:
-            return False  # the loop may not want what comes after it
+            return False  # the loop may stop at the error
         return self._begun if self._ours is None else self._ours.is_ready()
 
     def _fetch(self) -> None:
-        """Put the loader's next batch in line, or what it raised, and begin to copy it."""
+        """Put the loader's next batch, or its error, in line, and begin to copy."""
         entry = _Entry()
         try:
             try:
                 entry.batch = next(self._source)
             except StopIteration:
-                entry.error = StopIteration()  # without frames, as it stays in line
+                entry.error = StopIteration()  # a new one without frames, because it stays in line
             except Exception as exc:
                 entry.error = exc
             entry.state = self._state()
@@ -218,14 +215,16 @@ class _DeviceIterator(Iterator[T]):
             del entry, self
 
     def _start(self, entry: _Entry) -> None:
-        """Begin to copy, if Ctrl-C did not let it begin before."""
+        """Begin to copy, unless that began before. (Ctrl-C may have prevented it.)"""
         if entry.copied is None:
             entry.copied = self._copies.start(entry.batch)
             entry.batch = None
 
     def _state(self) -> dict[str, Any] | Exception | None:
-        """Return the loader's state as of the batch that was fetched last, or the error it raised: a loop that asks
-        for no state does not get it. None if the loader's iterator keeps none."""
+        """Return the loader's state after the last batch that was fetched, or None if its iterator keeps none.
+
+        Return what `state_dict()` raised: only a loop that asks for the state gets the error.
+        """
         if self._ours is None:
             return None
         try:
@@ -238,7 +237,7 @@ class _DeviceIterator(Iterator[T]):
 
 
 class _SideStream:
-    """Copies on a stream of its own, on a device whose module in torch has streams (CUDA, XPU)."""
+    """Copies on its own stream, to a device whose torch module has streams (CUDA, XPU)."""
 
     def __init__(self, device: torch.device, module: Any) -> None:
         if device.index is None:
@@ -248,12 +247,12 @@ class _SideStream:
         self._stream = module.Stream(device=device)
 
     def start(self, batch: Any) -> tuple[Any, Any]:
-        """Begin to copy; what to give to `finish`."""
+        """Begin to copy. Return what `finish` takes."""
         with self._module.stream(self._stream):
             return map_tensors(batch, self._copy), self._stream.record_event()
 
     def finish(self, started: tuple[Any, Any]) -> Any:
-        """The batch, to be used in the current stream."""
+        """Return the batch, ready for the current stream."""
         batch, copied = started
         current = self._module.current_stream(self._device)
         current.wait_event(copied)
@@ -262,25 +261,25 @@ class _SideStream:
             if tensor.device != self._device:
                 return tensor.to(self._device)
             if _is_plain(tensor):
-                # It was allocated for the side stream, which would write the next copy into it while the
-                # current one may still read.
+                # The side stream allocated it, and could write the next copy into it while the current stream
+                # still reads.
                 tensor.record_stream(current)
             return tensor
 
         return map_tensors(batch, take_over)
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        # What is on a device belongs to streams that we do not know, and what has parts cannot be handed from
-        # one stream to another: `finish` copies them, in the current stream.
+        # Unknown streams use a tensor on a device, and a tensor with parts cannot move between streams. `finish` copies
+        # both, in the current stream.
         if tensor.device.type != "cpu" or not _is_plain(tensor):
             return tensor
-        # Memory that is not pinned may be written again by its owner as soon as we let it go. CUDA has read it
-        # by then; not all do.
+        # The owner of unpinned memory may overwrite it as soon as we drop it. CUDA has read it by then, but not every
+        # device has.
         return tensor.to(self._device, non_blocking=tensor.is_pinned())
 
 
 class _InPlace:
-    """Copies where the loop is, to the CPU and to devices without streams."""
+    """Copies in the loop's own stream, to the CPU and to devices without streams."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,15 +1,14 @@
-"""One stream of random numbers for each sample and each batch, handed to unmodified transforms.
+"""A random stream for each sample and each batch, from which unmodified transforms draw.
 
-A stream is keyed by (seed, epoch, position, index), so what a sample draws depends neither on the
-number of workers nor on timing, and an index that comes twice in an epoch draws anew. In the thread
-that reads:
+A stream is keyed by (seed, epoch, position, index). So what a sample draws depends neither on the number of workers nor
+on timing, and an index that comes twice in an epoch draws other numbers. In the thread that reads:
 
 - torch's random functions on the CPU draw from the sample's generator;
 - Python's `random` and NumPy's global functions act on generators of the sample, if they are routed;
-- the generators that the worker's own dataset holds are keyed anew.
+- the generators that the worker's own dataset holds are keyed again.
 
-Other threads, and the global states, see nothing of it. What still draws from a global state that all
-threads share cannot be keyed. It is noticed, and the loader warns once.
+Other threads and the global states are not affected. Code that still draws from a global state, which all threads
+share, cannot be keyed. The loader notices it and warns once.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fastload.global_draws import keyless
+from fastload.global_draws import shared_draws
 from fastload.isolation import WorkerCopies, numpy_random, python_random, torch_random
 from fastload.isolation.generators import Keyed
 from fastload.sampler import integer
 from fastload.stream_keys import StreamKeys
 from fastload.torch_private import no_torch_function, seed_in_threads
 
-# These set apart what Python's and NumPy's global functions draw in a stream.
+# Separate what Python's and NumPy's global functions draw in a stream.
 _PYTHON, _NUMPY = 0x7079_7468_6F6E_0000, 0x6E75_6D70_7900_0000
 _local = threading.local()
 
@@ -40,11 +39,11 @@ MODULES: dict[str, Any] = {"python": python_random, "numpy": numpy_random}
 """The modules with global random functions that can be routed."""
 
 ENVIRONMENT = "FASTLOAD_RANDOM_MODULES"
-"""The variable that names the modules to route if a loader has no `random_modules`."""
+"""The environment variable with the modules to route if a loader has no `random_modules`."""
 
 
 def chosen_modules(given: Collection[str] | None) -> frozenset[str]:
-    """Return which of `MODULES` are to be routed: as given, or as the environment says. Raise ValueError for others."""
+    """Return which of `MODULES` to route: those given, or those in the environment. Raise ValueError for others."""
     name = "random_modules"
     if given is None:
         name, text = ENVIRONMENT, os.environ.get(ENVIRONMENT, "python,numpy")
@@ -58,13 +57,13 @@ def chosen_modules(given: Collection[str] | None) -> frozenset[str]:
 
 
 def routable(names: Collection[str]) -> frozenset[str]:
-    """Return those of `names` that can be routed in this interpreter, with these versions."""
+    """Return those of `names` that can be routed with the installed versions."""
     return frozenset(name for name in names if MODULES[name].unusable() is None)
 
 
 @contextmanager
 def routed(names: Collection[str]) -> Iterator[None]:
-    """Keep modules routed in the block: then threads that have entered a stream draw from it."""
+    """Route modules in the block: threads that have entered a stream draw from it."""
     with ExitStack() as stack:
         for name in names:
             MODULES[name].install()
@@ -73,23 +72,23 @@ def routed(names: Collection[str]) -> Iterator[None]:
 
 
 class Source(Protocol):
-    """What has streams: a batch, at its positions and (None) as a whole."""
+    """What has random streams: a batch has one for each position, and one (None) for itself."""
 
     def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
-        """Return 64 bits for the stream at a place; with `seeded=False`, what does not depend on the seed."""
+        """Return 64 bits for the stream at a place. With `seeded=False` they do not depend on the seed."""
 
 
 class Stream:
-    """The random numbers of what a thread works on. Belongs to its thread, which enters it by `entered`.
+    """The random numbers of the sample or batch that a thread works on. The thread owns it and enters it by `entered`.
 
-    The thread sets `source`, `at` and `stale` when it goes on to the next sample: three stores. Keys
-    and generators are made when something draws: about 2 us for torch, 4 us for Python, 10 us for NumPy.
+    To go to the next sample, the thread sets `source`, `at` and `stale`: three stores. Keys and generators are made
+    only if something draws: about 2 us for torch, 4 us for Python, 10 us for NumPy.
 
     Args:
         modules: which of `MODULES` draw from this stream while it is entered.
-        held: the generators that the dataset holds, to be keyed for each sample.
-        keyed: the dataset's generators are to be keyed, though it may hold none.
-        seeded: the keys of `held` depend on the seed.
+        held: the generators that the dataset holds, which are keyed for each sample.
+        keyed: whether the dataset's generators must be keyed, even if it holds none.
+        seeded: whether the keys of `held` depend on the seed.
     """
 
     def __init__(
@@ -102,12 +101,12 @@ class Stream:
     ) -> None:
         self.source: Source | None = None
         self.at: int | None = None
-        self.stale = True  # the generators are those of the place before
+        self.stale = True  # whether the generators are those of the previous place
         self.modules = modules
         self.held = held
         self.keyed = keyed
         self.seeded = seeded
-        self.noticed: set[str] = set()  # what is to be warned of: "the dataset seems to ..."
+        self.noticed: set[str] = set()  # warnings, as ends of "the dataset seems to ..."
         self._key: int | None = None
         self._pass_key: int | None = None
         self._torch = torch.Generator()
@@ -115,14 +114,14 @@ class Stream:
         self._rng: np.random.Generator | None = None
         self._python, self._python_fresh = random.Random(0), False
         self._numpy, self._numpy_fresh = numpy_random.State(), False
-        # Torch's generator without torch: the same algorithm, seeded as torch seeds it.
+        # The twin of torch's generator: the same algorithm with the same seed, without torch.
         self._twin = np.random.MT19937()
         self._seed_twin = np.random.RandomState(self._twin).seed
         self._twin_fresh = False
-        self._words = 0  # that the twin gave, and torch's generator has yet to leave out
+        self._words = 0  # that the twin gave, and that torch's generator must skip
 
     def move(self, source: Source | None, at: int | None) -> None:
-        """Go to a place, whose stream begins at its beginning."""
+        """Go to a place, and begin its stream."""
         self.source = source
         self.at = at
         self.stale = True
@@ -130,15 +129,15 @@ class Stream:
             self.held.begin(source.stream_key(at, seeded=self.seeded))
 
     def begin_pass(self, key: int) -> None:
-        """Let the modules draw from one stream from now on, as in a worker process, and not from each sample's.
+        """Let the modules draw from one stream from now on, as in a worker process, not from one for each sample.
 
-        Workers of an iterable dataset may seed once and partition it by drawing alike.
+        Workers of an iterable dataset may seed once, and draw the same numbers to partition the data.
         """
         self._pass_key = key
         self._python_fresh = self._numpy_fresh = False
 
     def python(self) -> random.Random:
-        """Return what Python's `random` functions act on here; between two places, what they acted on before."""
+        """Return what Python's `random` functions act on here. Between two places, that of the previous place."""
         if self.source is not None:
             self._refresh()
         if not self._python_fresh:
@@ -147,7 +146,7 @@ class Stream:
         return self._python
 
     def numpy(self) -> numpy_random.State:
-        """Return what NumPy's global random functions act on here; between two places, what they acted on before."""
+        """Return what NumPy's global functions act on here. Between two places, that of the previous place."""
         if self.source is not None:
             self._refresh()
         if not self._numpy_fresh:
@@ -159,7 +158,7 @@ class Stream:
         return (self._key if self._pass_key is None else self._pass_key) or 0
 
     def generator(self) -> torch.Generator:
-        """Torch's generator for this place; good until the stream moves on."""
+        """Return torch's generator for this place. It is valid until the stream moves on."""
         self._refresh()
         if not self._torch_fresh:
             assert self._key is not None
@@ -173,30 +172,33 @@ class Stream:
         return self._torch
 
     def of_sample(self) -> torch.Generator | None:
-        """Return what torch draws from here: `generator`; None between two places, for torch's global one."""
+        """Return `generator()`, from which torch draws here, or None between two places: torch's global one."""
         return None if self.source is None else self.generator()
 
     def words(self) -> Callable[[], int] | None:
-        """What gives the next 32 bits of torch's generator for this place; None if that itself is in use there."""
+        """Return a function that gives the next 32 bits of torch's generator for this place, without torch.
+
+        Return None if torch's generator itself is in use at this place.
+        """
         self._refresh()
         if self._torch_fresh:
             return None
         if not self._twin_fresh:
             assert self._key is not None
-            self._seed_twin(self._key & 0xFFFF_FFFF)  # of which torch takes no more
+            self._seed_twin(self._key & 0xFFFF_FFFF)  # torch uses no more bits
             self._twin_fresh = True
         return self._word
 
     def _word(self) -> int:
         if self._torch_fresh:
             raise RuntimeError(
-                "the stream's generator was asked for: its words are drawn by torch now"
+                "the stream's generator is in use: only torch may draw its words now"
             )
         self._words += 1
         return int(self._twin.random_raw())
 
     def rng(self) -> np.random.Generator:
-        """NumPy's generator for this place: Philox, whose key it is."""
+        """Return NumPy's generator for this place: Philox, with the place's key."""
         self._refresh()
         if self._rng is None:
             self._rng = np.random.Generator(np.random.Philox(key=self._key))
@@ -214,7 +216,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Make the random stream of each worker, or of the loop if there are no workers.
+    """Makes the random stream of each worker, or of the loop if there are no workers.
 
     `modules`, `keyed` and `seeded` are the arguments of `Stream`.
     """
@@ -225,7 +227,7 @@ class Streams:
 
     def make(self, own: WorkerCopies) -> Stream:
         """Return the stream of the worker that reads through `own`."""
-        # `init_fn` seeds by the worker's id. What a sample draws must not depend on which worker reads it.
+        # `init_fn` may seed by the worker's id, but what a sample draws must not depend on its worker.
         seeded = self.seeded or own.init_fn is not None
         held = None
         if self.keyed and own.generators:
@@ -237,24 +239,24 @@ class Streams:
 
 
 def current_stream() -> Stream | None:
-    """The stream that this thread has entered."""
+    """Return the stream that this thread has entered, or None."""
     stream: Stream | None = getattr(_local, "stream", None)
     return stream
 
 
 def _seeded() -> torch.Generator | None:
-    """What `torch.manual_seed()` seeds in this thread; None where it is torch's default generator."""
+    """Return what `torch.manual_seed()` seeds in this thread, or None for torch's default generator."""
     stream = current_stream()
     return None if stream is None else stream.of_sample()
 
 
 @contextmanager
 def entered(stream: Stream) -> Iterator[None]:
-    """Let this thread draw from `stream`; afterwards all is back: the one before, and the states of what it held."""
+    """Let this thread draw from `stream` in the block. Then restore the previous stream and the held generators."""
     seed_in_threads(_seeded)
     torch_random.install()
     if reason := torch_random.unusable():
-        stream.noticed.add(keyless(f"torch's global random state ({reason})"))
+        stream.noticed.add(shared_draws(f"torch's global random state ({reason})"))
     before = current_stream()
     with routed(stream.modules):
         try:
@@ -267,7 +269,7 @@ def entered(stream: Stream) -> Iterator[None]:
 
 
 def _enter(stream: Stream | None, modules: Collection[str]) -> None:
-    _local.entering = True  # until all of it is done, for `leave`
+    _local.entering = True  # so that `leave` knows if Ctrl-C strikes before the end
     _local.stream = stream
     torch_random.enter(None if stream is None else stream.of_sample)
     for name in modules:
@@ -277,8 +279,8 @@ def _enter(stream: Stream | None, modules: Collection[str]) -> None:
 
 
 def leave(stream: Stream, outer: Stream | None) -> None:
-    """Bring this thread back to `outer`, wherever Ctrl-C struck as it entered or left `stream`."""
-    stream.move(None, None)  # which keeps no batch
+    """Return this thread to the stream `outer`, also if Ctrl-C struck while it entered or left `stream`."""
+    stream.move(None, None)  # so that it keeps no batch
     if current_stream() is not outer or getattr(_local, "entering", False):
         _enter(outer, stream.modules)
 
@@ -300,9 +302,9 @@ def random_stream(
     index: Any,
     batch: bool = False,
 ) -> Iterator[None]:
-    """Draw in this block what a loader with `seed` draws for one sample, or for one batch.
+    """Draw in the block what a loader with `seed` draws for one sample, or for one batch.
 
-    So a plain loop reproduces any batch, one stream after another:
+    So a plain loop can reproduce any batch, one stream after another:
 
         for k, index in enumerate(indices):
             with fastload.random_stream(seed=7, epoch=0, position=first + k, index=index):
@@ -315,7 +317,7 @@ def random_stream(
         position: the global position of the sample, or of the first sample of the batch, in the
             order of the epoch: with `RankSampler`, `local position * world_size + rank`.
         index: what the sampler gave for the sample, or for the first sample of the batch.
-        batch: the stream of a batch, in which `collate_fn` and `__getitems__` run.
+        batch: enter the stream of a batch, in which `collate_fn` and `__getitems__` run.
     """
     keys = StreamKeys(integer("seed", seed), integer("epoch", epoch))
     make = keys.batch if batch else keys.sample
@@ -326,29 +328,28 @@ def random_stream(
 
 
 def sample_generator() -> torch.Generator:
-    """Torch's generator for the sample, or the batch, that this thread works on.
+    """Return torch's generator for the sample or the batch that this thread works on.
 
-    It is the one that torch's random functions get by themselves there, so draws of either come out
-    of one stream; use it while the sample is read and not later. Outside of a loader and of
-    `random_stream` it is torch's default generator.
+    Torch's random functions draw from the same generator there, so both draw from one stream. Use it only while the
+    sample is read. Outside of a loader and of `random_stream`, it is torch's default generator.
     """
     return _seeded() or torch.default_generator
 
 
 def sample_words() -> Callable[[], int] | None:
-    """What gives the next 32 bits of `sample_generator()`, in 0.3 us and without torch; use it before that.
+    """Return a function that gives the next 32 bits of `sample_generator()`, in 0.3 us and without torch.
 
-    None outside of a loader, and where the generator of the sample is in use already.
+    Use it before `sample_generator()`: return None if the generator of the sample is in use, or outside of a loader.
     """
     stream = current_stream()
     return None if stream is None or not stream.source else stream.words()
 
 
 def sample_rng() -> np.random.Generator:
-    """A NumPy generator for the sample, or the batch, that this thread works on; 10 us when it is made.
+    """Return a NumPy generator for the sample or the batch that this thread works on. To make it takes 10 us.
 
-    For all draws that are not torch's: `rng.random()`, `rng.integers(n)`, `rng.shuffle(list)`. Outside of
-    a loader and of `random_stream`, a new one seeded by a draw of torch's default generator.
+    Use it for all draws that are not torch's: `rng.random()`, `rng.integers(n)`, `rng.shuffle(list)`. Outside of a
+    loader and of `random_stream`, it is a new one, seeded by a draw from torch's default generator.
     """
     stream = current_stream()
     if stream is None or not stream.source:

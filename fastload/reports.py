@@ -1,4 +1,4 @@
-"""What the loop counts of its batches, and what it says: warnings, the log, `on_stats`, `max_errors`."""
+"""What the loop counts and reports: warnings, the log, `on_stats`, `max_errors`."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import warnings
 from time import perf_counter
 
 from fastload.batch import Batch
+from fastload.epoch_counts import EpochCounts
 from fastload.errors import TooManyErrorsError
-from fastload.faults import annotate, shown
 from fastload.notices import Notices
 from fastload.settings import Settings
-from fastload.tally import Tally
+from fastload.user_errors import annotate, shown
 
 TELL_SECONDS = 10.0
-"""How often `on_stats` is called within an epoch."""
+"""The time between two calls of `on_stats` within an epoch."""
 
 _log = logging.getLogger("fastload")
 
 
 class Reports:
-    """Counts what an iterator delivers, and tells it. Runs on the loop's thread.
+    """Counts what an iterator delivers, and reports it. It runs on the loop's thread.
 
     Args:
-        notices: what the workers notice.
-        tally: the counts.
-        warned: of what the loader has warned already; it warns once of each.
+        notices: warnings from the workers.
+        counts: the counts of the epoch.
+        warned: the warnings that the loader has given already. It gives each once.
     """
 
-    def __init__(self, notices: Notices, tally: Tally, warned: set[str]) -> None:
+    def __init__(self, notices: Notices, counts: EpochCounts, warned: set[str]) -> None:
         self._notices = notices
-        self._tally = tally
+        self._counts = counts
         self._warned = warned
 
     def begin(self, settings: Settings) -> None:
-        """Count another epoch."""
+        """Begin another epoch."""
         self._settings = settings
         self._handled = 0
         self._told = perf_counter()
@@ -50,10 +50,10 @@ class Reports:
                 type(exc).__name__,
                 shown(exc, str),
             )
-        tally = self._tally
-        tally.batches += not batch.left_out
-        tally.errors += len(batch.handled) + (batch.error is not None)
-        tally.retries += len(batch.retries)
+        counts = self._counts
+        counts.batches += not batch.left_out
+        counts.errors += len(batch.handled) + (batch.error is not None)
+        counts.retries += len(batch.retries)
         self._handled += len(batch.handled)
         most = self._settings.max_errors
         if batch.handled and most is not None and self._handled > most:
@@ -65,13 +65,13 @@ class Reports:
             batch.data = None
         batch.handled.clear()  # the errors refer to the batch by their tracebacks
         if batch.error is None and not batch.left_out:
-            tally.samples += batch.size - len(batch.skipped)
-            tally.bytes += batch.nbytes
+            counts.samples += batch.size - len(batch.skipped)
+            counts.bytes += batch.nbytes
         declared = self._settings.declared_length
-        if declared is not None and not batch.left_out and tally.batches > declared:
+        if declared is not None and not batch.left_out and counts.batches > declared:
             warnings.warn(
                 f"Length of IterableDataset {self._settings.dataset} was reported to be {declared} (when accessing "
-                f"len(dataloader)), but {tally.batches} samples have been fetched.",
+                f"len(dataloader)), but {counts.batches} samples have been fetched.",
                 stacklevel=4,
             )
 
@@ -81,18 +81,18 @@ class Reports:
         if self._settings.on_stats is None:
             return
         try:
-            self._settings.on_stats(self._tally.stats())
+            self._settings.on_stats(self._counts.stats())
         except BaseException as exc:
-            annotate(exc, f"epoch {self._tally.epoch}; stage: on_stats; no batch is lost")
+            annotate(exc, f"epoch {self._counts.epoch}; stage: on_stats; no batch is lost")
             raise
 
-    def tell_now_and_then(self) -> None:
-        """Call `on_stats` if `TELL_SECONDS` have gone since it was called."""
+    def tell_if_due(self) -> None:
+        """Call `on_stats` if its last call was `TELL_SECONDS` ago."""
         if perf_counter() - self._told > TELL_SECONDS:
             self.tell()
 
     def warn(self) -> None:
-        """Warn of what the workers noticed; before a batch is taken, so that none is lost if warnings are errors."""
+        """Give the workers' warnings. Call it before a batch is taken: if warnings are errors, no batch is lost."""
         while self._notices.warnings:
             kind, what = self._notices.warnings.popleft()
             if kind not in self._warned:

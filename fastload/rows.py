@@ -1,6 +1,6 @@
-"""How a dataset fills the rows of a batch itself: one call for a run of samples, in place of one for each.
+"""How a dataset fills the rows of a batch itself: one call for a run of samples, not one for each sample.
 
-A class takes part with two methods, `empty_sample()` and `fill_rows(run)`; docs/rows.md states what they must do.
+A class needs two methods, `empty_sample()` and `fill_rows(run)`. docs/rows.md says what they must do.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from fastload.nested import map_leaves
 
 
 class Run:
-    """The samples of a batch that one call of `fill_rows` is to fill: `len(run)` neighbours.
+    """The samples of a batch that one call of `fill_rows` must fill: `len(run)` neighbours.
 
     Attributes:
         indices: what the sampler gave for each of them.
-        rows: their memory in the batch, in the containers of a sample. A leaf has one dimension more than that of a
-            sample: `dtype[len(run), *shape]`, a tensor for a tensor and an array for an array; `int64[len(run)]`,
-            `float64` or `bool` arrays for numbers. Colours of images may be the innermost dimension in memory: look at
-            the strides.
+        rows: their memory in the batch, in the containers of a sample. A leaf has one dimension more than in a sample:
+            `dtype[len(run), *shape]`, a tensor for a tensor and an array for an array. Numbers have arrays of int64,
+            float64 or bool. The colours of an image may be the innermost dimension in memory, so look at the strides.
     """
 
     __slots__ = ("_keys", "indices", "rows")
@@ -47,11 +46,11 @@ class Run:
 
     @property
     def keys(self) -> NDArray[np.uint64]:
-        """Return the keys of the samples' random streams, uint64[len(run)]: functions of seed, epoch, place, index."""
+        """The keys of the samples' random streams, uint64[len(run)]: functions of seed, epoch, position and index."""
         return self._keys()
 
     def renamed(self, indices: Sequence[Any], rows: Any = None) -> Run:
-        """Return the same samples with the indices that a wrapped dataset knows, and, if given, other rows."""
+        """Return the same samples with the indices of a wrapped dataset, and with other rows if given."""
         return Run(indices, self.rows if rows is None else rows, self._keys)
 
 
@@ -64,11 +63,11 @@ class Filler:
     fill: Callable[[Run], Iterable[int]]
     """Takes a run and returns the positions that it could not do."""
     copies: bool = False
-    """It only copies memory. No code of the user's runs, and nothing is drawn."""
+    """Whether it only copies memory: no user code runs, and nothing is drawn."""
 
 
 def filler(dataset: Any) -> Filler | None:
-    """Return what fills the rows of `dataset`, or None if its samples are to be read one by one."""
+    """Return what fills the rows of `dataset`, or None to read its samples one by one."""
     kind: Any = type(dataset)
     own = getattr(dataset, "__dict__", {})
     if not own.keys().isdisjoint(_READS):
@@ -103,7 +102,7 @@ def _methods(kind: type) -> set[str] | None:
     owner = next((base for base in ways if "fill_rows" in vars(base)), None)
     if owner is None or not hasattr(kind, "empty_sample"):
         return None
-    # Nearer classes may add methods and attributes. They may not replace code that `fill_rows` stands for.
+    # Subclasses of `owner` may add methods and attributes, but not override code that `fill_rows` replaces.
     own = {name for name in dir(owner) if not name.startswith("__")}
     code = {name for name in own if _is_code(getattr_static(owner, name))} | {*_READS}
     nearer = ways[: ways.index(owner)]
@@ -118,15 +117,15 @@ _BOOLS = {bool, np.bool_}
 
 
 def as_indices(indices: Sequence[Any], length: int | None = None) -> NDArray[np.int64] | None:
-    """Return indices as int64[n], or None unless NumPy makes int64 of them.
+    """Return indices as int64[n], or None if NumPy does not make int64 of them.
 
-    With `length`, None unless all are from 0 to `length - 1` too.
+    With `length`, also return None if one is not from 0 to `length - 1`.
     """
     try:
         found = np.array(indices)
     except ValueError:  # some are sequences
         return None
-    # NumPy makes integers of bools among integers, which are no indices of one sample to torch.
+    # NumPy makes integers of bools among integers. For torch a bool is no index of a sample.
     if found.dtype != np.int64 or found.ndim != 1 or not _BOOLS.isdisjoint(map(type, indices)):
         return None
     # As uint64 a negative index is huge, so one comparison checks both ends.
@@ -153,7 +152,7 @@ def positions(missing: Iterable[Any] | None, n: int) -> list[int]:
     )
 
 
-# ---- datasets of torch's ----
+# ---- torch's datasets ----
 
 
 def _tensors(dataset: TensorDataset) -> Filler | None:
@@ -181,7 +180,7 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
         try:
             for tensor, row in zip(tensors, run.rows, strict=True):
                 gatherer.gather(tensor, places, row)
-        # Torch's own indexing takes what is negative, or says what is out of range.
+        # Torch's own indexing accepts negative indices, and says what is out of range.
         except (IndexError, RuntimeError):
             return range(len(run))
         return ()
@@ -190,13 +189,13 @@ def _tensors(dataset: TensorDataset) -> Filler | None:
 
 
 class Gatherer:
-    """Gathers rows of tensors on the CPU: on all cores, or on one while other processes keep some busy.
+    """Gathers rows of tensors on the CPU: on all cores, or on one while other processes use some.
 
     `torch.index_select` waits for the slowest core. With two busy processes on two cores, batches of 0.1 ms took 5 ms.
     """
 
     def __init__(self) -> None:
-        self._on_one_core = 0  # so many calls more
+        self._on_one_core = 0  # number of further calls that use one core
 
     def gather(self, tensor: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> None:
         """Copy `tensor[rows]` to `out`. Raises IndexError or RuntimeError if a row is out of range."""
@@ -211,9 +210,9 @@ class Gatherer:
 
 
 def _take(tensor: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> bool:
-    """Copy rows on one core; return False, and do nothing, if that is not possible."""
-    kind = _OF_SIZE.get(tensor.element_size())  # NumPy has not all dtypes of torch
-    # Bits that say that the memory has other values may be set at any time.
+    """Copy rows on one core; if that is not possible, do nothing and return False."""
+    kind = _OF_SIZE.get(tensor.element_size())  # NumPy lacks some of torch's dtypes
+    # The negative bit, with which the memory holds other values, may be set at any time.
     if kind is None or tensor.is_complex() or tensor.is_neg() or tensor.requires_grad:
         return False
     # NumPy would first copy the whole of a tensor that is not contiguous.
@@ -237,7 +236,7 @@ def _take(tensor: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> b
 
 
 _LATE_S = 1e-3
-"""What the loop's own thread gathers, 1 MB at most, takes 0.2 ms. In a worker `index_select` has one core anyway."""
+"""The loop's thread gathers at most 1 MB, in 0.2 ms. In a worker, `index_select` has one core anyway."""
 _OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -304,9 +303,7 @@ def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
         missing: list[int] = []
         for number in present:
             places = np.flatnonzero(numbers == number)
-            if number == len(
-                ends
-            ):  # negative or out of range: torch takes it, or raises its own error
+            if number == len(ends):  # negative or out of range: torch reads it or raises
                 missing += places.tolist()
                 continue
             begin = ends[number - 1] if number else 0
@@ -323,7 +320,7 @@ def _fill_some(
     start, stop = int(places[0]), int(places[-1]) + 1
     if stop - start == len(places):
         rows = map_leaves(run.rows, lambda leaf: leaf[start:stop])
-    else:  # they are made side by side, and copied
+    else:  # fill neighbouring rows, and copy them
         rows = map_leaves(run.rows, lambda leaf: _empty_like(leaf[: len(places)]))
     part = Run(indices, rows, lambda: run.keys[places])
     missing = [int(places[k]) for k in positions(found.fill(part), len(part))]

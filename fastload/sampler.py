@@ -1,8 +1,7 @@
-"""The order of the samples: a pure function of (seed, epoch), and the part of it that is a rank's.
+"""The order of the samples, a pure function of (seed, epoch), and each rank's part of it.
 
-An order is never stored. A keyed permutation gives the sample at any position at once, so an epoch
-of a billion samples starts as fast as one of ten, costs no memory, and is resumed in the middle by
-slicing.
+No order is ever stored. A keyed permutation gives the sample at any position. So an epoch of a billion samples starts
+as fast as one of ten, needs no memory, and resumes in the middle by slicing.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from fastload.hashing import MASK, finalized, mix64, mix64s
 
 _CHUNK = 8192  # positions computed at a time: large enough to hide NumPy's call overhead, small enough for the cache
 _Words = npt.NDArray[np.uint64]
-_LARGEST = 1 << 62  # of a window: beyond any length, and an int64
-# Set apart what one key selects: the order of runs, the place of a short one, the order in window w (by w itself).
+_LARGEST = 1 << 62  # window or run: beyond any length, and an int64
+# Added to a key to select the order of runs, and the place of the short run. The order in window w adds w itself.
 _RUNS, _LAST_RUN = 0x7275_6E73_0000_0000, 0x6C61_7374_0000_0000
 
 
 def integer(name: str, value: object) -> int:
-    """`value` as an int; TypeError that names the argument where it is none."""
+    """Return `value` as an int. Raise TypeError with the argument's name if it is none."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -38,7 +37,7 @@ def integer(name: str, value: object) -> int:
 
 
 def epoch_number(value: object) -> int:
-    """`value` as the number of an epoch; TypeError or ValueError where it is none."""
+    """Return `value` as the number of an epoch. Raise TypeError or ValueError if it is none."""
     epoch = integer("epoch", value)
     if epoch < 0:
         raise ValueError(f"epoch must be 0 or more, got {epoch}")
@@ -46,21 +45,25 @@ def epoch_number(value: object) -> int:
 
 
 def permuted(positions: npt.NDArray[np.int64], n: int, key: int | _Words) -> npt.NDArray[np.int64]:
-    """Images of `positions` (int64[k], each in 0..n-1) under the permutation of 0..n-1 that `key`
-    selects, or of each position under that of its own key (uint64[k]); int64[k].
+    """Return the images of `positions` under the permutation of 0..n-1 that `key` selects.
+
+    Args:
+        positions: int64[k], each in 0..n-1.
+        key: an int for all positions, or uint64[k], one for each.
+
+    Returns int64[k].
 
     A generalised Feistel network (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
     CT-RSA 2002) on a * b >= n pairs with a = ceil(sqrt(n)), walked until the image lies below n. As
-    a * b < n + 2 * sqrt(n) + 1 at most a few walks are needed beyond n = 4. Pure 64-bit integer
-    arithmetic: the same on every machine and version.
+    a * b < n + 2 * sqrt(n) + 1, a few walks are enough for n > 4. It is pure 64-bit integer arithmetic, so the
+    result is the same on every machine and in every version.
     """
     if n <= 1:
         return np.zeros(len(positions), dtype=np.int64)
     root = math.isqrt(n - 1) + 1
     a, b = np.uint64(root), np.uint64(-(-n // root))
-    # Over few values a Feistel network mixes slowly: 8 rounds leave some of the 720 orders of 6
-    # samples four times as likely as others, 24 do not (chi-square in the tests); from thousands of
-    # samples on, 8 are plenty.
+    # A Feistel network mixes few values slowly. With 8 rounds, some of the 720 orders of 6 samples are four times as
+    # likely as others; with 24 they are not (chi-square in the tests). For thousands of samples, 8 are plenty.
     rounds = 24 if n <= 4096 else 8
     keys = np.array([key & MASK], np.uint64) if isinstance(key, int) else key
     out: _Words = positions.astype(np.uint64)
@@ -84,19 +87,24 @@ def permuted(positions: npt.NDArray[np.int64], n: int, key: int | _Words) -> npt
 def permuted_by_window(
     positions: npt.NDArray[np.int64], n: int, key: int, *, window: int, run: int
 ) -> npt.NDArray[np.int64]:
-    """Images of `positions` (int64[k], each in 0..n-1) under a permutation of 0..n-1 that `key` selects: int64[k].
+    """Return the images of `positions` under a permutation of 0..n-1 that shuffles within windows.
 
-    The images of positions w * window to (w + 1) * window - 1 are what lies there in a stream of whole
-    runs of `run` neighbours, themselves permuted. All windows of equal length go through the network at once: a
-    rank among many has one position or none in each, and would wait for NumPy's calls rather than its sums.
+    The permutation permutes whole runs of `run` neighbours, cuts the result into windows, and permutes each window.
+
+    Args:
+        positions: int64[k], each in 0..n-1.
+        key: selects the permutation.
+
+    Returns int64[k]. All windows of equal length go through the network in one call: a rank among many has at most
+    one position in each, and one call for each would cost more than the arithmetic.
     """
     number = positions // window
     places = number * window
-    tail = n // window  # the number of the last window where it is shorter
+    tail = n // window  # the number of the last window, if that is shorter
     for length, here in ((window, number < tail), (n % window, number == tail)):
         keys = mix64s(np.uint64(key & MASK) ^ mix64s(number[here].astype(np.uint64)))
         places[here] += permuted(positions[here] % window, length, keys)
-    # The last run may be shorter. It takes any place among the others with equal chance.
+    # The last run may be shorter. It lands at any place among the others with equal probability.
     full, rest = n // run, n % run
     begin = mix64(key ^ _LAST_RUN) % (full + 1) * run if rest else n
     images = np.empty_like(places)
@@ -108,7 +116,7 @@ def permuted_by_window(
 
 
 class RankSampler(Sampler[int]):
-    """The part of one rank in a global order of samples, by strides.
+    """One rank's part of a global order of samples, by strides.
 
     Local position k of rank r is global position `k * world_size + r`. So local batch k of all
     ranks together is one contiguous global batch, for any world size that divides the global batch,
@@ -116,26 +124,25 @@ class RankSampler(Sampler[int]):
     function of (seed, epoch), or 0, 1, 2, ... without shuffle.
 
     Args:
-        length_or_dataset: number of samples of the whole data set, or anything with `len()`.
-        rank, world_size: this process and how many there are. Give both or neither: then from
-            `torch.distributed` where it is initialised, else 0 and 1 (with a warning where the
-            environment's WORLD_SIZE says that there are more).
-        shuffle: a new permutation each epoch. No memory, whatever the length.
+        length_or_dataset: number of samples of the whole dataset, or anything with `len()`.
+        rank, world_size: this process, and the number of processes. Give both or neither. By default they come
+            from `torch.distributed` if it is initialised, else they are 0 and 1 (with a warning if the
+            environment variable WORLD_SIZE says that there are more).
+        shuffle: give a new permutation each epoch. It needs no memory, whatever the length.
         seed: selects the permutations; the same on all ranks.
-        ends: what to do where the length is no multiple of the world size. "pad" repeats samples from
-            the start of the order, "drop" leaves out the last ones: all ranks have equally many.
-            "uneven" gives every sample exactly once and ranks that differ by one: for evaluation; in
-            DDP training it hangs the last step.
-        window, run: for storage where a jump is dear, shuffle by windows: both in samples, give both.
-            Runs of `run` neighbours (the last one may be shorter) come in random order; of the
-            stream that this gives, each piece of `window` samples is shuffled. So the samples of a
-            window lie in about `window / run` places of the data set. With `window` at least the data
-            set's length, the order is as random as without. Neither has to do with how a loader's threads
-            share the work, nor with how far they are ahead.
+        ends: what to do if the length is no multiple of the world size. "pad" repeats samples from the start of
+            the order, "drop" leaves out the last ones: all ranks get equally many samples. "uneven" gives
+            every sample exactly once, so that ranks differ by one sample. It is for evaluation; in DDP
+            training it hangs the last step.
+        window, run: shuffle by windows, for storage that is slow at jumps. Give both, in samples. The sampler
+            shuffles runs of `run` neighbours (the last one may be shorter), and then the samples in each
+            piece of `window` samples. So the samples of a window lie in about `window / run` places of the
+            dataset. If `window` is at least the dataset's length, the order is as random as without.
+            This window is not the loader's: it has nothing to do with batches in flight.
 
-    `iter()` gives the indices of `epoch`. A `fastload.DataLoader` goes on to the next epoch by
-    itself at each `iter()` of the loader; under any other loop call `set_epoch(e)` before each
-    epoch, as with torch's DistributedSampler.
+    `iter()` gives the indices of `epoch`. A `fastload.DataLoader` goes to the next epoch by itself each
+    time that `iter(loader)` is called. In any other loop, call `set_epoch(e)` before each epoch, as with torch's
+    DistributedSampler.
     """
 
     def __init__(
@@ -198,7 +205,8 @@ class RankSampler(Sampler[int]):
         self.window = window
         self.run = run
         self.epoch = 0
-        self._fresh = True  # `epoch` has not been run by a loader yet
+        self.is_set = True
+        """Whether no fastload loader has begun `epoch` since it was set."""
 
     def __repr__(self) -> str:
         by = "" if self.window is None else f"window={self.window}, run={self.run}, "
@@ -216,26 +224,23 @@ class RankSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next `iter()` gives."""
         self.epoch = epoch_number(epoch)
-        self._fresh = True
-
-    @property
-    def is_set(self) -> bool:
-        """Whether `epoch` was set, and has not been run by a fastload loader since."""
-        return self._fresh
+        self.is_set = True
 
     @property
     def next_epoch(self) -> int:
-        """The epoch that a fastload loader runs next: the one that was set, else the one after `epoch`."""
-        return self.epoch if self._fresh else self.epoch + 1
+        """The epoch that a fastload loader begins next: the one that was set, else the one after `epoch`."""
+        return self.epoch if self.is_set else self.epoch + 1
 
-    def begin_epoch(self) -> int:
-        """Called by a fastload loader at `iter()`: go to `next_epoch`; return it."""
+    def begin_epoch(self) -> None:
+        """Go to `next_epoch`. A fastload loader calls this at `iter()`."""
         self.epoch = self.next_epoch
-        self._fresh = False
-        return self.epoch
+        self.is_set = False
 
     def indices(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Dataset indices at local positions `start` to `stop` of `epoch`, within 0..len(self): int64[stop - start]."""
+        """Return the dataset indices at local positions `start` to `stop` of `epoch`: int64[stop - start].
+
+        Positions run from 0 to `len(self)`.
+        """
         return self._indices(self.epoch, start, stop)
 
     def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
@@ -249,19 +254,19 @@ class RankSampler(Sampler[int]):
         return permuted(positions, self.length, key)
 
     def __iter__(self) -> Iterator[int]:
-        return self.ordered(self.epoch)  # as it is now: `set_epoch` in the middle is for the next
+        return self.ordered(self.epoch)  # a later `set_epoch` does not change this iterator
 
     def ordered(self, epoch: int, start: int = 0) -> Iterator[int]:
-        """The indices of an epoch from local position `start` on; costs nothing to begin."""
+        """Yield the indices of an epoch from local position `start` on."""
         n = len(self)
         for first in range(start, n, _CHUNK):
             yield from self._indices(epoch, first, min(first + _CHUNK, n)).tolist()
 
 
 def random_batches(sampler: BatchSampler) -> Iterator[list[int]]:
-    """Yield what a BatchSampler of a RandomSampler without replacement yields, from the same draws at the same moments.
+    """Yield what a BatchSampler of a RandomSampler without replacement yields, and draw the same at the same moments.
 
-    Torch's own passes every index through two generators, at 0.3 us an index.
+    Torch's own passes each index through two generators, which costs 0.3 us an index.
     """
     single: Any = sampler.sampler
     n, size = len(single.data_source), sampler.batch_size

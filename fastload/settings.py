@@ -1,4 +1,4 @@
-"""The arguments of a loader: what is refused, and the values that one `iter()` works with."""
+"""The arguments of a loader: the values that one `iter()` works with, and the checks that refuse others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OnError = Literal["raise", "skip"] | Callable[[Any, Exception], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A loader's arguments as one `iter()` found them; see `DataLoader` for what they mean."""
+    """A loader's arguments at the time of one `iter()`; see `DataLoader` for what they mean."""
 
     dataset: Any
     sampler: Any
@@ -30,7 +30,7 @@ class Settings:
     batched: bool
     """Whether a batch is collated from samples (torch's automatic batching)."""
     declared_length: int | None
-    """What `len(loader)` said of an iterable dataset, if anybody asked."""
+    """What `len(loader)` returned for an iterable dataset; None if it was not called."""
     batch_size: int | None
     drop_last: bool
     num_workers: int
@@ -57,7 +57,7 @@ class Settings:
 
     @classmethod
     def of(cls, loader: Any) -> Self:
-        """Return the arguments of a loader as they are now."""
+        """Return the current arguments of a loader."""
         ours = {
             "sampler": loader._index_sampler,
             "batched": loader._auto_collation,
@@ -67,9 +67,9 @@ class Settings:
         return cls(**ours, **{name: getattr(loader, name) for name in same})
 
     def followed(self, loader: Any) -> Self:
-        """Return what another epoch of the same workers works with.
+        """Return the settings of another epoch with the same workers.
 
-        The loop's own arguments follow the loader. The workers keep what they were started with, as in torch.
+        What only the loop uses is read from the loader again. The workers keep their arguments, as in torch.
         """
         return replace(
             self,
@@ -79,7 +79,7 @@ class Settings:
         )
 
     def check(self) -> None:
-        """Raise ValueError, with the argument's name, if one beyond torch's has a value that it cannot have."""
+        """Raise ValueError if an argument beyond torch's has an invalid value. The message names the argument."""
         if self.worker_method not in ("thread", "process"):
             raise ValueError(
                 f'worker_method must be "thread" or "process", got {self.worker_method!r}'
@@ -95,7 +95,7 @@ class Settings:
         _at_least(0, retries=integer("retries", self.retries))
         if self.retries and self.iterable:
             raise ValueError(
-                "retries is for map-style data sets: what an iterable data set raised on cannot be asked for again"
+                "retries is for map-style datasets: an iterable dataset cannot be asked for the same sample again"
             )
         if self.copy_dataset not in ("state", True, False):
             raise ValueError(
@@ -105,7 +105,7 @@ class Settings:
         self._check_memory_format()
         if self.seed is not None and self.generator is not None:
             raise ValueError(
-                "seed and generator exclude each other: with a seed, the order is drawn from it alone"
+                "seed and generator exclude each other: with a seed, the order depends on it alone"
             )
         if self.worker_method == "process":
             self._refuse_for_processes()
@@ -118,11 +118,11 @@ class Settings:
         own_collate = self.collate_fn not in (default_collate, default_convert)
         if self.memory_format is torch.channels_last and own_collate:
             raise ValueError(
-                "memory_format is for torch's default collate: a collate_fn of your own gives its batches their memory"
+                "memory_format is for torch's default collate: your own collate_fn chooses how batches lie in memory"
             )
 
     def _refuse_for_processes(self) -> None:
-        """Raise ValueError for arguments that torch's own iterator has no place for."""
+        """Raise ValueError for arguments that torch's own iterator does not know."""
         given = {
             "on_error": self.on_error != "raise",
             "max_errors": self.max_errors is not None,
@@ -138,14 +138,14 @@ class Settings:
             raise ValueError(f'{", ".join(names)}: only for worker_method="thread"')
 
     def check_loadable(self) -> None:
-        """Raise ValueError if `iter()` could load nothing. Torch's constructor lets it pass, and so does ours.
+        """Raise ValueError if `iter()` could load nothing. Like torch's constructor, ours does not check this.
 
-        What `check` refuses is refused here too: arguments can be set after construction.
+        Also call `check` again: a user may have set attributes after construction.
         """
         self.check()
         if self.num_workers == 0 and self.timeout:
             raise ValueError(
-                "timeout needs num_workers > 0: without workers the loop itself reads, and cannot give up on a sample"
+                "timeout needs num_workers > 0: without workers the loop itself reads, and cannot interrupt a sample"
             )
         factor = 1 if self.prefetch_factor is None else self.prefetch_factor
         if integer("prefetch_factor", factor) == 0 and self.prefetch_batches is None:
@@ -153,22 +153,22 @@ class Settings:
 
     @property
     def iterable(self) -> bool:
-        """Whether the dataset is an iterable one, and so read in order by each worker."""
+        """Whether the dataset is iterable, so that each worker reads it in order."""
         return isinstance(self.dataset, IterableDataset)
 
     @property
     def lanes(self) -> int:
-        """Parts of the data that are read apart: each worker's of an iterable dataset."""
+        """Number of lanes: one for each worker of an iterable dataset, otherwise one."""
         return max(1, self.num_workers) if self.iterable else 1
 
     @property
     def keyed(self) -> bool:
-        """Whether random numbers are the sample's own. Without workers and a seed they are the loop's, as in torch."""
+        """Whether each sample has its own random numbers. Without workers and seed it draws the loop's, as in torch."""
         return self.seed is not None or self.num_workers > 0
 
     @property
     def samples_per_batch(self) -> int | None:
-        """None if a batch sampler of the user's does not say."""
+        """The batch size, or None if the user's batch sampler has none."""
         size = self.batch_size or getattr(self.sampler, "batch_size", None)
         return size if isinstance(size, int) and size > 0 else None
 

@@ -1,4 +1,4 @@
-"""The memory of batches: a `SlotPool` lends it and takes it back after the last alias is gone."""
+"""The memory of batches. A `SlotPool` lends it and takes it back once the last alias is gone."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from fastload.layout import ALIGN, Layout, Slot
 
 
 class SlotPool:
-    """Lends the memory of batches and takes it back after the last alias is gone.
+    """Lends the memory of batches and takes it back once the last alias is gone.
 
-    A tensor of a batch lies in a NumPy array under `torch.from_numpy`, that one in an array that
-    stands for the loan. Every view, `.numpy()`, memoryview or DLPack capsule of the batch keeps the
-    loan alive, and so does whatever the user makes of them; when it dies, a weak reference gives
-    the memory back. A batch that is kept is therefore never written again. Idle blocks are kept for
-    reuse as long as there are fewer than `limit` blocks with those on loan: the batches in flight and
-    the one that the loop works on, so that a steady loop allocates nothing.
+    A tensor of a batch shares its memory with a NumPy array, which is a view of an array that stands for the loan.
+    Every view, `.numpy()`, memoryview or DLPack capsule of the batch keeps the loan alive, and so does what the user
+    makes of them. When the loan dies, a weak reference returns the memory. So a batch that the user keeps is never
+    overwritten.
+
+    The pool keeps an idle block if there are fewer than `limit` blocks, idle and on loan. The limit covers the
+    batches in flight and the one in the loop, so that a steady loop allocates nothing.
     """
 
     def __init__(self, *, channels_last: bool = False) -> None:
         self.channels_last = channels_last  # rows [C, H, W] of a slot lie in memory as [H, W, C]
         self.limit = 0
-        self.layout: Layout | None = None  # the latest; a hint only, so that its races are harmless
-        # No lock: the callback below runs wherever the last alias dies, in any thread and inside a
-        # garbage collection; appending to and popping from a deque, and setting and popping a key
-        # of a dict, are atomic.
+        self.layout: Layout | None = None  # the latest; only a hint, so races are harmless
+        # No lock: `_returned` runs where the last alias dies, in any thread and inside a garbage collection.
+        # Appending to and popping from a deque, and setting and popping a key of a dict, are atomic.
         self._idle: deque[np.ndarray] = deque()
         self._loans: dict[int, _Loan] = {}
 
     def collate(self, samples: list[Any]) -> Any:
-        """`default_collate`, which also looks whether the samples have got rows that a slot would take."""
+        """Return `default_collate(samples)`, and notice if samples now have rows that a slot would take."""
         self.layout = Layout(samples[0]) if samples else None
         return default_collate(samples)
 
@@ -44,9 +44,9 @@ class SlotPool:
         return Slot(layout, n, memory, channels_last=self.channels_last)
 
     def acquire(self, nbytes: int) -> np.ndarray:
-        """Borrow at least `nbytes` bytes of 64-byte aligned memory: uint8[>= nbytes], contents undefined."""
+        """Lend 64-byte aligned memory: uint8[>= nbytes], contents undefined."""
         memory = None
-        # A block of another size is of no more use.
+        # Drop blocks of other sizes.
         while memory is None or not nbytes <= memory.nbytes <= 2 * nbytes:
             try:
                 memory = self._idle.pop()
@@ -54,8 +54,7 @@ class SlotPool:
                 raw = np.empty(nbytes + ALIGN, np.uint8)
                 start = -raw.ctypes.data % ALIGN
                 memory = raw[start : start + nbytes]
-        # A view of a memoryview: NumPy makes views of it refer to it and not to the array behind
-        # it.
+        # An array over a memoryview: further views refer to this array, not to `memory`.
         lent = np.frombuffer(memory.data, np.uint8)
         loan = _Loan(lent, self._returned)
         loan.memory = memory
@@ -64,7 +63,7 @@ class SlotPool:
 
     @property
     def lent(self) -> int:
-        """Blocks whose batch is alive: in flight, or kept by the user."""
+        """Number of blocks whose batch is alive: in flight, or kept by the user."""
         return len(self._loans)
 
     def _returned(self, loan: weakref.ref[np.ndarray]) -> None:

@@ -1,6 +1,6 @@
-"""The state of a loader, as a value: what it and the loader that loads it must agree on, and what was delivered.
+"""The state of a loader, as a value: what was delivered, and what another loader must agree on to load it.
 
-The orders say what was delivered: `Order.state`.
+`Order.state` makes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VERSION = 3
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What the states of all loaders have. All fields are JSON values."""
+    """The fields that the states of all loaders have. All are JSON values."""
 
     version: int = VERSION
     kind: str = ""
@@ -34,15 +34,15 @@ class State:
     ended: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name. The values are the state's own."""
+        """Return the fields by name. The values are not copied."""
         return dict(vars(self))
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Return the state that `to_json` gave; raise `StateError` if a field is missing or has another type."""
+        """Return the state that `to_json` returned. Raise `StateError` if a field is missing or has another type."""
         if not isinstance(value, dict) or "version" not in value:
             raise StateError(
-                f"this is no state of a fastload loader: {value!r:.100}; pass what state_dict() returned"
+                f"this is not the state of a fastload loader: {value!r:.100}. Pass what state_dict() returned"
             )
         for field, ours in (("version", VERSION), ("kind", cls.kind)):
             _compare(field, value.get(field), ours)
@@ -50,12 +50,12 @@ class State:
         for field, kind in types.items():
             if field not in value:
                 raise StateError(
-                    f"{field}: the state has no such field: it is incomplete; load another one"
+                    f"{field}: the state has no such field, it is incomplete. Load another one"
                 )
             if not _has_type(value[field], kind):
                 raise StateError(
-                    f"{field}: the state has {value[field]!r:.100}, expected {getattr(kind, '__name__', kind)}; "
-                    "it was changed; load another one"
+                    f"{field}: the state has {value[field]!r:.100}, expected {getattr(kind, '__name__', kind)}. "
+                    "It was edited. Load another one"
                 )
         return cls(**{field: copy.deepcopy(value[field]) for field in types})
 
@@ -75,20 +75,20 @@ class SampledState(State):
     window: int | None
     run: int | None
     set_id: str | None
-    """Of a dataset that has one: the same id, the same samples in the same order."""
+    """The dataset's attribute `set_id`, if it has one. The same id means the same samples in the same order."""
     batches: int = 0
     position: int = 0
-    """Where the last of these batches ended in the order of all ranks."""
+    """Where the last of these batches ended, in the order of all ranks."""
     ahead: list[int]
-    """The batches delivered before others that were not (in_order=False)."""
+    """Ordinals of the batches that were delivered before earlier ones (in_order=False)."""
     ahead_on_rank: int | None = None
     draws: list[Any] | None = None
-    """None if the sampler draws nothing. Else what it draws from: before `iter(sampler)` and before its first index;
-    once the epoch has ended, only what the next one begins with."""
+    """The random states before `iter(sampler)` and before its first index. After the end of the epoch, only those that
+    the next epoch begins with. None if the sampler draws nothing."""
     sampler_state: Any = None
-    """What the sampler's `state_dict()` returned before `iter(sampler)`; once the epoch has ended, after it."""
+    """What the sampler's `state_dict()` returned before `iter(sampler)`, or after the end of the epoch."""
     checksum: int | None = None
-    """Of the indices of these batches, on one rank; None if the sampler draws nothing."""
+    """Checksum of the indices of these batches, on one rank; None if the sampler draws nothing."""
     checksum_on_rank: int | None = None
 
 
@@ -105,10 +105,10 @@ class IterableState(State):
 
 _REMEDIES = {
     "version": "use the fastload that made the state",
-    "kind": "load it into a loader of the same kind of data set",
+    "kind": "load it into a loader of the same kind of dataset",
     "seed": "make the loader with the state's seed",
-    "samples": "load it with the data set that it was made on",
-    "set_id": "load it with the set that it was made on: this one was made anew, or has other parts",
+    "samples": "load it with the dataset that it was made on",
+    "set_id": "load it with the set that it was made on: this one was written again, or has other parts",
     "sampler": "give the loader the same shuffle, or the same kind of sampler",
     "sampler_length": "give the loader the sampler that the state was made with",
     "generators": "give the loader, or its sampler, a generator if the state's had one and only then",
@@ -118,8 +118,8 @@ _REMEDIES = {
     "window": "give the sampler the state's window and run",
     "run": "give the sampler the state's window and run",
     "drop_last": "make the loader with the state's drop_last",
-    "world_size": "use as many ranks: only RankSampler and DistributedSampler with batches of a fixed size can be "
-    "resumed by another number of them",
+    "world_size": "use as many ranks: another number can resume only RankSampler and DistributedSampler, with batches "
+    "of a fixed size",
     "global_batch": "choose the batch size so that batch size x ranks is the state's",
     "workers": "make the loader with the state's num_workers",
 }
@@ -131,9 +131,9 @@ _MADE_BY = {
 
 
 def check(state: State, ours: State, *, rank: int, any_world: bool) -> None:
-    """Raise `StateError` if `state` does not fit a loader whose own is `ours`: with field, both values and remedy.
+    """Raise `StateError` if a loader whose own state is `ours` cannot load `state`: with field, both values and remedy.
 
-    `any_world`: whether the loader can resume what another number of ranks has begun.
+    `any_world` says whether the loader can resume what another number of ranks began.
     """
     for field in _REMEDIES:
         if not (field == "world_size" and any_world):
@@ -143,7 +143,7 @@ def check(state: State, ours: State, *, rank: int, any_world: bool) -> None:
     if (state.ahead_on_rank, state.world_size) != (rank, ours.world_size):
         raise StateError(
             f"ahead: the state has batches {state.ahead} delivered out of order on rank {state.ahead_on_rank} of "
-            f"{state.world_size}, this loader is of rank {rank} of {ours.world_size}; load the state that the same "
+            f"{state.world_size}, this loader is on rank {rank} of {ours.world_size}; load the state that the same "
             "rank saved"
         )
 
@@ -156,19 +156,19 @@ def _compare(field: str, theirs: Any, ours: Any) -> None:
 
 
 def _shown(field: str, value: Any) -> str:
-    """Return `value` as text; a sampler's name with the arguments by which a loader makes such a one itself."""
+    """Return `value` as text. After a sampler's name add the arguments with which a loader makes that sampler."""
     made_by = _MADE_BY.get(value) if field == "sampler" else None
     return f"{value!r} (or {made_by})" if made_by else repr(value)
 
 
 def _has_type(value: Any, kind: Any) -> bool:
-    """Return whether `value` has the type of a field; a bool is no int."""
+    """Return whether `value` has the type of a field. A bool is no int."""
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     return Any in kinds or type(value) in [get_origin(one) or one for one in kinds]
 
 
-def whole(value: Any) -> int | None:
-    """Return `value` as an int, whatever its type of integers; None if it is none."""
+def as_int(value: Any) -> int | None:
+    """Return `value` as an int, or None if it is no integer."""
     try:
         return operator.index(value)
     except TypeError:
@@ -176,7 +176,7 @@ def whole(value: Any) -> int | None:
 
 
 def known_length(it: Any) -> int | None:
-    """Return `len(it)`; None if it has none, or if that raises: torch never asks for it."""
+    """Return `len(it)`, or None if that raises: torch never calls it, so it may."""
     try:
         return len(it)
     except Exception:

@@ -1,4 +1,4 @@
-"""The keys of random streams: a pure function of seed, epoch, position and index."""
+"""The keys of random streams: pure functions of seed, epoch, position and index."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from fastload.hashing import hash64, mix64, mix64s
 from fastload.rows import as_indices
 
-_BATCH = 0x6261_7463_6800_0000  # sets the stream of a batch apart from that of its first sample
+_BATCH = 0x6261_7463_6800_0000  # separates the stream of a batch from that of its first sample
 
 
 class StreamKeys:
-    """The keys of all streams of one epoch, as one rank sees them. Immutable.
+    """The keys of all streams of one epoch, on one rank. Immutable.
 
     Args:
         seed, epoch: integers.
@@ -33,13 +33,13 @@ class StreamKeys:
         self._world_size = world_size
 
     def sample(self, position: int, index: Any, *, seeded: bool = True) -> int:
-        """Return 64 bits for the sample `index` at a local position; if not `seeded`, equal ones for all seeds."""
+        """Return 64 bits for the sample `index` at a local position. With `seeded=False` they ignore the seed."""
         place = position * self._world_size + self._rank
         key = self._seeded if seeded else self._unseeded
         return mix64(mix64(key ^ place) ^ _index_bits(index))
 
     def samples(self, position: int, indices: Sequence[Any]) -> NDArray[np.uint64]:
-        """Return `sample` of each of `indices`, which begin at a local position, uint64[len(indices)]."""
+        """Return `sample` of each of `indices`, the first of which is at `position`: uint64[len(indices)]."""
         numbers = as_indices(indices)
         if numbers is None:
             keys = [self.sample(position + k, index) for k, index in enumerate(indices)]
@@ -57,5 +57,5 @@ class StreamKeys:
 def _index_bits(index: Any) -> int:
     try:
         return operator.index(index)
-    except TypeError:  # a key of another kind, of which its text is the same in every process
+    except TypeError:  # another kind of key: hash its text, which is the same in every process
         return hash64(repr(index))

@@ -1,4 +1,4 @@
-"""Fakes for tests of loaders and of code around them: data sets that are slow, that fail, that wait for each other."""
+"""Fakes for tests of loaders and of code around them: datasets that are slow, that fail, or that wait for others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SlowDataset(Dataset[int]):
 
 
 class FailingDataset(Dataset[Any]):
-    """`dataset`, except that reading an index in `failures` raises a copy of the exception that stands there."""
+    """`dataset`, but to read an index in `failures` raises a copy of its exception."""
 
     def __init__(self, dataset: Any, *, failures: Mapping[int, BaseException]) -> None:
         self.dataset = dataset
@@ -40,17 +40,17 @@ class FailingDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         if index in self.failures:
-            # A copy: raising an exception hangs the frames of the loop on it, and workers hold this
-            # data set, so an iterator in such a frame would never be collected.
+            # A copy: a raised exception holds the frames of the loop, and the workers hold this dataset. So an
+            # iterator in such a frame would never be collected.
             raise copy.copy(self.failures[index])
         return self.dataset[index]
 
 
 class Sequencer:
-    """Forces the order in which threads pass places of the test's choice.
+    """Forces the order in which threads pass places that a test chooses.
 
-    `with sequencer(n):` waits until the blocks 0 to n-1 have been left, each by whichever thread.
-    Every number is used once. A wait of 30 s, which only a deadlock can cause, raises TimeoutError.
+    `with sequencer(n):` waits until threads have left the blocks 0 to n-1. Use every number once. A wait of 30 s, which
+    only a deadlock can cause, raises TimeoutError.
 
         >>> order, sequencer = [], Sequencer()
         >>> def second() -> None:
@@ -72,7 +72,7 @@ class Sequencer:
         self._turn = threading.Condition()  # owns _next
 
     def __call__(self, place: int) -> _Place:
-        """A context manager: wait for `place`, run the block, let the next one pass."""
+        """Return a context manager that waits for `place`, runs the block, and lets the next one pass."""
         return _Place(self, place)
 
     def _enter(self, place: int) -> None:

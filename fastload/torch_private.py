@@ -1,8 +1,6 @@
-"""The private names of torch that fastload depends on, each with its reason. No other file may use
-one.
+"""The private names of torch that fastload uses, each with its reason. No other file may use one.
 
-`tests/test_torch_private.py` checks that each still means what is thought here, on the oldest and
-the newest torch.
+`tests/test_torch_private.py` checks that each still does what this file expects, on the oldest and the newest torch.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _local = threading.local()
 
 
 def current_worker_info() -> WorkerInfo | None:
-    """The worker info of this thread, None outside of user code that a worker runs."""
+    """Return the worker info of this thread, or None outside of user code in a worker."""
     info: WorkerInfo | None = getattr(_local, "info", None)
     return info
 
@@ -47,11 +45,10 @@ def _get_worker_info() -> Any:
 
 
 def show_worker_info_in_threads() -> None:
-    """Make `get_worker_info()` answer per thread, for whoever imported it, at any time.
+    """Make `get_worker_info()` return the info of the calling thread, also for code that imported it earlier.
 
-    Torch keeps the info in a module global and user code holds the function object, so neither the
-    global nor the name can be made to differ between threads: the function's code is exchanged. In
-    a thread without an info of ours it returns what it always did.
+    Torch keeps the info in a module global, and user code holds the function object. Neither can differ between
+    threads, so this replaces the function's code. In other threads it returns what it always did.
     """
     if torch_worker.get_worker_info.__code__ is not _get_worker_info.__code__:
         torch_worker._fastload_worker_info = current_worker_info  # type: ignore[attr-defined]
@@ -85,15 +82,15 @@ _RNG_FUNCTIONS: dict[str, Callable[..., Any]] = {
         else generator.set_state(new_state)
     ),
 }
-"""What torch's functions of the same names do in place of their own code; see `seed_in_threads`."""
+"""The new code of torch's functions of the same names; see `seed_in_threads`."""
 
 
 def seed_in_threads(generator: Callable[[], torch.Generator | None]) -> None:
-    """Make `torch.manual_seed()` and its kin act on what `generator()` gives in the calling thread, if it gives one.
+    """Make `torch.manual_seed()` and its kin act on the generator that `generator()` returns in the calling thread.
 
-    A sample that seeds (the usual way to crop a picture and its mask alike) would seed the loop's
-    generator, of which there is one in the process. As `get_worker_info`, user code holds these
-    functions, so their code is exchanged; where `generator()` is None they do what they always did.
+    A sample may seed, for example to crop an image and its mask alike. That would seed the only generator of the
+    process, which is the loop's. User code holds these functions, so this replaces their code, as for
+    `get_worker_info`. If `generator()` returns None, they do what they always did.
     """
     module: Any = torch.random
     if getattr(module, "_fastload_generator", None) is generator:
@@ -108,22 +105,22 @@ def seed_in_threads(generator: Callable[[], torch.Generator | None]) -> None:
 
 
 _KERNELS_KEY = "TESTING_ONLY_GenericMode"
-"""A dispatch key under which torch itself has no kernels. A thread that looks at it does so before all others."""
+"""A dispatch key for which torch itself has no kernels. A thread that includes it looks at it before all others."""
 
 _Library: Any = torch.library.Library  # Any: it has no types
-_libraries: list[Any] = []  # what is registered lasts as long as they
+_libraries: list[Any] = []  # kept, because a registration lasts as long as its library
 
 
 def register_kernels(kernels: dict[str, Callable[..., Any]]) -> Callable[[bool], None]:
-    """Register kernels for torch's own operators, for good; 5 ms.
+    """Register kernels for torch's own operators, for the rest of the process. This takes 5 ms.
 
-    Torch calls them in a thread that looks at their key. For all other operators it passes the key over, at no cost.
+    Torch calls them in a thread that includes their key. For all other operators it skips the key at no cost.
 
     Args:
         kernels: by the name of the operator and its overload: `random_.from`.
 
     Returns:
-        What makes the calling thread look at the key (True), or not (False); 0.2 us.
+        A function that makes the calling thread include the key (True) or not (False), in 0.2 us.
     """
     key = torch._C._dispatch_key_parse(_KERNELS_KEY)
     others, ours = libraries = _Library("_", "IMPL"), _Library("aten", "IMPL")
@@ -131,7 +128,7 @@ def register_kernels(kernels: dict[str, Callable[..., Any]]) -> Callable[[bool],
         others.fallback(torch.library.fallthrough_kernel, _KERNELS_KEY)
         for name, kernel in kernels.items():
             ours.impl(name, kernel, _KERNELS_KEY)
-    except BaseException:  # Ctrl-C: half of them would stand in the way of the next attempt
+    except BaseException:  # Ctrl-C: half of the registrations would make the next attempt fail
         for library in libraries:
             library._destroy()
         raise
@@ -140,7 +137,7 @@ def register_kernels(kernels: dict[str, Callable[..., Any]]) -> Callable[[bool],
 
 
 def overload(name: str) -> Any:
-    """Torch's operator of a name such as `random_.from`; None if this torch has none."""
+    """Return torch's operator of a name such as `random_.from`, or None if this torch has none."""
     base, _, of_it = name.partition(".")
     return getattr(getattr(torch.ops.aten, base, None), of_it or "default", None)
 
@@ -154,21 +151,21 @@ _default_generator: Any = torch.default_generator  # Any: the stubs do not know 
 
 
 def is_default_generator(generator: Any) -> bool:
-    """Return whether it is torch's default generator. Kernels get another object of Python's for it at each call."""
+    """Return whether it is torch's default generator. Kernels get a new Python object for it at each call."""
     return bool(generator._cdata == _default_generator._cdata)
 
 
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-"""How many `TorchDispatchMode`s this thread is in; 0.1 us."""
+"""Returns how many `TorchDispatchMode`s this thread is in, in 0.1 us."""
 
 
 def is_faking() -> bool:
-    """Return whether this thread computes without values, as torch does while it traces a graph."""
+    """Return whether this thread computes without values, as when torch traces a graph."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def make_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any) -> WorkerInfo:
-    """A WorkerInfo for a thread, with the `worker_method` that torch >= 2.13 has in it."""
+    """Return a WorkerInfo for a thread, with a `worker_method` if torch has that (>= 2.13)."""
     fields: dict[str, Any] = {
         "id": worker_id,
         "num_workers": num_workers,
@@ -186,15 +183,14 @@ def pin(data: Any) -> Any:
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies in shared memory. Public, but without types."""
+    """Return whether a tensor lies in shared memory. The function is public, but has no types."""
     return bool(tensor.is_shared())  # type: ignore[no-untyped-call]
 
 
 def collate_handler(kind: type) -> Callable[..., Any] | None:
-    """The function that torch's `default_collate` applies to samples of type `kind`, those of users
-    included.
+    """Return the function that `default_collate` applies to samples of type `kind`, also one that a user registered.
 
-    None where it looks into the sample as a container, or refuses it.
+    Return None if `default_collate` treats such a sample as a container, or refuses it.
     """
     table = torch_collate.default_collate_fn_map
     if kind in table:
@@ -203,7 +199,7 @@ def collate_handler(kind: type) -> Callable[..., Any] | None:
 
 
 collate_tensors: Callable[..., Any] = torch_collate.collate_tensor_fn
-"""Torch's own handler of tensors: where a user registered another, the user's is called."""
+"""Torch's own handler of tensors. A user may have registered another."""
 
 collate_arrays: Callable[..., Any] = torch_collate.collate_numpy_array_fn
 """Torch's own handler of NumPy arrays."""
@@ -216,33 +212,33 @@ collate_numbers: tuple[Callable[..., Any], ...] = (
 
 
 def profiler_is_on() -> bool:
-    """Whether any of torch's profilers runs, whichever thread started it; 50 ns.
+    """Return whether one of torch's profilers runs, started by any thread. This takes 50 ns.
 
-    The flag that torch keeps for such checks. Its functions tell of the calling thread alone.
+    Torch keeps this flag for such checks. Its functions only know about the calling thread.
     """
     return torch_profiler._is_profiler_enabled
 
 
 def all_threads_profiler_config() -> _ExperimentalConfig:
-    """An `experimental_config` by which a profiler sees the threads that run already, too."""
+    """Return an `experimental_config` with which a profiler also sees threads that already run."""
     return _ExperimentalConfig(profile_all_threads=True)
 
 
 no_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
-"""`with no_torch_function():` no torch function in the block passes through a mode or a subclass; 0.2 us.
+"""`with no_torch_function():` keeps torch functions in the block from modes and subclasses; 0.2 us.
 
-What torch's own modes use (`torch.overrides` has no public name for it)."""
+Torch's own modes use it, but `torch.overrides` has no public name for it."""
 
 
 def resize_antialiased(
     pixels: NDArray[np.uint8], size: tuple[int, int], *, out: NDArray[np.uint8] | None = None
 ) -> NDArray[np.uint8]:
-    """uint8[h, w, 3] to uint8[*size, 3], into `out` where it is given: bilinear, antialiased. All are contiguous.
+    """Resize uint8[h, w, 3] to uint8[*size, 3], bilinear and antialiased; into `out` if given. All are contiguous.
 
-    The kernel under `torch.nn.functional.interpolate`, without 20 us of Python around it.
+    This is the kernel of `torch.nn.functional.interpolate`, without 20 us of Python around it.
     """
-    # As [1, h, w, 3] permuted: of a permuted [h, w, 3] with a new dimension the strides are not those of
-    # channels-last memory, and the kernel makes planes of its input and its output, in twice the time.
+    # Permute [1, h, w, 3]. If [h, w, 3] is permuted before a dimension is added, the strides are not those of
+    # channels-last memory, and the kernel makes planes of input and output, in twice the time.
     image = torch.from_numpy(pixels.reshape(1, *pixels.shape).transpose(0, 3, 1, 2))
     if out is None:
         out = np.empty((*size, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""What threads wait at: lines, in which each thread waits until it is woken, and one lock of the process."""
+"""Lines of threads that wait to be woken, and the one lock of the process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import deque
 from contextlib import suppress
 
 starting = threading.Lock()
-"""Owns the number of threads that torch gives to new threads, while `workers` starts some that have one."""
+"""Owns the number of torch's threads, which `workers` sets while it starts threads."""
 
 
 class Line:
-    """A line of waiting threads, each at a lock of its own. All methods are called with the lock of the line's owner.
+    """A line of waiting threads, each at its own lock. Call all methods under the lock of the line's owner.
 
-    A thread that finds nothing to do joins the line under the owner's lock, and acquires its turn without it:
+    A thread that finds nothing to do joins the line under the owner's lock, and acquires its turn without that lock:
 
         while True:
             with lock:
@@ -23,9 +23,9 @@ class Line:
                 turn = line.join()
             turn.acquire()
 
-    Not `threading.Condition`: a `close()` out of a garbage collection in this very thread, after it looked and before
-    it is in line, would wake no one, and the thread would sleep for ever. Here a thread that joins a closed line is
-    awake. Nor does a wait end with a lock to be taken back, in the middle of which Ctrl-C could strike.
+    Why not `threading.Condition`: a garbage collection in this very thread may call `close()`, after the thread looked
+    and before it is in line. It would wake nobody, and the thread would sleep forever. Here a thread that joins a
+    closed line is awake at once. Also, no wait ends by taking a lock back, where Ctrl-C could strike.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Line:
         self._closed = False
 
     def join(self) -> threading.Lock:
-        """Return a turn: a lock that can be acquired once this thread is woken."""
+        """Return a turn: a lock that this thread can acquire once it is woken."""
         turn = threading.Lock()
         turn.acquire()
         self._turns.append(turn)
@@ -42,16 +42,17 @@ class Line:
         return turn
 
     def leave(self, turn: threading.Lock) -> None:
-        """Take a turn that was waited for out of line, if an interrupted wake or none left it there."""
+        """Take a turn out of line, if it is still there: the wake was interrupted, or the wait timed out."""
         with suppress(ValueError):
             self._turns.remove(turn)
 
     def wake(self, n: int | None = None) -> None:
-        """Wake the first `n` in line, or all.
+        """Wake the first `n` threads in line, or all.
 
-        A turn is released first, and then taken out of line. Ctrl-C between the two leaves a turn in line whose
-        thread is awake. To meet it again does no harm: it cannot be released twice, or it stands for a thread that is
-        about to look for itself. A line of one thread is woken whole, so that such a turn cannot take that one's place.
+        This releases a turn, and then takes it out of line. Ctrl-C in between leaves a turn in line whose thread is
+        awake. It does no harm there: a second release raises and does not count, and a thread that has not acquired
+        its turn yet is about to look anyway. If only one thread can be in line, the caller wakes all, so that such a
+        turn cannot take its place.
         """
         left = len(self._turns) if n is None else n
         while left > 0:
@@ -68,14 +69,14 @@ class Line:
             self.leave(turn)
 
     def close(self) -> None:
-        """Wake all, and whoever joins from now on."""
+        """Wake all threads, and every thread that joins from now on."""
         self._closed = True
         self.wake()
 
 
 def _after_fork_in_child() -> None:
     global starting
-    starting = threading.Lock()  # the thread that may hold it is not in this process
+    starting = threading.Lock()  # a thread that held it does not exist in this process
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,16 +1,16 @@
-"""The bounded, ordered hand-off between threads: the locks of the pipeline are here, and its lines in `waiting`.
+"""The bounded, ordered hand-off between threads. It has the locks of the pipeline; `waiting` has its lines.
 
     loop             workers                      collector               loop
     issue(t)   ->    claim(), deliver(t)    ->    collect(), publish(t)   ->   take()
                      complete(t)
 
-A *ticket* is a place in the order, one for each batch. The workers share its *units* among them: samples, or 1 if the
-batch is read in one call. The one bound is on places, not on lengths of queues:
+A *ticket* is a place in the order, one for each batch. The workers share its *units*: the samples, or 1 if one call
+reads the batch. The only bound is on places, not on the lengths of queues:
 
     issued - oldest ticket not yet taken <= depth
 
-So late tickets cannot fill the window while an early one is missing. The end of the data is a count: nothing is in
-flight and nothing more is issued. There are no sentinels and no time-outs as control flow. Closing wakes every waiter.
+So late tickets cannot fill the window while an early one is missing. The data ends if nothing is in flight and nothing
+more is issued: there are no sentinels, and time-outs are no control flow. `close()` wakes every waiting thread.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from fastload.telemetry import WaitClock
 from fastload.waiting import Line
 
 RUN_SECONDS = 250e-6
-"""How long a run should last, the neighbours in a batch that are claimed at once: 50 times what claiming and delivering
-cost, and short enough that a slow run holds back few cheap samples."""
+"""How long a run (neighbours in a batch, claimed at once) should last. It is 50 times the cost of claiming and
+delivering, and so short that a slow run holds back few cheap samples."""
 
 FILL_SECONDS = 2e-3
-"""The same, if the dataset fills a run in one call: about 16 images, so that what Python does for a call vanishes."""
+"""The same if the dataset fills a run in one call: about 16 images, so that the overhead of a call is negligible."""
 
 _OPEN, _COMPLETE, _READY, _TAKEN = range(4)
 
 
 class Ticket:
-    """A place in the order. All fields belong to the lock of the window that issued it."""
+    """A place in the order. The lock of the window that issued it owns all fields."""
 
     __slots__ = ("claimed", "delivered", "dropped", "lane", "nbytes", "number", "stage", "units")
 
@@ -52,18 +52,18 @@ class Ticket:
         self.dropped = False
 
     def release(self) -> None:
-        """Let go of what a dropped ticket carries. Called without the lock, also during a run."""
+        """Drop what a dropped ticket carries. The window calls this without its lock, also during a run."""
 
 
 class RunLength:
-    """Learns how many units one claim should take, so that a run lasts about `seconds`. Belongs to a window's lock."""
+    """Learns how many units one claim should take, so that a run lasts about `seconds`. A window's lock owns it."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._unit_seconds = 0.0  # estimated cost of a unit; 0 = unknown
 
     def of(self, ticket: Ticket) -> int:
-        """Return the units of a run of `ticket`; 1 while the cost is unknown."""
+        """Return the units of a run of `ticket`: 1 while the cost is unknown."""
         if not self._unit_seconds:
             return 1
         return max(1, min(ticket.units, int(self._seconds / self._unit_seconds)))
@@ -71,7 +71,7 @@ class RunLength:
     def learn(self, unit_seconds: float) -> None:
         """Take a step of at most 25 % towards what a unit cost, so that the estimate follows the median run.
 
-        Neither a thread that lost its core nor a sample that was in a cache decides about the next runs.
+        A thread that lost its core, or a sample from a cache, does not decide about the next runs.
         """
         known = self._unit_seconds
         self._unit_seconds = (
@@ -83,7 +83,7 @@ T = TypeVar("T", bound=Ticket)
 
 
 class Claim(NamedTuple, Generic[T]):
-    """Units `start` to `stop` of a ticket, which the claiming worker alone now owns."""
+    """Units `start` to `stop` of a ticket. Only the worker that claimed them works on them."""
 
     ticket: T
     start: int
@@ -91,7 +91,7 @@ class Claim(NamedTuple, Generic[T]):
 
 
 class WindowCounts(NamedTuple):
-    """What the window counted since the last `recount()`; seconds include waits that still go on."""
+    """The counts of a window since the last `recount()`. Seconds include current waits."""
 
     consumer_wait_s: float
     worker_wait_s: float
@@ -101,14 +101,16 @@ class WindowCounts(NamedTuple):
 class Window(Generic[T]):
     """A bounded window on an ordered stream of tickets, `depth` places wide.
 
-    With `max_bytes`, the bytes of the tickets in flight are bounded too. A ticket that is not complete counts as the
-    mean so far. One is always let in, and only one until the first is complete.
+    Args:
+        depth: places in the window.
+        in_order: if False, `take()` gives any ticket that is ready. The bound still counts from the oldest ticket.
+        collected: put a collector thread between the workers and the loop.
+        lanes: lines from which workers claim: one for all workers, or one for each if a ticket belongs to a worker.
+        max_bytes: bound of the bytes in flight. An incomplete ticket counts as the mean so far. One ticket is always
+            let in, and only one until the first is complete.
+        run_seconds: how long a run should last.
 
-    Workers claim from *lanes*: one for all of them, or one for each if a ticket is a certain worker's.
-
-    `collected=True` puts a collector between the workers and the loop. With `in_order=False`, `take()` gives any
-    ticket that is ready, and the bound counts from the oldest one not yet taken. Only the thread that holds `taking`
-    may take and issue; only one may collect; any number may claim and deliver.
+    Only the thread that holds `taking` may take and issue, only one may collect, any may claim and deliver.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class Window(Generic[T]):
         self._ready_tickets: deque[T] = deque()  # those that can be taken; as they became ready
         self._run_length = RunLength(run_seconds)
         self.closed = False
-        """Whether `close()` was called. Set once and never cleared, so it may be read without the lock."""
+        """Whether `close()` was called. It is never cleared, so any thread may read it without the lock."""
         self._fault: BaseException | None = None
         self._idle = WaitClock()
         self._consumer_wait_s = 0.0
@@ -145,16 +147,14 @@ class Window(Generic[T]):
         self._takes = 0
 
     def _make_locks(self) -> None:
-        # Owns every field of the window and those of the tickets. Re-entrant: a garbage collection can start in any
-        # thread at any allocation, also under this lock, and run the finalizer that closes this very window. That only
-        # sets flags, wakes, and reads the clock, so a section that it interrupts finds its own state unchanged.
+        # Owns every field of the window and of its tickets. Re-entrant: a garbage collection can start in any thread at
+        # any allocation, also under this lock, and its finalizer may close this very window. `close()` only sets flags,
+        # wakes threads and reads the clock, so the section that it interrupts finds its own state unchanged.
         self._lock = threading.RLock()
-        # Owns the loop's side, if several threads share one iterator: held by the one in `next()`.
+        # Owns the loop's side, if several threads share one iterator. The thread in `next()` holds it.
         self.taking = threading.RLock()
-        # Threads that wait, to be woken when ...
-        self._workers = [
-            Line() for _ in range(self.lanes)
-        ]  # ... a ticket of their lane has units to claim
+        # Threads that wait until ...
+        self._workers = [Line() for _ in range(self.lanes)]  # ... their lane has units to claim
         self._collector = Line()  # ... a ticket is complete
         self._loop = Line()  # ... a ticket can be taken
         self._pauses = Line()  # ... tickets are dropped
@@ -162,14 +162,14 @@ class Window(Generic[T]):
     # ---- the loop ----
 
     def recount(self) -> None:
-        """Start to count anew."""
+        """Restart the counts at 0."""
         with self._lock:
             self._idle.restart()
             self._consumer_wait_s = self._occupancy_sum = 0.0
             self._takes = 0
 
     def discard(self) -> None:
-        """Forget every ticket in flight. Runs in progress deliver into nothing."""
+        """Forget every ticket in flight. What runs in progress deliver is discarded."""
         with self._lock:
             dropped = tuple(self._flight)
             for ticket in dropped:
@@ -188,7 +188,7 @@ class Window(Generic[T]):
         return self.taking._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     def has_room(self) -> bool:
-        """Whether one more ticket may be issued."""
+        """Return whether one more ticket may be issued."""
         with self._lock:
             if not self._flight:
                 return True
@@ -197,20 +197,20 @@ class Window(Generic[T]):
             if self.max_bytes is None:
                 return True
             if not self._measured:
-                return False  # until it is known how large they are
+                return False  # their size is not known yet
             unknown = len(self._flight) - self._complete_count + 1
             mean = self._measured_bytes / self._measured
             return self._complete_bytes + unknown * mean <= self.max_bytes
 
     def oldest(self) -> T | None:
-        """The ticket that has been in flight for longest."""
+        """Return the ticket that has been in flight for longest, or None."""
         with self._lock:
             return self._flight[0] if self._flight else None
 
     def issue(self, ticket: T) -> None:
-        """Put `ticket` in the next place. The caller has seen `has_room()`, and only its own thread could change that.
+        """Put `ticket` in the next place, after `has_room()` returned True. No other thread issues.
 
-        The caller completes a ticket of no units (one that failed before it could be read).
+        The caller completes a ticket without units, which failed before it could be read.
         """
         with self._lock:
             ticket.number = self._issued
@@ -221,10 +221,10 @@ class Window(Generic[T]):
                 self._workers[ticket.lane].wake(-(-ticket.units // self._run_length.of(ticket)))
 
     def take(self, timeout: float | None = None) -> T | None:
-        """Wait for the next ticket and take it out of the window. Return None at the end: nothing is in flight.
+        """Wait for the next ticket and take it out of the window. Return None if nothing is in flight.
 
-        Raises `LoaderTimeoutError` after `timeout` seconds (nothing is lost), `LoaderClosedError`, and
-        `WorkerCrashError` if a thread of the pipeline itself failed.
+        Raises `LoaderTimeoutError` after `timeout` seconds (nothing is lost), `LoaderClosedError` after `close()`, and
+        `WorkerCrashError` if a thread of the pipeline failed.
         """
         started = turn = None
         try:
@@ -258,14 +258,14 @@ class Window(Generic[T]):
                     self._consumer_wait_s += perf_counter() - started
 
     def check(self) -> None:
-        """Raise `WorkerCrashError` or `LoaderClosedError` if no ticket will come any more."""
+        """Raise `WorkerCrashError` or `LoaderClosedError` if no more tickets will come."""
         if self._fault is not None:
             raise WorkerCrashError("a loader thread ended unexpectedly") from self._fault
         if self.closed:
-            raise LoaderClosedError("the loader was closed: begin another epoch with iter(loader)")
+            raise LoaderClosedError("the loader was closed. Begin another epoch with iter(loader)")
 
     def ready(self) -> T | None:
-        """Return the ticket that `take()` would give now; None if it would wait, raise or end."""
+        """Return the ticket that `take()` would return now, or None if it would wait, raise or end."""
         with self._lock:
             return None if self.closed else self._next()
 
@@ -277,7 +277,7 @@ class Window(Generic[T]):
     # ---- the workers ----
 
     def claim(self, lane: int = 0) -> Claim[T] | None:
-        """Wait for units to work on in a lane; None when the window is closed."""
+        """Wait for units to work on in a lane, and claim some. Return None once the window is closed."""
         workers, open_tickets = self._workers[lane], self._open[lane]
         turn = None
         while True:
@@ -294,7 +294,7 @@ class Window(Generic[T]):
                     if stop == ticket.units:
                         open_tickets.popleft()
                     if open_tickets:
-                        # There may be more runs than `issue` foresaw: no worker sleeps beside open units.
+                        # There may be more runs than `issue` expected. No worker sleeps while units are open.
                         workers.wake(1)
                     return Claim(ticket, start, stop)
                 self._idle.start()
@@ -302,7 +302,7 @@ class Window(Generic[T]):
             turn.acquire()
 
     def deliver(self, ticket: T, units: int, seconds: float) -> bool:
-        """Report `units` units done in `seconds`. Return True for the one call that brings the last of a ticket.
+        """Report that `units` units took `seconds`. Return True if they were the last ones of the ticket.
 
         The worker that gets True finishes the batch and calls `complete()`.
         """
@@ -312,7 +312,7 @@ class Window(Generic[T]):
             return ticket.delivered == ticket.units and not ticket.dropped
 
     def complete(self, ticket: T) -> None:
-        """The batch of `ticket` is made; hand it to the collector, or to the loop."""
+        """Hand `ticket`, whose batch is made, to the collector or to the loop."""
         with self._lock:
             if ticket.dropped:
                 return
@@ -329,7 +329,7 @@ class Window(Generic[T]):
     # ---- the collector ----
 
     def collect(self) -> T | None:
-        """Wait for the next complete ticket, in order if the window is; None when the window is closed."""
+        """Wait for the next complete ticket, in order if the window is. Return None once the window is closed."""
         turn = None
         while True:
             with self._lock:
@@ -346,7 +346,7 @@ class Window(Generic[T]):
             turn.acquire()
 
     def publish(self, ticket: T) -> None:
-        """The batch of `ticket` is what the loop shall see."""
+        """Hand `ticket` to the loop."""
         with self._lock:
             if ticket.dropped:
                 return
@@ -358,9 +358,9 @@ class Window(Generic[T]):
     # ---- anyone ----
 
     def close(self, fault: BaseException | None = None) -> None:
-        """Wake every thread that waits, and let none wait again. May be called by any thread, any number of times.
+        """Wake every thread that waits, and let none wait again. Any thread may call this, any number of times.
 
-        With `fault`, a thread of the pipeline ended by it, and `take()` raises `WorkerCrashError`.
+        If a `fault` ended a thread of the pipeline, `take()` raises `WorkerCrashError` with it as the cause.
         """
         with self._lock:
             self._fault = fault or self._fault
@@ -391,7 +391,7 @@ _windows: weakref.WeakSet[Window[Any]] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    # A thread that holds one of these locks does not exist here. The one that does was in no section: none can fork.
+    # A thread that held one of these locks does not exist here. The forking thread held none: no section forks.
     for window in list(_windows):
         window._make_locks()
         window.close()

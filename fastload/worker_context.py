@@ -1,4 +1,4 @@
-"""What a thread does with the samples that it claimed: reads them in their streams, and finishes the batch."""
+"""How a thread reads the samples that it claimed, in their random streams, and finishes the batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 
 from fastload.batch import Batch
 from fastload.errors import ModuleStateWarning, SharedStateWarning
-from fastload.faults import file_of
 from fastload.fetch import Fetcher
 from fastload.global_draws import GlobalDraws
 from fastload.isolation import Watch, WorkerCopies
@@ -21,17 +20,25 @@ from fastload.randomness import Stream
 from fastload.rows import Filler
 from fastload.telemetry import Place, Recorder, recording, span
 from fastload.torch_private import current_worker_info, pin, set_worker_info
+from fastload.user_errors import file_of
 
 COLLECTOR, LOOP = -2, -1
-"""Of a batch's recorders, those that are not a worker's."""
+"""The indices of a batch's recorders that belong to no worker."""
 
 
 class WorkerContext:
-    """Where claimed samples are read: by which worker, from which dataset, with which random stream.
+    """What one worker, or the loop without workers, reads with: dataset, collate function and random stream.
 
-    `own` is what the worker reads through. `filler` fills rows from its dataset, if anything does. `info` is what
-    `get_worker_info()` returns in the dataset; None if the loop itself serves: then it returns whatever it did, which
-    is an outer worker's if the loop runs in a sample. `pause` waits for some seconds, or until a batch is dropped.
+    Args:
+        worker: the worker's id, which selects its recorder.
+        own: the worker's copies of dataset and functions.
+        info: what `get_worker_info()` returns in the dataset. None, for the loop: it returns what it returned before,
+            which is an outer worker's info if the loop runs in a sample.
+        stream: the random stream.
+        pause: waits for a number of seconds, or until a batch is dropped.
+        lane: the window's lane from which the worker claims.
+
+    `filler` fills rows from the worker's dataset, if anything does.
     """
 
     def __init__(
@@ -52,7 +59,7 @@ class WorkerContext:
         self.stream = stream
         self.pause = pause
         self.filler: Filler | None = None
-        # Of what the loop is to warn, by category: "the dataset seems to ...".
+        # Warnings for the loop by category, as ends of "the dataset seems to ...".
         self.noticed: dict[type[Warning], set[str]] = {
             UserWarning: self.stream.noticed,
             SharedStateWarning: set(),
@@ -60,7 +67,7 @@ class WorkerContext:
         }
         self._looks: dict[str, list[GlobalDraws | Watch | NewGenerators]] = {}
         self._blocks = {"sample": 0, "collate": 0}
-        if worker == 0:  # one looks for all: a look costs some 100 us, of each of them as it starts
+        if worker == 0:  # one worker looks for all, because a look costs some 100 us
             for stage in self._blocks:
                 looked = GlobalDraws(stream.noticed, numpy="numpy" not in stream.modules)
                 self._looks[stage] = [looked]
@@ -77,13 +84,13 @@ class WorkerContext:
 
     @contextmanager
     def looking(self, stage: str) -> Iterator[None]:
-        """Notice in the block what makes samples depend on other threads.
+        """Notice what makes samples depend on other threads, in the block.
 
-        In the stage's first four blocks, then in every one whose number is a power of two.
+        Look in the first four blocks of a stage, and then in each whose number is a power of two.
         """
         self._blocks[stage] = number = self._blocks[stage] + 1
         looks = self._looks.get(stage, []) if number <= 4 or not number & (number - 1) else []
-        try:  # which ends what Ctrl-C let begin
+        try:  # Ctrl-C may strike while they begin
             for look in looks:
                 look.begin()
             yield
@@ -93,7 +100,7 @@ class WorkerContext:
 
 
 def neutral_modes() -> AbstractContextManager[None]:
-    """Grad mode on, no inference mode, no autocast: the state of a fresh thread, where the loop serves itself."""
+    """Return a context in the modes of a fresh thread: grad mode, no inference mode, no autocast."""
     accelerator = torch.accelerator.current_accelerator()
     devices = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
     autocast = [device for device in devices if torch.is_autocast_enabled(device)]
@@ -120,21 +127,21 @@ def read_run(
     """Read units `start` to `stop` of a batch, and return the seconds that it took."""
     recorder = batch.recorders[context.worker]
     started = perf_counter()
-    if fetcher.copies:  # no code of the user's, nothing drawn: a batch may take 30 us in all
+    if fetcher.copies:  # without the preparations for user code: a batch may take 30 us in all
         fetcher.read(batch, start, stop, context)
         cpu_s = perf_counter() - started
     else:
         cpu_s = _read(batch, start, stop, fetcher, context, recorder)
     seconds = perf_counter() - started
     units = batch.size if fetcher.whole else stop - start
-    if units:  # none if the lane had ended, or the batch was dropped
+    if units:  # 0 if the lane had ended, or the batch was dropped
 
         def place() -> Place:
             index = batch.first_index(start)
             return Place(batch.epoch, batch.ordinal, index, file_of(context.dataset, index))
 
         recorder.run(units, seconds, cpu_s, place)
-    # Told before the batch can be taken: so the loop hears of it at its next `next()` at the latest.
+    # Before the loop can take the batch, so that it warns at its next `next()` at the latest.
     _tell(context, fetcher)
     return seconds
 
@@ -153,7 +160,7 @@ def _read(
     context: WorkerContext,
     recorder: Recorder,
 ) -> float:
-    """Read what was claimed with all that user code may ask for in place; the CPU seconds that it took."""
+    """Read the claimed samples with worker info and recorder in place. Return the CPU seconds that it took."""
     outer = current_worker_info()
     set_worker_info(context.info or outer)
     cpu_started = thread_time()
@@ -161,24 +168,24 @@ def _read(
         with recording(recorder), span("sample"), context.looking("sample"):
             fetcher.read(batch, start, stop, context)
     finally:
-        # Not while collating: where torch's collate finds a worker info, it takes shared memory.
+        # Not while collating: if torch's collate finds a worker info, it uses shared memory.
         set_worker_info(outer)
     return thread_time() - cpu_started
 
 
 def finish(batch: Batch, fetcher: Fetcher, context: WorkerContext) -> None:
-    """Make a batch of its samples, all of which are read."""
+    """Make a batch, all of whose samples are read."""
     started = perf_counter()
     with span("collate"), context.looking("collate") if fetcher.collates else nullcontext():
         fetcher.finish(batch, context.collate_fn, context.stream)
     batch.recorders[context.worker].add("collate", perf_counter() - started)
     if batch.dropped:
-        batch.release()  # `discard` may have done so before there was anything to let go
+        batch.release()  # `discard` may have done so before the data was made
     _tell(context, fetcher)
 
 
 def can_pin(device: str, *, stacklevel: int) -> bool:
-    """Return whether there is anything to pin for; warn in torch's words if there is not."""
+    """Return whether an accelerator needs pinned memory; if not, warn in torch's words."""
     if device:
         warnings.warn(
             "pin_memory_device is deprecated, the current accelerator will be used as the device,"
@@ -203,7 +210,7 @@ def can_pin(device: str, *, stacklevel: int) -> bool:
 
 
 def pin_batch(batch: Batch) -> None:
-    """Replace the data of `batch`, unless it has failed, by a pinned copy, or by the error that pinning raised."""
+    """Replace the data of `batch` by a pinned copy, or by the error that pinning raised. Skip a failed batch."""
     if batch.error is not None:
         return
     started = perf_counter()

@@ -1,10 +1,10 @@
-"""The threads of a loader: started, set up, given work, joined. The only file that creates a loader's threads.
+"""Start, set up and join the threads of a loader, and give them work. No other file creates a loader's threads.
 
-A thread holds the window and the fetcher, never the iterator that the user holds: so an abandoned
-iterator is collected, its finalizer closes the window, and the threads end by themselves. They are
-daemons, and all of them are ended at interpreter exit: a thread that still ran in C++ while the
-interpreter is taken down would abort the process, and one that hangs in a dead file system must not
-keep it from ending.
+A thread holds the window and the fetcher, never the iterator that the user holds. So an iterator that the user drops
+is collected, its finalizer closes the window, and the threads end by themselves.
+
+The threads are daemons, because a thread that hangs in a dead file system must not keep the process alive. They are
+also ended at interpreter exit, because a thread in C++ code would abort the process while the interpreter shuts down.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import torch
 
 from fastload import waiting
 from fastload.batch import Batch
-from fastload.faults import annotate, contained
 from fastload.fetch import Fetcher
 from fastload.global_draws import global_states, restore_global_states
 from fastload.isolation import Isolation, WorkerCopies
@@ -36,6 +35,7 @@ from fastload.torch_private import (
     set_worker_info,
     show_worker_info_in_threads,
 )
+from fastload.user_errors import annotate, contained
 from fastload.window import Window
 from fastload.worker_context import (
     WorkerContext,
@@ -46,12 +46,12 @@ from fastload.worker_context import (
 )
 
 JOIN_SECONDS = 5.0
-"""How long `close()` waits for calls in progress before it names the threads that hang and returns."""
+"""How long `close()` waits for calls in progress. Then it warns of the threads that hang, and returns."""
 
 _local = threading.local()
 
 _alive: dict[threading.Thread, Window[Batch]] = {}
-"""Every loader thread of this process that may still run, with what it serves."""
+"""Every loader thread of this process that may still run, with its window."""
 
 
 def start(
@@ -63,28 +63,28 @@ def start(
     num_workers: int,
     base_seed: int,
 ) -> list[threading.Thread]:
-    """Start the worker threads of a window, and its collector if it has one; return when all of them are set up.
+    """Start the worker threads of a window, and its collector if it has one. Return once all of them are set up.
 
     Args:
-        window: where the work comes from and goes to.
-        fetcher: how it is done.
-        isolation: gives each worker what it reads through. A worker starts as soon as that is made. Its
-            `init_fn` is called with the worker's id in its thread, one worker after another, while the
-            caller waits; Python's, NumPy's and torch's global random states are restored afterwards.
-        streams: make each worker's random stream, in its thread.
-        num_workers: threads; 0 starts none.
+        window: hands out the work and takes the batches.
+        fetcher: reads the samples and finishes the batches.
+        isolation: makes the copies of each worker, which starts as soon as it has them. Each worker calls its
+            `init_fn` with its id, in its thread, one worker after another. The global random states of Python,
+            NumPy and torch are restored afterwards.
+        streams: makes the random stream of each worker, in its thread.
+        num_workers: number of worker threads; 0 starts none.
         base_seed: `get_worker_info().seed` of worker i is `base_seed + i`.
 
-    Raises what `init_fn` raised, and what a class raised that copies itself; no thread is left then.
+    Raises what `init_fn` or a user's copy method raised. Then no thread is left.
     """
     show_worker_info_in_threads()
     device = _current_device()
     threads: list[threading.Thread] = []
-    # What came of setting up, of each thread.
+    # Each thread puts None once it is set up, or the error that it raised.
     set_up: SimpleQueue[Exception | None] = SimpleQueue()
 
     def launch(name: str, target: Callable[..., None], *args: Any) -> None:
-        # A worker process begins with its parent's context variables: np.errstate, decimal.localcontext.
+        # Like a worker process, a thread begins with the caller's context variables: np.errstate, decimal.localcontext.
         run = contextvars.copy_context().run
         thread = threading.Thread(target=run, args=(target, *args, set_up), name=name, daemon=True)
         _alive[thread] = window
@@ -103,7 +103,7 @@ def start(
     try:
         with _torch_threads_kept() as torch_threads, _random_states_kept(isolation.initialises):
             for i in range(num_workers):
-                with neutral_modes():  # or a copied tensor is one of the caller's inference mode
+                with neutral_modes():  # inference mode would make inference tensors of copies
                     own = isolation.own(watching=i == 0 and num_workers > 1)
                 if i == 0:
                     isolation.warn_of_shared(stacklevel=6)
@@ -124,9 +124,9 @@ def start(
 
 
 def join(threads: Iterable[threading.Thread]) -> None:
-    """Wait for threads whose window is closed to return from the calls they are in, `JOIN_SECONDS` at most.
+    """Wait at most `JOIN_SECONDS` for threads whose window is closed to return from their current calls.
 
-    Threads that hang are named in a warning, with their stacks, and left behind; nobody waits again.
+    Name threads that hang in a warning, with their stacks, and abandon them: no later call waits for them.
     """
     deadline = perf_counter() + JOIN_SECONDS
     others = [thread for thread in threads if thread is not threading.current_thread()]
@@ -138,7 +138,7 @@ def join(threads: Iterable[threading.Thread]) -> None:
             _alive.pop(thread, None)
         names = ", ".join(thread.name for thread in stuck)
         warnings.warn(
-            f"after {JOIN_SECONDS:g} s, {names} had not returned from a call; left behind:\n"
+            f"{names} did not return from a call within {JOIN_SECONDS:g} s and will not be waited for again:\n"
             f"{whereabouts(stuck)}",
             RuntimeWarning,
             stacklevel=3,
@@ -146,7 +146,7 @@ def join(threads: Iterable[threading.Thread]) -> None:
 
 
 def whereabouts(threads: Iterable[threading.Thread]) -> str:
-    """What each thread is doing: its stack, innermost call last."""
+    """Return the stack of each thread, innermost call last."""
     frames = sys._current_frames()
     stacks = []
     for thread in threads:
@@ -193,11 +193,11 @@ def _work(
             context.filler = fetcher.filler_of(own.dataset)
             while serve(window, fetcher, context):
                 pass
-        window.discard()  # it is closed: whoever keeps an error of ours shall not keep the batches
+        window.discard()  # it is closed: a user who keeps one of our errors must not keep the batches
 
 
 def serve(window: Window[Batch], fetcher: Fetcher, context: WorkerContext) -> bool:
-    """Claim one run of units, read them, finish the batch if they were its last. False if closed."""
+    """Claim one run of units, read them, and finish the batch if they were its last. Return False once closed."""
     claim = window.claim(context.lane)
     if claim is None:
         return False
@@ -206,7 +206,7 @@ def serve(window: Window[Batch], fetcher: Fetcher, context: WorkerContext) -> bo
     if window.deliver(batch, stop - start, seconds):
         finish(batch, fetcher, context)
         window.complete(batch)
-    context.stream.move(None, None)  # which keeps no batch
+    context.stream.move(None, None)  # so that it keeps no batch
     batch.recorders[context.worker].probe()
     return True
 
@@ -225,7 +225,7 @@ def _collect(
 
 @contextmanager
 def _reporting_to(window: Window[Batch]) -> Iterator[None]:
-    """Let the loop know when a thread ends by a fault, and the process when it ends."""
+    """If the block raises, close the window with the fault. Then take this thread out of `_alive`."""
     try:
         yield
     except BaseException as exc:
@@ -238,12 +238,12 @@ def _reporting_to(window: Window[Batch]) -> Iterator[None]:
 def _setting_up(
     set_up: SimpleQueue[Exception | None], device: int | None, where: str
 ) -> Iterator[None]:
-    """Make this thread like a worker of torch's, then run the block; tell `start` what came of it, whatever it is.
+    """Make this thread like one of torch's workers, run the block, and tell `start` whether that raised.
 
-    One torch thread, and the consumer's device: new threads begin on device 0.
+    The thread gets one torch thread and the consumer's device, because new threads begin on device 0.
     """
     try:
-        torch.get_num_threads()  # or the first parallel operation takes the global number over this
+        torch.get_num_threads()  # or the first parallel operation would replace the 1 by the global number
         torch.set_num_threads(1)
         if device is not None:
             torch.accelerator.set_device_index(device)
@@ -257,7 +257,7 @@ def _setting_up(
 
 
 def _current_device() -> int | None:
-    """The consumer's accelerator, if it uses one: asking must not initialise CUDA."""
+    """Return the index of the consumer's accelerator if it uses one, without initialising CUDA."""
     if torch.cuda.is_available() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     return torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
@@ -265,14 +265,14 @@ def _current_device() -> int | None:
 
 @contextmanager
 def _torch_threads_kept() -> Iterator[int]:
-    """Give the number of torch's threads, and set it back afterwards.
+    """Yield the number of torch's threads, and restore it after the block.
 
-    Setting it in any thread sets it for threads to come, and for the main thread unless that has
-    looked at its own before. So: look, let the workers set theirs, set it back; one start at a time,
-    or one would look at what another has set.
+    To set it in any thread also sets it for new threads, and for the main thread unless that has read its own before.
+    So this reads it, lets the workers set theirs, and restores it. Only one thread does so at a time, or one would
+    read what another has set.
     """
     known: int | None = getattr(_local, "torch_threads", None)
-    if known is not None:  # in a worker, whose own number is 1 and shall stay so
+    if known is not None:  # in a worker, whose own number is 1 and must stay 1
         try:
             yield known
         finally:

@@ -1,4 +1,4 @@
-"""Promise: `check` tells a data set that threads can read from one that they cannot, and says what to do."""
+"""Promise: `check` tells a dataset that threads can read from one that they cannot, and says what to do."""
 
 from __future__ import annotations
 
@@ -391,8 +391,8 @@ def test_an_iterable_dataset_that_holds_what_has_no_copy_is_told_of() -> None:
     ("dataset", "said"),
     [
         ("a string", "got str"),
-        (DataLoader([1, 2]), "give its data set"),
-        (FastDataLoader([1, 2]), "give its data set"),
+        (DataLoader([1, 2]), "give its dataset"),
+        (FastDataLoader([1, 2]), "give its dataset"),
         (Honest, "give an instance"),
         (iter([1]), "got list_iterator"),
         (Honest(-1), "cannot be told: len.. raises ValueError"),
@@ -632,7 +632,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         (["no_such_module:good"], 2, "no_such_module"),
         (["sets_to_check:nothing"], 2, "nothing"),
         (["sets_to_check:number"], 2, "int"),
-        (["sets_to_check:loader"], 2, "give its data set"),
+        (["sets_to_check:loader"], 2, "give its dataset"),
         (["sets_to_check:Needs"], 2, "Needs"),
         (["sets_to_check:Negative"], 2, "0 or more"),
         (["sets_to_check:good", "--samples", "0"], 2, "--samples"),

@@ -24,7 +24,7 @@ GROUND_FILES = (
     "fastload.cores.",
     "fastload.disk.",
     "fastload.errors.",
-    "fastload.faults.",
+    "fastload.user_errors.",
     "fastload.hashing.",
     "fastload.nested.",
     "fastload.torch_private.",

@@ -29,7 +29,7 @@ def in_a_thread(function: Any) -> Any:
 def test_worker_info_is_seen_by_whoever_imported_the_function_and_in_its_thread_alone() -> None:
     torch_private.show_worker_info_in_threads()
     torch_private.show_worker_info_in_threads()  # again: no harm
-    info = torch_private.make_worker_info(3, 5, 77, "data set")
+    info = torch_private.make_worker_info(3, 5, 77, "dataset")
 
     def look() -> tuple[Any, Any]:
         torch_private.set_worker_info(info)
@@ -39,7 +39,7 @@ def test_worker_info_is_seen_by_whoever_imported_the_function_and_in_its_thread_
 
     assert in_a_thread(look) == (info, info, None)
     assert imported_before() is None
-    assert (info.id, info.num_workers, info.seed, info.dataset) == (3, 5, 77, "data set")
+    assert (info.id, info.num_workers, info.seed, info.dataset) == (3, 5, 77, "dataset")
 
 
 def test_handlers_are_those_that_torch_would_call() -> None:

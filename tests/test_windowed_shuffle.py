@@ -28,7 +28,7 @@ def test_every_key_gives_a_permutation_of_whole_runs_save_at_the_ends_of_windows
 ) -> None:
     """The bound that makes it worth its name: of the runs in a window all but three are whole.
 
-    Cut are the one before, the one behind, and the last of the data set is short.
+    Cut are the one before, the one behind, and the last of the dataset is short.
     """
     n, run, window = sizes
     images = permuted_by_window(np.arange(n), n, key, window=window, run=run)
@@ -80,7 +80,7 @@ def test_ranks_stride_through_one_order_and_resume_by_slicing(
 def test_the_orders_of_first_and_last_rank_are_the_same_for_ever(
     length: int, world: int, window: int, run: int, pinned: list[int]
 ) -> None:
-    """As CRC-32: windows of both numbers of rounds, of one sample, longer than the data set, many and few at a time.
+    """As CRC-32: windows of both numbers of rounds, of one sample, longer than the dataset, many and few at a time.
 
     A change of these numbers changes every run that was started with a seed, and needs a new major version.
     """

@@ -1,4 +1,4 @@
-"""Files through torchvision's ImageFolder, by torch's DataLoader or fastload's: a user's unmodified data set.
+"""Files through torchvision's ImageFolder, by torch's DataLoader or fastload's: a user's unmodified dataset.
 
 Variants: LOADER-DECODER, the loader "torch" or "fastload", the decoder "pillow" (with torchvision's transforms v1) or
 "torchvision" (with v2, on uint8 tensors).

@@ -1,4 +1,4 @@
-"""torchdata.nodes with threads: the graph of its migration guide, over the same data set as torch's DataLoader."""
+"""torchdata.nodes with threads: the graph of its migration guide, over the same dataset as torch's DataLoader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a data set can be read by threads: it is read serially and in threads, and compared.
+"""Whether a dataset can be read by threads: it is read serially and in threads, and compared.
 
 fastload check my_package.data:train_set
 """
@@ -56,25 +56,32 @@ def check(
     seed: int = 0,
     say: Callable[[str], None] = lambda how: None,
 ) -> Report:
-    """Read some samples of a data set serially and in threads, compare them, and say what to do.
+    """Read some samples of a dataset serially and in threads, compare them, and say what to do.
 
     Args:
-        dataset: a map-style or an iterable one. Copies of it are read, as workers read them, about five times as
-            often as `samples` says.
-        samples: how many are compared; of a map-style one, spread over its length.
+        dataset: a map-style or an iterable dataset. The check reads copies of it, as workers do, and about five times
+            as many samples as it compares.
+        samples: how many samples to compare. Those of a map-style dataset are spread over its length.
         workers: threads that read at once.
         seed: of the random streams, the same for all readings.
         say: called with "serially" before the serial readings, and with "in 4 threads" before those in threads.
 
-    What it can find: what cannot be copied for each worker; samples that raise; samples that differ between a
-    serial loop and threads, or between two serial loops (the time); draws from global random state, and whether a
-    sample seeds that state as well; a buffer that is used again; rows that `fill_rows` writes otherwise than
-    `__getitem__` returns; an iterable dataset that is its own iterator, or
-    that every worker would read whole; time under the GIL. A race that did not show in these readings it cannot find.
+    It can find:
 
-    The command of this name reads in a child process, and reports a dataset that ends it.
+    - objects that cannot be copied for each worker;
+    - samples that raise;
+    - samples that differ between a serial loop and threads, or between two serial loops;
+    - draws from global random states, and samples that seed these;
+    - a buffer that samples share;
+    - rows that differ between `fill_rows` and `__getitem__`;
+    - an iterable dataset that is its own iterator, or that every worker would read whole;
+    - time under the GIL.
 
-    Raises TypeError for what is no data set.
+    It cannot find a race that did not happen in these readings.
+
+    The command `fastload check` reads in a child process, and also reports a dataset that ends its process.
+
+    Raises TypeError if `dataset` is no dataset.
     """
     require_data_set(dataset)
     others = OtherProcesses()
@@ -220,14 +227,14 @@ def in_threads(workers: int) -> str:
 
 
 def _spread(dataset: Any, samples: int) -> list[int]:
-    """The indices of some samples, spread over the data set."""
+    """Return the indices of some samples, spread over the dataset."""
     length = len(dataset)
     count = min(samples, length)
     return [i * length // count for i in range(count)]
 
 
 def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: list[Finding]) -> int:
-    """How many samples raised."""
+    """Return how many samples raised."""
     failed = [(k, sample) for k, sample in zip(indices, got, strict=True) if type(sample) is Raised]
     if failed:
         index, first = failed[0]
@@ -317,7 +324,7 @@ def _of_draws(whose: str, *, seeded: bool, matters: bool) -> Finding:
     if not matters:
         return Finding("note", what, "No sample depends on it: there is nothing to do.")
     if seeded:
-        what += ", and seeds it: draws that shall be alike, for an image and its mask, can differ"
+        what += ", and seeds it: draws that should be equal, for an image and its mask, can differ"
         return Finding("fault", what, f"Draw from {source}.")
     advice = f"Samples are right but not reproducible. To reproduce them, draw from {source}."
     return Finding("note", what, advice)

@@ -1,4 +1,4 @@
-"""Whether two samples are the same, bit for bit, whatever they are made of."""
+"""Compare two samples bit for bit, whatever they consist of."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import torch
 
 
 def differing(indices: Sequence[Any], one: Sequence[Any], other: Sequence[Any]) -> str:
-    """Which samples differ, in words; empty if none does."""
+    """Return which samples differ, in words; an empty text if none does."""
     pairs = zip(indices, one, other, strict=True)
     wrong = [index for index, a, b in pairs if not same(a, b)]
     return f"{len(wrong)} of {len(indices)} samples (index {wrong[0]!r} first)" if wrong else ""
 
 
 def same(a: Any, b: Any, compared: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Whether two samples are equal, bit for bit; what has no notion of it and no attributes, by type.
+    """Return whether two samples are equal, bit for bit.
 
-    `compared` are the pairs that lie around this one: an object may refer to itself.
+    Objects without equality are compared by their attributes, and by type if they have none. `compared` are the pairs
+    that contain this one, because an object may contain itself.
     """
     if type(a) is not type(b):
         return False
@@ -53,14 +54,14 @@ def same(a: Any, b: Any, compared: frozenset[tuple[int, int]] = frozenset()) -> 
             equals = getattr(a, "equals", None)  # of tables, whose == is one too
             if bool(equals(b)) if equals else bool(a == b or (a != a and b != b)):
                 return True
-        except Exception:  # code of the user's, or of arrays within: their attributes say more
+        except Exception:  # user code, or arrays inside: compare their attributes
             return alike(attributes, _attributes(b))
         return bool(attributes) and alike(attributes, _attributes(b))
     return alike(attributes, _attributes(b))
 
 
 def _parts(tensor: torch.Tensor) -> list[Any]:
-    """What a tensor of any layout is made of: plain values, or dense tensors."""
+    """Return the parts of a tensor of any layout: plain values and dense tensors."""
     tensor = tensor.detach()
     if tensor.is_nested:
         return [*tensor.unbind()]
@@ -79,7 +80,7 @@ def _parts(tensor: torch.Tensor) -> list[Any]:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """An object's attributes by name, in dictionary and slots."""
+    """Return an object's attributes by name, from its dictionary and its slots."""
     slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
     names = {n for some in slots for n in ([some] if isinstance(some, str) else some)}
     return sorted(

@@ -1,4 +1,4 @@
-"""Samples of a data set read once, serially or in threads, with what the reading cost: `compare` compares them."""
+"""Samples of a dataset read once, serially or in threads, with what the reading cost: `compare` compares them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 from fastload.check.equality import same
 from fastload.cores import usable_cores
 from fastload.errors import DatasetCopyError
-from fastload.faults import shown
 from fastload.global_draws import is_profiled
 from fastload.loader import DataLoader
 from fastload.rows import filler
 from fastload.telemetry import cores_busy_s, delayed_s
 from fastload.telemetry.snapshot import seconds_in
+from fastload.user_errors import shown
 
 LONGEST_S = 5.0
 """What is not clear about the GIL by then will not be."""
@@ -40,30 +40,30 @@ TICKS_S = 0.02
 SERIALLY = "serially"
 
 NAP_S, LATE = 200e-6, 3
-"""Long enough that whoever waits for the GIL has taken it; where it is free, a nap ends within some 100 us more."""
+"""Long enough for another thread to take the GIL. If the GIL is free, a nap takes at most some 100 us longer."""
 
 
 def require_data_set(dataset: Any) -> None:
-    """Raise TypeError, with what to give in its place, for what is no data set that threads could read."""
+    """Raise TypeError if threads cannot read `dataset`. The message says what to give instead."""
     if isinstance(dataset, TorchDataLoader):
-        raise TypeError(f"expected a data set, got a {type(dataset).__name__}: give its data set")
+        raise TypeError(f"expected a dataset, got a {type(dataset).__name__}: give its dataset")
     if isinstance(dataset, IterDataPipe | MapDataPipe):
         raise TypeError(
-            "expected a data set, got a data pipe, which torch reads in processes: threads never do"
+            "expected a dataset, got a data pipe, which torch reads in processes: threads never do"
         )
     if isinstance(dataset, type):
-        raise TypeError(f"expected a data set, got the class {dataset.__name__}: give an instance")
+        raise TypeError(f"expected a dataset, got the class {dataset.__name__}: give an instance")
     if isinstance(dataset, IterableDataset):
         return  # whose length no reading needs
     if isinstance(dataset, str | bytes) or not all(
         hasattr(dataset, name) for name in ("__getitem__", "__len__")
     ):
         raise TypeError(
-            f"expected a data set (with __getitem__ and __len__, or an IterableDataset), got {type(dataset).__name__}"
+            f"expected a dataset (with __getitem__ and __len__, or an IterableDataset), got {type(dataset).__name__}"
         )
     try:
         len(dataset)
-    except Exception as error:  # code of the user's
+    except Exception as error:  # user code
         raise TypeError(
             f"the length of {type(dataset).__name__} cannot be told: len() raises {type(error).__name__}: "
             f"{shown(error, str)}. Return the number of samples, 0 or more"
@@ -154,7 +154,7 @@ def read_filled(dataset: Any, indices: Iterable[int], seed: int) -> list[Any]:
 
     Return nothing if it fills none.
     """
-    with suppress(Exception):  # code of the user's, of which the loader warns
+    with suppress(Exception):  # user code; the loader warns of it
         if filler(dataset) is None:
             return []
     got: list[Any] = []
@@ -170,15 +170,15 @@ def read_filled(dataset: Any, indices: Iterable[int], seed: int) -> list[Any]:
 
 
 def _kept(sample: Any) -> Any:
-    """A copy that the next sample cannot change; the sample itself where it has none."""
+    """Return a copy that the next sample cannot change, or the sample itself if it cannot be copied."""
     try:
         return copies.deepcopy(sample)
-    except Exception:  # code of the user's, or of torch for a tensor within a graph
+    except Exception:  # user code, or torch's for a tensor in a graph
         return sample
 
 
 def share_under_gil(dataset: Any, indices: Iterable[int] | None, samples: int, seed: int) -> float:
-    """Share (0 to 1) of the time in which this thread, beside one that reads, finds the GIL taken as it wakes."""
+    """Return the share (0 to 1) of time in which this thread, beside one that reads, finds the GIL taken."""
     all_s = late_s = 0.0
     deadline = perf_counter() + LONGEST_S
     for _ in range(MOST_READINGS):

@@ -1,4 +1,4 @@
-"""What `check` found out about a dataset, and how it is said."""
+"""The report of `check` about a dataset."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Level = Literal["fault", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about a data set, and what to do."""
+    """A fact about a dataset, and what to do."""
 
     level: Level
-    """"fault": threads would give other samples than a serial loop, or there is nothing to compare; "note": they
-    would not, but read this."""
+    """"fault": threads would give other samples than a serial loop, or there is nothing to compare. "note": threads
+    give the same samples, but read this."""
     what: str
     advice: str
 
@@ -26,7 +26,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `check` saw."""
+    """The result of `check`."""
 
     dataset: str
     samples: int
@@ -34,24 +34,25 @@ class Report:
     serial_ms: float
     """Milliseconds a sample, read serially."""
     cpu_share: float
-    """Share (0 to 1) of that in which the thread computed; the rest it waited. Time without a core is in neither."""
+    """Share (0 to 1) of that time in which the thread computed. It waited for the rest. Time without a core counts for
+    neither."""
     gil_share: float
-    """Estimated share (0 to 1) of reading in which the GIL is held: for how much of it another thread that wakes
-    beside one reader does not get it at once."""
+    """Estimated share (0 to 1) of reading in which a reader holds the GIL, so that another thread that wakes must wait
+    for it."""
     threads_ratio: float | None
-    """Samples a second in threads over those read serially; None where it could not be measured, as other
-    processes took the cores, or nothing was read in threads."""
+    """Samples a second in threads, divided by those read serially. None if it could not be measured: other processes
+    used the cores, or nothing was read in threads."""
     failed: int = 0
-    """How many of the samples raised, read serially."""
+    """How many samples raised, read serially."""
     findings: list[Finding] = field(default_factory=list)
     isolation: Summary = field(default_factory=Summary)
-    """What each worker has its own copy of, and what all workers share."""
+    """What each worker copies, and what all workers share."""
     compared: bool = True
-    """Whether samples of threads can be compared with serial ones; not if they depend on global random draws."""
+    """Whether samples of threads can be compared with serial ones. They cannot if they depend on global draws."""
 
     @property
     def ok(self) -> bool:
-        """Whether threads gave what a serial loop gives, and that was something for every sample."""
+        """Whether threads gave what a serial loop gives, for every sample."""
         return all(finding.level != "fault" for finding in self.findings)
 
     def __str__(self) -> str:
@@ -67,10 +68,10 @@ class Report:
         verdict = (
             "Threads gave the samples of a serial loop, bit for bit."
             if self.ok and self.compared
-            else "Threads read it as a serial loop does; samples with global draws cannot be compared."
+            else "Threads read it as a serial loop does. Samples with global draws cannot be compared."
             if self.ok
             else "Nothing could be compared."
             if self.failed == self.samples
-            else "Do not read this data set with threads as it is."
+            else "Do not read this dataset with threads as it is."
         )
         return "\n".join([head, str(self.isolation), *map(str, self.findings), verdict])

@@ -1,4 +1,4 @@
-"""What a plan copies for each worker and what it shares, to be shown to the user."""
+"""What a plan copies for each worker and what it shares, as a text for the user."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fastload.isolation.plan import Plan
 
 @dataclass(slots=True)
 class Piece:
-    """An object that is copied, with all that is copied below it, or one that is shared."""
+    """A copied object with all copies below it, or a shared object."""
 
     path: str
     kind: str
     objects: int = 0
     nbytes: int = 0
-    """About: what `sys.getsizeof` says of each object, and the memory of arrays and tensors."""
+    """About: `sys.getsizeof` of each object, and the memory of arrays and tensors."""
     why: str = ""
-    """Of what is shared."""
+    """Why it is shared; empty if it is copied."""
 
     def __str__(self) -> str:
         said = [self.kind]

@@ -151,7 +151,7 @@ def contents(cell: CellType) -> Any:
 
 
 def places_in(x: Any) -> Iterator[Place]:
-    """Yield where a function or a dictionary holds cached functions."""
+    """Yield the places in which a function or a dictionary holds cached functions."""
     kind = type(x)
     if kind is FunctionType:
         for cell in x.__closure__ or ():

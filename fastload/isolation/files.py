@@ -112,7 +112,7 @@ def _newline(file: io.TextIOWrapper) -> str | None:
 
     if not any(isinstance(value, io.IncrementalNewlineDecoder) for value in gc.get_referents(file)):
         return held()[0]
-    # This is `newline`, or the end of the file, where no characters are left. A seek removes the latter.
+    # This is `newline`, or the end of the file if no characters are left. A seek removes the latter.
     if held() == [""]:
         file.seek(file.tell())
     return "" if held()[:1] == [""] else None

@@ -1,8 +1,8 @@
-"""Generators of random numbers that a worker's copy holds: keyed anew for each sample.
+"""Generators of random numbers that a worker's copy holds. Each sample gives them a new key.
 
-A sample's numbers must not depend on which samples the same worker read before. So every generator gets a new key for
-every sample, also one from which the sample before drew nothing. That takes about 3 us for a generator of NumPy's, 5
-for one of Python's and 2 for one of torch's, whether the sample draws or not.
+A sample's numbers must not depend on which samples the same worker read before. So every sample gives every generator
+a new key, also if the sample before drew nothing. That takes about 3 us for a NumPy generator, 5 us for a Python one
+and 2 us for one of torch's, whether the sample draws or not.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fastload.hashing import hash64, mix64
 
 
 class Keyed:
-    """The generators of one worker's copy, keyed anew for each sample. Belongs to one thread.
+    """The generators in one worker's copies, to which each sample gives new keys. One thread owns it.
 
     Args:
         generators: the place in the graph (`dataset.transform.R`) and the object. Generators that share a bit
-            generator share one key, named after the first place. So do generators of one kind with equal states: they
-            draw alike, as they would in a worker process. Torch's generators for other devices than the CPU are left
-            alone.
-        own_state: a sample's draws depend on the key, the place and the state that the generator has now;
-            if False, on key and place alone.
+            generator share one key, which depends on the first place. So do generators of one kind with equal states:
+            they draw the same numbers, as they would in a worker process. Torch's generators for other devices than
+            the CPU are not changed.
+        own_state: whether a sample's draws also depend on the generator's present state. If False, they depend
+            only on key and place.
     """
 
     def __init__(self, generators: Sequence[tuple[str, Any]], *, own_state: bool) -> None:
@@ -42,21 +42,21 @@ class Keyed:
             self._streams.append((salt, _stream(source, users, salt)))
 
     def begin(self, key: int) -> None:
-        """Begin a sample, whose draws follow from `key`, 64 bits."""
+        """Begin a sample, whose draws depend on `key`, 64 bits."""
         if not self._saved:
             self._saved = [stream.save() for _, stream in self._streams]
         for salt, stream in self._streams:
             stream.seed(mix64(key ^ salt))
 
     def restore(self) -> None:
-        """Put every generator back into the state in which `begin()` found it, after the last `restore()` if any."""
+        """Restore the state that each generator had at the first `begin()` since the last `restore()`."""
         for (_, stream), state in zip(self._streams, self._saved, strict=False):
             stream.put_back(state)
-        self._saved = []  # at last: after Ctrl-C in the loop, another call puts all of them back
+        self._saved = []  # last: if Ctrl-C strikes in the loop, another call restores all
 
 
 class _Stream(NamedTuple):
-    """What can be done to one state of random numbers."""
+    """Functions that act on the state of one generator."""
 
     seed: Callable[[int], object]
     save: Callable[[], Any]
@@ -67,7 +67,7 @@ def _stream(source: Any, users: list[Any], salt: int) -> _Stream:
     if isinstance(source, torch.Generator):  # torch uses the low 32 bits of a seed
         return _Stream(source.manual_seed, source.get_state, source.set_state)
     if isinstance(source, random.Random):
-        base: Any = random.Random  # what a subclass makes of `seed` is its own
+        base: Any = random.Random  # a subclass may override `seed`
         return _Stream(*(partial(f, source) for f in (base.seed, base.getstate, base.setstate)))
     return _numpy_stream(source, [u for u in users if isinstance(u, RandomState)], salt)
 
@@ -79,7 +79,7 @@ def _numpy_stream(source: Any, legacy: list[RandomState], salt: int) -> _Stream:
     def seed(key: int) -> None:
         set_key(key)
         for user in legacy:
-            RandomState.__init__(user, source)  # it forgets the second of two normal numbers
+            RandomState.__init__(user, source)  # drops a cached normal number
 
     def save() -> Any:
         return source.state, [RandomState.get_state(user, legacy=False) for user in legacy]
@@ -101,14 +101,14 @@ class _NoSeeds(np.random.bit_generator.ISeedSequence):
 
 
 def _setter(source: Any, salt: int) -> Callable[[int], object]:
-    """Return what sets the state of a bit generator by 64 bits."""
+    """Return a function that sets the state of a bit generator from 64 bits."""
     if isinstance(source, MT19937):
-        seed = RandomState(source).seed  # by 32 bits in 2 us, as torch's; by 64 bits it takes 13 us
+        seed = RandomState(source).seed  # from 32 bits in 2 us, as torch's; from 64 bits in 13 us
         return lambda key: seed(key & 0xFFFF_FFFF)
     kind = next((k for k in _KINDS if isinstance(source, k)), None)
-    if kind is None:  # a library's own
+    if kind is None:  # one of another library
         return lambda key: setattr(source, "state", type(source)(key).state)
-    # Nothing of the present state may stay in it: PCG64 would keep `inc`, the others what they have in store.
+    # Set all of the state: PCG64 would keep `inc`, the others their buffered numbers.
     state: Any = {**kind(_NoSeeds()).state, "bit_generator": type(source).__name__}
     words = state["state"]
     if "inc" in words:
@@ -127,12 +127,12 @@ def _setter(source: Any, salt: int) -> Callable[[int], object]:
 
 
 class NewGenerators:
-    """Notices a generator of random numbers that a sample, or `collate_fn`, made and kept: nothing keys it.
+    """Notices a generator of random numbers that a sample or `collate_fn` made and kept, because nothing keys it.
 
     Args:
         known: the generators that are keyed, and their places.
-        search: finds all generators that the worker holds now, and their places.
-        noticed: where the sentences go; each continues "the dataset seems to ".
+        search: finds all generators in the worker's copies now, and their places.
+        noticed: takes the warnings, as ends of "the dataset seems to ".
     """
 
     def __init__(

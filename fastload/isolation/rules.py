@@ -205,7 +205,7 @@ def is_code(kind: type) -> bool:
 def allowance(container: Any) -> float:
     """Return how many times the limits a container may have and not be data: infinity if it holds code.
 
-    It looks at up to 1,000 elements, evenly spaced where they can be, at 16 of each container or instance among them,
+    It looks at up to 1,000 elements, evenly spaced if they can be, at 16 of each container or instance among them,
     and at 16 of each in those.
     """
     level, many, found = [container], ELEMENTS, 1.0

@@ -61,7 +61,7 @@ bernoulli bernoulli.Tensor bernoulli.p cauchy exponential geometric log_normal n
 normal_functional rand_like randn_like randint_like randint_like.Tensor randint_like.low_dtype random random.from
 random.to rrelu_with_noise_functional uniform
 """)
-"""Those that make a tensor of another one by one of the above, and what stands for them where torch traces a graph."""
+"""Those that make a tensor of another with one of the above, and those that replace them while torch traces a graph."""
 
 _CPU = torch.device("cpu")
 
@@ -101,7 +101,7 @@ def unusable() -> str | None:
 def enter(own: Own | None) -> None:
     """Let torch draw from what `own()` returns, in this thread, from now on; from the global generator if it is None.
 
-    `own` is called for every draw. Where it returns None, that draw is the global generator's.
+    `own` is called for every draw. If it returns None, torch's global generator draws.
     """
     _thread.own = own
     if _show is not None:

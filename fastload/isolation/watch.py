@@ -1,8 +1,7 @@
-"""Watch what no copy reaches, and say what samples change in it.
+"""Watch state that all workers share, and report what samples change in it.
 
-Each of these has a state that all workers share: the position of a file, the elements of a large array, a module-level
-object. One worker looks at it before and after each of its first samples. A change is no proof that samples are wrong,
-so it is only warned of.
+Such state is the position of a file, the elements of a large array, or a module-level object. One worker looks at it
+before and after each of its first samples. A change does not prove that samples are wrong, so it only causes a warning.
 """
 
 from __future__ import annotations
@@ -31,20 +30,18 @@ from fastload.isolation.module_state import original
 from fastload.isolation.rules import GENERATORS, own_dict
 
 VALUES, ELEMENTS = 1_000, 64
-"""A look sees some 1,000 values below a module-level object, of which 64 are of one container or array."""
+"""A look sees some 1,000 values below a module-level object, at most 64 of each container or array."""
 
 
 class Watch:
-    """Look at shared objects before and after samples, and add what changed to `noticed`.
-
-    Each sentence there continues "the dataset seems to ".
+    """Looks at shared objects before and after samples, and adds what changed to `noticed`.
 
     Args:
-        watched: what to look at, by how code would write the way to it: a `ModuleObject`, a class, an array or a
-            tensor, a container, a file or an mmap, an int that is a file descriptor by its name. Of any other object,
-            its attributes that are a file, an mmap or a descriptor, unless it also has a lock: its class knows then
-            that threads share it.
-        noticed: where the sentences go.
+        watched: the objects and their paths in code. An object may be a `ModuleObject`, a class, an array or a tensor,
+            a container, a file or an mmap, or an int that is a file descriptor by its name. Of any other object, this
+            watches the attributes that are a file, an mmap or a descriptor, unless it also has a lock: then its class
+            expects threads to share it.
+        noticed: takes the warnings, as ends of "the dataset seems to ".
     """
 
     def __init__(self, watched: Iterable[tuple[str, object]], noticed: set[str]) -> None:
@@ -56,11 +53,11 @@ class Watch:
         for look in self._looks.copy():
             try:
                 look.begin()
-            except Exception:  # of a class of the user's: watching must not cost a batch
+            except Exception:  # from a user's class: watching must not cost a batch
                 self._looks.remove(look)
 
     def end(self) -> None:
-        """Look again after it."""
+        """Look again after the sample."""
         for look in self._looks.copy():
             try:
                 self._noticed.update(look.end())

@@ -33,23 +33,23 @@ CopyDataset = Literal["state"] | bool
 
 @dataclass(frozen=True, slots=True)
 class WorkerCopies:
-    """What one worker reads through."""
+    """The objects that one worker uses in place of the loader's."""
 
     dataset: Any
     collate_fn: Any
     init_fn: Callable[[int], None] | None
     watched: Sequence[tuple[str, Any]] = ()
-    """What samples may change though all workers share it, and how code would write the way to it."""
+    """Objects that samples may change although all workers share them, each with its path in code."""
     watched_modules: Sequence[tuple[str, Any]] = ()
-    """Of these, module-level objects and classes."""
+    """The same for module-level objects and classes."""
     modules: ModuleState = field(default_factory=lambda: ModuleState([]))
     module_copies: Mapping[int, Any] = field(default_factory=dict)
     """The worker's own module-level objects, by the ids of the originals."""
     generators: Sequence[tuple[str, Any]] = ()
-    """The generators of random numbers that it holds, and the way to each."""
+    """The generators of random numbers in the copies, each with its path."""
 
     def current_generators(self) -> Sequence[tuple[str, Any]]:
-        """Return the generators that it holds now: `init_fn` or a sample may have put others in place."""
+        """Return the generators in the copies now: `init_fn` or a sample may have replaced some."""
         roots = {
             "dataset": self.dataset,
             "collate_fn": self.collate_fn,
@@ -61,7 +61,7 @@ class WorkerCopies:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Let this thread act on its own module-level objects in the block."""
+        """Let this thread use its own module-level objects in the block."""
         _inside.worker = True
         try:
             self.modules.install()
@@ -85,10 +85,10 @@ _inside = _Inside()
 
 
 class Isolation:
-    """What belongs together in the workers of one loader: made at `iter()`, asked for each worker.
+    """Makes the copies for the workers of one loader. `iter()` makes it, and calls `own()` for each worker.
 
     Args:
-        dataset, collate_fn, init_fn: of the loader. They are copied as one graph.
+        dataset, collate_fn, init_fn: those of the loader. They are copied as one graph.
         copy_dataset: "state", True to copy data too, or False to share everything.
     """
 
@@ -104,7 +104,7 @@ class Isolation:
         self._originals = WorkerCopies(dataset, collate_fn, init_fn)
         has_lmdb = find_spec("lmdb") is not None
         if has_lmdb:
-            from fastload.isolation import lmdb_once  # loaded only if there is lmdb
+            from fastload.isolation import lmdb_once  # only if lmdb is installed
 
             lmdb_once.install(is_worker=_inside.is_worker)
         self._copies = copy_dataset is not False
@@ -132,11 +132,11 @@ class Isolation:
             raise DatasetCopyError(_refusal(self.plan.refused))
 
     def originals(self) -> WorkerCopies:
-        """Return what the loop itself reads through if it has no workers: nothing is copied."""
+        """Return the objects of a loop without workers: the loader's own, not copied."""
         return replace(self._originals, generators=self.plan.generators())
 
     def _is_handle(self, found: ModuleObject) -> bool:
-        """Return whether a module-level object has a state that watching cannot see. Refuse what must not be shared."""
+        """Return whether a module-level object has a state that `watch` cannot see. Refuse it if it is open."""
         x: Any = found.value
         kind = kind_of(original(type(x)))
         if isinstance(kind, Refused) and is_open(x):
@@ -154,11 +154,11 @@ class Isolation:
 
     @property
     def initialises(self) -> bool:
-        """Return whether workers begin with a `worker_init_fn`."""
+        """Whether workers begin with a `worker_init_fn`."""
         return self._originals.init_fn is not None
 
     def own(self, *, watching: bool = False) -> WorkerCopies:
-        """Return what the next worker reads through, and if it is to be `watching`, at what.
+        """Return the objects of the next worker. With `watching`, they name what the worker must watch.
 
         Raises `DatasetCopyError` if an object of the graph can neither be copied nor shared.
         """
@@ -191,7 +191,7 @@ class Isolation:
         return [(f"{k.__module__}.{k.__qualname__}", k) for k in classes]
 
     def _watched(self) -> list[tuple[str, Any]]:
-        """Return what no copy reaches."""
+        """Return the objects in the graph that samples may change although no worker has its own copy."""
         plan = self.plan
         found: list[tuple[str, Any]] = []
         for i, node in plan.nodes.items():
@@ -206,7 +206,7 @@ class Isolation:
         return found
 
     def shared_state(self) -> str:
-        """Return a clause about the first object with a state that all workers share, or an empty text."""
+        """Return a clause that names the first object whose state all workers share, or an empty text."""
         if not self._copies:
             return "copy_dataset=False lets all workers share one dataset"
         paths = [named.path for named in self.plan.uncopyable]
@@ -214,12 +214,12 @@ class Isolation:
         return f"all workers share {paths[0]}, of which they have no copies" if paths else ""
 
     def warn_of_shared(self, stacklevel: int) -> None:
-        """Warn of what turned out to have no copy. To be called after the first `own()`."""
+        """Warn of objects that could not be copied. Call this after the first `own()`, which finds them."""
         for found in self._unwatchable:
             warnings.warn(
                 f"fastload: samples use the module-level `{found.module}.{found.name}` "
                 f"({type(found.value).__qualname__}), which all workers share: samples can be wrong. Make it an "
-                "attribute of the dataset, of which each worker gets its own copy, or make it anew for each sample.",
+                "attribute of the dataset, of which each worker gets its own copy, or create it for each sample.",
                 ModuleStateWarning,
                 stacklevel=stacklevel + 1,
             )

@@ -13,7 +13,7 @@ from fastload.rows import Run, filler
 
 
 class Source(Protocol):
-    """A map-style data set of `(picture, class number)`: a file list or a packed set."""
+    """A map-style dataset of `(picture, class number)`: a file list or a packed set."""
 
     classes: list[str]
 

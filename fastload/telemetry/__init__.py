@@ -1,8 +1,8 @@
-"""What threads measure while a loader runs, and what a report says of it.
+"""What threads measure while a loader runs, and the report about it.
 
 `recorder` has clocks, histograms, and the recorder that each thread writes to. `stages` names the parts of a sample,
-for the recorder and for a torch profiler. `snapshot` has the figures of an epoch as values. `diagnosis` says what
-bounds a run, by rules on a snapshot. `stats` prints both.
+for the recorder and for a torch profiler. `snapshot` has the figures of an epoch as values. `diagnosis` has the rules
+that say what bounds a run. `stats` prints both.
 """
 
 from fastload.telemetry.recorder import (

@@ -1,4 +1,4 @@
-"""What bounds a run, and what to change: rules on a snapshot of a loader's figures, each threshold with its reason."""
+"""What bounds a run, and what to change: rules on a snapshot of the figures. Each threshold has its reason."""
 
 from __future__ import annotations
 
@@ -21,95 +21,94 @@ from fastload.telemetry.snapshot import (
 # ---- thresholds ----
 
 SHORTEST_S, FEWEST_BATCHES = 0.2, 3
-"""Less is the start and not the run: threads come up, the first file is opened, nothing has a steady rate."""
+"""Less is only the start of a run: threads start, the first files are opened, and no rate is steady."""
 
 WAITS = 0.10
-"""Share of the time. If the loop waits less, a loader that cost nothing would gain it 11 % at most."""
+"""Share of the time. If the loop waits less, even a loader without any cost would make it at most 11 % faster."""
 
 IDLE = 0.60
-"""Share of the workers' time. If they idle more, fewer than half of them would do even with the room left
-for what is uneven."""
+"""Share of the workers' time. If they idle more, half of them are enough, even with room for uneven samples."""
 
 PRESSURE = 0.30
-"""GIL pressure, a wait of 1.5 ms each time that a thread lets go: what samples of a few milliseconds lose
-by it is as much as they take."""
+"""GIL pressure: a wait of 1.5 ms each time that a thread releases the GIL. Samples of a few milliseconds lose as much
+time as they take."""
 
 MIDDLE_HOLDS = 0.15
-"""GIL pressure that is enough where the process keeps one core full and no more, although there are others."""
+"""GIL pressure that is enough if the process keeps exactly one core busy, although there are others."""
 
 SHORT_HOLDS = 0.05
-"""GIL pressure, a quarter of a millisecond, that is enough where samples wait and the process keeps about one
-core busy (`ONE_CORE`): threads that hold the GIL for 100 us each wait for a few others, not for the switch
-interval. A late wake alone looks like 0.02."""
+"""GIL pressure, a quarter of a millisecond, that is enough if samples wait and the process keeps about one core busy
+(`ONE_CORE`). Threads that hold the GIL for 100 us each wait for a few others, not for the switch interval. A late wake
+alone looks like 0.02."""
 
 ONE_CORE = (0.5, 1.15)
-"""Cores used under the GIL: one and a little that runs without, or less where other processes have a share."""
+"""Cores used under the GIL: one, and a little for code without the GIL; or less, if other processes use some."""
 
 TURN_S = 1e-4
-"""Seconds for each time that a worker stopped. Threads that call into libraries take the GIL in turns of 15 to 50 us
-each; a read that is not in memory takes 80 us at least, and mostly more."""
+"""Seconds for each time that a worker stopped. Threads that call into libraries hold the GIL for 15 to 50 us in turn. A
+read that is not in memory takes at least 80 us, and usually more."""
 
 TURNS = 0.25
-"""Share of the time of samples that goes to such turns. Tiny tensors, whose rate two workers halve, lose 0.4 of it;
-Pillow and torchvision's transforms, whose rate they nearly double, lose 0.1."""
+"""Share of the time of samples that such turns take. Tiny tensors lose 0.4 of it, and two workers halve their rate.
+Pillow and torchvision's transforms lose 0.1, and two workers nearly double their rate."""
 
 STRAGGLER = 20
-"""Times the median. JPEG files of one set differ by 10 at most, a cold read differs by 20 from a cached one
-but comes often; and `MOSTLY` must hold as well."""
+"""Multiple of the median. JPEG files of one set differ by a factor of 10 at most. A cold read takes 20 times as long as
+a cached one but is frequent, so `MOSTLY` must hold too."""
 
 MOSTLY = 0.5
-"""Share of anything that is said to be most of it: without it, the rest would be less than it was."""
+"""Share of anything that the report calls most of it: without it, less than half would remain."""
 
 COMPUTES = 0.5
-"""Seconds computing, or ready to but without a core, of a second in samples. Less, and the samples wait for
-something else most of the time."""
+"""Of a second in samples: seconds of computing, or of waiting for a core. If it is less, samples mostly wait for
+something else."""
 
 LACKS = 0.5
-"""Seconds without a core for a second of computing. More, and a third of the cores asked for are not there:
-another worker would take its time from these."""
+"""Seconds without a core for each second of computing. If it is more, a third of the cores that threads want are
+missing, and another worker would take its time from the others."""
 
 FULL = 0.85
-"""Share of the CPU time of all cores. The rest is what is lost by handing over, also on a full machine."""
+"""Share of the CPU time of all cores. Even a full machine loses the rest by switching threads."""
 
 OTHERS = 0.25
-"""Share of the cores' time. What other processes have beyond it is more than a system does by itself."""
+"""Share of the cores' time. A system without other jobs uses less."""
 
 PINS = 0.7
-"""Share of the time. One thread pins; beyond it, the next batch waits for it."""
+"""Share of the time. Only one thread pins. If it is busier, the next batch waits for it."""
 
 HAND_OVER_S = 1e-3
-"""Seconds for a batch. Handing one to a thread and back costs some 100 us and a wake of the loop; below a
-few times that, the loop makes it sooner by itself."""
+"""Seconds for a batch. To hand it to a thread and back costs some 100 us and a wake of the loop. If a batch takes less
+than a few times that, the loop itself makes it faster."""
 
 
 class Finding(NamedTuple):
     """What bounds a run."""
 
     cause: str
-    """"nothing" (there is too little to tell by, or most of the wait was the start), "step" (the training step),
+    """"nothing" (there are too few figures, or most of the wait was the start), "step" (the training step),
     "inline" (there are no workers), "sampler", "straggler" (one slow sample), "gil", "collate", "pin", "prefetch" (too
-    few batches in flight), "storage", "decode" or another stage that the data set named, "cores" (all are busy) or
+    few batches in flight), "storage", "decode" or another stage that the dataset named, "cores" (all are busy) or
     "workers" (too few), or "others" (other processes take the cores)."""
     advice: str
     """What to change."""
     sentence: str
-    """Both, with the figures that say so."""
+    """Both, with the figures."""
 
 
 # ---- the rules ----
 
 
 def bound(stats: Snapshot) -> Finding:
-    """Say what bounds the run that `stats` is a snapshot of.
+    """Return what bounds the run of which `stats` is a snapshot.
 
-    The first rule that holds decides, from the causes that would make later figures mislead to those
-    that are left: a run on full cores has samples that wait (for a core), a run under the GIL too.
+    The first rule that holds decides. Causes that make other figures mislead come first: on full cores samples wait
+    (for a core), and under the GIL too.
     """
     if stats.epoch < 0:
         return _finding(
             "nothing",
             "Nothing is measured: no epoch has begun",
-            'or it is torch\'s own iterator that runs (worker_method="process"), which is not measured',
+            'or torch\'s own iterator runs (worker_method="process"), which measures nothing',
         )
     if stats.elapsed_s < SHORTEST_S or stats.batches < FEWEST_BATCHES:
         return _too_little(stats)
@@ -204,10 +203,10 @@ def _straggler(stats: Snapshot) -> Finding | None:
 
 
 def _others(stats: Snapshot) -> Finding | None:
-    """Where other processes keep workers from the cores, no figure says much of the loader.
+    """Return a finding if other processes keep the workers from the cores: then no figure says much about the loader.
 
-    A thread that loses its core with the GIL in hand makes all others wait: the GIL looks taken, and no code
-    is at fault.
+    A thread that loses its core while it holds the GIL makes all others wait. The GIL looks taken, but no code is the
+    cause.
     """
     crowded = others_share(stats) > OTHERS and stats.others_cpu_s > LACKS * stats.process_cpu_s
     return _crowded(stats) if crowded and _lacks_cores(stats) else None
@@ -228,7 +227,7 @@ def _gil(stats: Snapshot) -> Finding | None:
         return None
     used = stats.process_cpu_s / stats.elapsed_s
     if _lacks_cores(stats) and used > ONE_CORE[1]:
-        return None  # threads that lose their core with the GIL in hand make others wait, and no code is at fault
+        return None  # a thread that loses its core while it holds the GIL makes others wait
     one_core = stats.cores > 1 and ONE_CORE[0] <= used <= ONE_CORE[1]
     short = stats.gil_pressure > SHORT_HOLDS and one_core and _waits(stats)
     full = stats.gil_pressure > MIDDLE_HOLDS and one_core and used > FULL
@@ -243,7 +242,7 @@ def _gil(stats: Snapshot) -> Finding | None:
 
 
 def _turns(stats: Snapshot) -> Finding | None:
-    """Many short waits: each call into a library lets go of the GIL, and a worker is woken to take it."""
+    """Return a finding if there are many short waits: each call into a library releases the GIL and wakes a worker."""
     sample_s = seconds_in(stats, "sample")
     waits_s = sample_s - stats.sample_cpu_s - stats.core_wait_s
     short = waits_s < TURN_S * stats.blocked
@@ -270,7 +269,7 @@ def _after_samples(stats: Snapshot) -> Finding | None:
         return _finding(
             "collate",
             f"Collating bounds the run: {percent(collate / stats.busy_s)} of the workers' busy time",
-            "do less in collate_fn, or do it for each sample in the data set; "
+            "do less in collate_fn, or do it for each sample in the dataset; "
             "the default collate costs one copy",
         )
     if pin > PINS * stats.elapsed_s:
@@ -295,7 +294,7 @@ def _idle(stats: Snapshot) -> Finding | None:
 
 
 def _work(stats: Snapshot) -> Finding:
-    """Workers are busy with samples: there are too few of them, or no more would help."""
+    """Return a finding for workers that are busy with samples: there are too few, or more would not help."""
     largest = _largest(stats)
     cause = None if largest is None else {"read": "storage"}.get(largest.name, largest.name)
     where = _in_largest(stats)
@@ -357,13 +356,13 @@ def _cores_full(stats: Snapshot) -> bool:
 
 
 def _cores_taken(stats: Snapshot) -> bool:
-    """As `_cores_full`, by all processes together."""
+    """Return whether all processes together fill the cores."""
     taken_s = stats.process_cpu_s + stats.others_cpu_s
     return stats.cores > 0 and taken_s >= FULL * stats.cores * stats.elapsed_s
 
 
 def _largest(stats: Snapshot) -> Stage | None:
-    """The stage that the data set named, if most of the time of samples is in one."""
+    """Return the stage that the dataset named and that takes most of the time of samples, or None."""
     largest = max(named_stages(stats), key=lambda stage: stage.seconds, default=None)
     if largest is None or largest.seconds < MOSTLY * seconds_in(stats, "sample"):
         return None
@@ -378,7 +377,7 @@ def _in_largest(stats: Snapshot) -> str:
 
 
 def _in_most_computing(stats: Snapshot) -> str:
-    """Not the largest: where threads wait for the GIL, any stage that lets go of it waits to have it back."""
+    """Name the stage that computes most. It need not be the longest: any stage that releases the GIL waits for it."""
     most = max(named_stages(stats), key=lambda stage: stage.cpu_s, default=None)
     if most is None or most.cpu_s < MOSTLY * stats.sample_cpu_s:
         return ""
@@ -386,9 +385,9 @@ def _in_most_computing(stats: Snapshot) -> str:
 
 
 def _enough(stats: Snapshot) -> int:
-    """Workers that keep up with the loop, if the work is shared out evenly; four times those there at most.
+    """Return the number of workers that keep up with the loop if they share the work evenly.
 
-    Where samples compute, no more than there are cores, unless those have nothing to do.
+    It is at most four times the present number. If samples compute, it is also at most the number of cores.
     """
     work = stats.workers * stats.elapsed_s - stats.worker_wait_s
     need = ceil(work / max(stats.elapsed_s - stats.consumer_wait_s, 1e-9))

@@ -1,6 +1,6 @@
 """What the loader measures while it runs: waits, stages, the GIL.
 
-Each thread writes to a `Recorder` of its own and takes no lock. `merge` may run in any thread meanwhile, and may see
+Each thread writes to its own `Recorder` and takes no lock. `merge` may run in any thread at the same time, and may see
 figures that are a moment old.
 """
 
@@ -18,21 +18,21 @@ from select import select
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from fastload.faults import shown
 from fastload.telemetry.snapshot import LOADER_STAGES, Stage
+from fastload.user_errors import shown
 
 PROBE_EVERY_S = 0.040
-"""A probe takes some 350 us and little CPU, so at this distance 0.9 % of a worker's time; 25 of them a second, of each
-worker, give a mean that can be trusted after a second or two."""
+"""A probe takes some 350 us and little CPU, so at this interval it costs 0.9 % of a worker's time. Each worker probes
+25 times a second, so the mean is reliable after a second or two."""
 
 MOST_STAGES = 32
-"""Names of stages that a thread keeps apart; more than these (names made of paths, say) are `OTHER`."""
+"""How many names of stages a thread tells apart. Further ones (names made from paths, for example) count as `OTHER`."""
 
 OTHER = "other"
 
-# A nap, not a short call: a thread that waits for the GIL must wake meanwhile, and have a core to take it
-# with. Beside a thread that does nothing but hold the GIL, os.access (1 us) had it back at once four times
-# in five. Nor a long computation, which loses its core where all are busy, as a sleeper that wakes does not.
+# A nap, not a short call: during it, a thread that waits for the GIL must have the time to wake and take it. Beside a
+# thread that only holds the GIL, os.access (1 us) got it back at once in four of five cases. Nor a long computation:
+# it loses its core if all cores are busy, while a thread that wakes from sleep does not.
 _NAP_S = 250e-6
 
 _LOWEST_S = 100e-9
@@ -41,9 +41,9 @@ _BUCKETS = 36 * _PER_OCTAVE  # 2**36 x 100 ns: nearly two hours
 
 
 class WaitClock:
-    """Adds up the seconds that any number of threads wait, those that still wait included.
+    """Adds up the seconds that any number of threads wait, including those that still wait.
 
-    Not locked: it belongs to the lock of whoever waits.
+    It has no lock: the lock of its owner guards it.
     """
 
     def __init__(self) -> None:
@@ -57,34 +57,34 @@ class WaitClock:
         self._since = now
 
     def start(self) -> None:
-        """One more thread waits."""
+        """Count one more waiting thread."""
         self._advance()
         self._waiting += 1
 
     def stop(self) -> None:
-        """One thread waits no longer."""
+        """Count one waiting thread less."""
         self._advance()
         self._waiting -= 1
 
     def restart(self) -> None:
-        """Begin again at 0 seconds; threads that wait go on waiting."""
+        """Restart at 0 seconds. Threads that wait still count."""
         self._advance()
         self._seconds = 0.0
 
     def seconds(self) -> float:
-        """Thread-seconds waited since the last restart."""
+        """Return the thread-seconds waited since the last restart."""
         self._advance()
         return self._seconds
 
 
 class Histogram:
-    """Durations on a log scale: 8 buckets an octave, from 100 ns to an hour and more.
+    """Durations on a log scale: 8 buckets an octave, from 100 ns to two hours.
 
-    A quantile is within 4.5 % of the true one (half a bucket, 2 ** (1 / 16)); below 100 ns it is
-    100 ns, beyond two hours two hours. `count` and `seconds`, the total, are exact.
+    A quantile is within 4.5 % of the true one (half a bucket, 2 ** (1 / 16)). Durations outside of the scale count as
+    its ends. `count` and `seconds`, the total, are exact.
 
-    One thread writes, any may read. A reader needs no lock, with or without a GIL: every bucket is one
-    reference, and a figure that misses the latest observation is as good.
+    One thread writes, and any thread may read. A reader needs no lock, with or without a GIL: every bucket is one
+    reference, and a figure may miss the latest observation.
     """
 
     __slots__ = ("_counts", "count", "cpu_seconds", "seconds")
@@ -93,7 +93,7 @@ class Histogram:
         self._counts = [0] * _BUCKETS
         self.count = 0
         self.seconds = 0.0
-        self.cpu_seconds = 0.0  # where somebody says
+        self.cpu_seconds = 0.0  # if the caller measures them
 
     def add(self, seconds: float, count: int = 1) -> None:
         """Count `count` durations of `seconds` each."""
@@ -110,7 +110,7 @@ class Histogram:
         self.cpu_seconds += other.cpu_seconds
 
     def quantiles(self, *shares: float) -> tuple[float, ...]:
-        """For each share (0 to 1): the shortest duration that so large a share does not exceed; 0.0 of nothing."""
+        """Return the quantile of each share (0 to 1), 0.0 if nothing was counted."""
         reached = list(accumulate(self._counts))
         total = reached[-1]
         if not total:
@@ -120,7 +120,7 @@ class Histogram:
 
 
 class Place(NamedTuple):
-    """Where a run of samples begins; keeps nothing alive but the index, None where samples have none."""
+    """Where a run of samples begins. `index` is None if samples have none; nothing else is kept alive."""
 
     epoch: int
     ordinal: int
@@ -134,7 +134,7 @@ class Place(NamedTuple):
 
 
 class Recorder:
-    """What one thread measures: written by that thread alone, merged by any. Under 1 us a call, less the probe."""
+    """What one thread measures. Only that thread writes; any may merge. A call takes under 1 us, but for probes."""
 
     __slots__ = (
         "_core_wait_s",
@@ -153,7 +153,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._sample = Histogram()
-        self._stages = {"sample": self._sample}  # never changed but replaced: a reader may iterate
+        self._stages = {"sample": self._sample}  # replaced, never changed: a reader may iterate
         self._sample_cpu_s = 0.0
         self._slowest: tuple[float, Any, bool] = (0.0, "", False)
         self._probes = 0
@@ -163,12 +163,12 @@ class Recorder:
         self._core_wait_s = 0.0
         self._switches_before: int | None = None
         self._switches = 0
-        # Stages that were entered and not left, innermost last: here and not in the `stage`, which
-        # threads share and calls re-enter.
+        # Stages that were entered and not left, innermost last. Not in the `stage` itself, because threads share it
+        # and calls re-enter it.
         self.running: list[tuple[object, float, float, AbstractContextManager[Any] | None]] = []
 
     def add(self, stage: str, seconds: float, count: int = 1, *, cpu_seconds: float = 0.0) -> None:
-        """Record `count` times `seconds` in a stage, in which this thread computed for `cpu_seconds` in all."""
+        """Record `count` times `seconds` in a stage. This thread computed for `cpu_seconds` of them, in all."""
         histogram = self._stages.get(stage)
         if histogram is None:
             histogram = self._new(stage)
@@ -185,13 +185,13 @@ class Recorder:
         return histogram
 
     def run(self, units: int, seconds: float, cpu_seconds: float, where: Callable[[], Any]) -> None:
-        """Record a run of `units` samples that took `seconds`, and this thread `cpu_seconds` of CPU.
+        """Record a run of `units` samples that took `seconds`, of which this thread computed `cpu_seconds`.
 
-        Each counts with their mean. `where()` is asked for and kept of the slowest sample (str() of it is shown,
-        later): of that, what the run took beyond the usual time of its other samples. The first run of a thread is
-        known as such, as imports and files to be opened are in its time.
+        Each sample counts with the mean. The slowest sample of the run took what is left after the usual time of the
+        others. If it is the slowest so far, keep `where()`, whose text the report shows, and whether this is the
+        thread's first run: its time includes imports and opening files.
         """
-        self.running.clear()  # whatever stage a generator was left in: its time is not that of samples
+        self.running.clear()  # a generator may have been left inside a stage
         sample, mean = self._sample, seconds / units
         first = not sample.count
         slowest = mean
@@ -204,14 +204,14 @@ class Recorder:
             self._slowest = slowest, where(), first
 
     def probe(self) -> None:
-        """Let the GIL go for some 300 us and measure what it takes to get it back; at most each `PROBE_EVERY_S`.
+        """Release the GIL for some 300 us and measure how long it takes to get it back; at most every `PROBE_EVERY_S`.
 
-        Notes as well for how long the thread lacked a core, and how often it blocked, since its first probe.
+        Also note for how long the thread lacked a core, and how often it blocked, since its first probe.
         """
         started = perf_counter()
         if started < self._next_probe:
             return
-        delayed = delayed_s()  # lets go of the GIL too: its waits are in
+        delayed = delayed_s()  # this releases the GIL too, so its waits count
         select((), (), (), _NAP_S)
         ended = perf_counter()
         delayed_after = delayed_s()
@@ -228,7 +228,7 @@ class Recorder:
 
 
 def delayed_s() -> float:
-    """Seconds that this thread could run and had no core, since it began; 0.0 if the kernel does not say."""
+    """Return for how many seconds this thread could run but had no core; 0.0 if the kernel does not say."""
     try:
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
     except OSError:
@@ -240,9 +240,9 @@ def delayed_s() -> float:
 
 
 def cores_busy_s() -> float:
-    """CPU seconds that anything spent on the cores that this process may use, since they started; nan if unknown.
+    """Return the CPU seconds that all processes used on this process's cores since boot; nan if unknown.
 
-    What a hypervisor gave to other machines is in it, as it is lost to this one.
+    They include what a hypervisor gave to other machines, because this one lost it.
     """
     if not hasattr(os, "sched_getaffinity"):
         return nan
@@ -258,7 +258,7 @@ def cores_busy_s() -> float:
 
 
 class Merged(NamedTuple):
-    """What several recorders hold together; the fields are those of `Stats`."""
+    """The sum of several recorders. The fields are those of `Stats`."""
 
     stages: dict[str, Stage]
     sample_cpu_s: float
@@ -272,10 +272,10 @@ class Merged(NamedTuple):
 
 
 def merge(recorders: Iterable[Recorder]) -> Merged:
-    """A snapshot of what `recorders` hold. Any thread may ask, while they are written to.
+    """Return a snapshot of `recorders`. Any thread may call this while other threads write to them.
 
-    Stages come in the order in which a batch meets them; those that the data set named stand behind "sample",
-    the longest first. A stage without any observation is left out.
+    Stages come in the order in which a batch meets them. Those that the dataset named come after "sample", the longest
+    first. A stage without observations is left out.
     """
     recorders = list(recorders)
     histograms: dict[str, Histogram] = {}
@@ -302,7 +302,7 @@ def merge(recorders: Iterable[Recorder]) -> Merged:
         gil_pressure=min(1.0, wait_s / sys.getswitchinterval()),
         gil_probes=probes,
         slowest_s=slowest_s,
-        slowest=shown(where, str),  # it shows an index of the user's
+        slowest=shown(where, str),  # it contains a user's index
         slowest_is_first=first,
     )
 

@@ -1,7 +1,7 @@
-"""The figures of an epoch, as values: what was measured, shares of it, and how figures read in a sentence.
+"""The figures of an epoch, as values: what was measured, shares of it, and figures in words.
 
-`recorder` measures, and the loader puts a snapshot together. `diagnosis` says what bounds the run, and `stats` makes
-the report of both; this file knows neither.
+`recorder` measures, and the loader makes the snapshot. `diagnosis` says what bounds the run, and `stats` prints both.
+This file knows neither of them.
 """
 
 from __future__ import annotations
@@ -15,107 +15,107 @@ LOADER_STAGES = ("sampler", "sample", "collate", "pin")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What was measured of one stage."""
+    """The measurements of one stage."""
 
     name: str
     seconds: float
-    """Thread-seconds in it, all together."""
+    """Thread-seconds in it, in all."""
     count: int
-    """How often: samples, or for the loader's other stages batches."""
+    """Samples; for "sampler", "collate" and "pin" batches."""
     p50_s: float
-    """Half of them took no longer than this; within 4.5 %, as the next two."""
+    """Half of them took at most this long. This and the next two are within 4.5 %."""
     p95_s: float
     p99_s: float
     cpu_s: float = 0.0
-    """Thread-seconds in which they computed; the rest they waited, for storage, a core or the GIL."""
+    """Thread-seconds of computing. For the rest, threads waited for storage, a core or the GIL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The figures of one epoch of a loader; `Stats` adds the report."""
 
-    epoch: int
+    epoch: int = -1
     """The epoch's number, which keys its order; -1 before the first `iter()`."""
-    workers: int
+    workers: int = 0
     """Worker threads; 0 means that the loop's own thread reads."""
-    depth: int
-    """Batches that may be in flight at most: what bounds the memory."""
-    samples: int
+    depth: int = 0
+    """The most batches that may be in flight. This bounds the memory."""
+    samples: int = 0
     """Samples handed to the loop."""
-    batches: int
-    """Batches handed to the loop, those that raised in their place included."""
-    errors: int
-    """Samples that raised and were skipped or replaced by `on_error`, plus batches that raised."""
-    elapsed_s: float
+    batches: int = 0
+    """Batches handed to the loop, including those that raised in their place."""
+    errors: int = 0
+    """Samples that `on_error` skipped or replaced, plus batches that raised."""
+    elapsed_s: float = 0.0
     """Seconds from `iter()` to the end of the epoch, or until now."""
-    consumer_wait_s: float
+    consumer_wait_s: float = 0.0
     """Seconds that the loop waited in `next()` for a batch that was not ready."""
-    worker_wait_s: float
-    """Seconds that workers had nothing to claim (as many batches in flight as may be, or the order given out),
-    summed over the workers."""
-    occupancy: float
+    worker_wait_s: float = 0.0
+    """Seconds in which workers had nothing to claim, summed over the workers. Either the window was full, or the
+    order had ended."""
+    occupancy: float = 0.0
     """Mean share (0 to 1) of the batches in flight that were ready when the loop asked for one.
 
-    Near 0: the loop takes batches as fast as they come, the loader bounds the run; more workers may
-    help. Near 1: the loader is ahead, the training step bounds the run.
+    Near 0, the loader bounds the run: the loop takes batches as fast as they arrive. More workers may help.
+    Near 1, the training step bounds the run: the loader is ahead.
     """
     bytes: int = 0
     """Bytes of the tensors handed to the loop."""
     busy_s: float = 0.0
     """Thread-seconds that workers spent on samples and on collating them."""
     sample_cpu_s: float = 0.0
-    """CPU seconds that the threads used within samples. Well below the seconds of the stage "sample", these wait:
-    for storage, for the GIL, or for a core."""
+    """CPU seconds that threads used within samples. If this is far below the seconds of the stage "sample", samples
+    wait for storage, for the GIL, or for a core."""
     stages: Mapping[str, Stage] = field(default_factory=dict, hash=False)
-    """By name: "sampler", "sample", the parts of a sample that the data set named by `fastload.stage`, "collate",
-    "pin"; those that occurred."""
+    """The stages that occurred, by name: "sampler", "sample", those that the dataset named with `fastload.stage`,
+    "collate", "pin"."""
     gil_pressure: float = 0.0
-    """Mean time that a worker waits to get the GIL back, in units of the switch interval (5 ms); 0 to 1.
+    """Mean time (0 to 1) that a worker waits to get the GIL back, in units of the switch interval (5 ms).
 
-    Estimated: after a run of samples, at most each 40 ms, a worker naps for 250 us; what that takes longer, less the
-    time without a core (as Linux counts it), is the wait. Near 1, others hold the GIL whenever it is asked
-    for: Python code in samples, or in the loop. It errs low where the GIL is in use all the time but never for
-    long, as the wait is then that for a few short holds; it errs high by 0.02, by which the clock ends
-    a nap late, and by more on full cores where the kernel does not count. A few tens of `gil_probes`
-    make it a mean to go by.
+    Near 1, other threads hold the GIL whenever a worker wants it: Python code in samples or in the loop.
+
+    This is an estimate. At most every 40 ms, after a run of samples, a worker naps for 250 us. The wait is how much
+    longer the nap takes, less the time without a core as Linux counts it. The estimate is too low if the GIL is
+    always in use but never for long. It is too high by 0.02, because timers fire late, and by more on full cores
+    if the kernel does not count. It needs a few tens of `gil_probes`.
     """
     gil_probes: int = 0
-    """How many waits `gil_pressure` is the mean of."""
+    """Number of naps behind `gil_pressure`."""
     slots_in_use: int = 0
-    """Slots, each the memory of one batch, that are filled, wait for the loop, or are still held by it."""
+    """Slots (the memory of one batch each) that workers fill, that wait for the loop, or that the loop still holds."""
     slowest_s: float = 0.0
     """Seconds that the slowest sample took."""
     slowest: str = ""
-    """Which one that was."""
+    """Where the slowest sample was: index, file, batch and epoch."""
     slowest_is_first: bool = False
-    """Whether it was in the first run of samples of its thread: imports and files to be opened are in its time."""
+    """Whether it was in the first run of its thread, whose time includes imports and opening files."""
     cores: int = 0
-    """Cores that the process may use; 0 is unknown."""
+    """Cores that the process may use; 0 if unknown."""
     process_cpu_s: float = 0.0
     """CPU seconds that the whole process used since `iter()`."""
     core_wait_s: float = 0.0
-    """Thread-seconds that workers could compute and had no core, as Linux counts them; 0 elsewhere."""
+    """Thread-seconds in which workers could compute but had no core, as Linux counts them; 0 on other systems."""
     blocked: int = 0
-    """How often workers stopped to wait for something: the GIL, a lock, a read, work. Counted by the system."""
+    """How often workers stopped to wait for the GIL, a lock, a read or work, as the system counts it."""
     retries: int = 0
-    """Reads that were tried again after an error that may pass; see `retries` of `fastload.DataLoader`."""
+    """Reads that were repeated after a transient error; see `retries` of `fastload.DataLoader`."""
 
     others_cpu_s: float = 0.0
-    """CPU seconds that other processes, and other machines on the same hardware, had of this process's `cores` since
-    `iter()`, as Linux counts them in ticks of 10 ms; 0 elsewhere."""
+    """CPU seconds that other processes, and other virtual machines, used of this process's `cores` since `iter()`,
+    as Linux counts them in ticks of 10 ms; 0 on other systems."""
 
     workers_asked: int = 0
-    """`num_workers` as it was given. Where `workers` is 0 all the same, batches are so light that the loop copies
-    them itself sooner than it would hand them to a thread and back."""
+    """The loader's `num_workers`. If `workers` is 0 all the same, batches are so light that the loop itself copies
+    them faster than a thread could hand them over."""
     ended: bool = False
-    """Whether the epoch is over: the figures no longer change."""
+    """Whether the epoch is over and the figures no longer change."""
 
 
 # ---- shares ----
 
 
 def seconds_in(stats: Snapshot, name: str) -> float:
-    """Thread-seconds in a stage; 0 where it did not occur."""
+    """Return the thread-seconds in a stage; 0 if it did not occur."""
     stage = stats.stages.get(name)
     return stage.seconds if stage else 0.0
 
@@ -126,12 +126,12 @@ def named_stages(stats: Snapshot) -> list[Stage]:
 
 
 def waited_s(stats: Snapshot) -> float:
-    """Seconds that the loop was held up in the loader: waiting for a batch, or running the sampler."""
+    """Return the seconds for which the loader held up the loop: it waited for a batch or ran the sampler."""
     return stats.consumer_wait_s + seconds_in(stats, "sampler")
 
 
 def waited_share(stats: Snapshot) -> float:
-    """Share (0 to 1) of the time in which the loop was held up."""
+    """Return the share (0 to 1) of the time for which the loader held up the loop."""
     return min(1.0, waited_s(stats) / stats.elapsed_s) if stats.elapsed_s else 0.0
 
 
@@ -142,12 +142,12 @@ def share_of_workers(seconds: float, stats: Snapshot) -> float:
 
 
 def idle_share(stats: Snapshot) -> float:
-    """Share (0 to 1) of the workers' time in which they had nothing to do."""
+    """Return the share (0 to 1) of the workers' time in which they had nothing to do."""
     return share_of_workers(stats.worker_wait_s, stats)
 
 
 def others_share(stats: Snapshot) -> float:
-    """Share (0 to 1) of the cores' time that other processes had."""
+    """Return the share (0 to 1) of the cores' time that other processes used."""
     total = stats.cores * stats.elapsed_s
     return min(1.0, stats.others_cpu_s / total) if total else 0.0
 
@@ -156,12 +156,12 @@ def others_share(stats: Snapshot) -> float:
 
 
 def percent(share: float) -> str:
-    """A share (0 to 1) in words."""
+    """Return a share (0 to 1) in words."""
     return f"{100 * share:.0f} %"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words: three digits and the unit that suits."""
+    """Return seconds in words: three digits and a unit."""
     if not seconds:
         return "0 s"
     unit, scale = next(
@@ -172,7 +172,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in words: three digits and the unit that suits."""
+    """Return bytes in words: three digits and a unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 999.5:
             return f"{_digits(count) if unit != 'B' else round(count)} {unit}"

@@ -1,4 +1,4 @@
-"""Name what a thread does: the time counts for its recorder, and a torch profiler that is on sees a span."""
+"""Name what a thread does: its recorder counts the time, and a running torch profiler sees a span."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fastload.torch_private import all_threads_profiler_config, profiler_is_on
 
 
 class _Local(threading.local):
-    recorder: Recorder | None = None  # here, so that a thread without one looks it up as fast
+    recorder: Recorder | None = None  # on the class, so that a thread without one reads it as fast
 
 
 _local = _Local()
 
 
 class recording:
-    """`with recording(recorder):` makes it this thread's in the block; the one before is back afterwards."""
+    """`with recording(recorder):` makes it this thread's recorder in the block, and restores the previous one."""
 
     __slots__ = ("_before", "_recorder")
 
@@ -41,7 +41,7 @@ class recording:
 
 
 class _Stage:
-    """Knows its name alone, so that one serves all threads at once and can be entered again while it is."""
+    """Holds only its name, so that all threads can share it and enter it again while they are in it."""
 
     __slots__ = ("_name",)
 
@@ -67,9 +67,9 @@ class _Stage:
         running = recorder.running
         at = len(running) - 1
         while at >= 0 and running[at][0] is not self:
-            at -= 1  # a generator was left in the middle of a stage, and goes on later
+            at -= 1  # a generator paused inside another stage
         if at < 0:
-            return  # or in another thread, where it was never entered
+            return  # it was entered in another thread
         _, started, cpu_started, traced = running.pop(at)
         recorder.add(self._name, ended - started, cpu_seconds=thread_time() - cpu_started)
         if traced is not None:
@@ -86,13 +86,12 @@ def stage(name: str) -> _Stage:
             with fastload.stage("decode"):
                 return decode(encoded)
 
-    The time in the block counts under the name; "read" and "decode" are names that the report knows. An
-    exception passes through, and its block counts. A stage inside another counts in both. While a torch
-    profiler is on, the block is the span `fastload.<name>`; for spans of worker threads see
-    `profiler_config`. Costs about 1 us in a loader, 0.2 us elsewhere, where it does nothing. Of more than
-    30 names in one loader the later ones count as "other".
+    The time in the block counts under the name. The report knows the names "read" and "decode". A block that raises
+    counts too. A stage inside another counts in both. While a torch profiler runs, the block is the span
+    `fastload.<name>`; for spans of worker threads see `profiler_config`. A block costs about 1 us in a loader.
+    Elsewhere it does nothing and costs 0.2 us. After some 30 names in one loader, further ones count as "other".
 
-    Raises ValueError if `name` is empty or that of a stage of the loader's own (sample, collate, pin, sampler).
+    Raises ValueError if `name` is empty or one of the loader's own stages (sample, collate, pin, sampler).
     """
     if not isinstance(name, str) or not name or name in LOADER_STAGES:
         raise ValueError(
@@ -102,9 +101,9 @@ def stage(name: str) -> _Stage:
 
 
 def add_to_stage(name: str, seconds: float, count: int, *, computed: bool) -> None:
-    """Count `count` samples that took `seconds` in a stage together: what `stage` does for each, for a run of them.
+    """Count `count` samples that together took `seconds` in a stage: what `stage` does for each, for a run of them.
 
-    `computed` says that the thread used a core all the time.
+    `computed` says whether the thread used a core all the time.
     """
     recorder = _local.recorder
     if recorder is not None:
@@ -112,12 +111,12 @@ def add_to_stage(name: str, seconds: float, count: int, *, computed: bool) -> No
 
 
 def span(name: str) -> AbstractContextManager[Any]:
-    """The span `fastload.<name>` of a torch profiler that is on; without one nothing, in 0.1 us."""
+    """Return the span `fastload.<name>` for a torch profiler that runs; without one a null context, in 0.1 us."""
     return record_function(f"fastload.{name}") if profiler_is_on() else _NO_SPAN
 
 
 def waiting_span() -> AbstractContextManager[Any]:
-    """Return a span for the loop's wait: `fastload::wait`, in what TensorBoard's profiler calls DataLoader."""
+    """Return a span for the loop's wait: `fastload::wait`, which TensorBoard's profiler counts as DataLoader."""
     return _waiting() if profiler_is_on() else _NO_SPAN
 
 
@@ -132,7 +131,7 @@ _NO_SPAN = nullcontext()
 
 
 def profiler_config() -> Any:
-    """What makes a torch profiler see the worker threads.
+    """Return an `experimental_config` with which a torch profiler sees the worker threads.
 
     >>> with torch.profiler.profile(experimental_config=fastload.profiler_config()) as profile:
     ...     for batch in loader: ...

@@ -1,4 +1,4 @@
-"""The report that `print` makes of an epoch's figures: a table, and what bounds the run as the last line."""
+"""The report of an epoch's figures that `print` shows: a table, and what bounds the run as the last line."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fastload.telemetry.snapshot import (
 
 
 class Stats(Snapshot):
-    """A snapshot of one epoch of a loader, the latest that was begun. `print` it for a report; a notebook shows it.
+    """A snapshot of the latest epoch of a loader. `print` shows its report, as does a notebook.
 
-    Its fields are those of `fastload.telemetry.snapshot.Snapshot`, each with its meaning there.
+    `fastload.telemetry.snapshot.Snapshot` has the fields and their meaning.
 
     Read it as a balance. If `consumer_wait_s` is a large share of `elapsed_s`, the loader bounds the run. If
     `worker_wait_s` is a large share of `workers * elapsed_s`, the training step does.
@@ -31,12 +31,12 @@ class Stats(Snapshot):
     __slots__ = ()
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show the report as the last line of a notebook's cell."""
+        """Show the report if a notebook's cell ends with this value."""
         printer.text(str(self))
 
     def __str__(self) -> str:
-        """The figures, aligned, and what bounds the run as the last line; before the first epoch that line alone."""
-        # 300 lines that a run without a report does not need.
+        """Return the figures in a table, and what bounds the run as the last line; before the first epoch only that."""
+        # Imported here: a run without a report does not need its 300 lines.
         from fastload.telemetry.diagnosis import bound
 
         if self.epoch < 0:

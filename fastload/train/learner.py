@@ -60,7 +60,7 @@ def open_learner(recipe: Recipe, rank: Rank, *, classes: int) -> Learner:
     outputs = recipe.classes or classes
     if outputs < classes:
         raise TrainError(
-            f"--classes {outputs}: the data set has {classes} classes; give as many or more"
+            f"--classes {outputs}: the dataset has {classes} classes; give as many or more"
         )
     model = build_model(name, classes=outputs, weights=recipe.weights).to(device)
     if recipe.channels_last:

@@ -221,7 +221,7 @@ def _endless(source: Iterable[Batch], ended: Callable[[], None]) -> Iterator[Bat
         ended()
         if before and empty:
             raise TrainError(
-                "the loader gives no batches: the data set is empty, or smaller than a batch"
+                "the loader gives no batches: the dataset is empty, or smaller than a batch"
             )
 
 

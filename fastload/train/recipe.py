@@ -50,7 +50,7 @@ class Recipe:
     """None: "resnet50" on an accelerator, "tiny" without one."""
     weights: Path | None = None
     classes: int | None = None
-    """Outputs of the model; None: as many as the data set has classes."""
+    """Outputs of the model; None: as many as the dataset has classes."""
     lr: float = 0.001
     momentum: float = 0.9
     device: str = "auto"

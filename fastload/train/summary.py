@@ -31,7 +31,7 @@ class Trained:
 
     measured: Measured
     seen: torch.Tensor
-    """bool[number of samples in the data set], on the device: which were trained on."""
+    """bool[number of samples in the dataset], on the device: which were trained on."""
     loss: float | None
     """Of the last batch; None if there was none."""
     first_step: int

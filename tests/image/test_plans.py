@@ -180,7 +180,7 @@ def test_words_are_not_drawn_behind_torchs_back() -> None:
         word()
         torch.rand(1)
         assert sample_words() is None
-        with pytest.raises(RuntimeError, match="generator was asked for"):
+        with pytest.raises(RuntimeError, match="generator is in use"):
             word()
     assert sample_words() is None
 

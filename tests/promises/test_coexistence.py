@@ -509,7 +509,7 @@ def test_samples_and_collate_run_in_neutral_modes(
 def test_an_iterator_cannot_be_pickled_and_says_so() -> None:
     """Torch's cannot either; a loader can."""
     iterator = iter(DataLoader(Squares(), 4, num_workers=2))
-    with pytest.raises(TypeError, match="pickle its loader"):
+    with pytest.raises(TypeError, match="Pickle its loader"):
         pickle.dumps(iterator)
     next(iterator)
     del iterator

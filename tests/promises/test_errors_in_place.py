@@ -92,7 +92,7 @@ def only_error(got: list[Any], expected: list[Any], place: int) -> Any:
 def note(error: BaseException) -> str:
     """Return the one note that fastload left."""
     notes = [text for text in getattr(error, "__notes__", []) if "fastload" in text]
-    notes = [text for text in notes if "may come of sharing" not in text]  # with copy_dataset=False
+    notes = [text for text in notes if "may come from sharing" not in text]  # not with "state"
     assert len(notes) == 1, notes
     return notes[0]
 
@@ -140,7 +140,7 @@ def test_what_is_no_file_is_not_named_as_one(tmp_path: Path) -> None:
     assert not [text for text in notes.values() if "file:" in text]
 
 
-# ---- what may come of sharing ----
+# ---- what may come from sharing ----
 
 
 def notes_of(dataset: Dataset[Any], **options: Any) -> list[str]:
@@ -186,7 +186,7 @@ def test_an_error_that_may_come_of_sharing_says_so(
     for _ in range(2):
         place, hint = notes_of(dataset, **options)
         assert "sample index 13" in place
-        assert f"may come of sharing: {clause}" in hint
+        assert f"may come from sharing: {clause}" in hint
         for remedy in ("num_workers=0", "copy_dataset", "fastload check"):
             assert remedy in hint
 
@@ -616,7 +616,7 @@ def test_workers_share_a_batch_of_a_subset(nested: bool) -> None:
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_bad_sample_of_a_subset_is_named(workers: int) -> None:
-    """By the index that the sampler gave, as in any data set, and by its file, which the whole knows."""
+    """By the index that the sampler gave, as in any dataset, and by its file, which the whole knows."""
     part = Subset(Subset(Located(100, unreadable(42)), range(0, 100, 2)), range(10, 30))
     got = drain(DataLoader(part, 4, num_workers=workers))
     error = only_error(got, [[20 + 2 * i for i in batch] for batch in in_batches(range(20), 4)], 2)

@@ -54,7 +54,7 @@ class Fault(ValueError):
 
 
 class Weather:
-    """The faults of a run, the same for all copies of a data set.
+    """The faults of a run, the same for all copies of a dataset.
 
     Samples of `broken` raise, those of `quitting` raise GeneratorExit: always. Those of `stalled` wait
     until `let_go()`; those of `flaky` raise EIO once.

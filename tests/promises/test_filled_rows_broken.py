@@ -17,7 +17,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
 from fastload import DataLoader, iterator, randomness
-from fastload.collate import SlotBox
+from fastload.collate import SlotBuilder
 from fastload.datasets import ImageFolder
 from fastload.image import RandomResizedCrop, Resize, kernels, plans, render
 from fastload.isolation import python_random
@@ -168,14 +168,14 @@ def test_what_worker_init_fn_makes_of_the_samples_is_what_comes() -> None:
 def test_rows_for_which_there_is_no_memory_are_read_one_by_one(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, failures = SlotBox.rows, [MemoryError("no room")]
+    rows, failures = SlotBuilder.rows, [MemoryError("no room")]
 
-    def fails(box: SlotBox, start: int, stop: int) -> Any:
+    def fails(builder: SlotBuilder, start: int, stop: int) -> Any:
         if failures:
             raise failures.pop()
-        return rows(box, start, stop)
+        return rows(builder, start, stop)
 
-    monkeypatch.setattr(SlotBox, "rows", fails)
+    monkeypatch.setattr(SlotBuilder, "rows", fails)
     with DataLoader(Windows(), batch_size=4, num_workers=workers) as loader:
         assert torch.equal(torch.cat([*loader]), torch.stack([Windows()[k] for k in range(8)]))
     assert not failures

@@ -1,4 +1,4 @@
-"""Promise: an iterable data set, read by threads, gives what torch's processes give, and more.
+"""Promise: an iterable dataset, read by threads, gives what torch's processes give, and more.
 
 Each worker thread reads a copy of its own. The batches and their order are those of torch's
 DataLoader with the same `num_workers`; errors arrive in place and cost the other workers nothing;
@@ -53,7 +53,7 @@ def my_part() -> tuple[int, int]:
 
 
 class Log:
-    """A list that all copies of a data set share."""
+    """A list that all copies of a dataset share."""
 
     fastload_per_worker = ()
 
@@ -603,7 +603,7 @@ def test_on_error_skip_shortens_the_batch_and_counts(workers: int) -> None:
     ]
     assert sorted(flat) == wanted, "no loss and no duplicate"
     lane = [batch for batch in got if batch[0] < SHARD]
-    assert lane == [[0, 2, 3], [4, 5, 7], [8, 9]], "never refilled, as with map-style data sets"
+    assert lane == [[0, 2, 3], [4, 5, 7], [8, 9]], "never refilled, as with map-style datasets"
     assert loader.stats().errors == (3 if workers == 2 else 2)
 
 
@@ -777,7 +777,7 @@ class Drawing(IterableDataset[torch.Tensor]):
 
 
 class Remembers(Drawing):
-    """The data set has the state, as torchdata's users write it."""
+    """The dataset has the state, as torchdata's users write it."""
 
     at = start = 0
 
@@ -1055,7 +1055,7 @@ def test_a_state_dict_that_raises_costs_no_batch(workers: int) -> None:
             said.append((str(error), error.__notes__))
     assert values == [[1, 2], [3, 4], [5, 6], [7, 8]]
     assert [text for text, _ in said] == ["no state at 4"]
-    assert "state_dict() of the data set raised in worker 0" in said[0][1][-1]
+    assert "state_dict() of the dataset raised in worker 0" in said[0][1][-1]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -1071,7 +1071,7 @@ def test_a_state_of_a_data_set_that_it_does_not_take_is_named(
     state["lanes"][0]["state"] = bad
     resumed = fastload.DataLoader(kind([5]), 2, num_workers=workers, seed=1)
     resumed.load_state_dict(state)
-    with pytest.raises(StateError, match="lanes: _?Remember.*cannot go on"):
+    with pytest.raises(StateError, match="lanes: _?Remember.*cannot load its saved state"):
         list(resumed)
     resumed.close()
 

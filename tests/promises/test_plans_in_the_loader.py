@@ -1,4 +1,4 @@
-"""Promise: a data set of picture files with a plan loads alike for any number of workers, with torchvision's crops."""
+"""Promise: a dataset of picture files with a plan loads alike for any number of workers, with torchvision's crops."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_crops_and_flips_are_those_of_torchvisions_transforms_under_the_same_see
 
 
 def test_torchs_own_loader_takes_a_plan_too(jpegs: Path) -> None:
-    """In worker processes: the data set is pickled or forked with its plan, draws are torch's."""
+    """In worker processes: the dataset is pickled or forked with its plan, draws are torch's."""
     dataset = ImageFileList(jpegs, transform=PLAN)
     results = []
     for _ in range(2):

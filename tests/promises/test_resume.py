@@ -45,8 +45,8 @@ from torch.utils.data import (
 )
 
 import fastload
-from fastload.draws import checksum
 from fastload.errors import StateError
+from fastload.sampler_state import checksum
 
 SEED = 7
 Row = tuple[float, ...]
@@ -671,7 +671,7 @@ def test_a_sampler_with_a_state_of_its_own_is_put_back(workers: int) -> None:
 def test_a_sampler_whose_state_is_no_json_is_named_when_the_state_is_asked_for() -> None:
     loader = fastload.DataLoader(Augmented(26), 4, sampler=Remembering(bad=True), seed=SEED)
     for _ in loader:
-        with pytest.raises(StateError, match=r"sampler_state: state_dict\(\) of Remembering.*JSON"):
+        with pytest.raises(StateError, match=r"sampler_state: JSON cannot hold .*Remembering"):
             loader.state_dict()
 
 

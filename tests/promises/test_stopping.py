@@ -501,7 +501,7 @@ def test_ctrl_c_in_next_closes_the_iterator_and_the_next_epoch_is_whole(
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     wait_until(lambda: not fastload_threads(), "the threads ended")
-    with pytest.raises(LoaderClosedError, match="begin another epoch"):
+    with pytest.raises(LoaderClosedError, match="Begin another epoch"):
         next(iterator)
     assert [batch.tolist() for batch in loader] == [list(range(k, k + 4)) for k in range(0, 16, 4)]
     loader.close()

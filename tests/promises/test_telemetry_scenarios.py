@@ -326,7 +326,7 @@ def busy_machine() -> Iterator[None]:
 
 
 def in_turn(_: Any) -> None:
-    """A little Python, as in any data set, and much that lets the GIL go."""
+    """A little Python, as in any dataset, and much that lets the GIL go."""
     counts(3000)(0)
     hashes(4)(0)
 

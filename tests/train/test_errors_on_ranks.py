@@ -38,7 +38,7 @@ def arguments(folder: Path, logdir: Path, *more: str) -> list[str]:
 USER_ERRORS = {
     "an option's value": (["--lr", "nan"], 2),
     "options that exclude each other": (["--resume"], 2),
-    "what the data set says": (["--classes", "1"], 2),
+    "what the dataset says": (["--classes", "1"], 2),
     "a model that there is not": (["--model", "resnet5"], 2),
     "another stats.csv": ([], 1),
 }

@@ -421,7 +421,7 @@ def test_devices_that_are_not_there_are_named(pictures: Path, tmp_path: Path) ->
             open_learner(recipe(pictures, tmp_path, device=name), ALONE, classes=3)
     with pytest.raises(TrainError, match="--file-list-path or --packed"):
         recipe(pictures, tmp_path, packed=tmp_path)
-    with pytest.raises(TrainError, match="--classes 2: the data set has 3"):
+    with pytest.raises(TrainError, match="--classes 2: the dataset has 3"):
         open_learner(recipe(pictures, tmp_path, classes=2), ALONE, classes=3)
 
 

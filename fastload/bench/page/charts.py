@@ -223,7 +223,7 @@ def stage_shares(stats: dict[str, Any], *, workers: int) -> list[tuple[str, floa
     """Where the threads' time went: pairs of a stage and its share (0 to 1), in the order in which a sample meets them.
 
     Without workers the thread is the loop's, and "step" is what it did besides loading. With them, "idle" is
-    what they waited for room, and "rest" their way between samples. What the data set named is taken out of "sample".
+    what they waited for room, and "rest" their way between samples. What the dataset named is taken out of "sample".
     """
     stages = stats["stages"]
     total = max(1, workers) * stats["elapsed_s"]

@@ -1,7 +1,7 @@
-"""What a sampler draws from, as JSON values, and a checksum of the indices that it gives.
+"""The state that a sampler's indices depend on, as JSON values, and a checksum of the indices that it gives.
 
-A sampler that draws from torch's global generator, from a torch.Generator that it holds as `generator`, or from what
-its own `state_dict()` returns gives the same indices again. The checksum tells if it does not.
+A sampler gives the same indices again if it draws from torch's global generator, from a `torch.Generator` in its
+attribute `generator`, or from what its `state_dict()` returns. The checksum tells if it gives others.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from fastload.errors import StateError
-from fastload.faults import shown
+from fastload.user_errors import shown
 
-Draws = dict[str, Any]
+RandomStates = dict[str, Any]
 
 
 def single_sampler(sampler: Any) -> Any:
@@ -36,7 +36,7 @@ def generators(sampler: Any) -> list[torch.Generator]:
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
-def take(sampler: Any) -> Draws:
+def random_states(sampler: Any) -> RandomStates:
     """Return the states of torch's global generator and of the sampler's generators."""
     return {
         "torch": _text(torch.get_rng_state()),
@@ -44,21 +44,21 @@ def take(sampler: Any) -> Draws:
     }
 
 
-def restore(sampler: Any, draws: Draws) -> None:
-    """Set torch's global generator and the sampler's to the states in `draws`."""
-    torch.set_rng_state(_tensor(draws["torch"]))
-    restore_generators(sampler, draws)
+def restore_random_states(sampler: Any, states: RandomStates) -> None:
+    """Set torch's global generator and the sampler's to what `random_states` returned."""
+    torch.set_rng_state(_tensor(states["torch"]))
+    restore_generators(sampler, states)
 
 
-def restore_generators(sampler: Any, draws: Draws) -> None:
-    """Set the generators that the sampler holds to the states in `draws`."""
-    for generator, state in zip(generators(sampler), draws["generators"], strict=True):
+def restore_generators(sampler: Any, states: RandomStates) -> None:
+    """Set the generators that the sampler holds to what `random_states` returned."""
+    for generator, state in zip(generators(sampler), states["generators"], strict=True):
         generator.set_state(_tensor(state))
 
 
 def _keeps_state(single: Any) -> bool:
-    # torchdata's StatefulDistributedSampler continues after a load, and its state of an ended epoch is an empty one.
-    # It needs no state: like torch's, it draws from its seed and its epoch.
+    # Not torchdata's StatefulDistributedSampler: after a load it continues by itself, and its state after an epoch is
+    # empty. It needs no state, because it draws from its seed and its epoch, like torch's.
     methods = hasattr(single, "state_dict") and hasattr(single, "load_state_dict")
     return methods and not isinstance(single, DistributedSampler)
 
@@ -72,8 +72,8 @@ def own_state(sampler: Any) -> Any:
         return json.loads(json.dumps(single.state_dict()))
     except Exception as exc:
         error = StateError(
-            f"sampler_state: state_dict() of {type(single).__name__} cannot be written as JSON "
-            f"({type(exc).__name__}: {shown(exc, str)}); return numbers, texts, lists and dicts from it"
+            f"sampler_state: JSON cannot hold what state_dict() of {type(single).__name__} returned "
+            f"({type(exc).__name__}: {shown(exc, str)}). Return numbers, texts, lists and dicts from it"
         )
         error.__cause__ = exc
         return error
@@ -87,20 +87,20 @@ def restore_own_state(sampler: Any, state: Any) -> None:
 
 
 def checksum(given: Any, before: int) -> int:
-    """Return the CRC-32 of what a sampler gave at once, an index or a batch of them, continued from `before`."""
+    """Return the CRC-32 of an index or a batch of indices from a sampler, continued from `before`."""
     indices: Any = given if isinstance(given, Sized) else [given]
     try:
         raw = struct.pack(f"<{len(indices)}q", *indices)  # four times as fast as array and NumPy
     except (TypeError, struct.error):
-        # Not an address in memory: it differs in another process.
+        # Without addresses in memory: they differ in another process.
         raw = re.sub(r" at 0x[0-9a-fA-F]+", "", shown(given)).encode(errors="replace")
     return zlib.crc32(raw, before)
 
 
 def checksum_of_next(indices: Iterator[Any], count: int, before: int) -> int:
-    """Return the checksum of the next `count` that `indices` gives, continued from `before`.
+    """Return the checksum of the next `count` elements of `indices`, continued from `before`.
 
-    What raises is passed over, as its place was taken by an error. After its end `indices` gives None.
+    Skip what raises: an error took its place in the epoch too. After the end, count None.
     """
     for _ in range(count):
         with suppress(Exception):

@@ -1,4 +1,4 @@
-"""What user code raises, and what is said of it: which of it may end the loop, and a note of where it happened."""
+"""What user code raises: which of it may end the loop, and notes that say where it happened."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _TRANSIENT = {
 
 
 def contained(exc: BaseException) -> Exception:
-    """Return the error to deliver in the place of what raised `exc`.
+    """Return the error to deliver if user code raised `exc`.
 
-    That is `exc` itself, or a RuntimeError caused by it if `exc` would end a thread or the epoch: StopIteration and
-    whatever is no Exception.
+    That is `exc` itself, or a RuntimeError with `exc` as its cause if `exc` is StopIteration or no Exception: these
+    would end the epoch or a thread.
 
-    Raise KeyboardInterrupt and SystemExit on in the main thread. There Python runs signal handlers, and there the loop
-    runs the sampler and, without workers, the samples.
+    In the main thread, raise KeyboardInterrupt and SystemExit again: Python runs signal handlers there, and the loop
+    runs the sampler there, and without workers the samples.
     """
     if isinstance(exc, Exception) and not isinstance(exc, StopIteration):
         return exc
@@ -49,41 +49,40 @@ def contained(exc: BaseException) -> Exception:
 
 
 def transient_errno(exc: BaseException) -> int | None:
-    """Return the number of an error of the operating system that may be gone the next time, as on a network file
-    system, or None for any other."""
+    """Return the errno of a transient error of the operating system, as of a network file system; otherwise None."""
     number = exc.errno if isinstance(exc, OSError) else None
     return number if isinstance(number, int) and number in _TRANSIENT else None
 
 
 def annotate(error: BaseException, *said: str) -> None:
-    """Add notes that say where and why `error` happened, in place of those before: some code raises one object again.
+    """Add notes that say where and why `error` happened; skip empty texts.
 
-    Empty texts are skipped.
+    Replace our earlier notes: some code raises the same object again.
     """
-    with suppress(Exception):  # the error counts more than our note
+    with suppress(Exception):  # the error matters more than our note
         others = [n for n in getattr(error, "__notes__", []) if not n.startswith("fastload: ")]
-        # Past a __setattr__ that refuses: an exception may be a frozen dataclass.
+        # Not setattr(): an exception may be a frozen dataclass.
         ours = [f"fastload: {text}" for text in said if text]
         BaseException.__setattr__(error, "__notes__", [*others, *ours])
 
 
 def sharing_note(shared: str | None, exc: BaseException) -> str:
-    """Return the note on an error that may come of sharing, or an empty text.
+    """Return a note if sharing between workers may be the cause of an error, otherwise an empty text.
 
-    It may if the workers share something that may keep a state, which the clause `shared` names, or if the error
-    itself mentions threads. `shared` is None without workers.
+    It may be if the workers share a state, which the clause `shared` names, or if the error mentions threads.
+    `shared` is None without workers.
     """
     if shared is None or not (shared or "thread" in shown(exc, str).lower()):
         return ""
     clause = shared or "its text mentions threads"
     return (
-        f"this error may come of sharing: {clause}. If num_workers=0 does not raise it, sharing is the cause. Then "
+        f"this error may come from sharing: {clause}. If num_workers=0 does not raise it, sharing is the cause. Then "
         "copy_dataset=True copies more for each worker, and `fastload check` shows what is shared"
     )
 
 
 def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
-    """Return a user's object as text; name its type if showing it raises, so that no message hides the first error."""
+    """Return a user's object as text, or its type's name if `form` raises: no message may hide the first error."""
     try:
         return form(value)
     except Exception as exc:
@@ -91,7 +90,7 @@ def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
 
 
 def shown_indices(indices: Any) -> str:
-    """The indices of a batch as text, cut off behind the eighth; as they are if they are no sequence."""
+    """Return the indices of a batch as text: the first eight of a sequence, or the object itself."""
     if not isinstance(indices, Sequence):
         return shown(indices)
     more = f", ... {len(indices)} in all" if len(indices) > 8 else ""
@@ -99,9 +98,9 @@ def shown_indices(indices: Any) -> str:
 
 
 def file_note(dataset: Any, index: Any, exc: BaseException) -> str:
-    """Return `; file: ...` with the file named by the error or by the dataset, or an empty text.
+    """Return `; file: ...` with the file that the error or the dataset names, or an empty text.
 
-    The name in an OSError may be that of a program or a host: so it is used only if such a file exists.
+    An OSError may name a program or a host, so its name counts only if such a file exists.
     """
     named = exc.path if isinstance(exc, DecodeError) else ""
     if isinstance(exc, OSError):
@@ -111,7 +110,7 @@ def file_note(dataset: Any, index: Any, exc: BaseException) -> str:
 
 
 def file_of(dataset: Any, index: Any) -> str:
-    """The file of a sample, from the data set's `locate` or torchvision's `samples`; empty if it has none."""
+    """Return the file of a sample, from the dataset's `locate` or torchvision's `samples`; "" if it has none."""
     try:
         while type(dataset) is Subset:
             dataset, index = dataset.dataset, dataset.indices[index]
@@ -120,14 +119,14 @@ def file_of(dataset: Any, index: Any) -> str:
             name = locate(index)
         else:
             entry = dataset.samples[index]
-            # A defaultdict would grow. Of other data sets, the samples begin with a word or a sentence.
+            # Not of a dict: a defaultdict would grow. In other datasets, an entry may begin with a word or a sentence.
             name = _existing(entry[0]) if isinstance(entry, tuple | list) else None
         return os.fspath(name) if isinstance(name, str | os.PathLike) else ""
     except Exception:
-        return ""  # a data set without files, an index that it does not have, or code that fails
+        return ""  # the dataset has no files or no such index, or its code fails
 
 
 def _existing(name: Any) -> str:
-    """Return the name of a file that is there; an empty text for anything else."""
+    """Return the name of a file that exists, or an empty text for anything else."""
     path = os.fspath(name) if isinstance(name, str | os.PathLike) else ""
     return path if isinstance(path, str) and os.path.isfile(path) else ""

@@ -1,4 +1,4 @@
-"""What an epoch counts: the loop's own counts, and those of the window and the recorders, in one snapshot."""
+"""The counts of an epoch: the loop's own, the window's and the recorders', put together as `Stats`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from fastload.telemetry import Recorder, Stats, cores_busy_s, merge
 from fastload.window import Window
 
 
-class Tally:
-    """What an iterator counts in an epoch. Outlives it, so that `loader.stats()` can be asked after the loop."""
+class EpochCounts:
+    """The counts of an iterator in one epoch. They outlive it, so that `loader.stats()` answers after the loop.
+
+    Args:
+        workers: threads that the iterator starts.
+        pool: the memory of its batches.
+        asked: the loader's `num_workers`.
+    """
 
     def __init__(self, workers: int, pool: SlotPool, *, asked: int) -> None:
-        """`workers` of the `asked` ones are started."""
         self.workers = workers
         self._asked = asked
         self._pool = pool
@@ -25,7 +30,7 @@ class Tally:
         self._final = NO_STATS
 
     def begin(self, epoch: int, window: Window[Batch], recorders: list[Recorder]) -> None:
-        """Count anew, with what `window` counts since its own `recount()` and what `recorders` do."""
+        """Start from 0. `window` and `recorders` count the rest; the window restarts with its own `recount()`."""
         self.epoch = epoch
         self.samples = 0
         self.batches = 0
@@ -39,7 +44,7 @@ class Tally:
         self._window = window
 
     def stats(self) -> Stats:
-        """A snapshot; after the end, the last one."""
+        """Return a snapshot; after the end, the last one."""
         window = self._window
         if window is None:
             return self._final
@@ -59,11 +64,7 @@ class Tally:
             occupancy=waits.occupancy if self.workers else 0.0,
             bytes=self.bytes,
             retries=self.retries,
-            busy_s=sum(
-                measured.stages[name].seconds
-                for name in ("sample", "collate")
-                if name in measured.stages
-            ),
+            busy_s=sum(s.seconds for s in measured.stages.values() if s.name in _BUSY),
             slots_in_use=self._pool.lent,
             cores=usable_cores(),
             process_cpu_s=cpu_s,
@@ -73,20 +74,11 @@ class Tally:
         )
 
     def end(self) -> None:
-        """Keep the figures as they are, and the window no longer: batches in flight lie in it."""
+        """Keep the final figures. Drop the window, because it holds batches in flight."""
         self._final = replace(self.stats(), ended=True)
         self._window = None
 
 
-NO_STATS = Stats(
-    epoch=-1,
-    workers=0,
-    depth=0,
-    samples=0,
-    batches=0,
-    errors=0,
-    elapsed_s=0.0,
-    consumer_wait_s=0.0,
-    worker_wait_s=0.0,
-    occupancy=0.0,
-)
+NO_STATS = Stats()
+_BUSY = ("sample", "collate")
+"""The stages in which workers are busy."""
