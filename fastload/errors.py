@@ -74,6 +74,10 @@ class FileListError(FastloadError, ValueError):
     """A file list, a class list or a line of one cannot be used; the message names file and line."""
 
 
+class ParquetError(FastloadError, ValueError):
+    """A Parquet file cannot be read as what the dataset expects; the message names file, row group and expectation."""
+
+
 class PackedDataError(FastloadError, ValueError):
     """A packed set cannot be read as what it says it is: damaged, cut off, incomplete, or of another version.
 
