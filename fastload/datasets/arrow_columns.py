@@ -199,8 +199,7 @@ def rows_as_list(column: Column, kind: Kind, rows: Sequence[int]) -> list[Any]:
     """Return the values of a column at `rows`, one for each: tensors that are copies, or Python values."""
     if kind.dtype is None or kind.ragged:
         return [column.row(k) for k in rows]
-    taken = indexable(column.values)[torch.tensor(rows, dtype=torch.int64)]
-    return [*taken.view(kind.dtype)]
+    return [*torch.from_numpy(column.values.numpy()[rows])]
 
 
 def indexable(tensor: Tensor) -> Tensor:

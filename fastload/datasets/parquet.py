@@ -195,8 +195,8 @@ class ParquetDataset(Dataset[Any]):
         elif len(places) == len(out):
             self._gatherer.gather(indexable(column.values), local, indexable(out))
         else:
-            taken = indexable(column.values)[torch.from_numpy(local)]
-            indexable(out)[torch.from_numpy(places)] = taken
+            # In NumPy: each small call of torch's hands over the GIL, and workers wait for it most of the time.
+            out.numpy()[places] = column.values.numpy()[local]
         return there
 
     def _checked(self, indices: Sequence[int]) -> NDArray[np.int64]:
@@ -217,9 +217,11 @@ class ParquetDataset(Dataset[Any]):
     ) -> Iterator[tuple[int, RowGroup, NDArray[np.int64], NDArray[np.int64]]]:
         """Yield each row group of `indices`: its number, itself, the positions in `indices`, the rows in it."""
         numbers, local = self._places(indices)
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            yield number, self._group(number), places, local[places]
+        order = np.argsort(numbers, kind="stable")
+        for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            if len(places):
+                number = int(numbers[places[0]])
+                yield number, self._group(number), places, local[places]
 
     def _group(self, number: int) -> RowGroup:
         kept = self._kept(number)

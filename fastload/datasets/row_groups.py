@@ -170,7 +170,8 @@ class RowGroupCache:
                 found = self._decoded(number, decode)
             else:
                 held.used = next(self._ticks)
-                found = held.future.result()
+                # Not the future first: threads that look at one at the same time would wait at its lock.
+                found = held.group or held.future.result()
             # None: the thread that decoded it failed. This thread tries for itself, and raises an error of its own.
             if found is not None:
                 return found
@@ -182,7 +183,7 @@ class RowGroupCache:
             if held.setdefault(number, own) is not own:
                 return None
             found = decode()
-            own.nbytes = found.nbytes
+            own.group, own.nbytes = found, found.nbytes
             own.future.set_result(found)
             self._evict(held, own)
             return found
@@ -207,9 +208,10 @@ class RowGroupCache:
 class _Held:
     """A row group that is kept, or is being decoded."""
 
-    __slots__ = ("future", "nbytes", "used")
+    __slots__ = ("future", "group", "nbytes", "used")
 
     def __init__(self, used: int) -> None:
         self.future: Future[RowGroup | None] = Future()
+        self.group: RowGroup | None = None
         self.nbytes = 0
         self.used = used
