@@ -74,6 +74,10 @@ class FileListError(FastloadError, ValueError):
     """A file list or a class list, or a line of one, cannot be used. The message names file and line."""
 
 
+class ParquetError(FastloadError, ValueError):
+    """A Parquet file cannot be read as what the dataset expects; the message names file, row group and expectation."""
+
+
 class PackedDataError(FastloadError, ValueError):
     """A packed set cannot be read: it is damaged, truncated, incomplete, or of another version.
 

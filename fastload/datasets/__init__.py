@@ -1,6 +1,6 @@
 """Readers that feed the loader; each reader is a plain map-style dataset, good for any DataLoader.
 
-They are imported when they are asked for: files need Pillow, packed sets pyarrow.
+They are imported when they are asked for: files need Pillow, packed sets and Parquet pyarrow.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastload.datasets.image_files import ImageFileList, ImageFolder
     from fastload.datasets.packed import PackedDataset, PackedWriter
+    from fastload.datasets.parquet import ParquetDataset
 
-__all__ = ["ImageFileList", "ImageFolder", "PackedDataset", "PackedWriter"]
+__all__ = ["ImageFileList", "ImageFolder", "PackedDataset", "PackedWriter", "ParquetDataset"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +22,8 @@ def __getattr__(name: str) -> Any:
         from fastload.datasets import packed
 
         return getattr(packed, name)
+    if name == "ParquetDataset":
+        from fastload.datasets.parquet import ParquetDataset
+
+        return ParquetDataset
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

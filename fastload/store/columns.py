@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -161,10 +161,3 @@ def view(array: pa.Array, field: pa.Field, memory: mmap.mmap) -> NDArray[Any]:
     begin = values.buffers()[1].address - np.frombuffer(memory, np.uint8).ctypes.data
     found = np.frombuffer(memory, dtype, len(values), begin + values.offset * dtype.itemsize)
     return found.reshape(len(array), *shape_of(field))
-
-
-def names_of(columns: str | Sequence[str] | None) -> list[str]:
-    """Return the names in `data=` or `label=`."""
-    if columns is None:
-        return []
-    return [columns] if isinstance(columns, str) else list(columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fastload.datasets.manifest import Shard, described, read_index
+from fastload.datasets.sample_columns import SampleColumns
 from fastload.errors import PackedDataError
 from fastload.rows import Gatherer, Run, as_indices
-from fastload.store.columns import names_of, torch_dtype, view
+from fastload.store.columns import torch_dtype, view
 from fastload.store.parts import open_part
 from fastload.store.root import in_memory
 
@@ -66,12 +67,8 @@ class SetDataset(Dataset[Any]):
         self.set_id = f"{index.id}-{order}" if order else index.id
         self.schema, self.made, self.classes = index.schema, dict(index.made), list(index.classes)
         known = [name for name, _ in index.schema]
-        self.data = data if isinstance(data, str) else None if data is None else tuple(data)
-        self.label = label
-        self._names = names_of(data) or [name for name in known if name != label]
-        for name in [*self._names, *names_of(label)]:
-            if name not in known:
-                raise KeyError(f"{self.path}: the set has no column {name!r}; it has {known}")
+        self._columns = SampleColumns(data, label, known=known, where=f"{self.path}: the set")
+        self.data, self.label = self._columns.data, label
         self.transform = transform
         self._shards = index.shards
         self._begins = np.cumsum([0, *(shard.rows for shard in index.shards)])
@@ -89,7 +86,7 @@ class SetDataset(Dataset[Any]):
 
     def __repr__(self) -> str:
         label = "" if self.label is None else f", label {self.label}"
-        return f"SetDataset({self.path!r}: {len(self)} rows, data {', '.join(self._names)}{label})"
+        return f"SetDataset({self.path!r}: {len(self)} rows, data {', '.join(self._columns.data_names)}{label})"
 
     def column(self, name: str) -> list[Tensor]:
         """Return a column of numbers as tensors, one for each part that has rows of it, in the mapped memory.
@@ -109,7 +106,7 @@ class SetDataset(Dataset[Any]):
             raise IndexError(
                 f"{indices!r:.100} of {self!r}: expected indices from 0 to {len(self) - 1}"
             )
-        columns = {name: self._gathered(name, rows) for name in self._read()}
+        columns = {name: self._gathered(name, rows) for name in self._columns.names}
         return [
             self._sample({name: values[k] for name, values in columns.items()})
             for k in range(len(rows))
@@ -123,42 +120,26 @@ class SetDataset(Dataset[Any]):
     def empty_sample(self) -> Any:
         """Return an empty sample, or None if samples cannot be filled by the run; see `fastload.rows`."""
         tensors = self._part(self._numbers[0]).tensors
-        if self.transform is not None or not tensors.keys() >= {*self._read()}:
+        if self.transform is not None or not tensors.keys() >= {*self._columns.names}:
             return None
-        return self._sample({name: torch.empty_like(tensors[name][0]) for name in self._read()})
+        return self._sample(
+            {name: torch.empty_like(tensors[name][0]) for name in self._columns.names}
+        )
 
     def fill_rows(self, run: Run) -> Sequence[int]:
         """Gather the rows of a run into the batch; see `fastload.rows`."""
         rows = self._rows_of(run.indices)
         if rows is None or self.transform is not None:
             return range(len(run))
-        for name, out in self._columns_of(run.rows).items():
+        for name, out in self._columns.leaves(run.rows):
             self._gather(name, rows, out)
         return ()
 
-    def _read(self) -> list[str]:
-        return [*self._names, *names_of(self.label)]
-
-    def _sample(self, values: dict[str, Any]) -> Any:
-        if self.data is None:
-            data: Any = {name: values[name] for name in self._names}
-        else:
-            found = tuple(values[name] for name in self._names)
-            data = found[0] if isinstance(self.data, str) else found
-        if self.transform is not None:
-            data = self.transform(data)
+    def _sample(self, values: Mapping[str, Any]) -> Any:
+        if self.transform is None:
+            return self._columns.sample(values)
+        data = self.transform(self._columns.data_of(values))
         return data if self.label is None else (data, values[self.label])
-
-    def _columns_of(self, sample: Any) -> dict[str, Any]:
-        """Undo `_sample`: return what stands in it by name."""
-        data, label = (sample, None) if self.label is None else sample
-        if self.data is None:
-            found = dict(data)
-        else:
-            found = dict(
-                zip(self._names, (data,) if isinstance(self.data, str) else data, strict=True)
-            )
-        return found if self.label is None else {**found, self.label: label}
 
     def _rows_of(self, indices: Sequence[Any]) -> NDArray[np.int64] | None:
         """Return the rows of the set that `indices` are; None if one is no index of this dataset."""

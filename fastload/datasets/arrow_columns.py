@@ -1,0 +1,210 @@
+"""Columns of Arrow, as they come out of a file, become tensors and Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the values of a column stand in samples."""
+
+    dtype: torch.dtype | None
+    """Of its tensors; None: values are Python's."""
+    shape: tuple[int, ...] = ()
+    ragged: bool = False
+    """Each row is a list of its own length: a tensor of one dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The values of some rows of a column.
+
+    `values` are `dtype[rows, *shape]`; if the column is ragged, `dtype[elements]`, of which row `k` has those from
+    `offsets[k]` to `offsets[k + 1]`; an array of Arrow if it has Python values. `valid`, bool[rows], is False for a
+    row that is null or has a null in it; None if none is.
+    """
+
+    values: Any
+    valid: NDArray[np.bool_] | None
+    offsets: NDArray[np.int64] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        arrays = (self.valid, self.offsets)
+        python = isinstance(self.values, pa.Array | pa.ChunkedArray)
+        own = self.values.get_total_buffer_size() if python else self.values.nbytes
+        return int(own) + sum(array.nbytes for array in arrays if array is not None)
+
+    def row(self, k: int) -> Any:
+        """Return the value of one row that is in no dense tensor: a tensor of a list, or a Python value."""
+        if self.offsets is not None:
+            return self.values[self.offsets[k] : self.offsets[k + 1]].clone()
+        return self.values[k].as_py()
+
+
+def kind_of(field: pa.Field) -> Kind:
+    """Return how a column is read. Raises TypeError that names the column if it cannot be."""
+    kind, types = field.type, pa.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if _is_text(kind):
+        return Kind(None)
+    ragged = types.is_list(kind) or types.is_large_list(kind)
+    found = _dense_kind(kind.value_type if ragged else kind)
+    if found is None or (ragged and found.shape):
+        raise TypeError(
+            f"column {field.name!r} is of type {field.type}, of which no tensor can be made: "
+            "cast it in the file, or leave it out with columns="
+        )
+    return Kind(found.dtype, found.shape, ragged)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    names = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+    return any(getattr(types, f"is_{name}", bool)(kind) for name in names) or bool(
+        types.is_fixed_size_binary(kind)
+    )
+
+
+def _dense_kind(kind: pa.DataType) -> Kind | None:
+    """Return dtype and shape of rows that all have the same shape, or None if they have none."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        inner = _dense_kind(kind.value_type)
+        return None if inner is None else Kind(inner.dtype, _logical_shape(kind))
+    if pa.types.is_fixed_size_list(kind):
+        inner = _dense_kind(kind.value_type)
+        return None if inner is None else Kind(inner.dtype, (kind.list_size, *inner.shape))
+    if pa.types.is_boolean(kind):
+        return Kind(torch.bool)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return Kind(torch.from_numpy(np.empty(0, kind.to_pandas_dtype())).dtype)
+    return None
+
+
+def _logical_shape(kind: pa.FixedShapeTensorType) -> tuple[int, ...]:
+    order = kind.permutation
+    return tuple(kind.shape) if order is None else tuple(kind.shape[axis] for axis in order)
+
+
+def fill_value(field: pa.Field, value: Any) -> Any:
+    """Return what stands for nulls in a column: a number for NumPy, or a scalar of Arrow. Raises TypeError."""
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    while not _is_text(kind) and hasattr(kind, "value_type"):
+        kind = kind.value_type
+    try:
+        # Arrow makes no float16 of Python's numbers.
+        scalar = pa.scalar(value, pa.float32() if pa.types.is_float16(kind) else kind)
+        if scalar.is_valid and not pa.types.is_floating(kind) and scalar.as_py() != value:
+            raise ValueError(f"{value!r} would become {scalar}")
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise TypeError(
+            f"fill: {value!r} is no value of column {field.name!r}, of type {field.type}; "
+            "give each column its own: fill={column: value}"
+        ) from error
+    if not scalar.is_valid:
+        raise TypeError(f"fill: the value of column {field.name!r} is None: leave the column out")
+    return scalar if _is_text(kind) else scalar.as_py()
+
+
+def decoded(array: pa.ChunkedArray, kind: Kind, fill: Any = None) -> Column:
+    """Return a column in memory of its own, with nulls filled if `fill` is given."""
+    if kind.dtype is None:
+        return _python_values(array, fill)
+    array = array.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if not kind.ragged:
+        values, valid = _dense(array)
+        if valid is not None and fill is not None:
+            values[~valid] = fill
+            valid = None
+        whole = None if valid is None else np.all(valid.reshape(len(valid), -1), axis=1)
+        return Column(torch.from_numpy(np.ascontiguousarray(values)), whole)
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    begin, end = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
+    values, valid = _dense(array.values.slice(begin, end - begin))
+    offsets -= begin
+    rows = _valid(array)
+    if valid is not None and fill is not None:
+        values[~valid] = fill
+    elif valid is not None:
+        nulls = np.concatenate([[0], np.cumsum(~valid)])
+        whole = nulls[offsets[1:]] == nulls[offsets[:-1]]
+        rows = whole if rows is None else whole & rows
+    return Column(torch.from_numpy(values), rows, offsets)
+
+
+def _python_values(array: pa.ChunkedArray, fill: Any) -> Column:
+    if fill is not None and array.null_count:
+        if pa.types.is_dictionary(array.type):
+            array = array.cast(array.type.value_type)
+        array = array.fill_null(fill)
+    valid = array.is_valid().to_numpy() if array.null_count else None
+    return Column(array.chunk(0) if array.num_chunks == 1 else array, valid)
+
+
+def _valid(array: pa.Array) -> NDArray[np.bool_] | None:
+    found: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return found if array.null_count else None
+
+
+def _dense(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """Return the values, [rows, *shape], and which of them are there; None: all are."""
+    kind = array.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        values, valid = _dense(array.storage)
+        shape = (len(array), *kind.shape)
+        order = (0, *(axis + 1 for axis in kind.permutation or range(len(kind.shape))))
+        values = values.reshape(shape).transpose(order)
+        return values, None if valid is None else valid.reshape(shape).transpose(order)
+    if not pa.types.is_fixed_size_list(kind):
+        return _numbers(array), _valid(array)
+    size = kind.list_size
+    # Not `flatten()`, which leaves out the elements of rows that are null.
+    values, valid = _dense(array.values.slice(array.offset * size, len(array) * size))
+    values = values.reshape(len(array), size, *values.shape[1:])
+    rows = _valid(array)
+    if valid is not None:
+        valid = valid.reshape(values.shape)
+    if rows is not None:
+        rows = np.broadcast_to(rows.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
+        valid = rows if valid is None else valid & rows
+    return values, valid
+
+
+def _numbers(array: pa.Array) -> NDArray[Any]:
+    """Return the numbers of an array without lists; what stands for a null is undefined."""
+    if pa.types.is_boolean(array.type):
+        return _numbers(array.cast(pa.uint8())).view(np.bool_)
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    memory = array.buffers()[1]
+    if memory is None or not len(array):
+        return np.zeros(len(array), dtype)
+    # Arrow's own memory must not be written to, and the file's other columns would stay with it.
+    return np.frombuffer(memory, dtype, len(array), array.offset * dtype.itemsize).copy()
+
+
+def rows_as_list(column: Column, kind: Kind, rows: Sequence[int]) -> list[Any]:
+    """Return the values of a column at `rows`, one for each: tensors that are copies, or Python values."""
+    if kind.dtype is None or kind.ragged:
+        return [column.row(k) for k in rows]
+    return [*torch.from_numpy(column.values.numpy()[rows])]
+
+
+def indexable(tensor: Tensor) -> Tensor:
+    """Return a tensor over the same memory that torch can index: of unsigned integers of several bytes it cannot."""
+    return tensor.view(_SIGNED.get(tensor.dtype, tensor.dtype))
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}

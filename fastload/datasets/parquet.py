@@ -1,0 +1,333 @@
+"""`ParquetDataset`: the rows of Parquet files, by position. Needs the extra `arrow`.
+
+`row_groups` reads and keeps row groups, `arrow_columns` makes tensors of their columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+from tqdm import tqdm
+
+try:
+    import pyarrow as pa
+    import pyarrow.dataset as pads
+    import pyarrow.parquet as pq
+    from pyarrow.fs import LocalFileSystem
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'fastload reads Parquet with pyarrow, which is not installed: pip install "fastload[arrow]"',
+        name=error.name,
+    ) from error
+
+from fastload.datasets.arrow_columns import Column, fill_value, indexable, kind_of, rows_as_list
+from fastload.datasets.row_groups import Decoder, ParquetPart, RowGroup, RowGroupCache
+from fastload.datasets.sample_columns import SampleColumns
+from fastload.errors import FastloadError, ParquetError
+from fastload.rows import Gatherer, Run, as_indices
+
+
+class ParquetDataset(Dataset[Any]):
+    """The rows of Parquet files as a map-style dataset. Row `i` is always the same row, in the order of the files.
+
+    Args:
+        path: a file; a folder, of which all `*.parquet` are read, sorted by name; or a list of files. All must have the
+            same columns, of the same types.
+        columns: the column, or columns, of a sample. One name: a sample is its value. Several: a tuple of values.
+            None: a dict of all columns but that of `label`. Other columns are not read.
+        label: the column that follows them: a sample is `(data, label)`.
+        filters: keep only the rows that pass: an expression of `pyarrow.compute`, or a list as
+            `pyarrow.parquet.read_table` takes it.
+        fill: what stands for nulls: one value for all columns, or a mapping of columns to values.
+        cache_bytes: how many bytes of decoded row groups to keep (default 256 MiB). The newest is kept in any case.
+
+    A number or bool is a tensor of the column's dtype, of no dimensions. Fixed-shape tensors and lists of fixed size
+    are tensors of their shape, other lists of numbers tensors of one dimension. Texts and bytes are Python values.
+    Other types, such as timestamps and decimals, are refused. If the lists of a column vary in length, torch's collate
+    raises its own error: pass a `collate_fn`.
+
+    A sample that is null, or has a null in it, raises `ParquetError` when it is read, unless `fill` is given. A null in
+    place of a list of no fixed length cannot be filled.
+
+    Cost: the constructor reads all footers. With filters it also reads the columns that these name, except in row
+    groups that the files' statistics rule out, and keeps 8 bytes for each row that passes. Reading one row decodes its
+    row group, in 8 workers at most 8 at once, and keeps it in memory. Threads share what is kept; processes do not.
+    So read in order, or with row groups small enough for `cache_bytes`. A full shuffle of a set larger than
+    `cache_bytes` decodes a row group for nearly every row. Shuffle by windows instead, with
+    `RankSampler(window=, run=)` and a `run` of about a row group, or put the files into mapped memory once, with
+    `fastload.store.put(path, name)`.
+
+    May be pickled, copied and used after a fork: no file stays open. Flipped bits are found for sure if the file has
+    page checksums (`write_page_checksum=True`).
+
+    Attributes:
+        files: the files, in order.
+        schema: names and types of all columns, a `pyarrow.Schema`.
+        columns, label, filters: as given.
+        set_id: hash of the files' sizes and schema and of the filters. A loader's state keeps it.
+
+    Raises FileNotFoundError if there is no file, `ParquetError` if one cannot be read, differs in its columns or is
+    replaced later, KeyError if there is no such column, TypeError if it has a type that is not read.
+    """
+
+    fastload_per_worker = ()
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        columns: str | Sequence[str] | None = None,
+        label: str | None = None,
+        filters: Any = None,
+        fill: Any = None,
+        cache_bytes: int = 256 << 20,
+    ) -> None:
+        if cache_bytes < 0:
+            raise ValueError(f"cache_bytes must be 0 or more, got {cache_bytes}")
+        self.files = _files_of(path)
+        # Few files show no bar: it comes after 5 s.
+        footers = tqdm(self.files, unit="footer", delay=5, leave=False, disable=None)
+        parts = [ParquetPart(file) for file in footers]
+        self.schema = _common_schema(parts)
+        where = self.files[0] if len(self.files) == 1 else os.path.dirname(self.files[0])
+        self._sample = SampleColumns(columns, label, known=self.schema.names, where=where)
+        self.columns, self.label, self.filters = self._sample.data, label, filters
+        fields = {name: self.schema.field(name) for name in self._sample.names}
+        self._kinds = {name: kind_of(field) for name, field in fields.items()}
+        self._decoder = Decoder(parts, self._kinds, _fills(fill, fields))
+        sizes = [size for part in parts for size in part.groups]
+        self._begins = np.cumsum([0, *sizes])  # of each row group, among all rows
+        self._rows: NDArray[np.int64] | None = None  # those that pass
+        self._starts = self._begins  # of each row group, among the rows of this dataset
+        if filters is not None:
+            self._rows = np.flatnonzero(np.concatenate([*_passing(parts, filters, self.schema)]))
+            self._starts = np.searchsorted(self._rows, self._begins)
+        self.set_id = _hash(parts, None if filters is None else str(filters))
+        self._cache = RowGroupCache(cache_bytes)
+        self._gatherer = Gatherer()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __repr__(self) -> str:
+        files = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
+        label = "" if self.label is None else f", label {self.label}"
+        return f"ParquetDataset({files}: {len(self)} rows, columns {', '.join(self._sample.data_names)}{label})"
+
+    def locate(self, index: int) -> str:
+        """Return the file and the row in it of sample `index`."""
+        number, local = self._places(self._checked([index]))
+        return self._where(int(number[0]), int(local[0]))
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples of `indices`. Each row group is looked up once."""
+        samples: list[Any] = [None] * len(indices)
+        for number, group, places, local in self._pieces(self._checked(indices)):
+            self._refuse_nulls(number, group, local)
+            rows = local.tolist()
+            columns = {
+                name: rows_as_list(group.columns[name], kind, rows)
+                for name, kind in self._kinds.items()
+            }
+            for k, place in enumerate(places.tolist()):
+                samples[place] = self._sample.sample(
+                    {name: values[k] for name, values in columns.items()}
+                )
+        return samples
+
+    def empty_sample(self) -> Any:
+        """Return an empty sample, or None if samples cannot be filled by the run; see `fastload.rows`.
+
+        A list of no fixed length is taken to be as long as that of the first row; others are read one by one.
+        """
+        if not len(self) or any(kind.dtype is None for kind in self._kinds.values()):
+            return None
+        if not any(kind.ragged for kind in self._kinds.values()):
+            return self._sample.sample(
+                {
+                    name: torch.empty(kind.shape, dtype=kind.dtype)
+                    for name, kind in self._kinds.items()
+                }
+            )
+        try:
+            return self[0]
+        except (FastloadError, OSError):
+            return None  # the error comes in its place, as the first sample is read
+
+    def fill_rows(self, run: Run) -> Sequence[int]:
+        """Copy the rows of a run into the batch; see `fastload.rows`."""
+        found = as_indices(run.indices, len(self))
+        if found is None:
+            return range(len(run))
+        leaves = self._sample.leaves(run.rows)
+        done = np.zeros(len(run), bool)
+        try:
+            for _, group, places, local in self._pieces(found):
+                done[places] = True
+                for name, out in leaves:
+                    done[places] &= self._fill(group.columns[name], out, places, local)
+        except (FastloadError, OSError):
+            pass  # reading the samples that are not done raises it again, in its place
+        missing: list[int] = np.flatnonzero(~done).tolist()
+        return missing
+
+    def _fill(
+        self, column: Column, out: Tensor, places: NDArray[np.int64], local: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Copy the rows `local` of a row group to `out[places]`; return which of them could be."""
+        there = np.ones(len(local), bool) if column.valid is None else column.valid[local]
+        if column.offsets is not None:
+            begins, ends = column.offsets[local], column.offsets[local + 1]
+            there &= ends - begins == out.shape[1]
+            for place, begin, end in zip(places[there], begins[there], ends[there], strict=True):
+                out[place] = column.values[begin:end]
+        elif len(places) == len(out):
+            self._gatherer.gather(indexable(column.values), local, indexable(out))
+        else:
+            # In NumPy: each small call of torch's hands over the GIL, and workers wait for it most of the time.
+            out.numpy()[places] = column.values.numpy()[local]
+        return there
+
+    def _checked(self, indices: Sequence[int]) -> NDArray[np.int64]:
+        found = as_indices(indices, len(self))
+        if found is None:
+            raise IndexError(
+                f"{indices!r:.100} of {self!r}: expected indices from 0 to {len(self) - 1}"
+            )
+        return found
+
+    def _places(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the row group that each index lies in, and the row among those of it that pass."""
+        numbers = np.searchsorted(self._starts, indices, side="right") - 1
+        return numbers, indices - self._starts[numbers]
+
+    def _pieces(
+        self, indices: NDArray[np.int64]
+    ) -> Iterator[tuple[int, RowGroup, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield each row group of `indices`: its number, itself, the positions in `indices`, the rows in it."""
+        numbers, local = self._places(indices)
+        order = np.argsort(numbers, kind="stable")
+        for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            if len(places):
+                number = int(numbers[places[0]])
+                yield number, self._group(number), places, local[places]
+
+    def _group(self, number: int) -> RowGroup:
+        kept = self._kept(number)
+        return self._cache.get(number, lambda: self._decoder.decode(number, kept))
+
+    def _kept(self, number: int) -> NDArray[np.int64] | None:
+        """Return which rows of a row group pass, counted within it; None if there is no filter."""
+        if self._rows is None:
+            return None
+        begin, end = self._starts[number : number + 2]
+        kept: NDArray[np.int64] = self._rows[begin:end] - self._begins[number]
+        return kept
+
+    def _where(self, number: int, local: int) -> str:
+        part, group = self._decoder.places[number]
+        kept = self._kept(number)
+        row = sum(part.groups[:group]) + (local if kept is None else int(kept[local]))
+        return f"{part.path}, row {row}"
+
+    def _refuse_nulls(self, number: int, group: RowGroup, local: NDArray[np.int64]) -> None:
+        for name, column in group.columns.items():
+            if column.valid is not None and not column.valid[local].all():
+                row = int(local[~column.valid[local]][0])
+                advice = (
+                    "leave such rows out with filters="
+                    if self._kinds[name].ragged
+                    else f"pass fill={{{name!r}: value}}, or leave such rows out with filters="
+                )
+                raise ParquetError(
+                    f"{self._where(number, row)}, column {name!r}: expected a value, found null: {advice}"
+                )
+
+
+def _files_of(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return the absolute paths of the files: the working directory may change before they are opened."""
+    if not isinstance(path, str | os.PathLike):
+        files = [os.path.abspath(file) for file in path]
+        if not files:
+            raise ValueError(
+                "path: expected a file, a folder or a list of files, got an empty list"
+            )
+        return files
+    path = os.path.abspath(path)
+    if not os.path.isdir(path):
+        return [path]
+    names = [name for name in os.listdir(path) if name.endswith(".parquet") and name[0] != "."]
+    if not names:
+        raise FileNotFoundError(f"{path}: the folder has no file *.parquet")
+    return [os.path.join(path, name) for name in sorted(names)]
+
+
+def _common_schema(parts: Sequence[ParquetPart]) -> pa.Schema:
+    """Return the columns that all files have. Raises ParquetError that names the file and column that differ."""
+    first = parts[0]
+    if twice := [name for name in first.schema.names if first.schema.names.count(name) > 1]:
+        raise ParquetError(f"{first.path}: has two columns {twice[0]!r}, expected each name once")
+    expected = {field.name: field.type for field in first.schema}
+    for part in parts[1:]:
+        found = {field.name: field.type for field in part.schema}
+        for name in [*expected, *found]:
+            if expected.get(name) != found.get(name) or len(found) < len(part.schema.names):
+                raise ParquetError(
+                    f"{part.path}: column {name!r} is {found.get(name, 'missing')}, and it is "
+                    f"{expected.get(name, 'missing')} in {first.path}: all files must have the same columns"
+                )
+    return first.schema
+
+
+def _fills(fill: Any, fields: Mapping[str, pa.Field]) -> dict[str, Any]:
+    """Return what stands for nulls in each column."""
+    if fill is None:
+        return {}
+    given = fill if isinstance(fill, Mapping) else dict.fromkeys(fields, fill)
+    for name in given:
+        if name not in fields:
+            raise KeyError(f"fill: {name!r} is no column of a sample; these are {[*fields]}")
+    return {name: fill_value(fields[name], value) for name, value in given.items()}
+
+
+def _passing(
+    parts: Sequence[ParquetPart], filters: Any, schema: pa.Schema
+) -> Iterator[NDArray[np.bool_]]:
+    """Yield, for each file, which of its rows pass."""
+    expression = filters
+    if not isinstance(filters, pads.Expression):
+        expression = pq.filters_to_expression(filters)
+    # What is wrong with the expression is said here, and not taken for a fault of a file.
+    try:
+        pads.dataset([], schema=schema).to_table(columns=[], filter=expression)
+    except pa.ArrowException as error:
+        raise ValueError(f"filters: {filters} does not fit the columns: {error}") from error
+    for part in parts:
+        passes = np.zeros(sum(part.groups), bool)
+        begins = np.cumsum([0, *part.groups])
+        with part.guarded("expected rows to filter"):
+            whole = pads.ParquetFileFormat().make_fragment(part.path, LocalFileSystem())
+            for piece in whole.split_by_row_group(filter=expression, schema=schema):
+                # The result of the expression as a column: only what it needs is read.
+                found = piece.to_table(schema=schema, columns={"passes": expression})
+                group = piece.row_groups[0].id
+                mask = found.column(0).fill_null(False).to_numpy()
+                passes[begins[group] : begins[group + 1]] = mask
+        yield passes
+
+
+def _hash(parts: Sequence[ParquetPart], filters: str | None) -> str:
+    shapes = [(os.path.basename(part.path), part.identity[2], part.groups) for part in parts]
+    text = repr((shapes, [(field.name, str(field.type)) for field in parts[0].schema], filters))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,217 @@
+"""The row groups of Parquet files: decoded when they are needed, each by one thread, the last used ones kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from torch.utils.data import get_worker_info
+
+from fastload.datasets.arrow_columns import Column, Kind, decoded
+from fastload.errors import ParquetError
+from fastload.telemetry import stage
+
+
+class ParquetPart:
+    """One file: its footer, read once, and what says that it is still the same file.
+
+    Raises FileNotFoundError, OSError, ParquetError if it has no right footer.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.identity = _identity(path)
+        with self.guarded("expected a footer: this is no Parquet file, or it was cut off"):
+            self.metadata = pq.read_metadata(path)
+            self.schema: pa.Schema = self.metadata.schema.to_arrow_schema()
+        self.groups = [
+            self.metadata.row_group(k).num_rows for k in range(self.metadata.num_row_groups)
+        ]
+
+    @contextmanager
+    def guarded(self, expected: str) -> Iterator[None]:
+        """Turn what Arrow raises for bad bytes into a ParquetError; raise one too if the file is another meanwhile."""
+        self._check()
+        try:
+            yield
+        except MemoryError:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as error:
+            self._check()
+            # An error of the system has a number; what Arrow raises for bad bytes has none.
+            if isinstance(error, OSError) and error.errno is not None:
+                error.filename = error.filename or self.path
+                raise
+            reason = " ".join(str(error).split())
+            raise ParquetError(f"{self.path}: {expected}. pyarrow found: {reason}") from error
+        self._check()
+
+    def _check(self) -> None:
+        found = _identity(self.path)
+        if found != self.identity:
+            raise ParquetError(
+                f"{self.path}: the file was replaced or changed since the dataset was made. "
+                f"It has {found[2]:,} bytes, and had {self.identity[2]:,}. Make the dataset again."
+            )
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Return a row group. In a worker without threads of Arrow: there the workers run side by side."""
+        rows = self.groups[group]
+        with (
+            self.guarded(f"row group {group}: expected {rows:,} rows"),
+            pq.ParquetFile(
+                self.path, metadata=self.metadata, page_checksum_verification=True
+            ) as file,
+        ):
+            table = file.read_row_group(
+                group, columns=[*columns], use_threads=get_worker_info() is None
+            )
+        if table.num_rows != rows:
+            raise ParquetError(
+                f"{self.path}: row group {group}: expected {rows:,} rows, found {table.num_rows:,}"
+            )
+        return table
+
+
+def _identity(path: str) -> tuple[int, ...]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """The decoded columns of a row group, by name."""
+
+    columns: dict[str, Column]
+    nbytes: int
+
+
+class Decoder:
+    """Reads and decodes the columns of a dataset.
+
+    Args:
+        parts: the files.
+        kinds: how each column to read stands in samples.
+        fills: what stands for nulls, by column.
+    """
+
+    def __init__(
+        self, parts: Sequence[ParquetPart], kinds: dict[str, Kind], fills: dict[str, Any]
+    ) -> None:
+        self.parts = parts
+        self.kinds = kinds
+        self.fills = fills
+        # Of each row group of all files: its file, and its number there.
+        self.places = [(part, k) for part in parts for k in range(len(part.groups))]
+
+    def decode(self, number: int, kept: NDArray[np.int64] | None) -> RowGroup:
+        """Return row group `number`, or its rows `kept`."""
+        part, group = self.places[number]
+        with stage("read"):
+            table = part.read(group, [*self.kinds])
+        with (
+            stage("decode"),
+            part.guarded(f"row group {group}: expected columns of {part.schema.names}"),
+        ):
+            if kept is not None and len(kept) < table.num_rows:
+                table = table.take(pa.array(kept))
+            columns = {
+                name: decoded(table.column(name), kind, self.fills.get(name))
+                for name, kind in self.kinds.items()
+            }
+        return RowGroup(columns, sum(column.nbytes for column in columns.values()))
+
+
+class RowGroupCache:
+    """Keeps the row groups that were used last, of at most `limit` bytes; the newest stays, whatever its size.
+
+    Threads that need one row group at the same time wait for the first of them to decode it. There is no lock: whoever
+    puts a future into the dict first decodes, and always ends that future; every step on the dict is atomic.
+
+    A copy, and the child of a fork, begins empty: the thread that decodes in the parent is not in the child.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._forget()
+
+    def _forget(self) -> None:
+        self._held: dict[int, _Held] = {}
+        self._ticks = count()
+        self._pid = os.getpid()
+
+    def __getstate__(self) -> int:
+        return self._limit
+
+    def __setstate__(self, limit: int) -> None:
+        self.__init__(limit)  # type: ignore[misc]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the row groups that are kept now."""
+        return sum(held.nbytes for held in [*self._held.values()])
+
+    def get(self, number: int, decode: Callable[[], RowGroup]) -> RowGroup:
+        """Return a row group, which `decode()` makes if it is not kept. Raises what that raises."""
+        if self._pid != os.getpid():
+            self._forget()
+        while True:
+            held = self._held.get(number)
+            if held is None:
+                found = self._decoded(number, decode)
+            else:
+                held.used = next(self._ticks)
+                # Not the future first: threads that look at one at the same time would wait at its lock.
+                found = held.group or held.future.result()
+            # None: the thread that decoded it failed. This thread tries for itself, and raises an error of its own.
+            if found is not None:
+                return found
+
+    def _decoded(self, number: int, decode: Callable[[], RowGroup]) -> RowGroup | None:
+        """Decode a row group and keep it; None if another thread began to do so just before."""
+        own, held = _Held(next(self._ticks)), self._held
+        try:
+            if held.setdefault(number, own) is not own:
+                return None
+            found = decode()
+            own.group, own.nbytes = found, found.nbytes
+            own.future.set_result(found)
+            self._evict(held, own)
+            return found
+        finally:
+            if not own.future.done():  # waiters are woken, whatever happened
+                if held.get(number) is own:
+                    del held[number]
+                own.future.set_result(None)
+
+    def _evict(self, all_held: dict[int, _Held], newest: _Held) -> None:
+        # Two threads may both do so at once: then more goes than must.
+        done = [(held.used, number, held) for number, held in [*all_held.items()] if held.nbytes]
+        total = sum(held.nbytes for _, _, held in done)
+        for _, number, held in sorted(done, key=lambda entry: entry[0]):
+            if total <= self._limit:
+                return
+            if held is not newest:
+                total -= held.nbytes
+                all_held.pop(number, None)
+
+
+class _Held:
+    """A row group that is kept, or is being decoded."""
+
+    __slots__ = ("future", "group", "nbytes", "used")
+
+    def __init__(self, used: int) -> None:
+        self.future: Future[RowGroup | None] = Future()
+        self.group: RowGroup | None = None
+        self.nbytes = 0
+        self.used = used
