@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 from collections.abc import Iterable, Mapping
@@ -161,3 +162,24 @@ def view(array: pa.Array, field: pa.Field, memory: mmap.mmap) -> NDArray[Any]:
     begin = values.buffers()[1].address - np.frombuffer(memory, np.uint8).ctypes.data
     found = np.frombuffer(memory, dtype, len(values), begin + values.offset * dtype.itemsize)
     return found.reshape(len(array), *shape_of(field))
+
+
+def copy_rows(addresses: NDArray[np.int64], out: torch.Tensor) -> None:
+    """Copy the row at each address to a row of `out`, [rows, *shape], of at most `MAX_ROW` bytes.
+
+    The caller answers for the addresses: each must be that of `out[0].nbytes` bytes of memory.
+    """
+    row = np.dtype(f"V{out[0].nbytes}")
+    # The rows of all parts are items of one array, which spans the address space. Only those asked for are read.
+    whole: Any = (ctypes.c_char * (_SPAN + row.itemsize)).from_address(_BASE)
+    found = np.ndarray((_SPAN,), row, whole, strides=(1,))[addresses - _BASE]
+    if out.is_contiguous():
+        out.view(-1).view(torch.uint8).numpy().view(row)[:] = found
+    else:
+        out.copy_(torch.from_numpy(found.view(np.uint8)).view(out.dtype).view(out.shape))
+
+
+MAX_ROW = 2**14
+"""NumPy takes no array whose length times the size of an item passes 2**63."""
+_BASE = mmap.PAGESIZE  # a buffer at address 0 would be none
+_SPAN = 2**47  # of a process on x86-64 and on arm64: maps beyond it have to be asked for

@@ -16,9 +16,12 @@ from fastload.datasets.manifest import Shard, described, read_index
 from fastload.datasets.sample_columns import SampleColumns
 from fastload.errors import PackedDataError
 from fastload.rows import Gatherer, Run, as_indices
-from fastload.store.columns import torch_dtype, view
+from fastload.store.columns import MAX_ROW, copy_rows, torch_dtype, view
 from fastload.store.parts import open_part
 from fastload.store.root import in_memory
+
+_Places = tuple[int | NDArray[np.int64], NDArray[np.int64]]
+"""The part that each row lies in, one number if it is the same for all, and the row within that part."""
 
 
 class SetDataset(Dataset[Any]):
@@ -73,13 +76,17 @@ class SetDataset(Dataset[Any]):
         self._shards = index.shards
         self._begins = np.cumsum([0, *(shard.rows for shard in index.shards)])
         self._rows = rows
-        numbers = range(len(index.shards)) if rows is None else np.unique(self._places(rows)[0])
-        self._numbers = [int(number) for number in numbers]  # of the parts that have rows of it
-        self._parts: list[_Part | None] = [None] * len(index.shards)
+        # The numbers of the parts that have rows of it.
+        self._numbers = list(range(len(index.shards)))
+        if rows is not None:
+            self._numbers = np.unique(self._places(rows)[0]).tolist()
+        self._parts: dict[int, _Part] = {}
+        # Of each column in each part; 0: not mapped.
+        self._addresses: dict[str, NDArray[np.int64]] = {}
         self._gatherer = Gatherer()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parts": [None] * len(self._parts)}
+        return {**self.__dict__, "_parts": {}, "_addresses": {}}
 
     def __len__(self) -> int:
         return int(self._begins[-1]) if self._rows is None else len(self._rows)
@@ -89,10 +96,9 @@ class SetDataset(Dataset[Any]):
         return f"SetDataset({self.path!r}: {len(self)} rows, data {', '.join(self._columns.data_names)}{label})"
 
     def column(self, name: str) -> list[Tensor]:
-        """Return a column of numbers as tensors, one for each part that has rows of it, in the mapped memory.
+        """Return a column of numbers as tensors in the mapped memory, one for each part that has rows of this dataset.
 
-        Nothing is copied.
-        What is written into them is seen by this process only, and never reaches the set.
+        Nothing is copied. What is written into them is seen by this process only, and never reaches the set.
         """
         return [self._part(number).tensors[name] for number in self._numbers]
 
@@ -106,7 +112,8 @@ class SetDataset(Dataset[Any]):
             raise IndexError(
                 f"{indices!r:.100} of {self!r}: expected indices from 0 to {len(self) - 1}"
             )
-        columns = {name: self._gathered(name, rows) for name in self._columns.names}
+        places = self._places(rows)
+        columns = {name: self._gathered(name, places) for name in self._columns.names}
         return [
             self._sample({name: values[k] for name, values in columns.items()})
             for k in range(len(rows))
@@ -131,8 +138,9 @@ class SetDataset(Dataset[Any]):
         rows = self._rows_of(run.indices)
         if rows is None or self.transform is not None:
             return range(len(run))
+        places = self._places(rows)
         for name, out in self._columns.leaves(run.rows):
-            self._gather(name, rows, out)
+            self._gather(name, places, out)
         return ()
 
     def _sample(self, values: Mapping[str, Any]) -> Any:
@@ -146,38 +154,52 @@ class SetDataset(Dataset[Any]):
         found = as_indices(indices, len(self))
         return found if found is None or self._rows is None else self._rows[found]
 
-    def _gathered(self, name: str, rows: NDArray[np.int64]) -> Any:
-        """Return the values of a column at `rows`: a tensor, or a list of Python values."""
+    def _gathered(self, name: str, places: _Places) -> Any:
+        """Return the values of a column at `places`: a tensor, or a list of Python values."""
+        numbers, local = places
         tensor = self._part(self._numbers[0]).tensors.get(name)
         if tensor is None:
-            places = zip(*self._places(rows), strict=True)
-            return [self._part(k).batch.column(name)[row].as_py() for k, row in places]
-        out = torch.empty((len(rows), *tensor.shape[1:]), dtype=tensor.dtype)
-        self._gather(name, rows, out)
+            each = np.broadcast_to(numbers, len(local)).tolist()
+            rows = zip(each, local.tolist(), strict=True)
+            return [self._part(number).batch.column(name)[row].as_py() for number, row in rows]
+        out = torch.empty((len(local), *tensor.shape[1:]), dtype=tensor.dtype)
+        if len(local):
+            self._gather(name, places, out)
         return out
 
-    def _gather(self, name: str, rows: NDArray[np.int64], out: Tensor) -> None:
-        """Copy the values at `rows` to `out`, in one call for each part that has some."""
-        numbers, local = self._places(rows)
-        parts = np.unique(numbers).tolist()
-        if len(parts) == 1:
-            self._gatherer.gather(self._part(parts[0]).tensors[name], local, out)
+    def _gather(self, name: str, places: _Places, out: Tensor) -> None:
+        """Copy the values at `places` to `out`: in one call, or one for each part if rows are long."""
+        numbers, local = places
+        if isinstance(numbers, int):
+            self._gatherer.gather(self._part(numbers).tensors[name], local, out)
             return
-        for number in parts:
-            places = np.flatnonzero(numbers == number)
-            tensor = self._part(number).tensors[name]
-            out[torch.from_numpy(places)] = tensor[torch.from_numpy(local[places])]
+        if out[0].nbytes > MAX_ROW:
+            for number in np.unique(numbers).tolist():
+                at = np.flatnonzero(numbers == number)
+                tensor = self._part(number).tensors[name]
+                out[torch.from_numpy(at)] = tensor[torch.from_numpy(local[at])]
+            return
+        begins = self._addresses.setdefault(name, np.zeros(len(self._shards), np.int64))
+        for number in np.unique(numbers[begins[numbers] == 0]).tolist():
+            begins[number] = self._part(number).tensors[name].data_ptr()
+        # All addresses lie within parts: rows were checked, and parts stay mapped while the dataset lives.
+        copy_rows(begins[numbers] + local * out[0].nbytes, out)
 
-    def _places(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the part that each row lies in, and the row within that part."""
+    def _places(self, rows: NDArray[np.int64]) -> _Places:
+        """Return where the rows lie."""
+        if len(self._numbers) == 1:
+            return self._numbers[0], rows - self._begins[self._numbers[0]]
         numbers = np.searchsorted(self._begins, rows, side="right") - 1
-        return numbers, rows - self._begins[numbers]
+        local = rows - self._begins[numbers]
+        one = len(numbers) > 0 and bool((numbers == numbers[0]).all())
+        return (int(numbers[0]) if one else numbers), local
 
     def _part(self, number: int) -> _Part:
-        part = self._parts[number]
+        part = self._parts.get(number)
         if part is None:
-            # Two threads may both open it. Each mapping is right, and one is dropped.
-            part = self._parts[number] = _Part(self.path, self._shards[number], self.schema)
+            # Two threads may both open it. One of the mappings is kept, and the other was given to nobody.
+            opened = _Part(self.path, self._shards[number], self.schema)
+            part = self._parts.setdefault(number, opened)
         return part
 
 

@@ -90,7 +90,9 @@ def test_fetch_reads_every_row_once_and_gives_all_nodes_the_same_number(
     seen: list[int] = []
     lengths = set()
     for node, root in nodes_with(tmp_path, counts).items():
-        dataset = rows_on(monkeypatch, node, root, balance="fetch", source=tmp_path / "whole" / "x")
+        for part in (tmp_path / "whole" / "x").glob("*.arrow"):  # as if they had been fetched
+            shutil.copy(part, root / "x")
+        dataset = rows_on(monkeypatch, node, root, balance="fetch")
         lengths.add(len(dataset))
         seen += [int(dataset[k]) for k in range(len(dataset))]
     assert set(seen) == ALL
