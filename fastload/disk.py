@@ -111,3 +111,29 @@ def locked(
     finally:
         if held:
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextmanager
+def locked_path(
+    path: str | os.PathLike[str],
+    *,
+    wait: bool | Callable[[], object] = True,
+    needed: bool = True,
+) -> Iterator[None]:
+    """Hold the lock of the file at `path`, which is made if it is not there, with the arguments of `lock`.
+
+    The file may be deleted by the process that holds its lock: those that wait then lock the next file.
+    """
+    while True:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "ab") as file, locked(file, wait=wait, needed=needed):
+            if _is_at(file, path):
+                yield
+                return
+
+
+def _is_at(file: IO[Any], path: str | os.PathLike[str]) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

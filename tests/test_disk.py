@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fastload.disk import lock, locked, replace_file, sync_folder, write_all
+from fastload.disk import lock, locked, locked_path, replace_file, sync_folder, write_all
 from tests.fakes import limited_files
 
 
@@ -122,6 +122,27 @@ def test_a_lock_is_held_in_the_block_and_free_after_it_or_once_its_file_is_close
         assert lock(theirs, wait=False)
         theirs.close()
         assert lock(mine, wait=False)
+
+
+def test_a_file_that_was_deleted_while_it_was_waited_for_is_not_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "lock"
+    with locked_path(path):
+        theirs = path.open("ab")
+        assert path.exists()
+    with theirs:
+        lock(theirs)
+
+        def delete() -> None:
+            path.unlink()
+            path.parent.rmdir()
+            fcntl.flock(theirs, fcntl.LOCK_UN)
+
+        with (
+            locked_path(path, wait=delete),
+            path.open("ab") as another,
+            pytest.raises(BlockingIOError),
+        ):
+            lock(another, wait=False)
 
 
 def test_a_function_is_called_before_the_wait_and_only_then(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def test_the_examples_run_one_after_another(
 ) -> None:
     """Each finds what those before it defined, and what they leave to the reader."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FASTLOAD_STORE", str(tmp_path / "sets"))
     names: dict[str, Any] = {
         "torch": torch,
         "device": "cpu",
@@ -84,6 +85,11 @@ def _missing(code: str, folder: Path) -> dict[str, Any]:
         from fastload.datasets.packed.packing import pack
 
         pack(folder / "train.txt", folder / "packed", base_dir=folder / "imagenet")
+        return {}
+    if "store.get" in code:
+        from fastload import store
+
+        store.put({"images": torch.zeros(10, 28, 28), "labels": torch.arange(10)}, "mnist")
         return {}
     if "trainer.fit" in code:
         return _lightning()

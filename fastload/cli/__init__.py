@@ -13,6 +13,7 @@ from fastload.cli.images import images
 from fastload.cli.inspect import inspect
 from fastload.cli.pack import pack
 from fastload.cli.stage import stage
+from fastload.cli.store import store
 from fastload.cli.submit import submit
 from fastload.cli.tensorboard import tensorboard
 from fastload.cli.train import train
@@ -53,6 +54,7 @@ for command in (
     tensorboard,
     train,
     stage,
+    store,
     submit,
 ):
     main.add_command(command)

@@ -161,3 +161,19 @@ def require(extra: str, **modules: str) -> None:
         raise click.ClickException(
             f"this needs {' and '.join(missing)}, which is not installed: pip install 'fastload[{extra}]'"
         )
+
+
+def is_set_of_columns(path: str) -> bool:
+    """Return whether the set at `path` is one of `fastload.store`. Needs pyarrow."""
+    from fastload.datasets.manifest import read_index
+
+    return read_index(path).mode == "columns"
+
+
+def described_set(path: str, records: int) -> str:
+    """Return what a set of any mode is, with its first records. Needs pyarrow."""
+    if is_set_of_columns(path):
+        from fastload.store.inspecting import inspect
+    else:
+        from fastload.datasets.packed.packing import inspect
+    return inspect(path, records=records)

@@ -1,24 +1,30 @@
-"""`fastload inspect`: what a packed set is."""
+"""`fastload inspect`: what a set is."""
 
 from __future__ import annotations
 
 import click
 
-from fastload.cli._common import require
+from fastload.cli._common import described_set, require
 
 
 @click.command()
-@click.argument("packed_set", type=click.Path(exists=True, file_okay=False), metavar="SET")
+@click.argument("path", type=click.Path(exists=True, file_okay=False), metavar="SET")
 @click.option(
     "--records",
     default=5,
     show_default=True,
     type=click.IntRange(min=0),
-    help="How many records to show.",
+    help="How many records, or rows, to show.",
 )
-def inspect(packed_set: str, records: int) -> None:
-    """Say what a packed SET is: schema, counts, sizes, how it was made, its first records."""
-    require("arrow", pyarrow="pyarrow")
-    from fastload.datasets.packed.packing import inspect as run_inspect
+def inspect(path: str, records: int) -> None:
+    """Say what SET is: its columns, counts, sizes, how it was made, its first records.
 
-    click.echo(run_inspect(packed_set, records=records))
+    SET is the folder of a packed set, or of a set of columns.
+
+    \b
+    Examples:
+        fastload inspect packed
+        fastload inspect /dev/shm/fastload-1000/mnist --records 2
+    """
+    require("arrow", pyarrow="pyarrow")
+    click.echo(described_set(path, records))

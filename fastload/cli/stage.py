@@ -1,4 +1,4 @@
-"""`fastload stage`: a packed set on the node's own disk."""
+"""`fastload stage`: a set on the node's own disk, or in its memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fastload.cli._common import require, sigterm_raises
+from fastload.cli._common import is_set_of_columns, require, sigterm_raises
 from fastload.errors import FastloadError
 
 
@@ -21,21 +21,29 @@ from fastload.errors import FastloadError
 @click.option(
     "--workers",
     type=click.IntRange(0, 1024),
-    help="Threads that copy, a shard each; by default one for each core. 0: none beside the main one.",
+    help="Threads that copy, a file each; by default one for each core. 0: none beside the main one.",
 )
 def stage(source: str, target: Path, verify: bool, workers: int | None) -> None:
-    """Copy the packed set SRC to DST on this node's own disk, once, and print DST.
+    """Copy the set SRC to DST on this node's own disk, or in its memory, once, and print DST.
 
-    Every byte is held against its checksum as it is copied. What is in DST and right stays: a complete copy is used
-    again, one that was stopped is completed. Any number of ranks may call this at once; one of each node copies, the
-    others wait. Whatever happens, DST opens as a set only when it is whole.
+    SRC is the folder of a packed set, or of a set of columns; DST becomes such a folder. Every byte is held against its
+    checksum as it is copied. What DST has already is kept if it is right: a complete copy is used again, and one that
+    was stopped is completed. Any number of ranks may call this at once; one on each node copies, the others wait.
+    Whatever happens, DST opens as a set only once it is whole.
+
+    A copy of a set of columns in /dev/shm/fastload-UID is listed by `fastload store ls`, and
+    `fastload.store.get("mnist")` finds it by its name. Any other copy opens by its path: `fastload.store.get(DST)`.
 
     \b
-    Example:
+    Examples:
         fastload train --packed "$(fastload stage /project/imagenet /local/scratch/imagenet)"
+        fastload stage /project/sets/mnist /dev/shm/fastload-$UID/mnist
     """
     require("arrow", pyarrow="pyarrow")
-    from fastload.datasets.packed.staging import stage as run_stage
+    if is_set_of_columns(source):
+        from fastload.store.staging import stage as run_stage
+    else:
+        from fastload.datasets.packed.staging import stage as run_stage
 
     with sigterm_raises():
         try:

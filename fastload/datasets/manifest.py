@@ -3,6 +3,7 @@
     SET/index.json         written last, in one piece
     SET/shard-00000.arrow  Arrow IPC file format, uncompressed
     SET/rejected.txt       the inputs that were left out, if any: name, tab, reason
+    SET/.staging           of a copy: the lock of `fastload stage`; until it is whole, the index to come
 
 The text of an index has one form only and ends with a CRC-32 of what stands before it, so any change is noticed.
 
@@ -27,6 +28,7 @@ FORMAT = "fastload-packed"
 VERSION = 1
 INDEX = "index.json"
 REJECTED = "rejected.txt"
+STAGING = ".staging"
 Mode = Literal["encoded", "jpeg", "raw", "columns"]
 MODES: tuple[Mode, ...] = ("encoded", "jpeg", "raw", "columns")
 _TAIL = re.compile(r',\n "checksum": \d+\n}\n\Z')

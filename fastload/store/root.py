@@ -16,13 +16,12 @@ import socket
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
-from fastload.datasets.manifest import INDEX, Index, dump_index, read_index
-from fastload.disk import lock, locked, replace_file, sync_folder
+from fastload.datasets.manifest import INDEX, STAGING, Index, dump_index, read_index
+from fastload.disk import lock, locked_path, replace_file, sync_folder
 from fastload.errors import PackedDataError
 
 SHARED_MEMORY = "/dev/shm"
@@ -121,21 +120,9 @@ def preparing(root: str, name: str, *, wait: Callable[[], object]) -> Iterator[s
         wait: called before waiting for another process.
     """
     folder = os.path.join(root, _UNSEALED, check_name(name))
-    os.makedirs(os.path.dirname(folder), exist_ok=True)
-    while True:
-        with open(_lock_name(folder), "ab") as file, locked(file, wait=wait, needed=False):
-            if _is_at(file, _lock_name(folder)):
-                os.makedirs(folder, exist_ok=True)
-                yield folder
-                return
-
-
-def _is_at(file: IO[Any], path: str) -> bool:
-    """Return whether an open file still has its path. If `collect` deleted it, the next process locks another file."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
+    with locked_path(_lock_name(folder), wait=wait, needed=False):
+        os.makedirs(folder, exist_ok=True)
+        yield folder
 
 
 def expect_free(root: str, name: str) -> None:
@@ -182,10 +169,9 @@ class StoredSet:
 
 def sets(root: str) -> Iterator[StoredSet]:
     """Yield the sealed sets of a root by name. What cannot be read is left out."""
-    names = os.listdir(root) if os.path.isdir(root) else []
-    for name in sorted(names):
+    for name in _folders(root):
         path = os.path.join(root, name)
-        if name.startswith(".") or not os.path.isdir(path):
+        if name.startswith("."):
             continue
         with suppress(FileNotFoundError, PackedDataError):
             yield StoredSet(name, path, read_index(path), size_of(path))
@@ -207,10 +193,17 @@ def find(root: str, name: str) -> str:
 
 def remove(root: str, name: str) -> None:
     """Remove a set. Processes that have opened it keep the parts that they have mapped."""
-    path = find(root, name)
+    find(root, name)
+    _discard(root, name)
+
+
+def _discard(root: str, name: str) -> None:
+    """Delete a folder of a root."""
     hidden = os.path.join(root, _UNSEALED, f"{name}-{secrets.token_hex(4)}")
     os.makedirs(os.path.dirname(hidden), exist_ok=True)
-    os.rename(path, hidden)  # gone at once; `gc` deletes it if this process is killed now
+    os.rename(
+        os.path.join(root, name), hidden
+    )  # gone at once; `gc` deletes it if this process is killed now
     shutil.rmtree(hidden)
 
 
@@ -248,34 +241,67 @@ def _began(pid: int) -> str:
     return about.rpartition(")")[2].split()[19]
 
 
-def collect(root: str) -> list[tuple[str, int]]:
-    """Delete what writers that ended have left, and sets whose owner ended; return each name and its bytes."""
+def collect(root: str, *, delete: bool = True) -> list[tuple[str, int]]:
+    """Delete what is no longer of use, and return each name and its bytes; without `delete`, only return these.
+
+    That is what writers that ended have left, copies by `fastload stage` that were stopped, and sets whose owner ended.
+    """
     removed = []
-    folder = os.path.join(root, _UNSEALED)
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
-        path = os.path.join(folder, name)
-        if os.path.isdir(path):
-            with _left(path) as is_left:
-                if is_left:
-                    removed.append((name, size_of(path)))
+    unsealed = os.path.join(root, _UNSEALED)
+    for name in _folders(unsealed):
+        path = os.path.join(unsealed, name)
+        with _left(_lock_name(path), delete) as is_left:
+            if is_left:
+                removed.append((name, size_of(path)))
+                if delete:
                     shutil.rmtree(path, ignore_errors=True)
+    for name in _folders(root):
+        path = os.path.join(root, name)
+        work = os.path.join(path, STAGING)
+        if _is_incomplete(path):
+            with _left(os.path.join(work, "lock"), delete) as is_left:
+                if is_left and _is_incomplete(path):  # a writer may have just completed it
+                    removed.append((name, size_of(path) + size_of(work)))
+                    if delete:
+                        _discard(root, name)
     for found in list(sets(root)):
         about = found.index.made.get("owner")
         if about is not None and not is_alive(about):
             removed.append((found.name, found.bytes))
-            remove(root, found.name)
+            if delete:
+                remove(root, found.name)
     return removed
 
 
-@contextmanager
-def _left(path: str) -> Iterator[bool]:
-    """Yield whether nobody writes the set at `path`, nor begins to before the block ends; then delete its lock."""
+def _is_incomplete(path: str) -> bool:
+    """Return whether the folder has a copy by `fastload stage` that is not whole."""
+    note, index = os.path.join(path, STAGING, INDEX), os.path.join(path, INDEX)
+    return os.path.exists(note) and not os.path.exists(index)
+
+
+def _folders(path: str) -> list[str]:
+    """Return the names of the folders in a folder; none if it is not there."""
     try:
-        with open(_lock_name(path), "rb") as file:
-            lock(file, wait=False, needed=False)
-            yield True
-            os.unlink(_lock_name(path))
+        return sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
     except FileNotFoundError:
+        return []
+
+
+@contextmanager
+def _left(lock_name: str, delete: bool) -> Iterator[bool]:
+    """Yield whether no writer holds this lock, nor takes it before the block ends; with `delete`, delete it then."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(lock_name, "rb"))
+        except FileNotFoundError:
+            yield True
+            return
+        try:
+            lock(file, wait=False, needed=False)
+        except BlockingIOError:
+            yield False
+            return
         yield True
-    except BlockingIOError:
-        yield False
+        if delete:
+            with suppress(FileNotFoundError):
+                os.unlink(lock_name)

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from fastload.datasets.manifest import Index, Shard, described, shard_name
 from fastload.store.columns import record_batch
+from fastload.store.files import parts_of_files
 from fastload.store.parts import write_part
 from fastload.store.root import in_memory, locate, owner, seal, this_node, unsealed
 
@@ -33,8 +34,9 @@ def put(
 
     Args:
         data: a mapping of names to tensors, arrays or lists, all of one length: one part. An Arrow record batch or
-            table, or a frame of pandas: one part. An iterable of these: a part each. The path of a Parquet file, or a
-            list of such paths: a part for each row group.
+            table, or a frame of pandas: one part. An iterable of these: a part each. The path of a file, or a list of
+            paths: a part for each row group of Parquet, for each record batch of Arrow, or for each `.npz`, whose
+            arrays are the columns. All `.npy` files of the list are one part, and each is a column.
         name: 1 to 128 letters, digits and `_.+=-`; or a path whose last part is such a name.
         root: the folder of the sets, if `name` is no path. None: $FASTLOAD_STORE, or a folder in shared memory.
         checksums: keep a CRC-32 of each part, which `fastload verify` and copying check. None: if `root` is on a disk.
@@ -102,23 +104,18 @@ def parts_of(data: Any) -> Iterator[Any]:
     """Yield the parts of what `put` is given."""
     if isinstance(data, str | os.PathLike):
         data = [data]
+    if isinstance(data, list | tuple) and all(isinstance(one, str | os.PathLike) for one in data):
+        yield from parts_of_files(data)
+        return
     whole = isinstance(data, Mapping | pa.Table | pa.RecordBatch) or hasattr(data, "to_dict")
     if whole:
         yield data
         return
     for part in data:
         if isinstance(part, str | os.PathLike):
-            yield from _row_groups(os.fspath(part))
+            yield from parts_of_files([part])
         else:
             yield part
-
-
-def _row_groups(path: str) -> Iterator[pa.Table]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        for number in range(file.num_row_groups):
-            yield file.read_row_group(number)
 
 
 def _checked(part: Any, schema: pa.Schema | None, *, number: int) -> pa.RecordBatch:

@@ -224,7 +224,7 @@ def test_a_stopped_copy_of_another_set_is_replaced(source: Path, tmp_path: Path)
 def test_what_is_there_and_no_copy_is_left_alone(source: Path, tmp_path: Path) -> None:
     other = make(tmp_path / "other", seed=1)
     before = files(other)
-    with pytest.raises(FileExistsError, match="there is another packed set"):
+    with pytest.raises(FileExistsError, match="there is another set: delete it"):
         stage(source, other)
     assert files(other) == before
     (tmp_path / "arrows").mkdir()

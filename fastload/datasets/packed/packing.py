@@ -60,9 +60,9 @@ class Packed:
     def __str__(self) -> str:
         new = self.records - self.taken_over
         lines = [
-            f"{self.path}: {_counted(self.records, 'record')} of {_counted(self.classes, 'class', 'classes')} in "
-            f"{_counted(self.shards, 'shard')}, {_size(self.bytes)}",
-            f"{new:,} records from {_size(self.input_bytes)} in {self.seconds:.1f} s: "
+            f"{self.path}: {counted(self.records, 'record')} of {counted(self.classes, 'class', 'classes')} in "
+            f"{counted(self.shards, 'shard')}, {size_text(self.bytes)}",
+            f"{new:,} records from {size_text(self.input_bytes)} in {self.seconds:.1f} s: "
             f"{new / max(self.seconds, 1e-9):,.0f} records/s",
         ]
         if self.taken_over:
@@ -182,7 +182,8 @@ def pack(
     )
 
 
-def _counted(number: int, one: str, many: str = "") -> str:
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
@@ -294,7 +295,8 @@ def inspect(path: str | os.PathLike[str], *, records: int = 5) -> str:
     payload = sum(length for shard in index.shards for _, length in shard.payload)
     lines = [
         f"{dataset.path}: {index.rows:,} records, mode {index.mode}, {len(index.classes):,} classes",
-        f"{len(index.shards)} shards, {_size(size)}; payloads {_size(payload)}, {_size(payload / index.rows)} each",
+        f"{len(index.shards)} shards, {size_text(size)}; payloads {size_text(payload)}, "
+        f"{size_text(payload / index.rows)} each",
         "columns: " + ", ".join(f"{name} {kind}" for name, kind in index.schema),
         "made: " + (", ".join(f"{name} {value}" for name, value in index.made.items()) or "-"),
         f"index: {os.path.join(dataset.path, INDEX)}",
@@ -302,12 +304,15 @@ def inspect(path: str | os.PathLike[str], *, records: int = 5) -> str:
     for number in range(min(records, index.rows)):
         length, label = len(dataset.read(number)), dataset[number][1]
         name = dataset.classes[label] if 0 <= label < len(dataset.classes) else ""
-        lines.append(f"{dataset.locate(number)}: {_size(length)}, label {label} {name}".rstrip())
+        lines.append(
+            f"{dataset.locate(number)}: {size_text(length)}, label {label} {name}".rstrip()
+        )
     dataset.close()
     return "\n".join(lines)
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """Return a number of bytes with its unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,8 +1,10 @@
-"""A packed set is copied next to the processor: once on each node, whole, checked, or not at all.
+"""A set is copied next to the processor: once on each node, whole, checked, or not at all.
 
 DST/shard-00000.arrow   complete and right as soon as it has this name
 DST/index.json          written last: without it there is no set
 DST/.staging/           the lock (it stays); while copying, the index to come and shards that are not whole
+
+`stage` copies packed sets. `copy_set` copies a set of any mode: it is given the function that reads and checks a shard.
 """
 
 from __future__ import annotations
@@ -12,23 +14,16 @@ import functools
 import os
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-import numpy as np
-from torch.utils.data import Dataset
-from tqdm import tqdm
-
 from fastload.cores import usable_cores
-from fastload.datasets.manifest import INDEX, REJECTED, Index, Shard, dump_index
-from fastload.datasets.packed.format import preadv, read_packed_index, read_table
-from fastload.disk import locked, replace_file, sync_folder, write_all
-from fastload.errors import PackedDataError
-from fastload.loader import DataLoader
-
-_WORK = ".staging"
+from fastload.datasets.manifest import INDEX, REJECTED, STAGING, Index, Shard, dump_index
+from fastload.datasets.packed.format import read_packed_index
+from fastload.datasets.packed.passes import Checks, Pieces, each
+from fastload.datasets.packed.pieces import pieces
+from fastload.disk import locked_path, replace_file, sync_folder, write_all
 
 
 @dataclass(frozen=True)
@@ -59,12 +54,12 @@ def stage(
     progress: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Staged:
-    """Copy the packed set at `source` to the directory `target`, or find it there.
+    """Copy the packed set at `source` to the folder `target`, or find it there.
 
-    Every byte that is copied is held against the set's checksums before it is written. What is in `target` already, of
-    the same set, is kept: a shard whose size is right, and with `verify` its checksums too. So a copy that was killed
-    goes on behind its last complete shard. Of several processes that call this at once for one `target`, one copies and
-    the others wait for it; a process that dies while it copies hands over to one of them.
+    Every byte is checked against the checksums of the set as it is copied. What `target` has of the same set already
+    is kept: a shard if its size is right, and with `verify` only if its checksums are too. So a copy that was killed
+    resumes after its last complete shard. If several processes call this at once for one `target`, one copies and the
+    others wait for it; if it dies, one of them goes on.
 
     Args:
         workers: threads, each of which copies a shard at a time; by default one for each core of this process.
@@ -73,13 +68,43 @@ def stage(
 
     Memory: for each worker a record batch, which is 16 MiB or one record, and 29 bytes for each record of a shard.
 
-    Raises FileNotFoundError where `source` is no set, `PackedDataError` where it is damaged, FileExistsError where
-    `target` holds something else, OSError where it has no room or cannot be written, ValueError if `target` is
-    `source` or lies in it. In no case is there a set then that is not whole.
+    Raises FileNotFoundError if `source` is no set, `PackedDataError` if it is damaged, FileExistsError if `target` has
+    something else, OSError if `target` has no room or cannot be written, ValueError if `target` is `source` or lies in
+    it. After an error `target` is no set, or the one that it was.
+    """
+    index = read_packed_index(os.path.abspath(source))
+    return copy_set(
+        source,
+        target,
+        index,
+        pieces,
+        verify=verify,
+        workers=workers,
+        progress=progress,
+        say=say,
+    )
+
+
+def copy_set(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    index: Index,
+    pieces: Pieces,
+    *,
+    verify: bool = False,
+    workers: int | None = None,
+    progress: bool = False,
+    say: Callable[[str], None] | None = None,
+    durable: bool = True,
+) -> Staged:
+    """Copy the shards of a set, and then `index`, the index of the copy; see `stage`.
+
+    Args:
+        pieces: reads and checks a shard, of `source` and of the copy.
+        durable: have the copy outlast a loss of power.
     """
     began = time.monotonic()
     source, target = os.path.abspath(source), os.path.abspath(target)
-    index = read_packed_index(source)
     inner, outer = os.path.realpath(target), os.path.realpath(source)
     if os.path.commonpath((inner, outer)) == outer:
         raise ValueError(
@@ -87,220 +112,145 @@ def stage(
         )
     if workers is None:
         workers = usable_cores()
-    work = os.path.join(target, _WORK)
-    os.makedirs(work, exist_ok=True)
-    whole = sum(shard.bytes for shard in index.shards)
+    copy = _Copy(source, target, index, pieces, workers, progress, durable)
     with _alone_in(target, say):
-        _claim(target, index)
-        missing = [shard for shard in index.shards if not _has_size(target, shard)]
-        if verify:
-            there = _Pass(target, index, [shard for shard in index.shards if shard not in missing])
-            right = _each(there, workers=workers, progress=progress, what="Verifying")
-            missing += [
-                shard for shard, is_right in zip(there.shards, right, strict=True) if not is_right
-            ]
-        needed = sum(shard.bytes for shard in missing)
+        copy.claim()
+        missing = copy.missing(verify=verify)
         if missing:
-            _copy(source, target, index, missing, workers=workers, progress=progress)
-        if missing or not os.path.exists(os.path.join(target, INDEX)):
-            with suppress(FileNotFoundError), open(os.path.join(source, REJECTED), "rb") as file:
-                _publish(target, REJECTED, file.read())
-            _publish(target, INDEX, dump_index(index))
-        with suppress(FileNotFoundError):
-            os.unlink(os.path.join(work, INDEX))
-    return Staged(target, whole, needed, time.monotonic() - began)
+            copy.fetch(missing)
+        copy.finish(changed=bool(missing))
+    whole, copied = (sum(shard.bytes for shard in shards) for shards in (index.shards, missing))
+    return Staged(target, whole, copied, time.monotonic() - began)
 
 
 @contextmanager
 def _alone_in(target: str, say: Callable[[str], None] | None) -> Iterator[None]:
-    """Have the block to this process alone, of all that stage into `target`.
+    """Run the block in one process at a time, of all that stage into `target`.
 
-    The kernel wakes who waits, and lets go of the lock when its holder dies. Its file is never deleted: who waits has
-    it open, and whoever came later would lock another one.
+    The kernel frees the lock if its holder dies, and wakes a process that waits. The file of the lock stays, because
+    processes that wait have it open.
     """
     waiting = f"{target}: another process copies into it; waiting for it"
     wait = functools.partial(say, waiting) if say else True
     try:
-        with open(os.path.join(target, _WORK, "lock"), "ab") as file, locked(file, wait=wait):
+        with locked_path(os.path.join(target, STAGING, "lock"), wait=wait):
             yield
     except OSError as error:
         error.filename = error.filename or target  # neither flock nor fsync says
         raise
 
 
-def _claim(target: str, index: Index) -> None:
-    """See that what is in `target` is this set or nothing; note which one comes into being."""
-    note = os.path.join(target, _WORK, INDEX)
-    held, begun = (_content(name) for name in (os.path.join(target, INDEX), note))
-    encoded = dump_index(index)
-    if held is not None and held != encoded:
-        raise FileExistsError(
-            errno.EEXIST,
-            "there is another packed set: delete it, or choose another directory",
-            target,
-        )
-    shards = [name for name in os.listdir(target) if name.endswith(".arrow")]
-    if held is None and begun is None and shards:
-        raise FileExistsError(
-            errno.EEXIST,
-            f"there is {shards[0]}, but no index and no copy that was stopped: choose another directory",
-            target,
-        )
-    if held is None and begun != encoded:
-        for name in shards:  # of a copy of another set, or of an older one, that was stopped
-            os.unlink(os.path.join(target, name))
-        _publish(target, os.path.join(_WORK, INDEX), encoded)
+@dataclass(frozen=True)
+class _Copy:
+    """A copy that is being made, by the one process that holds its lock."""
 
+    source: str
+    target: str
+    index: Index
+    pieces: Pieces
+    workers: int
+    progress: bool
+    durable: bool
 
-def _copy(
-    source: str,
-    target: str,
-    index: Index,
-    missing: Sequence[Shard],
-    *,
-    workers: int,
-    progress: bool,
-) -> None:
-    """Copy the `missing` shards, if there is room; meanwhile `target` is no set."""
-    work = os.path.join(target, _WORK)
-    if os.path.exists(os.path.join(target, INDEX)):
-        os.replace(os.path.join(target, INDEX), os.path.join(work, INDEX))
-        sync_folder(target)
-    for shard in missing:  # wrong ones, and pieces that a kill has left: they take room
-        for folder in (target, work):
-            with suppress(FileNotFoundError):
-                os.unlink(os.path.join(folder, shard.name))
-    needed, free = sum(shard.bytes for shard in missing), shutil.disk_usage(target).free
-    if needed > free:
-        raise OSError(
-            errno.ENOSPC, f"the copy needs {needed:,} bytes, and {free:,} are free", target
-        )
-    copies = _Pass(source, index, missing, target=target)
-    for _ in _each(copies, workers=workers, progress=progress, what="Staging"):
-        pass
+    def claim(self) -> None:
+        """Check that `target` has this set or nothing; note which set is to come."""
+        held, begun = (_content(self._name(name)) for name in (INDEX, os.path.join(STAGING, INDEX)))
+        encoded = dump_index(self.index)
+        if held is not None and held != encoded:
+            raise FileExistsError(
+                errno.EEXIST,
+                "there is another set: delete it, or choose another folder",
+                self.target,
+            )
+        shards = [name for name in os.listdir(self.target) if name.endswith(".arrow")]
+        if held is None and begun is None and shards:
+            raise FileExistsError(
+                errno.EEXIST,
+                f"there is {shards[0]}, but no index and no copy that was stopped: choose another folder",
+                self.target,
+            )
+        if held is None and begun != encoded:
+            for name in shards:  # of a stopped copy of another set, or of an older one
+                os.unlink(self._name(name))
+            self._publish(os.path.join(STAGING, INDEX), encoded)
 
+    def missing(self, *, verify: bool) -> list[Shard]:
+        """Return the shards that `target` has not: of another size or, with `verify`, wrong."""
+        there: list[Shard] = []
+        missing: list[Shard] = []
+        for shard in self.index.shards:
+            (there if self._has_size(shard) else missing).append(shard)
+        if verify:
+            checks = Checks(self.target, self.index, there, self.pieces)
+            missing += [shard for shard, wrong in self._each(checks, "Verifying") if wrong]
+        return missing
 
-class _Pass(Dataset[bool]):
-    """Sample k: whether shard k of `path` is right; with a `target`, it is copied there, or raises.
+    def fetch(self, missing: Sequence[Shard]) -> None:
+        """Copy the `missing` shards, if there is room; meanwhile `target` is no set."""
+        if os.path.exists(self._name(INDEX)):
+            os.replace(self._name(INDEX), self._name(STAGING, INDEX))
+            if self.durable:
+                sync_folder(self.target)
+        for shard in missing:  # wrong ones, and pieces that a kill has left: they take room
+            for folder in ("", STAGING):
+                with suppress(FileNotFoundError):
+                    os.unlink(self._name(folder, shard.name))
+        needed, free = sum(shard.bytes for shard in missing), shutil.disk_usage(self.target).free
+        if needed > free:
+            raise OSError(
+                errno.ENOSPC, f"the copy needs {needed:,} bytes, and {free:,} are free", self.target
+            )
+        for _ in self._each(_Copies(self, missing), "Staging"):
+            pass
 
-    The copy has a name of which nobody reads until it is whole and on the disk. Once `stopped` is set, what is in
-    progress ends with the piece that it is at.
-    """
-
-    fastload_per_worker = ()
-
-    def __init__(
-        self, path: str, index: Index, shards: Sequence[Shard], *, target: str | None = None
-    ) -> None:
-        self.path, self.index, self.shards, self.target = path, index, shards, target
-        self.stopped = False
-
-    def __len__(self) -> int:
-        return len(self.shards)
-
-    def __getitem__(self, number: int) -> bool:
-        shard = self.shards[number]
-        if self.target is not None:
-            self._copy(shard, self.target)
-            return True
-        try:
-            for _ in self._pieces(shard):
-                pass
-        except PackedDataError:
-            return False
-        return True
-
-    def _copy(self, shard: Shard, target: str) -> None:
-        partial = os.path.join(target, _WORK, shard.name)
-        with replace_file(os.path.join(target, shard.name), partial=partial) as file:
-            for piece in self._pieces(shard):
+    def copy_shard(self, shard: Shard, checked: Iterator[memoryview]) -> None:
+        """Write a shard. It has a name that nobody reads until it is whole."""
+        partial = self._name(STAGING, shard.name)
+        whole = replace_file(self._name(shard.name), partial=partial, durable=self.durable)
+        with whole as file:
+            for piece in checked:
                 write_all(file.fileno(), partial, piece)
 
-    def _pieces(self, shard: Shard) -> Iterator[memoryview]:
-        for piece in _pieces(self.path, self.index, shard):
-            if self.stopped:
-                raise InterruptedError(errno.EINTR, "stopped", os.path.join(self.path, shard.name))
-            yield piece
+    def finish(self, *, changed: bool) -> None:
+        """Write the index: now `target` is a set."""
+        if changed or not os.path.exists(self._name(INDEX)):
+            rejected = _content(os.path.join(self.source, REJECTED))
+            if rejected is not None:
+                self._publish(REJECTED, rejected)
+            self._publish(INDEX, dump_index(self.index))
+        with suppress(FileNotFoundError):
+            os.unlink(self._name(STAGING, INDEX))
 
+    def _each(self, work: Checks, what: str) -> Iterator[tuple[Shard, str]]:
+        return each(work, workers=self.workers, progress=self.progress, what=what)
 
-def _pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
-    """The bytes of a shard, in order; no payload before it was held against its checksum.
+    def _name(self, *names: str) -> str:
+        return os.path.join(self.target, *names)
 
-    Raises `PackedDataError`, with the record, where a byte is wrong or missing: for those between the payloads behind
-    the last piece at the latest.
-    """
-    try:
-        fd = os.open(os.path.join(path, shard.name), os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise PackedDataError(path, "the file is missing", shard=shard.name) from error
-    try:
-        table = read_table(path, index, shard, fd)
-        checksum = at = row = 0
-        for number, (start, length) in enumerate((*shard.payload, (shard.bytes, 0))):
-            columns = _read(path, shard, fd, at, start - at)
-            checksum = zlib.crc32(columns, checksum)
-            yield columns
-            payload = _read(path, shard, fd, start, length)
-            end = int(table.batch_ends[number]) if number < len(shard.payload) else row
-            for record in range(row, end):
-                begin = int(table.begins[record]) - start
-                found = zlib.crc32(payload[begin : begin + int(table.lengths[record])])
-                if found != table.checksums[record]:
-                    reason = (
-                        f"the payload has checksum {found:#010x}, expected "
-                        f"{int(table.checksums[record]):#010x}: damaged"
-                    )
-                    raise PackedDataError(path, reason, shard=shard.name, record=record)
-            yield payload
-            at, row = start + length, end
-        if checksum != shard.checksum:
-            raise PackedDataError(path, "the file changed while it was read", shard=shard.name)
-    finally:
-        os.close(fd)
-
-
-def _read(path: str, shard: Shard, fd: int, offset: int, length: int) -> memoryview:
-    piece = np.empty(length, np.uint8).data
-    try:
-        found = preadv(fd, piece, offset)
-    except OSError as error:
-        error.filename = os.path.join(path, shard.name)
-        raise
-    if found < length:
-        reason = f"the file ends before byte {offset + length:,}: cut off"
-        raise PackedDataError(path, reason, shard=shard.name)
-    return piece
-
-
-def _each(work: _Pass, *, workers: int, progress: bool, what: str) -> Iterator[bool]:
-    """The samples of `work`, by threads, with a bar that goes on by each shard's bytes."""
-    loader: DataLoader[bool] = DataLoader(
-        work, batch_size=None, num_workers=min(workers, len(work))
-    )
-    with (
-        loader,
-        tqdm(
-            desc=what,
-            total=sum(shard.bytes for shard in work.shards),
-            unit="B",
-            unit_scale=True,
-            leave=False,
-            disable=None if progress else True,  # None: hidden unless standard error is a terminal
-        ) as bar,
-    ):
+    def _has_size(self, shard: Shard) -> bool:
         try:
-            for shard, result in zip(work.shards, loader, strict=True):
-                bar.update(shard.bytes)
-                yield result
-        finally:
-            work.stopped = True
+            return os.path.getsize(self._name(shard.name)) == shard.bytes
+        except FileNotFoundError:
+            return False
+
+    def _publish(self, name: str, content: bytes) -> None:
+        """Write a file that is there whole or not at all."""
+        partial = self._name(STAGING, "partial")
+        with replace_file(self._name(name), partial=partial, durable=self.durable) as file:
+            write_all(file.fileno(), partial, content)
 
 
-def _has_size(path: str, shard: Shard) -> bool:
-    try:
-        return os.path.getsize(os.path.join(path, shard.name)) == shard.bytes
-    except FileNotFoundError:
-        return False
+class _Copies(Checks):
+    """Sample k: shard k is copied, or raises."""
+
+    def __init__(self, copy: _Copy, shards: Sequence[Shard]) -> None:
+        super().__init__(copy.source, copy.index, shards, copy.pieces)
+        self.copy = copy
+
+    def __getitem__(self, number: int) -> str:
+        shard = self.shards[number]
+        self.copy.copy_shard(shard, self.checked(shard))
+        return ""
 
 
 def _content(name: str) -> bytes | None:
@@ -309,10 +259,3 @@ def _content(name: str) -> bytes | None:
             return file.read()
     except FileNotFoundError:
         return None
-
-
-def _publish(target: str, name: str, content: bytes) -> None:
-    """Write a file that is there whole or not at all, also after a loss of power."""
-    partial = os.path.join(target, _WORK, "partial")
-    with replace_file(os.path.join(target, name), partial=partial) as file:
-        write_all(file.fileno(), partial, content)

@@ -1,0 +1,143 @@
+"""Files whose rows can be put into a set: Parquet, Arrow, and NumPy's. Their first bytes say which kind they are."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fastload.datasets.manifest import described
+from fastload.store.columns import record_batch
+
+_NPY = b"\x93NUM"
+
+
+def parts_of_files(
+    paths: Iterable[str | os.PathLike[str]], columns: Sequence[str] = ()
+) -> Iterator[pa.RecordBatch]:
+    """Yield the parts of files, with only `columns` if any are named.
+
+    A Parquet file has a part for each row group, an Arrow file one for each record batch, and an `.npz` file is one:
+    its arrays are the columns. All `.npy` files together are one part: each is a column, named after its file.
+
+    Raises ValueError, which names the file, if a file is of another kind, is damaged, lacks a column, has one that a
+    set cannot keep, or has other columns than the files before it; OSError.
+    """
+    schema, first = None, ""
+    for path, part in _parts([os.fspath(path) for path in paths], columns):
+        with _naming(path):
+            batch = record_batch(_chosen(part, columns))
+            if schema is None:
+                schema, first = batch.schema, path
+            if not batch.schema.equals(schema, check_metadata=True):
+                raise ValueError(
+                    f"the columns are {described(batch.schema)}, those of {first} {described(schema)}"
+                )
+        yield batch
+
+
+def _parts(paths: Iterable[str], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield each part with the path of its file."""
+    arrays: dict[str, Any] = {}
+    last = ""
+    for path in paths:
+        with open(path, "rb") as file:
+            begin = file.read(4)
+        with _naming(path):
+            if begin != _NPY:
+                for part in _reader_of(begin)(path, columns):
+                    yield path, part
+                continue
+            name = os.path.basename(path).removesuffix(".npy")
+            if name in arrays:
+                raise ValueError(
+                    f"another file has the column {name!r} already: rename one of them"
+                )
+            # Private, not read-only: torch warns of memory that cannot be written.
+            arrays[name], last = np.load(path, mmap_mode="c"), path
+    if arrays:
+        yield last, arrays
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Have each error of the block name the file."""
+    try:
+        yield
+    except (ValueError, TypeError, zipfile.BadZipFile, pa.ArrowException) as error:
+        raise ValueError(f"{path}: {error}") from error
+    except OSError as error:
+        if error.errno is None:  # Arrow's, of a damaged file
+            raise ValueError(f"{path}: {error}") from error
+        error.filename = error.filename or path
+        raise
+
+
+def _reader_of(begin: bytes) -> Any:
+    readers = {
+        b"PAR1": _row_groups,
+        b"ARRO": _batches,
+        b"\xff\xff\xff\xff": _batches_of_stream,
+        b"PK\x03\x04": _arrays,
+    }
+    if begin not in readers:
+        raise ValueError(f"is no Parquet, Arrow, .npy or .npz file: it begins with {begin!r}")
+    return readers[begin]
+
+
+def _row_groups(path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        _expect(columns, file.schema_arrow.names)
+        for number in range(file.num_row_groups):
+            yield file.read_row_group(number, columns=list(columns) or None)
+
+
+def _batches(path: str, _: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    reader = pa.ipc.open_file(_mapped(path))
+    for number in range(reader.num_record_batches):
+        yield reader.get_batch(number)
+
+
+def _batches_of_stream(path: str, _: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    yield from pa.ipc.open_stream(_mapped(path))
+
+
+def _mapped(path: str) -> pa.Buffer:
+    with open(path, "rb") as file:
+        return pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _arrays(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    # Opened here: NumPy leaves a file open that is no archive.
+    with open(path, "rb") as opened, np.load(opened) as file:
+        _expect(columns, file.files)
+        arrays = {name: file[name] for name in columns or file.files}
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"is no .npz file: {name} in it is no array")
+    yield arrays
+
+
+def _chosen(part: Any, columns: Sequence[str]) -> Any:
+    """Return a part with only `columns`, in their order; all if none are named."""
+    if not columns:
+        return part
+    names = list(part) if isinstance(part, Mapping) else part.schema.names
+    _expect(columns, names)
+    if isinstance(part, Mapping):
+        return {name: part[name] for name in columns}
+    return part.select(list(columns))
+
+
+def _expect(columns: Sequence[str], names: Sequence[str]) -> None:
+    for name in columns:
+        if name not in names:
+            raise ValueError(f"there is no column {name!r}; the columns are {', '.join(names)}")

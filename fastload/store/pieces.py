@@ -1,0 +1,67 @@
+"""The bytes of a part of a set of columns, piece by piece, held against the checksum of its file."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+
+from fastload.datasets.manifest import Index, Shard, described, read_index
+from fastload.datasets.packed.pieces import opened, read_piece
+from fastload.errors import PackedDataError
+from fastload.store.parts import open_part
+from fastload.store.root import this_node
+
+PIECE_BYTES = 4 * 2**20
+
+
+def pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
+    """Yield the bytes of a part, in order.
+
+    Raises `PackedDataError` after the last piece if the CRC-32 of the file is not that of the index. If the index has
+    none, the size of the file, its footer, its rows and its columns are checked, before the first piece.
+    """
+    if shard.checksum is None:
+        check_footer(path, index, shard)
+    with opened(path, shard) as fd:
+        size = os.fstat(fd).st_size
+        if size != shard.bytes:
+            reason = f"the file has {size:,} bytes, expected {shard.bytes:,}: cut off or changed"
+            raise PackedDataError(path, reason, shard=shard.name)
+        found = 0
+        for begin in range(0, size, PIECE_BYTES):
+            piece = read_piece(path, shard, fd, begin, min(PIECE_BYTES, size - begin))
+            if shard.checksum is not None:
+                found = zlib.crc32(piece, found)
+            yield piece
+    if shard.checksum is not None and found != shard.checksum:
+        reason = f"the file has checksum {found:#010x}, expected {shard.checksum:#010x}: damaged"
+        raise PackedDataError(path, reason, shard=shard.name)
+
+
+def read_columns_index(path: str) -> Index:
+    """Read the index of a set of columns. Raises FileNotFoundError and `PackedDataError`, also if it has payloads."""
+    index = read_index(path)
+    if index.mode != "columns":
+        raise PackedDataError(path, "this is a packed set, not a set of columns")
+    return index
+
+
+def check_footer(path: str, index: Index, shard: Shard) -> None:
+    """Raise `PackedDataError` if a part has another size, no footer, or other rows or columns. Reads no row."""
+    batch, _ = open_part(path, shard)
+    if described(batch.schema) != index.schema:
+        reason = f"has the columns {described(batch.schema)}, expected {index.schema}"
+        raise PackedDataError(path, reason, shard=shard.name)
+
+
+def parts_elsewhere(path: str, index: Index) -> dict[str, list[Shard]]:
+    """Return the parts that are not at `path` because they lie on other nodes, by the name of the node."""
+    nodes = {shard.node for shard in index.shards}
+    found: dict[str, list[Shard]] = {}
+    for shard in index.shards:
+        # The parts of one node are all here, whatever the name of the node is now.
+        elsewhere = len(nodes) > 1 and shard.node not in ("", this_node())
+        if elsewhere and not os.path.exists(os.path.join(path, shard.name)):
+            found.setdefault(shard.node, []).append(shard)
+    return found

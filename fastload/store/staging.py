@@ -1,0 +1,66 @@
+"""A set of columns is copied next to the processor: what the command `fastload stage` does with one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+
+from fastload.datasets.manifest import Index
+from fastload.datasets.packed.staging import Staged, copy_set
+from fastload.errors import PackedDataError
+from fastload.store.pieces import parts_elsewhere, pieces, read_columns_index
+from fastload.store.root import check_name, default_root, in_memory, open_root
+
+
+def stage(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    verify: bool = False,
+    workers: int | None = None,
+    progress: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Staged:
+    """Copy the set of columns at `source` to the folder `target`, or find it there.
+
+    `fastload.store.get(target)` opens the copy. Its id is that of `source`, and all its parts lie in `target`, on any
+    node: the copy of a temporary set, or of parts of several nodes, is an ordinary set.
+
+    See `fastload.datasets.packed.staging.stage` for the arguments, for how a copy resumes, and for what is raised; of a
+    part without a checksum only the size, the footer, the rows and the columns are checked.
+    Raises `PackedDataError` if `source` lacks parts that lie on other nodes, ValueError if a set cannot have the name
+    of `target`. Memory: 4 MiB for each worker.
+    """
+    source, target = os.path.abspath(source), os.path.abspath(target)
+    index = read_columns_index(source)
+    elsewhere = parts_elsewhere(source, index)
+    if elsewhere:
+        count = sum(len(shards) for shards in elsewhere.values())
+        raise PackedDataError(
+            source,
+            f"{count} of {len(index.shards)} parts are not here, but on {', '.join(elsewhere)}: "
+            "a set can be copied only from a folder that has all its parts",
+        )
+    root, name = os.path.split(target)
+    check_name(name)
+    if root == default_root():
+        open_root(None)  # for this user alone
+    return copy_set(
+        source,
+        target,
+        _index_of_copy(index),
+        pieces,
+        verify=verify,
+        workers=workers,
+        progress=progress,
+        say=say,
+        durable=not in_memory(target),
+    )
+
+
+def _index_of_copy(index: Index) -> Index:
+    """Return the index of a copy: no part lies on another node, and no process owns it."""
+    shards = tuple(dataclasses.replace(shard, node="") for shard in index.shards)
+    made = {name: value for name, value in index.made.items() if name != "owner"}
+    return dataclasses.replace(index, shards=shards, made=made)

@@ -1,0 +1,645 @@
+"""Promise: sets of columns are verified, described, copied and managed by commands; a stopped copy is no set."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from click.testing import CliRunner
+
+from fastload import store
+from fastload.cli import main
+from fastload.datasets import PackedWriter
+from fastload.datasets.manifest import INDEX, dump_index, read_index
+from fastload.datasets.packed import staging
+from fastload.errors import PackedDataError
+from fastload.store import pieces
+from fastload.store.root import collect, sets, this_node
+from fastload.store.staging import stage
+from fastload.store.verifying import verify
+
+ROWS, PARTS = 90, 3
+X = torch.randint(0, 255, (ROWS, 8, 4), dtype=torch.uint8)
+Y = torch.arange(ROWS)
+
+
+def parts() -> Iterator[dict[str, Any]]:
+    for begin in range(0, ROWS, ROWS // PARTS):
+        rows = slice(begin, begin + ROWS // PARTS)
+        yield {"x": X[rows], "y": Y[rows], "text": [f"row {k}" for k in Y[rows].tolist()]}
+
+
+def make(path: Path, *, checksums: bool | None = True, **options: Any) -> Path:
+    store.put(parts(), path, checksums=checksums, **options)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 500)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make(tmp_path / "source")
+
+
+def call(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {entry.name: entry.read_bytes() for entry in path.iterdir() if entry.is_file()}
+
+
+def is_no_set(path: Path) -> bool:
+    return not list(sets(os.fspath(path.parent))) and not (path / INDEX).exists()
+
+
+def has_all_rows(path: Path) -> bool:
+    dataset = store.get(path, data="x", label="y")
+    return all(torch.equal(x, X[y]) and y == k for k, (x, y) in enumerate(dataset))
+
+
+def on_nodes(path: Path, *nodes: str) -> Path:
+    """Have the index of a set say on which node each part lies."""
+    index = read_index(os.fspath(path))
+    pairs = zip(index.shards, nodes, strict=True)
+    shards = tuple(dataclasses.replace(shard, node=node) for shard, node in pairs)
+    (path / INDEX).write_bytes(dump_index(dataclasses.replace(index, shards=shards)))
+    return path
+
+
+# ---- verify ----
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_set_that_is_right_is_read_whole(source: Path, workers: str) -> None:
+    result = call("verify", source, "--workers", workers)
+    size = sum(map(os.path.getsize, source.glob("*.arrow")))
+    assert result.exit_code == 0
+    assert f"3 parts checked in 0.0 s, {size:,} bytes read" in result.output
+    assert "All parts that were checked are right." in result.output
+
+
+@pytest.mark.parametrize("at", [0, 499, 500, 1000, -1])
+def test_any_flipped_bit_is_found_and_its_part_is_named(source: Path, at: int) -> None:
+    flip(source / "shard-00001.arrow", at)
+    result = call("verify", source)
+    assert result.exit_code == 1
+    assert "shard-00001.arrow: the file has checksum" in result.output
+    assert "Error: 1 of 3 parts are bad" in result.output
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+def test_parts_that_are_cut_off_or_missing_are_all_named(tmp_path: Path, checksums: bool) -> None:
+    path = make(tmp_path / "set", checksums=checksums)
+    os.truncate(path / "shard-00000.arrow", 700)
+    (path / "shard-00002.arrow").unlink()
+    cut, missing = verify(path).bad
+    assert "shard-00000.arrow: the file has 700 bytes, expected" in cut
+    assert "shard-00002.arrow: the file is missing" in missing
+
+
+def test_parts_without_checksums_are_said_and_their_footers_are_checked(tmp_path: Path) -> None:
+    path = make(tmp_path / "set", checksums=False)
+    result = call("verify", path)
+    assert result.exit_code == 0
+    assert "3 parts checked in 0.0 s, 0 bytes read\n" in result.output
+    assert "3 of them have no checksums: their sizes and footers were checked" in result.output
+    flip(path / "shard-00001.arrow", -1)
+    (bad,) = verify(path).bad
+    assert "shard-00001.arrow: the file does not end as an Arrow file does" in bad
+    other = store.put({"z": X}, tmp_path / "other", checksums=False)
+    assert other
+    shutil.copy(tmp_path / "other" / "shard-00000.arrow", path / "shard-00002.arrow")
+    assert len(verify(path).bad) == 2
+
+
+def test_parts_of_other_nodes_are_not_here_and_not_bad(source: Path) -> None:
+    on_nodes(source, this_node(), "node-b", "node-c")
+    assert verify(source).elsewhere == {}  # they are all here
+    (source / "shard-00001.arrow").unlink()
+    (source / "shard-00002.arrow").unlink()
+    result = call("verify", source)
+    assert result.exit_code == 0
+    assert "1 part checked" in result.output
+    assert "2 parts are not here, but on node-b (1), node-c (1)" in result.output
+    (source / "shard-00000.arrow").unlink()
+    (bad,) = verify(source).bad
+    assert "shard-00000.arrow: the file is missing" in bad
+
+
+# ---- inspect ----
+
+
+def test_a_set_is_described_with_its_first_rows(source: Path) -> None:
+    result = call("inspect", source, "--records", "2")
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert lines[0] == f"{source}: 90 rows, mode columns, 0 classes"
+    assert lines[1].startswith("3 parts, ")
+    assert lines[1].endswith("3 with checksums; 3 here")
+    assert lines[2:5] == ["column x: uint8[8, 4]", "column y: int64", "column text: string"]
+    assert lines[5] == f"id: {read_index(os.fspath(source)).id}"
+    first = " ".join(str(value) for value in X[0].flatten()[:6].tolist())
+    assert lines[-2] == f"row 0: x [{first} ...], y 0, text row 0"
+    assert lines[-1].startswith("row 1: x [")
+
+
+def test_parts_by_node_and_the_rows_of_the_first_part_that_is_here(source: Path) -> None:
+    on_nodes(source, "node-a", this_node(), "node-b")
+    (source / "shard-00000.arrow").unlink()
+    lines = call("inspect", source, "--records", "1").output.splitlines()
+    assert f"2 here; by node: node-a 1, {this_node()} 1, node-b 1" in lines[1]
+    assert lines[-1].startswith("row 30: x [")
+    for part in source.glob("*.arrow"):
+        part.unlink()
+    assert "column y: int64" in call("inspect", source).output
+
+
+# ---- stage ----
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_copy_is_the_set_byte_for_byte_and_opens(
+    tmp_path: Path, workers: int, checksums: bool
+) -> None:
+    source, copy = make(tmp_path / "set", checksums=checksums), tmp_path / "copies" / "set"
+    staged = stage(source, copy, workers=workers)
+    assert files(copy) == files(source)
+    assert staged.copied_bytes == staged.bytes == sum(map(os.path.getsize, source.glob("*.arrow")))
+    assert has_all_rows(copy)
+    assert store.get(copy).set_id == store.get(source).set_id
+    assert stage(source, copy).copied_bytes == 0
+
+
+def test_the_command_copies_to_memory_where_the_set_has_its_name(source: Path) -> None:
+    root = Path("/dev/shm") / f"fastload-test-{os.getpid()}"
+    try:
+        result = call("stage", source, root / "mnist")
+        assert (result.exit_code, result.stdout) == (0, f"{root / 'mnist'}\n")
+        assert has_all_rows(root / "mnist")
+        assert "mnist  90" in call("store", "ls", "--root", root).output
+        assert call("verify", root / "mnist").exit_code == 0
+    finally:
+        shutil.rmtree(root)
+
+
+def test_the_default_root_is_made_for_this_user_alone(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FASTLOAD_STORE", raising=False)
+    monkeypatch.setattr(store.root, "SHARED_MEMORY", os.fspath(tmp_path))
+    root = Path(store.root.default_root())
+    stage(source, root / "mnist")
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert has_all_rows(root / "mnist")
+    assert len(store.get("mnist")) == ROWS
+
+
+def test_a_copy_has_neither_nodes_nor_an_owner(tmp_path: Path) -> None:
+    source = make(tmp_path / "set", temporary=True, made={"by": "a test"})
+    on_nodes(source, "node-a", "node-b", "node-c")
+    stage(source, tmp_path / "copy")
+    index = read_index(os.fspath(tmp_path / "copy"))
+    assert index.made == {"by": "a test"}
+    assert {shard.node for shard in index.shards} == {""}
+    assert index.id == read_index(os.fspath(source)).id
+    assert has_all_rows(tmp_path / "copy")
+
+
+def test_a_set_that_lacks_parts_of_other_nodes_is_refused_with_their_names(
+    source: Path, tmp_path: Path
+) -> None:
+    on_nodes(source, this_node(), "node-b", "node-c")
+    (source / "shard-00002.arrow").unlink()
+    with pytest.raises(PackedDataError, match="1 of 3 parts are not here, but on node-c"):
+        stage(source, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize(
+    ("harm", "checksums", "said"),
+    [
+        (lambda part: flip(part, 600), True, "shard-00001.arrow: the file has checksum"),
+        (lambda part: flip(part, -1), False, "shard-00001.arrow: the file does not end as"),
+        (lambda part: os.truncate(part, 600), True, "shard-00001.arrow: the file has 600 bytes"),
+        (lambda part: os.truncate(part, 600), False, "shard-00001.arrow: the file has 600 bytes"),
+        (lambda part: part.unlink(), True, "shard-00001.arrow: the file is missing"),
+    ],
+    ids=["flipped", "footer", "cut off", "cut off, no checksum", "missing"],
+)
+def test_a_source_that_is_damaged_is_named_and_never_becomes_a_set(
+    tmp_path: Path, harm: Callable[[Path], object], checksums: bool, said: str
+) -> None:
+    source = make(tmp_path / "sources" / "set", checksums=checksums)
+    harm(source / "shard-00001.arrow")
+    result = call("stage", source, tmp_path / "copy")
+    assert result.exit_code == 1
+    assert said in result.output
+    assert is_no_set(tmp_path / "copy")
+    assert not (tmp_path / "copy" / ".staging" / "shard-00001.arrow").exists()
+
+
+def test_a_flipped_bit_of_the_copy_is_found_on_request_and_mended(
+    source: Path, tmp_path: Path
+) -> None:
+    stage(source, tmp_path / "copy")
+    flip(tmp_path / "copy" / "shard-00001.arrow", 700)
+    assert stage(source, tmp_path / "copy").copied_bytes == 0
+    mended = stage(source, tmp_path / "copy", verify=True)
+    assert mended.copied_bytes == os.path.getsize(source / "shard-00001.arrow")
+    assert files(tmp_path / "copy") == files(source)
+
+
+def stage_until_killed(source: Path, target: Path, *, renames: int, writes: int = 1000) -> None:
+    """Stage in a child, which is killed before it gives a file its name, or writes a piece, once too often."""
+    pid = os.fork()
+    if not pid:
+        calls: Counter[str] = Counter()
+
+        def limited(name: str, real: Callable[..., Any], most: int) -> Callable[..., Any]:
+            def run(*arguments: Any) -> Any:
+                calls[name] += 1
+                if calls[name] > most:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments)
+
+            return run
+
+        os.replace = limited("replace", os.replace, renames)
+        staging.write_all = limited("write", staging.write_all, writes)  # type: ignore[attr-defined]
+        try:
+            stage(source, target, workers=0)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the pieces that staging writes, by file name."""
+    count: Counter[str] = Counter()
+    real = staging.write_all  # type: ignore[attr-defined]
+
+    def write_all(descriptor: int, name: str, content: Any) -> int:
+        count[os.path.basename(name)] += 1
+        return int(real(descriptor, name, content))
+
+    monkeypatch.setattr(staging, "write_all", write_all)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("renames", "writes", "whole"),
+    [(1, 1000, 0), (2, 1000, 1), (PARTS + 1, 1000, PARTS), (1000, 3, 0), (1000, 12, 1)],
+    ids=["at the first part", "at the second", "at the index", "in the first", "in the second"],
+)
+def test_a_killed_copy_is_no_set_and_resumes_after_its_last_complete_part(
+    tmp_path: Path, renames: int, writes: int, whole: int, written: Counter[str]
+) -> None:
+    source, copy = make(tmp_path / "sources" / "set"), tmp_path / "copy"
+    stage_until_killed(source, copy, renames=renames, writes=writes)
+    assert is_no_set(copy)
+    complete = {path.name for path in copy.glob("*.arrow")}
+    assert len(complete) == whole
+    with pytest.raises(FileNotFoundError, match="there is no set 'copy'"):
+        store.get(copy)
+    stage(source, copy)
+    assert not complete & set(written)
+    assert files(copy) == files(source)
+
+
+def test_of_two_processes_one_copies_and_the_other_waits(source: Path, tmp_path: Path) -> None:
+    """The lock is held until both have said that they wait for it: then one of them copies."""
+    copy = tmp_path / "copy"
+    (copy / ".staging").mkdir(parents=True)
+    command = [sys.executable, "-m", "fastload", "stage", str(source), str(copy)]
+    with (copy / ".staging" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        ranks = [subprocess.Popen(command, text=True, **pipes) for _ in range(2)]
+        for rank in ranks:
+            assert rank.stderr is not None
+            assert "another process copies into it" in rank.stderr.readline()
+    ends = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert [out for out, _ in ends] == [f"{copy}\n"] * 2
+    assert sorted("all there already" in said for _, said in ends) == [False, True]
+    assert files(copy) == files(source)
+
+
+@pytest.fixture
+def small_memory(tmp_path: Path) -> Iterator[Path]:
+    """A file system in memory with room for 64 kB."""
+    path = tmp_path / "memory"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", path]
+    if os.getuid() or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
+def test_a_full_memory_is_said_before_anything_is_copied(
+    tmp_path: Path, small_memory: Path
+) -> None:
+    store.put([{"x": torch.zeros(5000)}] * 5, tmp_path / "set")
+    result = call("stage", tmp_path / "set", small_memory / "set")
+    assert result.exit_code == 1
+    assert "the copy needs 10" in result.output
+    assert is_no_set(small_memory / "set")
+    assert not list((small_memory / "set").glob("*.arrow"))
+
+
+def test_a_memory_that_fills_up_leaves_no_set_and_no_piece_and_the_copy_resumes(
+    tmp_path: Path, small_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put([{"x": torch.arange(5000.0)}] * 5, tmp_path / "set")
+    with monkeypatch.context() as patch:
+        patch.setattr(staging.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
+        with pytest.raises(OSError, match="No space left"):
+            stage(tmp_path / "set", small_memory / "set", workers=1)
+    assert is_no_set(small_memory / "set")
+    complete = len(list((small_memory / "set").glob("*.arrow")))
+    assert 0 < complete < 5
+    assert sorted(os.listdir(small_memory / "set" / ".staging")) == ["index.json", "lock"]
+    subprocess.run(["mount", "-o", "remount,size=1m", small_memory], check=True)
+    staged = stage(tmp_path / "set", small_memory / "set")
+    assert staged.copied_bytes == staged.bytes * (5 - complete) // 5
+    assert len(store.get(small_memory / "set")) == 25_000
+
+
+def test_a_target_that_cannot_be_a_set_is_refused_in_one_line(source: Path, tmp_path: Path) -> None:
+    for target, said in (
+        (tmp_path / "my set", "a set's name has 1 to 128 letters"),
+        (source / "copy", "the set lies there, or around it"),
+    ):
+        result = call("stage", source, target)
+        assert result.exit_code == 2
+        assert said in result.output
+        assert not target.exists()
+    make(tmp_path / "other", made={"by": "another"})
+    result = call("stage", source, tmp_path / "other")
+    assert result.exit_code == 1
+    assert "there is another set: delete it, or choose another folder" in result.output
+
+
+def test_a_packed_set_is_not_taken_for_columns(tmp_path: Path) -> None:
+    with PackedWriter(tmp_path / "packed", mode="encoded") as writer:
+        writer.add(b"bytes", label=0, source="a.bin")
+    for run in (verify, lambda path: stage(path, tmp_path / "copy")):
+        with pytest.raises(PackedDataError, match="this is a packed set, not a set of columns"):
+            run(tmp_path / "packed")
+    for command in ("verify", "inspect"):
+        assert call(command, tmp_path / "packed").exit_code == 0
+    assert "mode encoded" in call("store", "info", tmp_path / "packed").output
+    assert "mode encoded" not in call("store", "ls", "--root", tmp_path).output
+
+
+# ---- gc ----
+
+
+def test_a_stopped_copy_is_collected_and_a_copy_under_way_is_not(
+    source: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    stage(source, root / "whole")
+    stage_until_killed(source, root / "stopped", renames=2)
+    assert [name for name, _ in collect(os.fspath(root), delete=False)] == ["stopped"]
+    with (root / "stopped" / ".staging" / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert collect(os.fspath(root)) == []
+    result = call("store", "gc", "--root", root, "--dry-run")
+    assert "would remove stopped: " in result.output
+    assert (root / "stopped").exists()
+    result = call("store", "gc", "--root", root)
+    assert "removed stopped: " in result.output
+    assert not (root / "stopped").exists()
+    assert has_all_rows(root / "whole")
+    assert call("store", "gc", "--root", root).output == f"{root}: 0 B freed\n"
+
+
+def test_a_copy_that_waits_while_its_folder_is_collected_begins_anew(
+    source: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    stage_until_killed(source, root / "copy", renames=2)
+    command = [sys.executable, "-m", "fastload", "stage", str(source), str(root / "copy")]
+    with (root / "copy" / ".staging" / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as rank:
+            assert rank.stderr is not None
+            assert "waiting for it" in rank.stderr.readline()
+            shutil.rmtree(root / "copy")
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert rank.wait(60) == 0
+    assert files(root / "copy") == files(source)
+
+
+def test_temporary_sets_are_collected_once_their_process_ended(tmp_path: Path) -> None:
+    script = f"""
+import torch
+from fastload import store
+store.put({{"x": torch.zeros(10)}}, {os.fspath(tmp_path / "left")!r}, temporary=True)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+    make(tmp_path / "mine", temporary=True)
+    listed = json.loads(call("store", "ls", "--root", tmp_path, "--json").output)["sets"]
+    assert [(one["name"], one["temporary"]) for one in listed] == [("left", True), ("mine", True)]
+    assert "which ended" in listed[0]["owner"]
+    assert f"of process {os.getpid()} on " in listed[1]["owner"]
+    assert "temporary, of process" in call("store", "ls", "--root", tmp_path).output
+    assert "removed left: " in call("store", "gc", "--root", tmp_path).output
+    assert [found.name for found in sets(os.fspath(tmp_path))] == ["mine"]
+
+
+# ---- put ----
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    table = pa.table({"y": Y.numpy(), "text": [f"row {k}" for k in range(ROWS)]})
+    pq.write_table(table, folder / "a.parquet", row_group_size=20)
+    with pa.ipc.new_file(folder / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=25)
+    with pa.ipc.new_stream(folder / "a.arrows", table.schema) as writer:
+        writer.write_table(table, max_chunksize=25)
+    np.savez(folder / "a.npz", x=X.numpy(), y=Y.numpy())
+    np.save(folder / "x.npy", X.numpy())
+    np.save(folder / "y.npy", Y.numpy())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "columns"),
+    [
+        ("a.parquet", 5, ["y", "text"]),
+        ("a.arrow", 4, ["y", "text"]),
+        ("a.arrows", 4, ["y", "text"]),
+        ("a.parquet a.arrow", 9, ["y", "text"]),
+        ("a.npz", 1, ["x", "y"]),
+        ("x.npy y.npy", 1, ["x", "y"]),
+    ],
+)
+def test_what_files_become(
+    inputs: Path, tmp_path: Path, names: str, count: int, columns: list[str]
+) -> None:
+    paths = [inputs / name for name in names.split()]
+    result = call("store", "put", *paths, "--name", "set", "--root", tmp_path / "root")
+    assert result.exit_code == 0, result.output
+    dataset = store.get("set", root=tmp_path / "root")
+    assert f"{count} part" in result.output
+    assert [name for name, _ in dataset.schema] == columns
+    assert dataset.made["files"] == [os.fspath(path) for path in paths]
+    for k in range(ROWS):
+        sample = dataset[k]
+        assert sample["y"] == k
+        assert "x" not in sample or torch.equal(sample["x"], X[k])
+        assert sample.get("text", f"row {k}") == f"row {k}"
+    store.put(paths, "by-python", root=tmp_path / "root")
+    assert store.get("by-python", root=tmp_path / "root").set_id == dataset.set_id
+
+
+def test_columns_are_chosen_and_checksums_are_asked_for(inputs: Path, tmp_path: Path) -> None:
+    for name in ("a.parquet", "a.arrow", "a.npz", "y.npy"):
+        options = ["--columns", "y", "--no-checksums"]
+        path = tmp_path / "root" / name.replace(".", "-")
+        assert call("store", "put", inputs / name, "--name", path, *options).exit_code == 0
+        index = read_index(os.fspath(path))
+        assert index.schema == (("y", "int64"),)
+        assert {shard.checksum for shard in index.shards} == {None}
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "status", "said"),
+    [
+        ("a.parquet", "--columns y,z", 2, "a.parquet: there is no column 'z'; the columns are y, t"),
+        ("a.npz", "--columns z", 2, "a.npz: there is no column 'z'; the columns are x, y"),
+        ("a.arrow", "--columns z", 2, "a.arrow: there is no column 'z'; the columns are y, text"),
+        ("a.parquet a.npz", "", 2, "a.npz: the columns are"),
+        ("a.npz y.npy", "", 2, "y.npy: the columns are"),
+        ("y.npy y.npy", "", 2, "y.npy: another file has the column 'y' already"),
+        ("text.txt", "", 2, "text.txt: is no Parquet, Arrow, .npy or .npz file: it begins with"),
+        ("cut.parquet", "", 2, "cut.parquet: "),
+        ("cut.arrow", "", 2, "cut.arrow: "),
+        ("cut.npz", "", 2, "cut.npz: "),
+        ("cut.npy", "", 2, "cut.npy: "),
+        ("model.pt", "", 2, "model.pt: is no .npz file"),
+        ("nulls.parquet", "", 2, "nulls.parquet: column 'y', row 1: a set has no nulls"),
+        ("nowhere.npy", "", 2, "nowhere.npy' does not exist"),
+        ("y.npy", "--name taken", 1, "there is a set of this name"),
+        ("y.npy", "--name .hidden", 2, "a set's name has"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_put_is_said_in_one_line_and_leaves_nothing(
+    inputs: Path, tmp_path: Path, names: str, options: str, status: int, said: str
+) -> None:
+    (inputs / "text.txt").write_text("a text")
+    for kind in ("parquet", "arrow", "npz"):
+        content = (inputs / f"a.{kind}").read_bytes()
+        (inputs / f"cut.{kind}").write_bytes(content[: len(content) // 2])
+    (inputs / "cut.npy").write_bytes((inputs / "x.npy").read_bytes()[:1000])
+    torch.save({"weight": X}, inputs / "model.pt")
+    pq.write_table(pa.table({"y": [1, None]}), inputs / "nulls.parquet")
+    root = tmp_path / "root"
+    make(root / "taken")
+    chosen = [*options.split()] if "--name" in options else ["--name", "set", *options.split()]
+    paths = [inputs / name for name in names.split()]
+    result = call("store", "put", *paths, *chosen, "--root", root)
+    assert result.exit_code == status, result.output
+    last = result.output.splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert said in last
+    assert [found.name for found in sets(os.fspath(root))] == ["taken"]
+    assert not list((root / ".unsealed").iterdir())
+
+
+# ---- ls, info, rm ----
+
+
+def test_sets_are_listed_with_the_room_that_is_left(source: Path) -> None:
+    root = source.parent
+    on_nodes(source, this_node(), "node-b", "node-c")
+    (source / "shard-00002.arrow").unlink()
+    header, line, total = call("store", "ls", "--root", root).output.splitlines()
+    assert header.split() == ["NAME", "ROWS", "PARTS", "SIZE", "AGE", "COLUMNS"]
+    assert line.startswith("source  90    3 (2 here)  ")
+    assert line.endswith("x uint8[8, 4], y int64, text string")
+    assert total.startswith(f"{root}: 1 set, ")
+    assert total.endswith(" are free")
+    found = json.loads(call("store", "ls", "--root", root, "--json").output)
+    assert found["total"] >= found["free"] > 0
+    (one,) = found["sets"]
+    assert (one["rows"], one["parts"], one["parts_here"]) == (90, 3, 2)
+    assert one["columns"] == {"x": "uint8[8, 4]", "y": "int64", "text": "string"}
+
+
+def test_a_root_that_is_not_there_has_no_sets_and_is_not_made(tmp_path: Path) -> None:
+    root = tmp_path / "nowhere"
+    assert call("store", "ls", "--root", root).output == f"{root}: no sets\n"
+    assert json.loads(call("store", "ls", "--root", root, "--json").output)["sets"] == []
+    assert call("store", "gc", "--root", root).exit_code == 0
+    assert call("store", "rm", "set", "--root", root).exit_code == 1
+    assert call("store", "info", "set", "--root", root).exit_code == 1
+    assert not root.exists()
+
+
+def test_a_set_is_described_by_its_name_or_its_path(source: Path) -> None:
+    by_path = call("store", "info", source)
+    assert by_path.exit_code == 0
+    assert by_path.output == call("inspect", source).output
+    assert call("store", "info", "source", "--root", source.parent).output == by_path.output
+    result = call("store", "info", "sauce", "--root", source.parent)
+    assert (result.exit_code, "the sets here: source" in result.output) == (1, True)
+    assert call("store", "info", source, "--root", source.parent).exit_code == 2
+
+
+def test_sets_are_removed_all_or_none_and_what_that_freed_is_said(tmp_path: Path) -> None:
+    for name in "abc":
+        make(tmp_path / name)
+    result = call("store", "rm", "a", "x", "--root", tmp_path)
+    assert result.exit_code == 1
+    assert "there is no set 'x'; the sets here: a, b, c" in result.output
+    result = call("store", "rm", "a", "b", "--root", tmp_path)
+    first, second = result.output.splitlines()
+    assert first.startswith(f"removed {tmp_path / 'a'}: ")
+    assert second.startswith(f"removed {tmp_path / 'b'}: ")
+    assert call("store", "rm", tmp_path / "c").exit_code == 0
+    assert list(sets(os.fspath(tmp_path))) == []
+
+
+@pytest.mark.parametrize("name", sorted(main.commands["store"].commands))  # type: ignore[attr-defined]
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    group: Any = main.commands["store"]
+    command = group.commands[name]
+    assert all(option.help for option in command.params if isinstance(option, click.Option))
+    shown = call("store", name, "--help")
+    assert shown.exit_code == 0
+    assert f"fastload store {name}" in shown.output.partition("Example")[2]
