@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.error import URLError
@@ -18,10 +20,12 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from fastload import DataLoader, store
+from fastload.cli import main
 from fastload.errors import StoreFullError, UsageError
 from fastload.store import feature_key
 
@@ -258,19 +262,21 @@ def test_another_process_finds_the_same_key(tmp_path: Path) -> None:
     """Whatever its hash seed, and though it makes its objects anew."""
     pytest.importorskip("torchvision")
     found = [
-        output_of(in_process("same_in_each_process", tmp_path / "set", **environment))
+        output_of(in_process(same_in_each_process, tmp_path / "set", **environment))
         for environment in ({"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2", "FORBIDDEN": "1"})
     ]
     assert found[0] == found[1] != ""
 
 
-def in_process(function: str, out: Path, **environment: str) -> subprocess.Popen[str]:
+def in_process(
+    function: Callable[[Path], None], out: Path, **environment: str
+) -> subprocess.Popen[str]:
     """Start a process that calls a function of this file, not as pytest has rewritten it."""
     code = (
         "import sys; sys.path.insert(0, 'tests/store')\n"
         "from pathlib import Path\n"
         "import test_features\n"
-        f"test_features.{function}(Path(sys.argv[1]))\n"
+        f"test_features.{function.__name__}(Path(sys.argv[1]))\n"
     )
     return subprocess.Popen(
         [sys.executable, "-c", code, out],
@@ -538,7 +544,7 @@ def test_a_killed_call_goes_on_with_the_parts_that_are_missing(tmp_path: Path) -
     """The killed process, the one that goes on, and one that is not disturbed make the same bytes."""
     out = tmp_path / "set"
     work = tmp_path / ".unsealed" / "set"
-    killed = in_process("slowly", out, PAUSE="0.01")
+    killed = in_process(slowly, out, PAUSE="0.01")
     deadline = time.monotonic() + 60
     while len(list(work.glob("*.json")) if work.exists() else []) < 3:
         assert time.monotonic() < deadline
@@ -548,7 +554,7 @@ def test_a_killed_call_goes_on_with_the_parts_that_are_missing(tmp_path: Path) -
     killed.communicate()
     assert not out.exists()
     there = len(list(work.glob("*.json")))
-    again, other = in_process("slowly", out), in_process("slowly", tmp_path / "undisturbed")
+    again, other = in_process(slowly, out), in_process(slowly, tmp_path / "undisturbed")
     assert json.loads(output_of(again)) == list(range(there * 20, 200))
     assert json.loads(output_of(other)) == list(range(200))
     for file in out.glob("*.arrow"):
@@ -710,11 +716,11 @@ def test_weights_come_from_a_file_with_or_without_a_head(tmp_path: Path) -> None
     bare = {k: v for k, v in whole.state_dict().items() if not k.startswith("fc.")}
     torch.save(bare, tmp_path / "bare.pt")
     images = torch.rand(2, 3, 64, 64)
-    whole.fc = nn.Identity()
+    headless = nn.Sequential(*list(whole.children())[:-1], nn.Flatten())
     for file in ("whole.pt", "bare.pt"):
         network = store.backbone("resnet18", weights=tmp_path / file)
         with torch.inference_mode():
-            assert torch.equal(network(images), whole(images))
+            assert torch.equal(network(images), headless(images))
     del bare["conv1.weight"]
     torch.save(bare, tmp_path / "less.pt")
     torch.save([1], tmp_path / "list.pt")
@@ -748,3 +754,86 @@ def test_networks_and_layouts_that_are_not_there_are_named(
         store.backbone("densenet121", weights="random", layout="flat")
     with pytest.raises(UsageError, match='layout must be "pooled" or "flat"'):
         store.backbone("resnet18", weights="random", layout="square")  # type: ignore[arg-type]
+
+
+# ---- the command and the example ----
+
+
+def featurize(*arguments: str | Path) -> Any:
+    command = ["featurize", "--model", "resnet18", "--size", "32", "-w", "1", *map(str, arguments)]
+    return CliRunner().invoke(main, command)
+
+
+def test_the_command_makes_features_once_and_names_what_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torchvision")
+    root = pictures(tmp_path / "images")
+    given = (root, "--root", tmp_path / "sets", "--name", "few", "--weights", "random")
+    first = featurize(*given, "--parts", "2")
+    assert first.exit_code == 0, first.output
+    assert "6 rows of float32[512], 0.0 MB, 2 classes, after " in first.output
+    assert "random weights, seed 0: they know nothing of images" in first.output
+    assert first.output.splitlines()[-1] == str(tmp_path / "sets" / "few")
+    found = store.get("few", root=tmp_path / "sets", data="x", label="y")
+    assert [int(y) for _, y in found] == [0, 0, 0, 1, 1, 1]
+    assert found.classes == ["a", "b"]
+    assert [len(part) for part in found.column("x")] == [3, 3]
+
+    opened = OpenedImages()
+    assert featurize(*given).exit_code == 0
+    assert opened.count() == 0
+    other = featurize(*given, "--seed", "1", "--dtype", "float16")
+    assert other.exit_code == 1
+    assert "features of another weights and another dtype: " in other.output
+    assert "or pass --replace" in other.output
+    flat = featurize(*given, "--layout", "flat", "--dtype", "float16", "--replace")
+    assert flat.exit_code == 0, flat.output
+    assert "6 rows of float16[512]" in flat.output  # 32 pixels leave a map of 1 x 1
+
+
+def test_the_command_takes_lists_and_packed_sets(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    from fastload.datasets.packed.packing import pack
+
+    root = pictures(tmp_path / "images")
+    listed = tmp_path / "list.txt"
+    listed.write_text("".join(f"{path}\n" for path in sorted(root.rglob("*.jpg"))))
+    pack(root, tmp_path / "packed", mode="encoded")
+    given = ("--weights", "random", "--batch-size", "4")
+    assert not featurize(tmp_path / "packed", "--name", tmp_path / "a", *given).exit_code
+    assert not featurize("--file-list", listed, "--name", tmp_path / "b", *given).exit_code
+    assert torch.equal(*(values(store.get(tmp_path / name, data="x")) for name in "ab"))
+
+
+def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    root = pictures(tmp_path / "images")
+    name = ("--name", tmp_path / "set")
+    for arguments, code, text in (
+        (name, 2, "Give a folder of images, or --file-list-path, and not both"),
+        ((root, *name, "--weights", tmp_path / "none.pt"), 1, "none.pt: No such file"),
+        ((root, *name, "--weights", "random", "--parts", "7"), 2, "parts must be 1 to 6"),
+        ((root, *name, "--weights", "random", "--device", "abacus"), 2, "--device abacus: "),
+        ((root, "--name", ".x", "--weights", "random"), 2, "a set's name has"),
+    ):
+        result = featurize(*arguments)
+        assert result.exit_code == code, result.output
+        assert text in result.output
+        assert len(result.output.splitlines()) == 1
+    assert not (tmp_path / "set").exists()
+
+
+def test_the_example_opens_no_image_in_its_second_training(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    command = [sys.executable, "examples/transfer.py", "--folder", tmp_path, "--count", "300"]
+    command += ["--model", "resnet18", "--size", "64", "--epochs", "20"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert "weights: random weights, which know nothing of images" in done.stdout
+    lines = re.findall(r"(\w+) training: .* (\d+) images opened, accuracy ([\d.]+)%", done.stdout)
+    assert [line[:2] for line in lines] == [("first", "300"), ("second", "0")]
+    assert lines[0][2] == lines[1][2]
+    assert float(lines[0][2]) > 40  # chance is 20
