@@ -9,6 +9,7 @@ from fastload.cli._common import EndsInOneLine
 from fastload.cli.bench import bench
 from fastload.cli.check import check
 from fastload.cli.env import env
+from fastload.cli.featurize import featurize
 from fastload.cli.images import images
 from fastload.cli.inspect import inspect
 from fastload.cli.pack import pack
@@ -53,6 +54,7 @@ for command in (
     env,
     tensorboard,
     train,
+    featurize,
     stage,
     store,
     submit,

@@ -1,0 +1,225 @@
+"""`fastload featurize`: what a network returns for each image, as a set."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fastload.cli._common import list_options, require, sigterm_raises
+from fastload.errors import FastloadError, UsageError, in_one_line
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@click.command()
+@click.argument(
+    "images",
+    required=False,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="[IMAGES]",
+)
+@list_options
+@click.option(
+    "--name",
+    required=True,
+    help="Name of the set: letters, digits and _.+=-, or a path that ends in such a name.",
+)
+@click.option(
+    "--model",
+    default="resnet50",
+    show_default=True,
+    help="Classification network of torchvision. Its head is cut off.",
+)
+@click.option(
+    "--weights",
+    default="default",
+    show_default=True,
+    help="File with the network's state_dict; or default: torchvision's best, which are downloaded once; or random: "
+    "none, to try things out.",
+)
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 2**63 - 1),
+    help="Seed of --weights random.",
+)
+@click.option(
+    "--layout",
+    default="pooled",
+    show_default=True,
+    type=click.Choice(["pooled", "flat"]),
+    help="pooled: mean of the last feature map, 2,048 numbers an image for resnet50. flat: all of the map, 100,352.",
+)
+@click.option(
+    "--size",
+    default=224,
+    show_default=True,
+    type=click.IntRange(1, 4096),
+    help="Pixels of the square that images are resized to.",
+)
+@click.option(
+    "-b",
+    "--batch-size",
+    default=64,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Images in a batch.",
+)
+@click.option(
+    "-w",
+    "--num-workers",
+    type=click.IntRange(0, 1024),
+    help="Threads that load.  [default: one for each core]",
+)
+@click.option(
+    "--dtype",
+    default="float32",
+    show_default=True,
+    type=click.Choice(_DTYPES),
+    help="Type of the numbers that are kept.",
+)
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder in shared memory]",
+)
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="Device of the network: auto, cpu, cuda, cuda:1. auto: an accelerator if there is one.",
+)
+@click.option(
+    "--parts",
+    type=click.IntRange(min=1),
+    help="Parts of the set, of nearly equal size.  [default: one for each 512 images, at most 64]",
+)
+@click.option(
+    "--replace", is_flag=True, help="Replace features of this name that were made of other things."
+)
+def featurize(**options: Any) -> None:
+    """Run a network over images once, and keep what it returns, to train a head on it.
+
+    IMAGES is a folder with one folder for each class, or a packed set; or --file-list-path names a list. Each image is
+    resized to a square and normalised as ImageNet's are. Row i of the set has the features of image i in the column x,
+    and its class number in the column y.
+
+    A run that was stopped goes on with the parts that are missing if the same command is run again. If the set is
+    complete, no image is read. If the weights, the images or an option have changed, the command says which, and does
+    nothing.
+
+    \b
+    Examples:
+        fastload featurize flowers --name flowers
+        fastload featurize flowers --name flowers-flat --layout flat --dtype float16 --parts 8
+        fastload featurize --file-list-path train.txt --name /scratch/sets/train --weights resnet50.pt
+
+    \b
+    Then, in as many trainings as you like:
+        features = fastload.store.get("flowers", data="x", label="y")
+        loader = fastload.DataLoader(features, batch_size=256, shuffle=True, seed=0)
+    """
+    require("arrow", pyarrow="pyarrow")
+    require("images", PIL="Pillow", torchvision="torchvision")
+    began = time.perf_counter()
+    with sigterm_raises():
+        try:
+            found = _features(**options)
+        except FileExistsError as error:
+            text = in_one_line(error).replace("pass replace=True", "pass --replace")
+            raise click.ClickException(text) from error
+        except FastloadError:
+            raise
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+    x, *_ = found[0]
+    shape = ", ".join(map(str, x.shape))
+    bytes_of_all = len(found) * x.numel() * x.dtype.itemsize
+    kind = str(x.dtype).removeprefix("torch.")
+    click.echo(
+        f"{len(found):,} rows of {kind}[{shape}], {bytes_of_all / 1e6:,.1f} MB, {len(found.classes)} classes, after "
+        f"{time.perf_counter() - began:.1f} s"
+    )
+    if found.made["weights"].startswith("random"):
+        click.echo(f"Made with {found.made['weights']}: they know nothing of images.")
+    click.echo(found.path)
+
+
+def _features(
+    *,
+    images: Path | None,
+    file_list: Path | None,
+    base_dir: Path | None,
+    model: str,
+    weights: str,
+    seed: int,
+    layout: Any,
+    size: int,
+    batch_size: int,
+    num_workers: int | None,
+    dtype: str,
+    device: str,
+    **given: Any,
+) -> Any:
+    import torch
+
+    from fastload import store
+
+    on = _device(device)
+    dataset = _dataset(images, file_list, base_dir, size)
+    network = store.backbone(model, weights=weights, layout=layout, seed=seed)
+    loader: dict[str, Any] = {"batch_size": batch_size}
+    if num_workers is not None:
+        loader["num_workers"] = num_workers
+    random = f"random weights, seed {seed}"
+    return store.features(
+        given.pop("name"),
+        dataset=dataset,
+        model=network,
+        loader=loader,
+        dtype=getattr(torch, dtype),
+        device=on,
+        made={
+            "network": model,
+            "layout": layout,
+            "weights": random if weights == "random" else weights,
+        },
+        progress=True,
+        **given,
+    )
+
+
+def _dataset(images: Path | None, file_list: Path | None, base_dir: Path | None, size: int) -> Any:
+    """Open the images. Raises UsageError unless exactly one place is given."""
+    from fastload.datasets import ImageFileList, ImageFolder, PackedDataset
+    from fastload.datasets.manifest import INDEX
+    from fastload.image import IMAGENET_MEAN, IMAGENET_STD, Resize
+    from fastload.measure.samples import find_list
+
+    plan = Resize((size, size), mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    if (images is None) == (file_list is None):
+        raise UsageError("Give a folder of images, or --file-list-path, and not both")
+    if images is None:
+        listed = find_list(file_list, base_dir)
+        return ImageFileList(listed, base_dir=base_dir, transform=plan)
+    if (images / INDEX).exists():
+        return PackedDataset(images, transform=plan)
+    return ImageFolder(images, transform=plan)
+
+
+def _device(name: str) -> Any:
+    """Return the device of that name. Raises UsageError if this machine does not have it."""
+    import torch
+
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"--device {name}: {str(error).splitlines()[0]}") from error
+    return device

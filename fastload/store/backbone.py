@@ -1,0 +1,118 @@
+"""`backbone`: a network of torchvision without its head."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+from typing import Any, Literal
+from urllib.error import URLError
+
+import torch
+from torch import nn
+
+from fastload.errors import UsageError
+
+_HEADS = ("fc", "classifier", "heads", "head")
+_OPTIONS: dict[str, dict[str, Any]] = {
+    # Without weights, these two would warn of how they begin.
+    "googlenet": {"init_weights": True},
+    "inception_v3": {"init_weights": True},
+}
+
+
+def backbone(
+    name: str = "resnet50",
+    *,
+    weights: str | os.PathLike[str],
+    layout: Literal["pooled", "flat"] = "pooled",
+    seed: int = 0,
+) -> nn.Module:
+    """Return a classification network of torchvision without its head: images to float32[batch, features].
+
+    Args:
+        name: of the network, such as "resnet50" or "vit_b_16".
+        weights: the path of a file with its `state_dict()`, with or without the head. "default": torchvision's best,
+            which torch downloads once into its own folder. "random": none, as they are before any training; they are
+            good for trying things out, and for nothing else.
+        layout: "pooled": the mean over the last feature map, 2,048 numbers for "resnet50". "flat": all of that map,
+            by channel, row and column, 2,048 x 7 x 7 = 100,352 numbers for an image of 224 pixels.
+        seed: of random weights.
+
+    Raises `UsageError` if torchvision does not have the network, it has no such layout, or the weights do not fit or
+    cannot be downloaded.
+    """
+    if layout not in ("pooled", "flat"):
+        raise UsageError(f'layout must be "pooled" or "flat", got {layout!r}')
+    network = _network(name, weights, seed)
+    head = next(
+        (found for found in _HEADS if isinstance(getattr(network, found, None), nn.Module)), None
+    )
+    if head is None:
+        raise UsageError(
+            f"{name!r} has no head that can be cut off: cut it yourself, and pass it as model"
+        )
+    setattr(network, head, nn.Identity())
+    if layout == "flat":
+        if not isinstance(getattr(network, "avgpool", None), nn.Module):
+            raise UsageError(
+                f'{name!r} has no layer "avgpool", so it has no flat layout: choose "pooled"'
+            )
+        network.avgpool = nn.Identity()
+    if weights not in ("default", "random"):
+        _load(network, name, head, weights)
+    return nn.Sequential(network, nn.Flatten(1)).eval()
+
+
+def _network(name: str, weights: str | os.PathLike[str], seed: int) -> nn.Module:
+    if importlib.util.find_spec("torchvision") is None:
+        raise UsageError(
+            "backbones are torchvision's, which is not installed: pip install 'fastload[images]'"
+        )
+    from torchvision import models
+
+    if name not in models.list_models(module=models):
+        raise UsageError(
+            f"{name!r} is no classification network of torchvision, such as 'resnet50'"
+        )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if weights == "default":
+                network: nn.Module = models.get_model(name, weights="DEFAULT")
+            else:
+                network = models.get_model(name, weights=None, **_OPTIONS.get(name, {}))
+    except (URLError, TimeoutError, ConnectionError) as error:
+        raise UsageError(
+            f"the weights of {name!r} cannot be downloaded ({error}). Give a file that "
+            "torch.save(model.state_dict(), file) wrote, or 'random' to try things out"
+        ) from error
+    return network
+
+
+def _load(network: nn.Module, name: str, head: str, path: str | os.PathLike[str]) -> None:
+    """Load the weights of a file, but for those of the head. Raises UsageError if they do not fit."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise UsageError(
+            f"{os.fspath(path)}: no file of weights: {error}".splitlines()[0]
+        ) from error
+    if not isinstance(found, dict):
+        raise UsageError(
+            f"{os.fspath(path)}: expected a state_dict, found a {type(found).__name__}"
+        )
+    kept = {
+        key: value
+        for key, value in found.items()
+        if not str(key).startswith((f"{head}.", "aux", "AuxLogits"))
+    }
+    own = {key for key in network.state_dict() if not key.startswith(("aux", "AuxLogits"))}
+    if differing := sorted(own ^ kept.keys()):
+        where = "the file has no" if differing[0] in own else "the network has no"
+        raise UsageError(f"{os.fspath(path)} is not of {name!r}: {where} {differing[0]!r}")
+    try:
+        network.load_state_dict(kept, strict=False)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise UsageError(f"{os.fspath(path)} is not of {name!r}: {reason}") from error
