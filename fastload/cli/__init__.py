@@ -11,6 +11,7 @@ from fastload.cli.check import check
 from fastload.cli.env import env
 from fastload.cli.images import images
 from fastload.cli.inspect import inspect
+from fastload.cli.mnist import mnist
 from fastload.cli.pack import pack
 from fastload.cli.stage import stage
 from fastload.cli.submit import submit
@@ -44,6 +45,7 @@ def main() -> None:
 
 for command in (
     images,
+    mnist,
     bench,
     check,
     pack,

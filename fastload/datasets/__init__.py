@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastload.datasets.image_files import ImageFileList, ImageFolder
+    from fastload.datasets.mnist import MNIST
     from fastload.datasets.packed import PackedDataset, PackedWriter
 
-__all__ = ["ImageFileList", "ImageFolder", "PackedDataset", "PackedWriter"]
+__all__ = ["MNIST", "ImageFileList", "ImageFolder", "PackedDataset", "PackedWriter"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,6 +18,10 @@ def __getattr__(name: str) -> Any:
         from fastload.datasets import image_files
 
         return getattr(image_files, name)
+    if name == "MNIST":
+        from fastload.datasets import mnist
+
+        return mnist.MNIST
     if name in ("PackedDataset", "PackedWriter"):
         from fastload.datasets import packed
 
