@@ -70,6 +70,17 @@ class DecodeError(FastloadError, ValueError):
         return f"{self.path}: {self.reason}" if self.path else self.reason
 
 
+class IdxError(FastloadError, ValueError):
+    """An IDX file, as MNIST's are, is damaged or not what its name says; the message names it and what was expected."""
+
+
+class NoDatasetError(FastloadError, FileNotFoundError, RuntimeError):
+    """A dataset's files are not there and were not downloaded; the message says where to put or how to get them.
+
+    It is a RuntimeError too, as torchvision raises.
+    """
+
+
 class FileListError(FastloadError, ValueError):
     """A file list or a class list, or a line of one, cannot be used. The message names file and line."""
 

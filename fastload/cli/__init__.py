@@ -12,6 +12,7 @@ from fastload.cli.env import env
 from fastload.cli.featurize import featurize
 from fastload.cli.images import images
 from fastload.cli.inspect import inspect
+from fastload.cli.mnist import mnist
 from fastload.cli.pack import pack
 from fastload.cli.stage import stage
 from fastload.cli.store import store
@@ -46,6 +47,7 @@ def main() -> None:
 
 for command in (
     images,
+    mnist,
     bench,
     check,
     pack,

@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastload.datasets.image_files import ImageFileList, ImageFolder
+    from fastload.datasets.mnist import MNIST
     from fastload.datasets.packed import PackedDataset, PackedWriter
     from fastload.datasets.parquet import ParquetDataset
 
-__all__ = ["ImageFileList", "ImageFolder", "PackedDataset", "PackedWriter", "ParquetDataset"]
+__all__ = [
+    "MNIST",
+    "ImageFileList",
+    "ImageFolder",
+    "PackedDataset",
+    "PackedWriter",
+    "ParquetDataset",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from fastload.datasets import image_files
 
         return getattr(image_files, name)
+    if name == "MNIST":
+        from fastload.datasets import mnist
+
+        return mnist.MNIST
     if name in ("PackedDataset", "PackedWriter"):
         from fastload.datasets import packed
 

@@ -1,0 +1,626 @@
+"""Promise: MNIST's files are read as torchvision reads them, or an error names the file; synthetic ones say so."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import multiprocessing
+import shutil
+import struct
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import fastload
+from fastload import DataLoader
+from fastload.cli import main
+from fastload.datasets import MNIST
+from fastload.datasets.digits import generate_digits
+from fastload.datasets.idx import read_idx, write_idx
+from fastload.errors import IdxError, NoDatasetError
+
+NAMES = [
+    f"{split}-{kind}-ubyte"
+    for split in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+]
+
+
+def idx(array: np.ndarray[Any, Any]) -> bytes:
+    file = io.BytesIO()
+    write_idx(file, array)
+    return file.getvalue()
+
+
+def numbered(root: Path, count: int, split: str = "train") -> Path:
+    """Write a pair of files in which image k holds the number k, and label k is k % 10."""
+    folder = root / "MNIST" / "raw"
+    folder.mkdir(parents=True, exist_ok=True)
+    images = np.zeros((count, 28, 28), np.uint8)
+    images.reshape(count, -1)[:, :4] = (
+        np.arange(count, dtype=">u4").view(np.uint8).reshape(count, 4)
+    )
+    labels = (np.arange(count) % 10).astype(np.uint8)
+    (folder / f"{split}-images-idx3-ubyte").write_bytes(idx(images))
+    (folder / f"{split}-labels-idx1-ubyte").write_bytes(idx(labels))
+    return folder
+
+
+def numbers(images: torch.Tensor) -> list[int]:
+    high_to_low = images.reshape(len(images), -1)[:, :4].numpy()
+    return np.ascontiguousarray(high_to_low).view(">u4")[:, 0].tolist()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("digits")
+    generate_digits(root, train=1200, test=70)
+    return root
+
+
+# ---- IDX files ----
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "i2", "i4", "f4", "f8"])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_every_dtype_comes_back_in_the_machine_s_byte_order(
+    tmp_path: Path, dtype: str, zipped: bool
+) -> None:
+    array = np.arange(-60, 60).astype(dtype).reshape(2, 3, 4, 5)
+    content = idx(array)
+    assert content[:4] == bytes([0, 0, content[2], 4])
+    assert content[-array.itemsize :] == array.astype(f">{dtype}").tobytes()[-array.itemsize :]
+    path = tmp_path / "any name"
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    found = read_idx(path)
+    assert found.dtype == array.dtype
+    assert found.dtype.isnative
+    assert found.flags.writeable
+    assert np.array_equal(found, array)
+
+
+def test_a_dtype_that_idx_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="no dtype int64; expected one of uint8"):
+        idx(np.zeros(3, np.int64))
+
+
+@pytest.mark.parametrize("array", [np.zeros((0, 28, 28), np.uint8), np.uint8(7).reshape(())])
+def test_no_values_and_no_dimensions_are_arrays_too(
+    tmp_path: Path, array: np.ndarray[Any, Any]
+) -> None:
+    (tmp_path / "a").write_bytes(idx(array))
+    assert np.array_equal(read_idx(tmp_path / "a"), array)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "ends in its header"),
+        (b"\0\0\x08", "ends in its header"),
+        (b"\0\0\x08\x03\0\0\0\x02", "ends in its header"),
+        (b"<html>", "no IDX file: it begins with 3c 68 74 6d; expected 00 00, a type from 08, 09"),
+        (b"\0\0\x0a\x01\0\0\0\0", "no IDX file: it begins with 00 00 0a 01"),
+        (b"\0\0\x08\x21" + 33 * b"\0\0\0\x01", "at most 32 dimensions"),
+        (b"\0\0\x08\x01\0\0\0\x05abcd", r"expected 5 bytes .* uint8\[5\], and found only 4"),
+        (b"\0\0\x0d\x01\0\0\0\x01abcde", r"expected 4 bytes .* float32\[1\], and found more"),
+        (b"\0\0\x08\x04" + 16 * b"\xff", "and found only 0"),
+        (b"\0\0\x08\x04" + 12 * b"\xff" + 4 * b"\0", "no array can have the shape"),
+    ],
+    ids=range(10),
+)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_what_is_no_idx_file_is_named_with_what_was_expected(
+    tmp_path: Path, content: bytes, told: str, zipped: bool
+) -> None:
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    with pytest.raises(IdxError, match=told) as caught:
+        read_idx(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_file_that_is_cut_off_anywhere_is_an_error(tmp_path: Path, zipped: bool) -> None:
+    content = idx(np.arange(12, dtype=np.int32).reshape(3, 4))
+    content = gzip.compress(content) if zipped else content
+    path = tmp_path / "a"
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(IdxError, match=f"^{path}: "):
+            read_idx(path)
+
+
+def test_a_flipped_bit_in_a_gzip_stream_is_an_error(tmp_path: Path) -> None:
+    content = bytearray(
+        gzip.compress(idx(np.random.default_rng(0).integers(256, size=500).astype(np.uint8)))
+    )
+    content[200] ^= 1
+    (tmp_path / "a.gz").write_bytes(content)
+    with pytest.raises(IdxError, match="gzip stream is damaged"):
+        read_idx(tmp_path / "a.gz")
+
+
+# ---- the dataset ----
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_samples_and_attributes_are_torchvision_s(small: Path, train: bool) -> None:
+    theirs = pytest.importorskip("torchvision").datasets.MNIST(small, train=train)
+    ours = MNIST(small, train=train)
+    assert len(ours) == len(theirs) == (1200 if train else 70)
+    for name in ("data", "targets"):
+        found, expected = getattr(ours, name), getattr(theirs, name)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    for name in ("classes", "class_to_idx", "raw_folder", "train"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    for index in (*range(len(ours)), -1):
+        (image, label), (expected_image, expected_label) = ours[index], theirs[index]
+        assert (type(image), image.mode, image.size) == (type(expected_image), "L", (28, 28))
+        assert image.tobytes() == expected_image.tobytes()
+        assert (type(label), label) == (int, expected_label)
+    with pytest.raises(IndexError):
+        ours[len(ours)]
+
+
+def test_transforms_get_what_torchvision_s_get(small: Path) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    arguments = {
+        "transform": torchvision.transforms.ToTensor(),
+        "target_transform": lambda label: -label,
+    }
+    ours = MNIST(small, False, **arguments)
+    theirs = torchvision.datasets.MNIST(small, False, **arguments)
+    for mine, expected in zip(
+        DataLoader(ours, batch_size=32, num_workers=2),
+        torch.utils.data.DataLoader(theirs, 32),
+        strict=True,
+    ):
+        assert all(map(torch.equal, mine, expected))
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("place", [".", "MNIST/raw"])
+def test_files_lie_in_the_root_or_in_torchvision_s_place_gzipped_or_not(
+    small: Path, tmp_path: Path, place: str, zipped: bool
+) -> None:
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        content = (small / "MNIST" / "raw" / name).read_bytes()
+        path = tmp_path / place / (name + zipped * ".gz")
+        path.write_bytes(gzip.compress(content, 1) if zipped else content)
+    found = MNIST(tmp_path, False)
+    assert torch.equal(found.data, MNIST(small, False).data)
+    assert Path(found.folder) == tmp_path / place
+    assert not found.synthetic
+    assert "synthetic" not in repr(found)
+
+
+def test_tensors_are_samples_that_may_be_written_into(small: Path) -> None:
+    dataset = MNIST(small, False, tensors=True)
+    image, label = dataset[3]
+    assert (image.dtype, image.shape, type(label)) == (torch.uint8, (1, 28, 28), int)
+    assert torch.equal(image[0], dataset.data[3])
+    image.zero_()
+    assert dataset.data[3].any()
+    doubled = MNIST(small, False, lambda image: image.float() * 2, tensors=True)
+    assert torch.equal(doubled[3][0], dataset[3][0].float() * 2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_filled_batches_are_those_of_torch(
+    small: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = MNIST(small, tensors=True)
+    expected = list(torch.utils.data.DataLoader(dataset, 64))
+    monkeypatch.setattr(MNIST.__getitem__, "__code__", (lambda self, index: 1 / 0).__code__)
+    found = list(DataLoader(dataset, batch_size=64, num_workers=workers))
+    assert len(found) == len(expected) == 19
+    for mine, theirs in zip(found, expected, strict=True):
+        assert all(
+            a.dtype == b.dtype and a.stride() == b.stride()
+            for a, b in zip(mine, theirs, strict=True)
+        )
+        assert all(map(torch.equal, mine, theirs))
+
+
+def replace_data(dataset: MNIST) -> None:
+    dataset.data = dataset.data.float()
+
+
+def replace_targets(dataset: MNIST) -> None:
+    dataset.targets = dataset.targets[:40]
+
+
+def give_transform(dataset: MNIST) -> None:
+    dataset.transform = torch.Tensor.float
+
+
+@pytest.mark.parametrize("change", [replace_data, replace_targets, give_transform])
+def test_what_is_replaced_while_a_loader_runs_is_seen(
+    small: Path, change: Callable[[MNIST], None]
+) -> None:
+    dataset = MNIST(small, False, tensors=True)
+    batches = iter(DataLoader(dataset, batch_size=35, num_workers=0))
+    first = next(batches)
+    assert torch.equal(first[0][:, 0], dataset.data[:35])
+    change(dataset)
+    if change is replace_targets:
+        with pytest.raises(IndexError):
+            next(batches)
+    else:
+        images, _ = next(batches)
+        assert images.dtype == torch.float32
+        assert torch.equal(images[:, 0], dataset.data[35:].float())
+
+
+def test_a_transform_or_pil_images_are_read_sample_by_sample(small: Path) -> None:
+    assert MNIST(small, tensors=True).empty_sample() is not None
+    for other in (
+        {},
+        {"tensors": True, "transform": torch.clone},
+        {"tensors": True, "target_transform": float},
+    ):
+        assert MNIST(small, **other).empty_sample() is None
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 32])
+def test_60_000_pairs_arrive_once_each_over_all_ranks(tmp_path: Path, world: int) -> None:
+    numbered(tmp_path, 60_000)
+    dataset = MNIST(tmp_path, tensors=True)
+    seen: list[int] = []
+    for rank in range(world):
+        sampler = fastload.RankSampler(dataset, rank=rank, world_size=world, seed=5, ends="uneven")
+        for images, labels in DataLoader(dataset, batch_size=512, sampler=sampler, num_workers=2):
+            found = numbers(images)
+            assert labels.tolist() == [number % 10 for number in found]
+            seen += found
+    assert len(seen) == 60_000
+    assert sorted(seen) == list(range(60_000))
+
+
+# ---- what is wrong with the files ----
+
+
+def test_a_set_that_is_not_there_says_where_it_is_looked_for_and_how_to_get_one(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(NoDatasetError, match=f"fastload mnist --synthetic {tmp_path}") as caught:
+        MNIST(tmp_path)
+    assert str(tmp_path / "MNIST" / "raw") in str(caught.value)
+    assert isinstance(caught.value, RuntimeError)  # as of torchvision
+    numbered(tmp_path, 5)
+    with pytest.raises(NoDatasetError, match="t10k-images-idx3-ubyte and t10k-labels"):
+        MNIST(tmp_path, train=False)
+    (tmp_path / "MNIST" / "raw" / NAMES[1]).unlink()
+    with pytest.raises(NoDatasetError):
+        MNIST(tmp_path)
+
+
+def test_files_that_are_not_what_their_names_say_are_named(tmp_path: Path) -> None:
+    folder = numbered(tmp_path, 5)
+    images, labels = (folder / name for name in NAMES[:2])
+    labels.write_bytes(idx(np.zeros(4, np.uint8)))
+    with pytest.raises(IdxError, match=f"{images} has 5 images, and {labels} 4 labels"):
+        MNIST(tmp_path)
+    labels.write_bytes(idx(np.zeros(5, np.int32)))
+    with pytest.raises(
+        IdxError, match=rf"{labels}: expected uint8 .* 1 dimensions, found int32\[5\]"
+    ):
+        MNIST(tmp_path)
+    shutil.copy(labels, images)
+    with pytest.raises(
+        IdxError, match=rf"{images}: expected uint8 .* 3 dimensions, found int32\[5\]"
+    ):
+        MNIST(tmp_path)
+
+
+# ---- downloads (torchvision's download is a fake: no test needs a network) ----
+
+
+class FakeDownload:
+    """Writes a small set as torchvision's MNIST does, and counts."""
+
+    def __init__(self, log: Path, error: Exception | None = None) -> None:
+        self.log, self.error = log, error
+
+    def __call__(self, root: str, download: bool) -> None:
+        assert download
+        with self.log.open("a") as file:
+            file.write("download\n")
+        folder = numbered(Path(root), 20)
+        if self.error:
+            (folder / NAMES[0]).write_bytes(b"half")
+            raise self.error
+        numbered(Path(root), 10, "t10k")
+        (folder / f"{NAMES[0]}.gz").write_bytes(b"the archive")
+
+
+class WaitingDownload(FakeDownload):
+    """Waits until four processes have begun."""
+
+    def __call__(self, root: str, download: bool) -> None:
+        assert settled(lambda: self.log.read_text().count("begun") == 4)
+        super().__call__(root, download)
+
+
+def settled(done: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return done()
+
+
+def download_in_child(root: Path, train: bool, log: Path) -> None:
+    import torchvision
+
+    torchvision.datasets.MNIST = WaitingDownload(log)
+    with log.open("a") as file:
+        print("begun", file=file, flush=True)
+        print(len(MNIST(root, train, download=True)), file=file)
+
+
+def test_of_several_processes_one_downloads_and_the_others_wait(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    root, log = tmp_path / "set", tmp_path / "log"
+    context = multiprocessing.get_context("fork")
+    children = [
+        context.Process(target=download_in_child, args=(root, k % 2 == 0, log)) for k in range(4)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    lines = log.read_text().split()
+    assert sorted(lines) == ["10", "10", "20", "20", *4 * ["begun"], "download"]
+    assert sorted(path.name for path in (root / "MNIST" / "raw").iterdir()) == sorted(NAMES)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Error downloading:\nTried a"), TimeoutError("timed out")]
+)
+def test_without_a_network_the_error_names_the_synthetic_set_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    monkeypatch.setattr(torchvision.datasets, "MNIST", FakeDownload(tmp_path / "log", error))
+    with pytest.raises(NoDatasetError, match=f"fastload mnist --synthetic {tmp_path}") as caught:
+        MNIST(tmp_path, download=True)
+    assert " ".join(str(error).split()) in str(caught.value)
+    assert list((tmp_path / "MNIST" / "raw").iterdir()) == []
+    with pytest.raises(NoDatasetError):
+        MNIST(tmp_path)
+
+
+def test_a_full_disk_is_no_lack_of_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(torchvision.datasets, "MNIST", FakeDownload(tmp_path / "log", full))
+    with pytest.raises(OSError, match="No space left") as caught:
+        MNIST(tmp_path, download=True)
+    assert caught.value is full
+
+
+def test_what_a_killed_download_left_is_deleted_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    left = tmp_path / "MNIST" / "raw" / ".download-killed" / "MNIST" / "raw"
+    left.mkdir(parents=True)
+    (left / NAMES[0]).write_bytes(b"half")
+    monkeypatch.setattr(torchvision.datasets, "MNIST", FakeDownload(tmp_path / "log"))
+    assert len(MNIST(tmp_path, download=True)) == 20
+    assert sorted(path.name for path in (tmp_path / "MNIST" / "raw").iterdir()) == sorted(NAMES)
+    assert len(MNIST(tmp_path, download=True)) == 20
+    assert (tmp_path / "log").read_text() == "download\n"
+
+
+def test_a_download_without_torchvision_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", None)
+    with pytest.raises(NoDatasetError, match="needs torchvision.*--synthetic"):
+        MNIST(tmp_path, download=True)
+
+
+def test_a_download_does_not_take_synthetic_digits_for_mnist(small: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    with pytest.warns(
+        UserWarning, match="synthetic digits, which are not MNIST; nothing was downloaded"
+    ):
+        MNIST(small, download=True)
+    shutil.copytree(small, tmp_path / "part")
+    (tmp_path / "part" / "MNIST" / "raw" / NAMES[0]).unlink()
+    with pytest.raises(NoDatasetError, match="part of a synthetic set"):
+        MNIST(tmp_path / "part", download=True)
+
+
+# ---- synthetic digits ----
+
+
+def test_a_synthetic_set_says_so_in_a_file_an_attribute_and_its_repr(small: Path) -> None:
+    folder = small / "MNIST" / "raw"
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*NAMES, "SYNTHETIC.txt"])
+    text, made = (folder / "SYNTHETIC.txt").read_text().splitlines()
+    assert "not MNIST" in text
+    assert json.loads(made) == {"format": 1, "seed": 0, "train": 1200, "test": 70}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dataset = MNIST(small)
+    assert dataset.synthetic
+    assert (
+        repr(dataset) == f"MNIST({str(small)!r}: 1200 samples for training, synthetic: not MNIST)"
+    )
+
+
+def test_a_set_depends_on_its_seed_alone_and_begins_with_a_smaller_one(
+    small: Path, tmp_path: Path
+) -> None:
+    generate_digits(tmp_path / "again", train=1200, test=70)
+    generate_digits(tmp_path / "less", train=1001, test=3)
+    generate_digits(tmp_path / "other", train=30, test=30, seed=1)
+    for name in NAMES:
+        expected = (small / "MNIST" / "raw" / name).read_bytes()
+        assert (tmp_path / "again" / "MNIST" / "raw" / name).read_bytes() == expected
+    whole, less, other = (MNIST(root) for root in (small, tmp_path / "less", tmp_path / "other"))
+    assert torch.equal(less.data, whole.data[:1001])
+    assert torch.equal(less.targets, whole.targets[:1001])
+    assert not torch.equal(other.data, whole.data[:30])
+    assert not torch.equal(MNIST(tmp_path / "other", False).data, other.data)
+
+
+def test_labels_are_even_and_no_two_images_are_the_same(small: Path) -> None:
+    dataset = MNIST(small)
+    counts = dataset.targets.bincount(minlength=10)
+    assert len(counts) == 10
+    assert counts.min() >= 80
+    assert counts.max() <= 160
+    assert len(dataset.data.reshape(1200, -1).unique(dim=0)) == 1200
+
+
+def test_a_stopped_run_leaves_no_half_file_and_the_next_completes_it(
+    small: Path, tmp_path: Path
+) -> None:
+    def stop(done: int, _: int) -> None:
+        if done > 1200:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate_digits(tmp_path, train=1200, test=70, progress=stop)
+    folder = tmp_path / "MNIST" / "raw"
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*NAMES[:2], "SYNTHETIC.txt"])
+    told: list[tuple[int, int]] = []
+    generate_digits(tmp_path, train=1200, test=70, progress=lambda *done: told.append(done))
+    assert told == [(1270, 1270)]
+    for name in NAMES:
+        assert (folder / name).read_bytes() == (small / "MNIST" / "raw" / name).read_bytes()
+
+
+def test_a_second_run_waits_for_the_first_and_then_has_nothing_to_do(tmp_path: Path) -> None:
+    told: list[int] = []
+    others: list[threading.Thread] = []
+
+    def start_another(done: int, _: int) -> None:
+        told.append(done)
+        if not others:
+            arguments = {"train": 2500, "test": 9, "progress": lambda done, _: told.append(-done)}
+            others.append(
+                threading.Thread(target=generate_digits, args=(tmp_path,), kwargs=arguments)
+            )
+            others[0].start()
+            others[0].join(0.2)
+            assert others[0].is_alive()
+
+    generate_digits(tmp_path, train=2500, test=9, progress=start_another)
+    others[0].join()
+    assert told == [1000, 2000, 2500, 2509]
+
+
+@pytest.mark.parametrize("name", ["MNIST/raw/train-images-idx3-ubyte", "t10k-labels-idx1-ubyte.gz"])
+def test_a_set_that_was_not_made_here_is_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(b"real")
+    with pytest.raises(
+        FileExistsError, match=r"\(4 bytes\) was not made by fastload, and is not overwritten"
+    ):
+        generate_digits(tmp_path, train=5, test=5)
+    assert [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()] == [b"real"]
+
+
+def test_a_set_made_otherwise_is_left_alone(small: Path) -> None:
+    before = {path: path.read_bytes() for path in (small / "MNIST" / "raw").iterdir()}
+    with pytest.raises(
+        FileExistsError, match=r'made with .*"seed": 0.* and .*"seed": 3.* was asked for'
+    ):
+        generate_digits(small, train=1200, test=70, seed=3)
+    with pytest.raises(FileExistsError, match='"train": 1300'):
+        generate_digits(small, train=1300, test=70)
+    assert {path: path.read_bytes() for path in (small / "MNIST" / "raw").iterdir()} == before
+
+
+@pytest.mark.parametrize("argument", [{"train": 0}, {"test": 10_000_001}, {"seed": -1}])
+def test_an_argument_out_of_range_is_named(tmp_path: Path, argument: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(argument))} must be in "):
+        generate_digits(tmp_path / "out", **argument)
+    assert not (tmp_path / "out").exists()
+
+
+def accuracy(model: nn.Module, epochs: int, train: MNIST, test: MNIST) -> float:
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(epochs):
+        for images, labels in DataLoader(train, batch_size=64, shuffle=True, seed=0):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images.float() / 255), labels).backward()
+            optimizer.step()
+    with torch.no_grad():
+        found = model(test.data[:, None].float() / 255).argmax(1)
+    return (found == test.targets).float().mean().item()
+
+
+@pytest.mark.slow
+def test_a_convolutional_network_learns_them_and_a_linear_model_does_so_less(
+    tmp_path: Path,
+) -> None:
+    generate_digits(tmp_path, train=8000, test=2000)
+    sets = MNIST(tmp_path, tensors=True), MNIST(tmp_path, train=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(
+            *(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(800, 64), nn.ReLU(), nn.Linear(64, 10)),
+        )
+        assert accuracy(network, 3, *sets) >= 0.9
+        assert accuracy(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), 3, *sets) < 0.8
+
+
+# ---- the command ----
+
+
+def call(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(main, ["mnist", *map(str, arguments)])
+
+
+def test_the_command_writes_a_set_and_says_that_it_is_not_mnist(tmp_path: Path) -> None:
+    result = call("--synthetic", tmp_path / "out", "--train", "30", "--test", "12", "--seed", "4")
+    assert result.exit_code == 0, result.output
+    assert "Synthetic digits, not MNIST: 30 for training, 12 for testing" in result.output
+    assert f"fastload.datasets.MNIST('{tmp_path / 'out'}', train=True)" in result.output
+    generate_digits(tmp_path / "same", train=30, test=12, seed=4)
+    assert torch.equal(MNIST(tmp_path / "out").data, MNIST(tmp_path / "same").data)
+    assert len(MNIST(tmp_path / "out", train=False)) == 12
+
+
+def test_the_command_makes_60_000_and_10_000_by_default() -> None:
+    given = main.commands["mnist"].make_context("mnist", ["--synthetic", "out"]).params
+    assert given == {"out": Path("out"), "train": 60_000, "test": 10_000, "seed": 0}
+
+
+def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / NAMES[0]).write_bytes(b"real")
+    result = call("--synthetic", tmp_path)
+    assert result.exit_code == 1
+    assert result.output.startswith(
+        f"Error: {tmp_path / NAMES[0]} (4 bytes) was not made by fastload"
+    )
+    assert result.output.count("\n") == 1
+    assert "--synthetic" in call().output
+
+
+def test_the_header_of_the_written_files_is_mnist_s(small: Path) -> None:
+    images, labels = ((small / "MNIST" / "raw" / name).read_bytes() for name in NAMES[:2])
+    assert struct.unpack(">4I", images[:16]) == (2051, 1200, 28, 28)
+    assert struct.unpack(">2I", labels[:8]) == (2049, 1200)
