@@ -117,7 +117,7 @@ def local_parts(data: Any) -> Iterator[Any]:
             yield as_part(part)
 
 
-class _about:  # noqa: N801
+class _about:
     """Say in errors which partition it was."""
 
     def __init__(self, number: int) -> None:
