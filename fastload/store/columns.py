@@ -65,7 +65,8 @@ def _column(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
     if isinstance(values, np.ndarray) and values.dtype == object:
         values = _stacked(name, values)
     if isinstance(values, np.ndarray) and (values.dtype == bool or values.dtype.kind in _NUMBERS):
-        return _of_tensor(name, torch.from_numpy(np.ascontiguousarray(values)))
+        writable = np.require(values, requirements=["C", "W"])  # torch warns of memory that is not
+        return _of_tensor(name, torch.from_numpy(writable))
     return _of_arrow(pa.field(name, pa.null()), pa.array(list(values)))
 
 

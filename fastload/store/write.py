@@ -7,7 +7,7 @@ import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from tqdm import tqdm
@@ -29,6 +29,8 @@ def put(
     made: Mapping[str, Any] | None = None,
     temporary: bool = False,
     progress: bool = False,
+    client: Any = None,
+    placement: Literal["spread"] | Mapping[int, str] | None = None,
 ) -> str:
     """Make a set of `data` under `name`, whole or not at all; return its id.
 
@@ -36,20 +38,36 @@ def put(
         data: a mapping of names to tensors, arrays or lists, all of one length: one part. An Arrow record batch or
             table, or a frame of pandas: one part. An iterable of these: a part each. The path of a file, or a list of
             paths: a part for each row group of Parquet, for each record batch of Arrow, or for each `.npz`, whose
-            arrays are the columns. All `.npy` files of the list are one part, and each is a column.
+            arrays are the columns. All `.npy` files of the list are one part, and each is a column. A frame, array or
+            bag of Dask, a mapping of names to arrays of Dask with the same chunks, or a list of delayed parts: a part
+            for each partition. An array alone is the column "data", and the rows of a bag are mappings.
         name: 1 to 128 letters, digits and `_.+=-`; or a path whose last part is such a name.
         root: the folder of the sets, if `name` is no path. None: $FASTLOAD_STORE, or a folder in shared memory.
         checksums: keep a CRC-32 of each part, which `fastload verify` and copying check. None: if `root` is on a disk.
         classes: class names in the order of their numbers.
         made: how the set was made, as JSON values.
         temporary: `fastload store gc` removes the set once this process has ended.
-        progress: show a bar on standard error, if that is a terminal.
+        progress: show a bar on standard error, if that is a terminal; not for Dask, which has its own.
+        client: of Dask: each partition is written by the worker that holds it, into the root of the worker's own node
+            ($FASTLOAD_STORE there). None: the current client; if there is none, the partitions are computed here.
+        placement: of Dask's partitions. None: where Dask computes them. "spread": evenly, the first ones on the first
+            worker by name. A mapping of partitions to workers, by name or address: those there.
 
     A column has a row for each sample, all rows have one shape and dtype, and no row is missing. Memory: one part.
 
     Raises FileExistsError if the name is taken, StoreFullError if there is no room, TypeError and ValueError for
     columns that cannot be kept, with the part, the column and the row. Nothing is left then.
     """
+    if is_dask(data):
+        from fastload.store.dask import DaskPut, current_client, local_parts
+
+        if client := current_client(client):
+            made = about(made, temporary=temporary)
+            with DaskPut(client, name, root, placement, checksums) as workers:
+                index = index_of(*workers.write(data), classes=classes, made=made)
+                workers.seal(index)
+            return index.id
+        data = local_parts(data)
     path, name = locate(name, root)
     durable = not in_memory(path)
     checksums = durable if checksums is None else checksums
@@ -98,6 +116,14 @@ def index_of(
         name = secrets.token_hex(8)
     rows = sum(shard.rows for shard in shards)
     return Index("columns", rows, tuple(classes), described(schema), dict(made or {}), shards, name)
+
+
+def is_dask(data: Any) -> bool:
+    """Return whether data are a collection of Dask, or have some. Imports nothing."""
+    if isinstance(data, Mapping):
+        data = list(data.values())
+    some = data if isinstance(data, list | tuple) else [data]
+    return any(hasattr(type(one), "__dask_graph__") for one in some)
 
 
 def parts_of(data: Any) -> Iterator[Any]:
