@@ -333,7 +333,7 @@ class DaskPut:
                 f'placement must be "spread", a mapping or None, got {self.placement!r}'
             )
         names = {known[address]["name"]: address for address in addresses}
-        pinned = {number: names.get(w, w) for number, w in self.placement.items()}
+        pinned = {number: str(names.get(w, w)) for number, w in self.placement.items()}
         if unknown := set(pinned.values()) - set(addresses):
             raise ValueError(f"placement: no such worker: {unknown}; there are {sorted(names)}")
         if outside := [number for number in pinned if number not in range(count)]:
