@@ -260,7 +260,7 @@ def test_a_type_without_tensors_is_named_if_it_is_read(tmp_path: Path) -> None:
         (pc.field("text") == "row 41", lambda k: k == 41),
         (pc.field("id") < 0, lambda k: False),
     ],
-    ids=str,
+    ids=["expression", "and", "or", "text", "none"],
 )
 def test_filters_keep_the_rows_that_pass(
     filters: Any, keeps: Callable[[int], bool], file: Path, tmp_path: Path
