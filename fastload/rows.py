@@ -197,11 +197,21 @@ class Gatherer:
     def __init__(self) -> None:
         self._on_one_core = 0  # number of further calls that use one core
 
-    def gather(self, tensor: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> None:
-        """Copy `tensor[rows]` to `out`. Raises IndexError or RuntimeError if a row is out of range."""
+    def gather(
+        self,
+        tensor: torch.Tensor,
+        rows: NDArray[np.int64],
+        out: torch.Tensor,
+        on_one_core: Callable[[torch.Tensor, NDArray[np.int64], torch.Tensor], bool] | None = None,
+    ) -> None:
+        """Copy `tensor[rows]` to `out`. Raises IndexError or RuntimeError if a row is out of range.
+
+        Args:
+            on_one_core: does the same on one core, or nothing and returns False. None: for any tensor.
+        """
         if self._on_one_core:
             self._on_one_core -= 1
-            if _take(tensor, rows, out):
+            if (on_one_core or _take)(tensor, rows, out):
                 return
         began = perf_counter()
         torch.index_select(tensor, 0, torch.from_numpy(rows), out=out)

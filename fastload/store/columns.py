@@ -165,22 +165,28 @@ def view(array: pa.Array, field: pa.Field, memory: mmap.mmap) -> NDArray[Any]:
     return found.reshape(len(array), *shape_of(field))
 
 
-def copy_rows(addresses: NDArray[np.int64], out: torch.Tensor) -> None:
-    """Copy the row at each address to a row of `out`, [rows, *shape], of at most `MAX_ROW` bytes.
+def memory_rows(like: torch.Tensor) -> torch.Tensor:
+    """Return the memory of this process as rows, each of the shape and dtype of `like`, which is contiguous.
 
-    The caller answers for the addresses: each must be that of `out[0].nbytes` bytes of memory.
+    A row begins at each element: row `k` lies at the address `MEMORY_BEGIN + k * like.element_size()`. Nothing is read
+    here. The caller answers for the rows that are read: their memory must be mapped.
     """
-    row = np.dtype(f"V{out[0].nbytes}")
-    # The rows of all parts are items of one array, which spans the address space. Only those asked for are read.
-    whole: Any = (ctypes.c_char * (_SPAN + row.itemsize)).from_address(_BASE)
-    found = np.ndarray((_SPAN,), row, whole, strides=(1,))[addresses - _BASE]
-    if out.is_contiguous():
-        out.view(-1).view(torch.uint8).numpy().view(row)[:] = found
-    else:
-        out.copy_(torch.from_numpy(found.view(np.uint8)).view(out.dtype).view(out.shape))
+    # Addresses are multiples of the element's size, as Arrow aligns each column to 8 bytes at least.
+    whole: Any = (ctypes.c_char * (_MEMORY_END - MEMORY_BEGIN)).from_address(MEMORY_BEGIN)
+    elements = torch.frombuffer(whole, dtype=torch.uint8).view(like.dtype)
+    rows = len(elements) - like.numel()
+    return elements.as_strided((rows, *like.shape), (1, *like.stride()))
 
 
+def copy_on_one_core(memory: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> bool:
+    """Copy `rows` of `memory_rows` to `out` without torch's threads, and return True."""
+    kind = _OF_SIZE[out.element_size()]  # NumPy lacks some of torch's dtypes
+    out.view(kind).numpy()[...] = memory.view(kind).numpy()[rows]
+    return True
+
+
+_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 MAX_ROW = 2**14
-"""NumPy takes no array whose length times the size of an item passes 2**63."""
-_BASE = mmap.PAGESIZE  # a buffer at address 0 would be none
-_SPAN = 2**47  # of a process on x86-64 and on arm64: maps beyond it have to be asked for
+"""Longest row of `memory_rows` in bytes: no tensor may have 2**63 elements."""
+MEMORY_BEGIN = mmap.PAGESIZE  # a buffer at address 0 would be none
+_MEMORY_END = 2**47  # of a process on x86-64 and on arm64: maps beyond it have to be asked for

@@ -16,12 +16,16 @@ from fastload.datasets.manifest import Shard, described, read_index
 from fastload.datasets.sample_columns import SampleColumns
 from fastload.errors import PackedDataError
 from fastload.rows import Gatherer, Run, as_indices
-from fastload.store.columns import MAX_ROW, copy_rows, torch_dtype, view
+from fastload.store.columns import (
+    MAX_ROW,
+    MEMORY_BEGIN,
+    copy_on_one_core,
+    memory_rows,
+    torch_dtype,
+    view,
+)
 from fastload.store.parts import open_part
 from fastload.store.root import in_memory
-
-_Places = tuple[int | NDArray[np.int64], NDArray[np.int64]]
-"""The part that each row lies in, one number if it is the same for all, and the row within that part."""
 
 
 class SetDataset(Dataset[Any]):
@@ -76,20 +80,20 @@ class SetDataset(Dataset[Any]):
         self._shards = index.shards
         self._begins = np.cumsum([0, *(shard.rows for shard in index.shards)])
         self._rows = rows
+        self._length = index.rows if rows is None else len(rows)
         # The numbers of the parts that have rows of it.
         self._numbers = list(range(len(index.shards)))
         if rows is not None:
-            self._numbers = np.unique(self._places(rows)[0]).tolist()
+            self._numbers = np.unique(self._parts_of(rows)).tolist()
         self._parts: dict[int, _Part] = {}
-        # Of each column in each part; 0: not mapped.
-        self._addresses: dict[str, NDArray[np.int64]] = {}
+        self._memory: dict[str, _Memory] = {}
         self._gatherer = Gatherer()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parts": {}, "_addresses": {}}
+        return {**self.__dict__, "_parts": {}, "_memory": {}}
 
     def __len__(self) -> int:
-        return int(self._begins[-1]) if self._rows is None else len(self._rows)
+        return self._length
 
     def __repr__(self) -> str:
         label = "" if self.label is None else f", label {self.label}"
@@ -112,8 +116,8 @@ class SetDataset(Dataset[Any]):
             raise IndexError(
                 f"{indices!r:.100} of {self!r}: expected indices from 0 to {len(self) - 1}"
             )
-        places = self._places(rows)
-        columns = {name: self._gathered(name, places) for name in self._columns.names}
+        numbers = self._parts_of(rows)
+        columns = {name: self._gathered(name, rows, numbers) for name in self._columns.names}
         return [
             self._sample({name: values[k] for name, values in columns.items()})
             for k in range(len(rows))
@@ -138,9 +142,9 @@ class SetDataset(Dataset[Any]):
         rows = self._rows_of(run.indices)
         if rows is None or self.transform is not None:
             return range(len(run))
-        places = self._places(rows)
+        numbers = self._parts_of(rows)
         for name, out in self._columns.leaves(run.rows):
-            self._gather(name, places, out)
+            self._gather(name, rows, numbers, out)
         return ()
 
     def _sample(self, values: Mapping[str, Any]) -> Any:
@@ -154,45 +158,44 @@ class SetDataset(Dataset[Any]):
         found = as_indices(indices, len(self))
         return found if found is None or self._rows is None else self._rows[found]
 
-    def _gathered(self, name: str, places: _Places) -> Any:
-        """Return the values of a column at `places`: a tensor, or a list of Python values."""
-        numbers, local = places
+    def _gathered(self, name: str, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any:
+        """Return the values of a column in `rows`: a tensor, or a list of Python values."""
         tensor = self._part(self._numbers[0]).tensors.get(name)
         if tensor is None:
-            each = np.broadcast_to(numbers, len(local)).tolist()
-            rows = zip(each, local.tolist(), strict=True)
-            return [self._part(number).batch.column(name)[row].as_py() for number, row in rows]
-        out = torch.empty((len(local), *tensor.shape[1:]), dtype=tensor.dtype)
-        if len(local):
-            self._gather(name, places, out)
+            places = zip(numbers.tolist(), (rows - self._begins[numbers]).tolist(), strict=True)
+            return [self._part(number).batch.column(name)[at].as_py() for number, at in places]
+        out = torch.empty((len(rows), *tensor.shape[1:]), dtype=tensor.dtype)
+        if len(rows):
+            self._gather(name, rows, numbers, out)
         return out
 
-    def _gather(self, name: str, places: _Places, out: Tensor) -> None:
-        """Copy the values at `places` to `out`: in one call, or one for each part if rows are long."""
-        numbers, local = places
-        if isinstance(numbers, int):
-            self._gatherer.gather(self._part(numbers).tensors[name], local, out)
+    def _gather(
+        self, name: str, rows: NDArray[np.int64], numbers: NDArray[np.int64], out: Tensor
+    ) -> None:
+        """Copy the values of `rows`, in the parts `numbers`, to `out`: in one call, or one a part if rows are long."""
+        if len(self._numbers) == 1:
+            part, begin = self._part(self._numbers[0]), self._begins[self._numbers[0]]
+            self._gatherer.gather(part.tensors[name], rows - begin, out)
             return
-        if out[0].nbytes > MAX_ROW:
+        memory = self._memory.get(name)
+        if memory is None:
+            memory = self._memory.setdefault(name, _Memory(out[0], len(self._shards)))
+        if memory.row_bytes > MAX_ROW:
             for number in np.unique(numbers).tolist():
                 at = np.flatnonzero(numbers == number)
-                tensor = self._part(number).tensors[name]
-                out[torch.from_numpy(at)] = tensor[torch.from_numpy(local[at])]
+                local = torch.from_numpy(rows[at] - self._begins[number])
+                out[torch.from_numpy(at)] = self._part(number).tensors[name][local]
             return
-        begins = self._addresses.setdefault(name, np.zeros(len(self._shards), np.int64))
-        for number in np.unique(numbers[begins[numbers] == 0]).tolist():
-            begins[number] = self._part(number).tensors[name].data_ptr()
-        # All addresses lie within parts: rows were checked, and parts stay mapped while the dataset lives.
-        copy_rows(begins[numbers] + local * out[0].nbytes, out)
+        if memory.missing:
+            for number in memory.missing.intersection(numbers.tolist()):
+                memory.add(number, self._part(number).tensors[name], int(self._begins[number]))
+        # All rows lie within parts: indices were checked, and parts stay mapped while the dataset lives.
+        places = memory.origins[numbers] + rows * memory.row_size
+        self._gatherer.gather(memory.rows, places, out, copy_on_one_core)
 
-    def _places(self, rows: NDArray[np.int64]) -> _Places:
-        """Return where the rows lie."""
-        if len(self._numbers) == 1:
-            return self._numbers[0], rows - self._begins[self._numbers[0]]
-        numbers = np.searchsorted(self._begins, rows, side="right") - 1
-        local = rows - self._begins[numbers]
-        one = len(numbers) > 0 and bool((numbers == numbers[0]).all())
-        return (int(numbers[0]) if one else numbers), local
+    def _parts_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of the part that each row lies in."""
+        return self._begins.searchsorted(rows, side="right") - 1
 
     def _part(self, number: int) -> _Part:
         part = self._parts.get(number)
@@ -218,3 +221,20 @@ class _Part:
             for field, column in zip(self.batch.schema, self.batch.columns, strict=True)
             if (dtype := torch_dtype(field)) is not None
         }
+
+
+class _Memory:
+    """Where a column lies: row `k` of the set is `rows[origins[part] + k * row_size]`, unless the part is `missing`."""
+
+    def __init__(self, row: Tensor, parts: int) -> None:
+        self.row_size, self.row_bytes = row.numel(), row.nbytes
+        self.rows = memory_rows(row) if self.row_bytes <= MAX_ROW else row
+        self.origins = np.zeros(parts, np.int64)
+        self.missing = set(range(parts))
+
+    def add(self, part: int, tensor: Tensor, begin: int) -> None:
+        """Note where a part lies whose first row is `begin`. It must stay mapped. Two threads may add the same."""
+        place = (tensor.data_ptr() - MEMORY_BEGIN) // tensor.element_size()
+        self.origins[part] = place - begin * self.row_size
+        # After the origin: a thread that does not find the part here reads the origin at once.
+        self.missing.discard(part)

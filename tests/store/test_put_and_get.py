@@ -41,19 +41,19 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.bool,
-        torch.uint8,
-        torch.int16,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    ],
-)
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 5)])
 def test_tensors_come_back_as_they_were(
     dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path
@@ -133,6 +133,24 @@ def test_tables_and_parquet_files(tmp_path: Path) -> None:
     ]
     store.put(table, "whole", root=tmp_path)
     assert torch.equal(store.get("whole", data="x", root=tmp_path)[3], torch.tensor([9, 10, 11]))
+
+
+@pytest.mark.parametrize("on_one_core", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5), (2**15,)])  # the last is longer than MAX_ROW
+def test_rows_of_many_parts_are_those_of_one(
+    shape: tuple[int, ...], dtype: torch.dtype, on_one_core: bool, tmp_path: Path
+) -> None:
+    values = torch.randint(0, 2, (50, *shape)).to(dtype) * torch.arange(50).to(dtype).view(
+        50, *[1] * len(shape)
+    )
+    store.put(({"x": part} for part in values.split(7)), "set", root=tmp_path)
+    dataset = store.get("set", data="x", root=tmp_path)
+    dataset._gatherer._on_one_core = 100 if on_one_core else 0
+    order = torch.randperm(50)
+    found = torch.cat([*DataLoader(dataset, 13, sampler=order.tolist())])
+    assert torch.equal(found, values[order])
+    assert dataset._gatherer._on_one_core > 0 or not on_one_core
 
 
 @pytest.mark.parametrize("workers", [0, 2])
