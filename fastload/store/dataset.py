@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fastload.datasets.manifest import Shard, described, read_index
+from fastload.datasets.manifest import Index, Shard, described, read_index
 from fastload.datasets.sample_columns import SampleColumns
 from fastload.errors import PackedDataError
 from fastload.rows import Gatherer, Run, as_indices
@@ -39,6 +39,7 @@ class SetDataset(Dataset[Any]):
         transform: called with the data of each sample. Without it, batches are gathered column by column.
         rows: which rows of the set, in which order, int64[len(self)]; None: all.
         order: names the choice of `rows`: datasets of one set and one `order` can go on from one another's state.
+        index: of the set, if it was read already.
 
     A value is a tensor of the column's dtype and shape, of no dimensions if the column has plain numbers, and a `str`
     or other Python value if the column has such. It is a copy. Parts are mapped when they are first read from; they
@@ -64,9 +65,10 @@ class SetDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         rows: NDArray[np.int64] | None = None,
         order: str = "",
+        index: Index | None = None,
     ) -> None:
         self.path = os.path.abspath(path)
-        index = read_index(self.path)
+        index = index or read_index(self.path)
         if index.mode != "columns":
             raise PackedDataError(
                 self.path, "has payloads, not columns: read it with PackedDataset"

@@ -50,7 +50,9 @@ def get(
     absent = [shard for shard in needed if not os.path.exists(os.path.join(path, shard.name))]
     if absent:
         raise PackedDataError(path, _absent(absent, len(needed)), shard=absent[0].name)
-    return SetDataset(path, data=data, label=label, transform=transform, rows=rows, order=by_node)
+    return SetDataset(
+        path, data=data, label=label, transform=transform, rows=rows, order=by_node, index=index
+    )
 
 
 def _rows(
@@ -61,15 +63,15 @@ def _rows(
         raise ValueError(f'parts must be "local" or "all", got {parts!r}')
     if balance not in (None, *BALANCES):
         raise ValueError(f'balance must be "drop", "pad", "fetch" or None, got {balance!r}')
-    nodes = rows_of_nodes(index.shards)
     # The parts of one node are all here, whatever the name of the node is now.
-    if parts == "all" or len(nodes) == 1:
+    if parts == "all" or len({shard.node for shard in index.shards}) == 1:
         if balance is not None:
             raise ValueError(
                 f"{path}: balance={balance!r} shares out parts of several nodes, but this dataset has all rows: leave "
                 "it out, and let RankSampler share the rows among all ranks"
             )
         return None, ""
+    nodes = rows_of_nodes(index.shards)
     rows = balanced(nodes, balance).get(this_node())
     if rows is None:
         raise ValueError(

@@ -303,7 +303,6 @@ def test_another_version_is_refused_with_a_sentence(version: str, message: str) 
         (", 100]]}", ", 100], [0, 1]]}", "outside its file or in another one"),
         ('"checksum": ', '"checksum": -', "checksum"),
         (' "shards": [', ' "sharts": [', "is not as expected: 'shards'"),
-        ("{", "{ ", "is not as fastload writes it"),
     ],
 )
 def test_an_index_that_cannot_be_says_what(
