@@ -28,10 +28,11 @@ What all of these stand on:
     isolation/    what each worker owns
     telemetry/    what threads measure, and the report         epoch_counts; notices: what the loop is to warn of
     user_errors   what user code raises                        errors: what fastload raises
-    torch_private all that torch does not promise              cores, disk, nested (containers of tensors)
+    torch_private all that torch does not promise              cores, disk, fingerprint, nested (containers of tensors)
 
 What they never import: `datasets`, `store` (sets in shared memory), `image`, `check` (does a dataset suit threads),
-`distributed`, `measure` (under both `train` and `bench`), `train`, `bench`, `cli` (the command), `testing` (fakes).
+`distributed`, `measure` (under both `train` and `bench`), `train`, `bench`, `flow` (commands as a graph), `cli` (the
+command), `testing` (fakes).
 """
 
 from fastload import errors

@@ -154,6 +154,10 @@ class LaunchError(FastloadError, ValueError):
     """Ranks cannot be started. The message names the file or the option, what was found and what to do."""
 
 
+class FlowError(FastloadError, RuntimeError):
+    """A graph cannot run, or a task of it failed. The message names the task, the reason and the log."""
+
+
 def in_one_line(error: BaseException) -> str:
     """Return a user's error as the line that a command prints, without type, notes and traceback."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:

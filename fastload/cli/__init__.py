@@ -10,6 +10,7 @@ from fastload.cli.bench import bench
 from fastload.cli.check import check
 from fastload.cli.env import env
 from fastload.cli.featurize import featurize
+from fastload.cli.flow import flow
 from fastload.cli.images import images
 from fastload.cli.inspect import inspect
 from fastload.cli.mnist import mnist
@@ -57,6 +58,7 @@ for command in (
     tensorboard,
     train,
     featurize,
+    flow,
     stage,
     store,
     submit,

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from fastload.distributed import guard
 from fastload.distributed.launch import Host, Launcher, classify
@@ -76,20 +77,39 @@ def execute(command: Sequence[str], *, to_ranks: bool = False) -> int:
     Raises:
         LaunchError: there is no such program.
     """
-    if shutil.which(command[0]) is None:
-        raise LaunchError(
-            f"cannot run {command[0]}: it is not there, or not executable. Load the module that has it, "
-            "or give its path"
-        )
-    started = [str(os.getpid()), "ranks" if to_ranks else "group", *command]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, guard.FORWARDED)  # until there is a receiver
     try:
-        child = subprocess.Popen(
-            [sys.executable, "-IS", guard.__file__, *started], start_new_session=True
-        )
+        child = start_guarded(command, to_ranks=to_ranks)
         with guard.forwarding(child.send_signal):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             status = child.wait()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 128 - status if status < 0 else status  # negative if the guard itself was killed
+
+
+def start_guarded(
+    command: Sequence[str], *, to_ranks: bool = False, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start `command` under a guard, and return the guard, whose exit code is the command's, or 128 + n.
+
+    Signals to the guard go on as `execute` says. `guard.PARENT_DIED` kills all processes of the command, and so does
+    the end of the calling thread. `options` are those of Popen. Raises LaunchError if there is no such program.
+    """
+    program = command[0]
+    if os.path.dirname(program):
+        program = os.path.join(options.get("cwd") or "", program)
+    if shutil.which(program, path=(options.get("env") or os.environ).get("PATH")) is None:
+        raise LaunchError(
+            f"cannot run {command[0]}: it is not there, or not executable. Load the module that has it, "
+            "or give its path"
+        )
+    started = [str(os.getpid()), "ranks" if to_ranks else "group", *command]
+    # They wait until the guard forwards them: one that killed it would leave the command alone.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, guard.FORWARDED)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-IS", guard.__file__, *started], start_new_session=True, **options
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

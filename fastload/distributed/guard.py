@@ -26,7 +26,7 @@ FORWARDED = (
 )
 _ABORTS_OPEN_MPI = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OPEN_MPI_RANK = b"OMPI_COMM_WORLD_RANK="
-_PARENT_DIED = signal.SIGALRM  # not one that is forwarded
+PARENT_DIED = signal.SIGALRM  # not one that is forwarded
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
@@ -52,16 +52,16 @@ def main(submit: str, to_ranks: str, *command: str) -> int:
 
     `to_ranks` is "ranks" if a signal that asks for an end goes to Open MPI's ranks, and not to their launcher.
     """
-    signal.signal(_PARENT_DIED, _stop)
+    signal.signal(PARENT_DIED, _stop)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    libc.prctl(_PR_SET_PDEATHSIG, int(_PARENT_DIED))
+    libc.prctl(_PR_SET_PDEATHSIG, int(PARENT_DIED))
     try:
         if os.getppid() != int(submit):
             raise SystemExit(128 + signal.SIGKILL)
         return _run(command, to_ranks == "ranks")
     finally:
-        signal.signal(_PARENT_DIED, signal.SIG_IGN)
+        signal.signal(PARENT_DIED, signal.SIG_IGN)
         _kill_descendants()
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from fastload.datasets.manifest import INDEX
-from fastload.store.fingerprint import fingerprint
+from fastload.fingerprint import fingerprint
 
 TRANSFORMS = ("transform", "target_transform", "transforms")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))

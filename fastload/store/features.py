@@ -18,10 +18,10 @@ from tqdm import tqdm
 from fastload.cores import usable_cores
 from fastload.datasets.manifest import read_index
 from fastload.errors import PrepareError
+from fastload.fingerprint import fingerprint
 from fastload.store.dataset import SetDataset
 from fastload.store.feature_key import key_of, random_transforms
 from fastload.store.feature_run import Ahead, Run
-from fastload.store.fingerprint import fingerprint
 from fastload.store.prepare import prepare
 from fastload.store.read import get
 from fastload.store.root import locate

@@ -25,8 +25,8 @@ from fastload.cores import usable_cores
 from fastload.datasets.manifest import REJECTED, Index, Shard, described, read_index, shard_name
 from fastload.disk import replace_file
 from fastload.errors import PrepareError
+from fastload.fingerprint import fingerprint
 from fastload.store.columns import record_batch
-from fastload.store.fingerprint import fingerprint
 from fastload.store.root import in_memory, locate, preparing, remove, seal, this_node, unsealed
 from fastload.store.work import Work
 from fastload.store.write import index_of

@@ -18,7 +18,7 @@ import torch
 
 from fastload import store
 from fastload.errors import PrepareError, StoreFullError
-from fastload.store.fingerprint import fingerprint
+from fastload.fingerprint import fingerprint
 from fastload.store.root import collect, sets
 
 ROWS = 50
@@ -264,7 +264,7 @@ def test_a_fingerprint_follows_what_a_function_names(monkeypatch: pytest.MonkeyP
 
 def test_a_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
     given = "({'b', 'a', 'c'}, ('a.jpg', 3), {'k': 1.5}, range(3), None, b'x')"
-    program = f"from fastload.store.fingerprint import fingerprint; print(fingerprint({given}))"
+    program = f"from fastload.fingerprint import fingerprint; print(fingerprint({given}))"
     found = {
         subprocess.check_output(
             [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}

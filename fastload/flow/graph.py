@@ -1,0 +1,115 @@
+"""`PipelineGraph`: tasks, and which of them follow which. Nothing runs here; see `runner`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, TypeVar
+
+from fastload.errors import FlowError
+from fastload.flow.tasks import Task
+
+if TYPE_CHECKING:
+    from fastload.flow.runner import Outcome
+
+T = TypeVar("T", bound=Task)
+
+
+class PipelineGraph:
+    """Tasks in the order in which they may run.
+
+    Args:
+        name: of the graph; its logs lie in the folder `.fastload-flow/NAME`.
+        folder: in which the tasks run. None: the current one when the graph is executed.
+    """
+
+    def __init__(
+        self, name: str = "UNNAMED_TASK", *, folder: str | os.PathLike[str] | None = None
+    ) -> None:
+        self.name = name
+        self.folder = None if folder is None else os.fspath(folder)
+        self._tasks: dict[str, Task] = {}
+        self._after: dict[str, tuple[str, ...]] = {}
+
+    def add_task(self, task: T, after: Iterable[Task | str] | None = None) -> T:
+        """Add a task, and return it.
+
+        Args:
+            after: the tasks, or their names, that must have succeeded before. None: the task that was added last.
+                An empty list: none.
+
+        Raises TypeError if it is no task, FlowError if there is one of this name.
+        """
+        if not isinstance(task, Task):
+            raise TypeError(
+                f"graph {self.name}: expected a task, got {type(task).__name__}: {task!r:.60}"
+            )
+        if task.name in self._tasks:
+            raise FlowError(f"graph {self.name}: there is a task {task.name!r} already: rename one")
+        if after is None:
+            after = list(self._tasks)[-1:]
+        elif isinstance(after, str | Task):
+            after = [after]
+        names = (one.name if isinstance(one, Task) else str(one) for one in after)
+        self._after[task.name] = tuple(dict.fromkeys(names))
+        self._tasks[task.name] = task
+        return task
+
+    @property
+    def tasks(self) -> Mapping[str, Task]:
+        """The tasks by name, in the order in which they were added."""
+        return dict(self._tasks)
+
+    def after(self, name: str) -> tuple[str, ...]:
+        """Return the names of the tasks that must succeed before `name`."""
+        return self._after[name]
+
+    def sorter(self) -> TopologicalSorter[str]:
+        """Return what hands out the names of tasks in order. Raises FlowError for a cycle or a name that is no task."""
+        for name, before in self._after.items():
+            for one in before:
+                if one not in self._tasks:
+                    raise FlowError(
+                        f"graph {self.name}: task {name!r} comes after {one!r}, which is no task; the tasks are "
+                        f"{', '.join(self._tasks)}"
+                    )
+        sorter = TopologicalSorter(self._after)
+        try:
+            sorter.prepare()
+        except CycleError as error:
+            cycle = " -> ".join(error.args[1][::-1])
+            raise FlowError(
+                f"graph {self.name}: these tasks wait for one another, each for the next: {cycle}"
+            ) from None
+        return sorter
+
+    def order(self) -> list[str]:
+        """Return the names of all tasks, each after those that it waits for. Raises as `sorter`."""
+        sorter, found = self.sorter(), list[str]()
+        while sorter.is_active():
+            ready = sorted(sorter.get_ready(), key=list(self._tasks).index)
+            found += ready
+            sorter.done(*ready)
+        return found
+
+    def execute(
+        self,
+        *,
+        resume: bool = False,
+        dry_run: bool = False,
+        max_parallel: int | None = None,
+        echo: bool = True,
+    ) -> Outcome:
+        """Run the tasks; see `fastload.flow.runner.run` for the arguments, and for what is raised."""
+        from fastload.flow.runner import run
+
+        return run(self, resume=resume, dry_run=dry_run, max_parallel=max_parallel, echo=echo)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"Task Id {number},\n  {task}" for number, task in enumerate(self._tasks.values())
+        )

@@ -1,0 +1,111 @@
+"""A graph in a TOML file, which `fastload flow run` runs.
+
+    name = "mnist"                     # by default the name of the file
+
+    [[task]]
+    name = "download"
+    script = "download.py"             # kind = "python" unless another is given
+    args = ["--out", "raw"]
+    outputs = ["raw"]
+
+    [[task]]
+    name = "train"                     # follows the task above it, unless after = [...] says which
+    kind = "pytorch"
+    script = "train.py"
+    parallelism = 4
+    walltime = "0:20:00"               # of its batch job, as ppn and directives
+
+Paths start from the folder of the file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from fastload.errors import FlowError
+from fastload.flow.graph import PipelineGraph
+from fastload.flow.tasks import FunctionTask, MPITask, PythonTask, PytorchTask, Resources, Task
+
+KINDS: dict[str, type[Task]] = {
+    kind.kind: kind for kind in (PythonTask, MPITask, PytorchTask, FunctionTask, Task)
+}
+_RESOURCES = ("walltime", "ppn", "directives")
+
+
+def read_pipeline(path: str | os.PathLike[str]) -> PipelineGraph:
+    """Return the graph that a file describes.
+
+    Raises FlowError with the file, the task and the key if it is none, FileNotFoundError.
+    """
+    path = Path(path).absolute()
+    try:
+        about = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FlowError(f"{path}: not a TOML file: {error}") from error
+    tasks = about.pop("task", None)
+    name = about.pop("name", path.stem)
+    if about:
+        raise FlowError(
+            f"{path}: unknown key {sorted(about)[0]!r}; expected name, and tables [[task]]"
+        )
+    if not isinstance(tasks, list) or not tasks:
+        raise FlowError(f"{path}: there is no task: begin each with [[task]]")
+    graph = PipelineGraph(name, folder=path.parent)
+    for number, table in enumerate(tasks, start=1):
+        where = f"{path}: task {table.get('name', number)}"
+        try:
+            _add(graph, dict(table))
+        except (TypeError, ValueError, FlowError, ImportError, AttributeError) as error:
+            raise FlowError(f"{where}: {error}") from error
+    graph.sorter()
+    return graph
+
+
+def _add(graph: PipelineGraph, table: dict[str, Any]) -> None:
+    """Add the task of a table."""
+    kind = table.pop("kind", "python" if "script" in table else "command")
+    if kind not in KINDS:
+        raise FlowError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if "name" not in table:
+        raise FlowError("it has no name")
+    cls, after = KINDS[kind], table.pop("after", None)
+    table["resources"] = Resources(**_resources(table))
+    known = {
+        name
+        for base in (cls, Task)
+        for name, about in inspect.signature(base).parameters.items()
+        if about.kind is not about.VAR_KEYWORD
+    }
+    if issubclass(cls, MPITask):
+        known |= set(inspect.signature(MPITask).parameters)
+    if unknown := set(table) - known:
+        names = sorted((known | {*_RESOURCES, "after", "kind"}) - {"resources", "options"})
+        raise FlowError(f"unknown key {sorted(unknown)[0]!r}; it may have {', '.join(names)}")
+    if isinstance(table.get("function"), str):
+        table["function"] = _function(table["function"], graph)
+    graph.add_task(cls(**table), after)
+
+
+def _resources(table: dict[str, Any]) -> dict[str, Any]:
+    found = {name: table.pop(name) for name in _RESOURCES if name in table}
+    if "directives" in found:
+        found["directives"] = tuple(found["directives"])
+    return found
+
+
+def _function(text: str, graph: PipelineGraph) -> Any:
+    """Return the function "module:name", of a module that is installed or lies beside the file."""
+    module, colon, name = text.partition(":")
+    if not colon:
+        raise FlowError(f'a function is given as "module:name", got {text!r}')
+    sys.path.insert(0, graph.folder or ".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    finally:
+        sys.path.remove(graph.folder or ".")

@@ -1,0 +1,109 @@
+"""What is known of a task's last run: `.fastload-flow/GRAPH/TASK.json`. It says whether the task is fresh."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fastload.disk import replace_file
+from fastload.fingerprint import fingerprint
+from fastload.flow.tasks import Task
+
+FOLDER = ".fastload-flow"
+State = Literal["waiting", "running", "done", "fresh", "failed", "blocked", "stopped"]
+
+
+@dataclass
+class Record:
+    """A run of a task.
+
+    Attributes:
+        state: "running", "done", "failed" or "stopped".
+        began, ended: seconds since the epoch; 0 if unknown.
+        reason: why it failed; "" if it did not.
+        identity, script: fingerprints of the arguments and of the script's content, before it ran.
+        inputs, outputs: fingerprints of each file or folder: of inputs before it ran, of outputs afterwards.
+    """
+
+    state: State = "waiting"
+    began: float = 0.0
+    ended: float = 0.0
+    reason: str = ""
+    identity: str = ""
+    script: str = ""
+    inputs: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+
+
+def before_run(task: Task, base: Path) -> Record:
+    """Return what a run of the task depends on now."""
+    folder = task.folder(base)
+    return Record(
+        identity=fingerprint(task.identity()),
+        script="" if task.script is None else _of_content(folder / task.script),
+        inputs=stamps(folder, task.inputs),
+    )
+
+
+def _of_content(path: Path) -> str:
+    try:
+        return fingerprint(path.read_bytes())
+    except OSError:
+        return "absent"
+
+
+def stamps(folder: Path, paths: Iterable[str]) -> dict[str, str]:
+    """Return what changes if a file changes, or one in a folder: its size and time; "absent" if it is not there."""
+    return {
+        path: fingerprint(folder / path, paths=True) if (folder / path).exists() else "absent"
+        for path in paths
+    }
+
+
+def why_stale(task: Task, base: Path, last: Record) -> str:
+    """Return why the task has to run again, or "" if its last run still holds."""
+    if last.state == "waiting":
+        return "it never ran"
+    if last.state != "done":
+        return f"its last run {'failed' if last.state == 'failed' else 'did not end'}"
+    now = before_run(task, base)
+    if now.identity != last.identity:
+        return "its arguments changed"
+    if now.script != last.script:
+        return f"{task.script} changed"
+    now.outputs = stamps(task.folder(base), task.outputs)
+    for ours, theirs, what in (
+        (now.inputs, last.inputs, ""),
+        (now.outputs, last.outputs, "its output "),
+    ):
+        for path, stamp in ours.items():
+            if stamp == "absent":
+                return f"{what}{path} is not there"
+            if stamp != theirs.get(path):
+                return f"{what}{path} changed"
+    return ""
+
+
+def folder_of(graph: str, base: Path) -> Path:
+    """Return the folder of a graph's records and logs."""
+    return base / FOLDER / graph
+
+
+def read(folder: Path, task: str) -> Record:
+    """Return the record of a task; one that never ran if there is none, or one that cannot be read."""
+    try:
+        about: dict[str, Any] = json.loads((folder / f"{task}.json").read_bytes())
+        return Record(**about)
+    except (OSError, ValueError, TypeError):
+        return Record()
+
+
+def write(folder: Path, task: str, record: Record) -> None:
+    """Keep the record of a task."""
+    os.makedirs(folder, exist_ok=True)
+    with replace_file(folder / f"{task}.json", durable=False) as file:
+        file.write(json.dumps(asdict(record), indent=1).encode())
