@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -11,8 +10,9 @@ from typing import Protocol
 
 from fastload.datasets.manifest import INDEX, STAGING, Index, Shard, read_index
 from fastload.disk import locked_path, replace_file, write_all
-from fastload.errors import PackedDataError, StoreFullError
+from fastload.errors import PackedDataError
 from fastload.store.parts import open_part
+from fastload.store.room import expect_room, full_is_told
 from fastload.store.root import in_memory, seal, unsealed
 
 Places = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -103,9 +103,7 @@ def fetch_parts(path: str, index: Index, parts: Sequence[Shard], places: Sequenc
         missing = [p for p in parts if not os.path.exists(os.path.join(path, p.name))]
         if not missing:
             return
-        needed, free = sum(part.bytes for part in missing), shutil.disk_usage(path).free
-        if needed > free:
-            raise StoreFullError(path, needed=needed, free=free)
+        expect_room(path, sum(part.bytes for part in missing))
         name = os.path.basename(path)
         there = _there(path, name, index, places)
         for part in missing:
@@ -139,7 +137,7 @@ def _copy(path: str, name: str, part: Shard, source: Source) -> None:
     whole = replace_file(
         os.path.join(path, part.name), partial=partial, durable=not in_memory(path)
     )
-    with whole as file:
+    with full_is_told(path, part.bytes), whole as file:
         for piece in source.read(name, part.name):
             checksum = zlib.crc32(piece, checksum)
             write_all(file.fileno(), partial, piece)

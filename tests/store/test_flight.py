@@ -22,7 +22,6 @@ from pyarrow import flight
 from fastload import DataLoader, store
 from fastload.datasets.manifest import INDEX, Shard, dump_index, read_index
 from fastload.errors import PackedDataError, StoreFullError
-from fastload.store import fetch
 from fastload.store.flight import ServerSource, StoreServer
 
 ROWS, PARTS = 20, 10
@@ -164,8 +163,7 @@ def test_a_copy_that_is_wrong_is_refused_and_leaves_nothing(damage: str, tmp_pat
 
 def test_no_byte_is_copied_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     roots = two_nodes(tmp_path)
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: usage._replace(free=100))
+    monkeypatch.setattr("fastload.store.room.free_bytes", lambda path: 100)
     with pytest.raises(StoreFullError, match="100 are free"):
         store.get("s", root=roots["b"], parts="all", source=roots["a"])
     assert list(files(roots["b"] / "s")) == ["shard-00009.arrow"]
