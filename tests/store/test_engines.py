@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -143,18 +144,26 @@ def test_under_mpi_a_rank_that_dies_loses_no_complete_part(launcher: str, tmp_pa
     assert text
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes", "parsl"])
+@pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_on_other_engines(engine: str, tmp_path: Path, prepared: Path) -> None:
-    if engine == "parsl":
-        concurrent = pytest.importorskip("parsl.concurrent")
-        config = pytest.importorskip("parsl").Config(run_dir=str(tmp_path / "parsl"))
-        pool: Any = concurrent.ParslPoolExecutor(config)
-    elif engine == "threads":
-        pool = ThreadPoolExecutor(4)
-    else:
-        pool = ProcessPoolExecutor(2, mp_context=get_context("spawn"))
-    with pool:
+    processes = partial(ProcessPoolExecutor, 2, mp_context=get_context("spawn"))
+    with processes() if engine == "processes" else ThreadPoolExecutor(4) as pool:
         store.prepare(rows_of, range(PARTS), tmp_path / "set", executor=pool, checksums=True)
+    assert files(tmp_path / "set") == files(prepared)
+
+
+def test_on_parsl(tmp_path: Path, prepared: Path) -> None:
+    pytest.importorskip("parsl")
+    program = PROGRAM.replace(
+        "from mpi4py.futures import MPIPoolExecutor", "import parsl.concurrent"
+    )
+    program = program.replace(
+        "MPIPoolExecutor()", "parsl.concurrent.ParslPoolExecutor(parsl.Config())"
+    )
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "program.py", "set", "1", "good"]
+    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+    subprocess.run(command, cwd=tmp_path, check=True, env=environ)
     assert files(tmp_path / "set") == files(prepared)
 
 
