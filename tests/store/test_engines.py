@@ -161,7 +161,7 @@ def test_on_parsl(tmp_path: Path, prepared: Path) -> None:
         "MPIPoolExecutor()", "parsl.concurrent.ParslPoolExecutor(parsl.Config())"
     )
     (tmp_path / "program.py").write_text(program)
-    command = [sys.executable, "program.py", "set", "1", "good"]
+    command = [sys.executable, "program.py", str(tmp_path / "set"), "1", "good"]
     environ = {**os.environ, "PYTHONPATH": os.getcwd()}
     subprocess.run(command, cwd=tmp_path, check=True, env=environ)
     assert files(tmp_path / "set") == files(prepared)
