@@ -139,7 +139,7 @@ class DaskPut:
         for task in self.tasks:
             task.release()  # those that have not begun never will
         for worker, folder in self.folders.items():
-            if folder.status == "finished":
+            if folder.status in ("finished", "pending"):
                 with suppress(Exception):
                     self._results({worker: self._submit(worker, _Folder.close, folder)})
         for worker in self._watched:
