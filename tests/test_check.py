@@ -348,14 +348,14 @@ def test_samples_that_raise_are_a_fault(every: int, failed: int) -> None:
 
 
 @pytest.mark.parametrize("dataset", [Honest(0), Sharded(0), []], ids=["map", "iterable", "list"])
-def test_an_empty_data_set_is_a_fault(dataset: Any) -> None:
+def test_an_empty_dataset_is_a_fault(dataset: Any) -> None:
     report = check(dataset, samples=8, workers=2)
     assert not report.ok
     assert "it has no samples" in words(report, "fault")
     assert "Nothing could be compared" in str(report)
 
 
-def test_an_iterable_data_set_that_raises_in_general_or_in_workers_alone_is_said_to() -> None:
+def test_an_iterable_dataset_that_raises_in_general_or_in_workers_alone_is_said_to() -> None:
     class NeedsNoWorker(Sharded):
         def __iter__(self) -> Iterator[int]:
             if get_worker_info():
@@ -399,7 +399,7 @@ def test_an_iterable_dataset_that_holds_what_has_no_copy_is_told_of() -> None:
     ],
     ids=lambda value: str(value)[:12],
 )
-def test_what_is_no_data_set_is_refused(dataset: Any, said: str) -> None:
+def test_what_is_no_dataset_is_refused(dataset: Any, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         check(dataset)
 
@@ -500,7 +500,7 @@ def test_rows_that_are_filled_otherwise_than_samples_are_a_fault() -> None:
     ids=lambda dataset: f"{type(dataset).__name__}-{len(getattr(dataset, '__dict__', dataset))}",
 )
 @pytest.mark.parametrize("workers", [1, 4])
-def test_an_honest_data_set_passes(dataset: Any, workers: int) -> None:
+def test_an_honest_dataset_passes(dataset: Any, workers: int) -> None:
     report = check(dataset, samples=16, workers=workers)
     assert report.ok, str(report)
     assert not words(report, "fault")
@@ -545,7 +545,7 @@ def test_the_gil_s_share_is_high_in_pure_python_and_low_if_samples_wait() -> Non
     assert waits.threads_ratio > 1.5 > python.threads_ratio
 
 
-def test_beside_busy_processes_there_is_no_ratio_and_the_shares_are_those_of_the_data_set() -> None:
+def test_beside_busy_processes_there_is_no_ratio_and_the_shares_are_those_of_the_dataset() -> None:
     burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 60: pass"]
     others = [subprocess.Popen(burn) for _ in range(4)]
     try:
@@ -669,7 +669,7 @@ def started(folder: Path, path: str) -> subprocess.Popen[str]:
         ("DiesInThreads", "it ended the process as it was read in 4 threads: SIGKILL"),
     ],
 )
-def test_the_process_tells_of_a_fault_and_of_a_data_set_that_ends_it(
+def test_the_process_tells_of_a_fault_and_of_a_dataset_that_ends_it(
     module: str, tmp_path: Path, name: str, said: str
 ) -> None:
     command = started(tmp_path, f"{module}:{name}")

@@ -5,7 +5,7 @@
 """
 
 from fastload.check.compare import check
-from fastload.check.reading import require_data_set
+from fastload.check.reading import require_dataset
 from fastload.check.report import Finding, Report
 
-__all__ = ["Finding", "Report", "check", "require_data_set"]
+__all__ = ["Finding", "Report", "check", "require_dataset"]

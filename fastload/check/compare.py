@@ -22,7 +22,7 @@ from fastload.check.reading import (
     noticing_seeds,
     read,
     read_filled,
-    require_data_set,
+    require_dataset,
     share_under_gil,
     switching_often,
 )
@@ -83,7 +83,7 @@ def check(
 
     Raises TypeError if `dataset` is no dataset.
     """
-    require_data_set(dataset)
+    require_dataset(dataset)
     others = OtherProcesses()
     with warnings.catch_warnings(record=True) as caught:  # also of files that copies leave open
         warnings.simplefilter("always")

@@ -43,7 +43,7 @@ NAP_S, LATE = 200e-6, 3
 """Long enough for another thread to take the GIL. If the GIL is free, a nap takes at most some 100 us longer."""
 
 
-def require_data_set(dataset: Any) -> None:
+def require_dataset(dataset: Any) -> None:
     """Raise TypeError if threads cannot read `dataset`. The message says what to give instead."""
     if isinstance(dataset, TorchDataLoader):
         raise TypeError(f"expected a dataset, got a {type(dataset).__name__}: give its dataset")

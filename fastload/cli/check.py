@@ -1,4 +1,4 @@
-"""`fastload check`: a data set read serially and in threads, compared."""
+"""`fastload check`: a dataset read serially and in threads, compared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fastload.errors import FastloadError, in_one_line
     default=64,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Samples to compare; of a map-style data set, spread over its length.",
+    help="Samples to compare; of a map-style dataset, spread over its length.",
 )
 @click.option(
     "--workers",
@@ -40,12 +40,12 @@ from fastload.errors import FastloadError, in_one_line
 def check(dataset: str, samples: int, workers: int) -> None:
     """Read some samples serially and in threads, and compare them.
 
-    DATASET is where Python finds the data set: MODULE:NAME, or MODULE:FUNCTION for a function or a class that makes it
+    DATASET is where Python finds the dataset: MODULE:NAME, or MODULE:FUNCTION for a function or a class that makes it
     without arguments. Modules are looked for in the current folder too.
 
     Says whether threads give what a serial loop gives, how much of the time is under the GIL, and what to do: a shared
-    file position, draws from global random state, an iterable data set that is not sharded. It reads in a child
-    process, and reports a data set that ends it. The exit code is 1 if threads would give other samples, or samples
+    file position, draws from global random state, an iterable dataset that is not sharded. It reads in a child
+    process, and reports a dataset that ends it. The exit code is 1 if threads would give other samples, or samples
     raise, or there are none.
 
     \b
@@ -59,7 +59,7 @@ def check(dataset: str, samples: int, workers: int) -> None:
 
 
 def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
-    """Check the data set at `path` in a process of its own: its code may end that. Return the report, and if it is ok.
+    """Check the dataset at `path` in a process of its own: its code may end that. Return the report, and if it is ok.
 
     Raise UsageError if there is nothing to check, ClickException if importing or reading fails.
     """
@@ -111,7 +111,7 @@ _EXIT_S = 5.0
 
 
 def _of_death(code: int, how: str) -> str:
-    """Return the report on a data set that ended the process that read it, with an exit code or (negative) a signal."""
+    """Return the report on a dataset that ended the process that read it, with an exit code or (negative) a signal."""
     from fastload.check import Finding
 
     by = signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -121,11 +121,11 @@ def _of_death(code: int, how: str) -> str:
         else "It would end a training loop as well: look for the call in the stacks above, if there are any."
     )
     fault = Finding("fault", f"it ended the process {how}: {by}", advice)
-    return f"{fault}\nDo not read this data set with threads as it is."
+    return f"{fault}\nDo not read this dataset with threads as it is."
 
 
 def _check_here(path: str, samples: int, workers: int, parent: Any) -> None:
-    """Check the data set at `path`, and send what is to be said."""
+    """Check the dataset at `path`, and send what is to be said."""
     from fastload.check import check as compare
 
     faulthandler.enable()  # the stacks say which call ended the process
@@ -164,10 +164,10 @@ def _import(path: str) -> Any:
             found = found()
         except TypeError as error:
             raise click.UsageError(f"cannot call {path} without arguments: {error}") from error
-    from fastload.check import require_data_set
+    from fastload.check import require_dataset
 
     try:
-        require_data_set(found)
+        require_dataset(found)
     except TypeError as error:
         raise click.UsageError(f"{path}: {error}") from error
     return found

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from fastload.cli._common import described_set, require, sigterm_raises
+from fastload.cli.serve import serve
 from fastload.errors import FastloadError
 
 _root_option = click.option(
@@ -194,7 +195,7 @@ def gc(root: str | None, dry_run: bool) -> None:
     click.echo(f"{path}: {total} {'would be freed' if dry_run else 'freed'}")
 
 
-for command in (ls, put, info, rm, gc):
+for command in (ls, put, info, rm, gc, serve):
     store.add_command(command)
 
 

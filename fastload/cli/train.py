@@ -78,7 +78,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--epochs",
     type=click.IntRange(min=1),
-    help="Passes over the data set; with -s, whichever ends first.",
+    help="Passes over the dataset; with -s, whichever ends first.",
 )
 @click.option(
     "--status-print-interval",
@@ -106,7 +106,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--classes",
     type=click.IntRange(min=1),
-    help="Outputs of the model.  [default: the data set's classes]",
+    help="Outputs of the model.  [default: the dataset's classes]",
 )
 @click.option("--lr", default=0.001, show_default=True, type=Number(min=0), help="Of SGD.")
 @click.option(
@@ -182,7 +182,7 @@ def train(**options: Any) -> None:
     exit codes 130 and 143; a second one ends the process at once. Killed at any moment and started again with
     --resume, on any number of ranks with the same global batch (ranks times -b), the model that results has been
     trained on every sample of an epoch exactly once: what was trained after the last checkpoint is not in the model
-    that is restored, and is trained again. Where the data set does not divide by the ranks, its order is filled up
+    that is restored, and is trained again. Where the dataset does not divide by the ranks, its order is filled up
     with some of its first samples, as all ranks need equally many.
 
     \b

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastload.errors import StoreFullError
 from fastload.loader import DataLoader
+from fastload.store.room import expect_room
 
 
 class _Batches:
@@ -146,10 +145,7 @@ class Run:
     def _expect_room(self, rows: range, outputs: Tensor) -> None:
         """Raise StoreFullError if the rows that are to come will not fit."""
         of_a_row = outputs[0].numel() * self.dtype.itemsize + 8  # of the label
-        needed = (self.rows - rows.start) * of_a_row
-        free = shutil.disk_usage(self.folder).free
-        if needed > free:
-            raise StoreFullError(self.folder, needed=needed, free=free)
+        expect_room(self.folder, (self.rows - rows.start) * of_a_row)
 
     def _expect_finite(self, kept: Tensor, outputs: Tensor) -> None:
         """Raise ValueError if a value became infinite only because its dtype is too small."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
-import shutil
 import zlib
 from contextlib import suppress
 from typing import Any
@@ -14,7 +12,8 @@ import pyarrow as pa
 
 from fastload.datasets.manifest import Shard
 from fastload.disk import write_all
-from fastload.errors import PackedDataError, StoreFullError
+from fastload.errors import PackedDataError
+from fastload.store.room import expect_room, full_is_told
 
 _FOOTER = b"ARROW1"
 
@@ -26,33 +25,21 @@ def write_part(
 
     Raises StoreFullError if the file system has no room, OSError. The file is deleted then.
     """
-    _expect_room(path, batch)
+    expect_room(path, batch.nbytes)
     sink = _Sink(path, checksum=checksum)
     try:
-        with pa.ipc.new_file(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        if durable:
-            os.fsync(sink.descriptor)
-        sink.close()
-    except BaseException as error:
+        with full_is_told(path, batch.nbytes):
+            with pa.ipc.new_file(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            if durable:
+                os.fsync(sink.descriptor)
+            sink.close()
+    except BaseException:
         sink.close()
         with suppress(OSError):
             os.unlink(path)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFullError(path, needed=batch.nbytes, free=_free(path)) from error
         raise
     return Shard(os.path.basename(path), batch.num_rows, sink.at, sink.checksum, node=node)
-
-
-def _expect_room(path: str, batch: pa.RecordBatch) -> None:
-    """Raise StoreFullError before a byte is written, so that a full memory is not filled to its end first."""
-    free = _free(path)
-    if batch.nbytes > free:
-        raise StoreFullError(path, needed=batch.nbytes, free=free)
-
-
-def _free(path: str) -> int:
-    return shutil.disk_usage(os.path.dirname(path)).free
 
 
 class _Sink:

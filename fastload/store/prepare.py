@@ -79,7 +79,8 @@ def prepare(
         sources: paths of files or folders, or any values that can be pickled.
         out: the name of the set, or its path.
         executor: runs the parts: any `concurrent.futures.Executor`, such as `mpi4py.futures.MPIPoolExecutor()`, Dask's
-            `client.get_executor()`, or a pool of threads. All its workers must see `out`. None: processes of this call.
+            `client.get_executor()`, `parsl.concurrent.ParslPoolExecutor(config)`, or a pool of threads. All its workers
+            must see `out`. None: processes of this call.
         workers: how many processes; None: one for each core. 0: the calling thread makes the parts.
         version: change it if `function` has changed in what it reaches through other modules; see `fingerprint`.
         on_error: "skip" leaves out each source for which `function` raises, and lists it in `skipped` and in the file
@@ -192,7 +193,8 @@ def _results(
             yield futures[future], future.result
     finally:
         for future in futures:
-            future.cancel()
+            with suppress(NotImplementedError):  # Parsl's futures cannot be cancelled
+                future.cancel()
         wait(futures)  # so that no worker writes after the set is given up
 
 

@@ -13,6 +13,7 @@ from fastload.datasets.manifest import Index, Shard, read_index
 from fastload.errors import PackedDataError
 from fastload.hashing import hash64
 from fastload.store.dataset import SetDataset
+from fastload.store.fetch import Places, fetch_index, fetch_parts, sources
 from fastload.store.placement import BALANCES, Balance, balanced, parts_of_rows, rows_of_nodes
 from fastload.store.root import find, locate, this_node
 
@@ -26,6 +27,7 @@ def get(
     parts: Literal["local", "all"] = "local",
     balance: Balance | None = None,
     root: str | os.PathLike[str] | None = None,
+    source: Places | None = None,
 ) -> SetDataset:
     """Open the set `name` as a map-style dataset; see `SetDataset` for its samples.
 
@@ -39,16 +41,27 @@ def get(
             rows as the poorest one has, and never the rest. "pad": each node reads as many as the richest one has, some
             of its own several times. "fetch": rows of rich nodes are copied to poor nodes. None: each reads its own.
         root: the folder of the sets, if `name` is no path. None: $FASTLOAD_STORE, or a folder in shared memory.
+        source: where to copy the parts from that are needed and not here: a path, the URL of a `fastload store serve`,
+            or a list of these. They stay here, and each is copied once for all processes of this node. The path is that
+            of a set or of a root. A server's token is read from the file $FASTLOAD_TOKEN_FILE, the certificate of the
+            authority that has signed its own from $FASTLOAD_TLS_CA. None: parts that are missing are an error.
 
-    Raises FileNotFoundError with the names that there are, KeyError with the columns, `PackedDataError`, ValueError if
-    this node has no part, or if there is nothing to balance.
+    Raises FileNotFoundError with the names that there are, KeyError with the columns, `PackedDataError` if parts are
+    missing or damaged or a source cannot be read, StoreFullError if there is no room for copies, ValueError if this
+    node has no part, or if there is nothing to balance.
     """
-    path = find(*locate(name, root))
+    root, name = locate(name, root)
+    places = sources(source) if source else []
+    if places:
+        fetch_index(root, name, places)
+    path = find(root, name)
     index = read_index(path)
     rows, by_node = _rows(path, index, parts, balance)
     needed = index.shards if rows is None else parts_of_rows(index.shards, rows)
     absent = [shard for shard in needed if not os.path.exists(os.path.join(path, shard.name))]
-    if absent:
+    if absent and places:
+        fetch_parts(path, index, absent, places)
+    elif absent:
         raise PackedDataError(path, _absent(absent, len(needed)), shard=absent[0].name)
     return SetDataset(
         path, data=data, label=label, transform=transform, rows=rows, order=by_node, index=index
@@ -87,4 +100,4 @@ def _rows(
 def _absent(absent: Sequence[Shard], needed: int) -> str:
     nodes = sorted({shard.node for shard in absent} - {""})
     where = f", which lie on {', '.join(nodes)}" if nodes else ""
-    return f"{len(absent)} of {needed} parts are missing here{where}"
+    return f"{len(absent)} of {needed} parts are missing here{where}: pass source=, from where to copy them"

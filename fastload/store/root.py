@@ -23,6 +23,7 @@ from pathlib import Path
 from fastload.datasets.manifest import INDEX, STAGING, Index, dump_index, read_index
 from fastload.disk import lock, locked_path, replace_file, sync_folder
 from fastload.errors import PackedDataError
+from fastload.store.room import full_is_told
 
 SHARED_MEMORY = "/dev/shm"
 _UNSEALED = ".unsealed"
@@ -135,10 +136,14 @@ def expect_free(root: str, name: str) -> None:
 
 
 def seal(folder: str, root: str, name: str, index: Index) -> str:
-    """Write the index and give the set its name; return its path. Raises FileExistsError if the name is taken."""
-    durable = not in_memory(root)
-    with replace_file(os.path.join(folder, INDEX), durable=durable) as file:
-        file.write(dump_index(index))
+    """Write the index and give the set its name; return its path.
+
+    Raises FileExistsError if the name is taken, StoreFullError.
+    """
+    durable, encoded = not in_memory(root), dump_index(index)
+    partial = os.path.join(folder, INDEX)
+    with full_is_told(partial, len(encoded)), replace_file(partial, durable=durable) as file:
+        file.write(encoded)
     path = os.path.join(root, name)
     try:
         os.rename(folder, path)  # onto a folder that has files it fails

@@ -24,6 +24,7 @@ import pyarrow as pa
 from fastload.datasets.manifest import Shard
 from fastload.disk import replace_file
 from fastload.store.parts import open_part, write_part
+from fastload.store.room import full_is_told
 from fastload.store.root import this_node
 
 
@@ -66,9 +67,10 @@ class Work:
 
     def _write_note(self, note: Note) -> None:
         about = {**asdict(note.shard), "schema": base64.b64encode(note.schema.serialize()).decode()}
+        encoded = json.dumps(about).encode()
         name = self._name(f"{note.shard.fingerprint}.json")
-        with replace_file(name, durable=self.durable) as file:
-            file.write(json.dumps(about).encode())
+        with full_is_told(name, len(encoded)), replace_file(name, durable=self.durable) as file:
+            file.write(encoded)
 
     def notes(self) -> dict[str, Note]:
         """Return the notes of the parts that are there, by fingerprint. Delete what writers that ended have left."""

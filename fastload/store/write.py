@@ -59,9 +59,11 @@ def put(
     columns that cannot be kept, with the part, the column and the row. Nothing is left then.
     """
     if is_dask(data):
-        from fastload.store.dask import DaskPut, current_client, local_parts
+        from fastload.store.dask import current_client, local_parts
 
         if client := current_client(client):
+            from fastload.store.dask_put import DaskPut
+
             made = about(made, temporary=temporary)
             with DaskPut(client, name, root, placement, checksums) as workers:
                 index = index_of(*workers.write(data), classes=classes, made=made)

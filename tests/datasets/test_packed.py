@@ -258,7 +258,7 @@ def test_it_pickles_copies_and_says_what_it_is(packed: Path) -> None:
     assert len(pickle.dumps(dataset)) < 10_000  # no file, no table, no record
 
 
-def test_files_are_opened_late_and_closed_with_the_data_set(packed: Path) -> None:
+def test_files_are_opened_late_and_closed_with_the_dataset(packed: Path) -> None:
     def opened() -> int:
         return sum(
             str(packed) in os.path.realpath(f"/proc/self/fd/{n}")

@@ -264,7 +264,7 @@ def test_pictures_of_another_seed_are_not_mixed_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train/n01440764/n01440764_1.JPEG", "filelist.txt"])
-def test_a_data_set_that_was_not_made_here_is_left_alone(tmp_path: Path, name: str) -> None:
+def test_a_dataset_that_was_not_made_here_is_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("real")
     with pytest.raises(FileExistsError, match="not made by fastload"):

@@ -60,7 +60,7 @@ def test_an_exception_that_cannot_be_shown_is_an_error_in_its_place_or_skipped(
 
 
 @WORKERS
-def test_a_data_set_that_cannot_say_which_file(workers: int) -> None:
+def test_a_dataset_that_cannot_say_which_file(workers: int) -> None:
     class Locating(Raising):
         def locate(self, index: int) -> str:
             raise RuntimeError

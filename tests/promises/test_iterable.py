@@ -210,14 +210,14 @@ def test_epoch_after_epoch_as_torch(name: str, workers: int, persistent: bool) -
 
 
 @pytest.mark.parametrize("name", ["uneven", "own iterator", "counts epochs"])
-def test_inline_the_data_set_itself_is_read_as_in_torch(name: str) -> None:
+def test_inline_the_dataset_itself_is_read_as_in_torch(name: str) -> None:
     make = {**DATASETS, "counts epochs": CountsEpochs}[name]
     ours, theirs = fastload.DataLoader(make(), 4), torch_loader(make(), batch_size=4)
     for _ in range(3):
         assert given(ours) == given(theirs)
 
 
-def test_with_workers_the_data_set_itself_is_never_touched() -> None:
+def test_with_workers_the_dataset_itself_is_never_touched() -> None:
     dataset = OwnIterator(9)
     loader = fastload.DataLoader(dataset, 4, num_workers=2)
     assert given(loader) == given(loader)
@@ -393,7 +393,7 @@ class Endless(IterableDataset[int]):
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("way", ["close", "with", "break", "del"])
-def test_an_endless_data_set_is_left_in_the_middle(workers: int, way: str) -> None:
+def test_an_endless_dataset_is_left_in_the_middle(workers: int, way: str) -> None:
     loader = fastload.DataLoader(Endless(), 4, num_workers=workers)
     expected = [
         [(k % max(workers, 1)) * SHARD + k // max(workers, 1) * 4 + i for i in range(4)]
@@ -652,7 +652,7 @@ class Holding(Sharded):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_lock_of_a_data_set_is_one_for_all_its_copies(workers: int) -> None:
+def test_a_lock_of_a_dataset_is_one_for_all_its_copies(workers: int) -> None:
     class Asks(Holding):
         def __iter__(self) -> Iterator[int]:
             assert self is not dataset, "a copy"
@@ -1004,7 +1004,7 @@ class KeepsAList(IterableDataset[int]):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_is_no_part_of_the_data_set_that_gave_it(workers: int) -> None:
+def test_a_state_is_no_part_of_the_dataset_that_gave_it(workers: int) -> None:
     loader = fastload.DataLoader(KeepsAList(), 2, num_workers=workers, seed=1)
     iterator = iter(loader)
     next(iterator)
@@ -1061,7 +1061,7 @@ def test_a_state_dict_that_raises_costs_no_batch(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", STATEFUL)
 @pytest.mark.parametrize("bad", [3, [], {"of": "another"}], ids=str)
-def test_a_state_of_a_data_set_that_it_does_not_take_is_named(
+def test_a_state_of_a_dataset_that_it_does_not_take_is_named(
     bad: Any, kind: type[Drawing], workers: int
 ) -> None:
     loader = fastload.DataLoader(kind([5]), 2, num_workers=workers, seed=1)
@@ -1076,7 +1076,7 @@ def test_a_state_of_a_data_set_that_it_does_not_take_is_named(
     resumed.close()
 
 
-def test_a_state_for_a_data_set_that_has_none_is_named() -> None:
+def test_a_state_for_a_dataset_that_has_none_is_named() -> None:
     loader = fastload.DataLoader(Drawing([5]), 2, seed=1)
     next(iter(loader))
     state = through_json(loader.state_dict())
@@ -1195,7 +1195,7 @@ def shards(hugging_face: Any) -> Callable[[], Any]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("workers", [0, 1, 2, 3, 5])
-def test_hugging_face_s_iterable_data_set_as_in_torch(
+def test_hugging_face_s_iterable_dataset_as_in_torch(
     shards: Callable[[], Any], workers: int
 ) -> None:
     for batch_size in (4, None):
@@ -1206,7 +1206,7 @@ def test_hugging_face_s_iterable_data_set_as_in_torch(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_hugging_face_s_iterable_data_set_resumes_at_any_step(
+def test_hugging_face_s_iterable_dataset_resumes_at_any_step(
     shards: Callable[[], Any], workers: int
 ) -> None:
     def make() -> fastload.DataLoader[Any]:
@@ -1271,7 +1271,7 @@ def test_hugging_face_s_set_epoch_reaches_the_copies_as_in_torch(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("workers", [0, 2, 3])
-def test_hugging_face_s_map_style_data_set_as_in_torch(hugging_face: Any, workers: int) -> None:
+def test_hugging_face_s_map_style_dataset_as_in_torch(hugging_face: Any, workers: int) -> None:
     columns = {
         "x": [[k, k + 1] for k in range(23)],
         "y": [k / 2 for k in range(23)],

@@ -138,16 +138,16 @@ def test_text_among_numbers_raises_and_leaves_nothing(client: Any, roots: list[P
 
 def test_a_full_store_is_told_to_the_client(client: Any, tmp_path: Path) -> None:
     def fill() -> None:
-        from fastload.store import parts
+        from fastload.store import room
 
-        parts._free = lambda path: 10
+        room.free_bytes = lambda path: 10
 
     def empty() -> None:
         import importlib
 
-        from fastload.store import parts
+        from fastload.store import room
 
-        importlib.reload(parts)
+        importlib.reload(room)
 
     client.run(fill)
     try:

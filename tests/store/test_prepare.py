@@ -189,7 +189,7 @@ def test_workers_that_do_not_see_the_folder_are_told_of(tmp_path: Path) -> None:
 def test_memory_that_is_full_is_no_failed_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastload.store.parts._free", lambda path: 1000)
+    monkeypatch.setattr("fastload.store.room.free_bytes", lambda path: 1000)
     with pytest.raises(StoreFullError, match=r"needs .* 1,000 are free"):
         store.prepare(rows_of, range(3), tmp_path / "set", workers=0, on_error="skip")
     assert list(sets(str(tmp_path))) == []

@@ -1,6 +1,6 @@
 """Packed sets: many records in few Arrow files. Needs the extra `arrow`; images need `images` too.
 
-`format` is all that is known of the bytes on disk, `reader` the data set, `writer` the only way that
+`format` is all that is known of the bytes on disk, `reader` the dataset, `writer` the only way that
 a set comes into being, `sources` what is packed; `packing`, `verifying` and `staging` are the commands.
 """
 

@@ -1,0 +1,100 @@
+"""`fastload store serve`: the sets of this node, for others."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+
+import click
+
+from fastload.cli._common import sigterm_raises
+
+_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option(
+    "--root",
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder of the sets.  [default: $FASTLOAD_STORE, or else this user's folder in shared memory]",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0: any free one.",
+)
+@click.option("--token-file", type=_file, help="File with the token that readers must have.")
+@click.option("--tls-cert", type=_file, help="Certificate chain, PEM; needs --tls-key.")
+@click.option("--tls-key", type=_file, help="Private key of the certificate, PEM.")
+@click.option("--insecure", is_flag=True, help="Serve other hosts without a token.")
+def serve(
+    root: str | None,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    insecure: bool,
+) -> None:
+    """Serve the sets of this node to others, read only, over Arrow Flight.
+
+    Prints the URL, and runs until Ctrl-C or SIGTERM. Programs on other nodes pass it as the source of parts that they
+    lack: store.get("mnist", parts="all", source="grpc://node7:8815"). They read the token from the file that
+    $FASTLOAD_TOKEN_FILE names, and with grpc+tls:// the authority's certificate from $FASTLOAD_TLS_CA. Any client of
+    Arrow Flight can read the sets, too.
+
+    By default only this host is served. Other hosts need a token, and without TLS anyone on the way can read it.
+
+    \b
+    Examples:
+        fastload store serve
+        head -c 24 /dev/urandom | base64 > token; chmod 600 token
+        fastload store serve --host 0.0.0.0 --port 8815 --token-file token --tls-cert cert.pem --tls-key key.pem
+    """
+    from fastload.store.flight import StoreServer
+    from fastload.store.root import default_root, open_root
+
+    if (tls_cert is None) != (tls_key is None):
+        raise click.UsageError("give both --tls-cert and --tls-key, or none")
+    token = _token(token_file)
+    if not token and not insecure and not _is_loopback(host):
+        raise click.UsageError(
+            f"--host {host} lets other hosts read all sets: give --token-file, or --insecure if that is meant"
+        )
+    certificate = None
+    if tls_cert and tls_key:
+        certificate = (tls_cert.read_bytes(), tls_key.read_bytes())
+    scheme = "grpc+tls" if certificate else "grpc"
+    path = open_root(root) if root or os.path.isdir(default_root()) else default_root()
+    try:
+        server = StoreServer(
+            path, f"{scheme}://{host}:{port}", token=token, certificate=certificate
+        )
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
+    with sigterm_raises(), server:
+        click.echo(f"{path}: served at {scheme}://{host}:{server.port}")
+        server.serve()
+
+
+def _token(path: Path | None) -> str:
+    """Return the token in a file that only its owner can read."""
+    if path is None:
+        return ""
+    if path.stat().st_mode & 0o077:
+        raise click.UsageError(f"{path}: others can read the token: chmod 600 {path}")
+    token = path.read_text().strip()
+    if not token:
+        raise click.UsageError(f"{path}: there is no token in it")
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,288 @@
+"""`put` of a Dask collection: each partition is written by the worker that holds it, into the root of its node.
+
+    begin   each worker that holds a partition makes a folder ROOT/.unsealed/NAME-TOKEN, and locks it (`_Folder`)
+    write   each partition becomes a part, on its worker
+    seal    one worker for each root writes the index, which all roots share, and gives the set its name
+
+A `_Folder` is the result of a task. If the put fails, or the client ends, Dask drops it, and the files go with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dask
+import distributed
+import pyarrow as pa
+from dask.delayed import Delayed
+
+from fastload.datasets.manifest import Index, Shard, described, read_index, shard_name
+from fastload.errors import PrepareError
+from fastload.store.columns import record_batch
+from fastload.store.dask import as_part, naming, partitions
+from fastload.store.parts import write_part
+from fastload.store.root import expect_free, in_memory, locate, remove, seal, this_node
+
+# ---- on a worker ----
+
+
+class _Folder:
+    """The folder of one put in the root of a worker. It is locked, by all workers that have this root."""
+
+    descriptor = -1
+
+    def __init__(self, name: str, root: str | None, token: str, worker: int) -> None:
+        self.root, self.name = locate(name, root)
+        expect_free(self.root, self.name)
+        self.path = os.path.join(self.root, ".unsealed", f"{self.name}-{token}")
+        self.durable = not in_memory(self.root)
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        self.descriptor = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(self.descriptor, fcntl.LOCK_SH)
+        os.makedirs(self.path, exist_ok=True)
+        with open(os.path.join(self.path, f".worker-{worker}"), "wb"):
+            pass
+
+    def __reduce__(self) -> Any:
+        raise TypeError("the folder of a put stays on its worker")
+
+    def close(self) -> None:
+        """Delete what was not sealed, unless another worker still has it too: the last one deletes it."""
+        if self.descriptor < 0:
+            return
+        with suppress(OSError):
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.unlink(f"{self.path}.lock")
+        os.close(self.descriptor)
+        self.descriptor = -1
+
+    def __del__(self) -> None:
+        """Close it: the client has ended. What two workers leave when they close at once, `gc` collects."""
+        self.close()
+
+
+@dataclass(frozen=True)
+class _Written:
+    shard: Shard
+    schema: pa.Schema
+
+
+def _workers_of(folder: _Folder) -> tuple[frozenset[str], bool]:
+    """Return the workers that share this folder, and whether it is on a disk."""
+    names = (name for name in os.listdir(folder.path) if name.startswith(".worker-"))
+    return frozenset(names), folder.durable
+
+
+def _write(folder: _Folder, part: Any, number: int, checksums: bool | None) -> _Written:
+    with naming(number):
+        batch = record_batch(as_part(part))
+    file = os.path.join(folder.path, f"partition-{number}")
+    if not batch.num_rows:
+        return _Written(Shard("", 0, 0, None), batch.schema)
+    checksum = folder.durable if checksums is None else checksums
+    shard = write_part(file, batch, checksum=checksum, durable=folder.durable, node=this_node())
+    return _Written(shard, batch.schema)
+
+
+def _seal(folder: _Folder, index: Index, names: dict[str, str]) -> None:
+    for entry in os.listdir(folder.path):
+        path = os.path.join(folder.path, entry)
+        if entry in names:
+            os.rename(path, os.path.join(folder.path, names[entry]))
+        else:
+            os.unlink(path)
+    seal(folder.path, folder.root, folder.name, index)
+
+
+def _undo(folder: _Folder, index: Index) -> None:
+    with suppress(FileNotFoundError):
+        if read_index(os.path.join(folder.root, folder.name)).id == index.id:
+            remove(folder.root, folder.name)
+
+
+# ---- on the client ----
+
+
+class DaskPut:
+    """One put of a Dask collection on the workers of a client."""
+
+    def __init__(
+        self, client: Any, name: Any, root: Any, placement: Any, checksums: bool | None
+    ) -> None:
+        name = os.fspath(name)
+        self.name = os.path.abspath(name) if os.sep in name else name
+        self.root = None if root is None else os.path.abspath(root)
+        self.client, self.placement, self.checksums = client, placement, checksums
+        self.folders: dict[str, Any] = {}
+        self.tasks: list[Any] = []
+        self._watched: set[str] = set()
+        self._needed: set[str] = set()  # workers that the client waits for, ...
+        self._awaited: list[Any] = []  # ... and their tasks, which are cancelled if one ends
+        self._gone = ""  # that one
+
+    def __enter__(self) -> DaskPut:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the folders one after another, so that the last worker of a root sees that it is the last."""
+        for task in self.tasks:
+            task.release()  # those that have not begun never will
+        for worker, folder in self.folders.items():
+            if folder.status in ("finished", "pending"):
+                with suppress(Exception):
+                    self._results({worker: self._submit(worker, _Folder.close, folder)})
+        for worker in self._watched:
+            self.client.unsubscribe_topic(worker)
+
+    def write(self, data: Any) -> tuple[list[Shard], pa.Schema]:
+        """Write the partitions; return the parts with rows, in order, and the schema. Nothing is visible yet."""
+        with dask.config.set({"dataframe.convert-string": False}):
+            holders, parts = self._held(partitions(data))
+        workers = sorted(set(holders))
+        token = secrets.token_hex(4)
+        self.folders = {
+            worker: self._submit(worker, _Folder, self.name, self.root, token, number)
+            for number, worker in enumerate(workers)
+        }
+        self._results(self.folders, fetch=False)
+        seen = {
+            worker: self._submit(worker, _workers_of, self.folders[worker]) for worker in workers
+        }
+        shared = self._results(seen)
+        self.sealers = {group: worker for worker, (group, _) in shared.items()}
+        written = [
+            self._submit(worker, _write, self.folders[worker], part, number, self.checksums)
+            for number, (worker, part) in enumerate(zip(holders, parts, strict=True))
+        ]
+        self.tasks = written
+        found = self._results(dict(enumerate(written)), holders)
+        self.roots = {number: shared[worker][0] for number, worker in enumerate(holders)}
+        everywhere = len(self.sealers) == 1 and all(durable for _, durable in shared.values())
+        return self._named(list(found.values()), everywhere=everywhere)
+
+    def _named(self, found: list[_Written], *, everywhere: bool) -> tuple[list[Shard], pa.Schema]:
+        shards: list[Shard] = []
+        self.names: dict[Any, dict[str, str]] = {group: {} for group in self.sealers}
+        full = [number for number, one in enumerate(found) if one.shard.rows]
+        if not full:
+            raise ValueError(f"{self.name}: there is nothing to put: no partition has a row")
+        schema = found[full[0]].schema
+        for number in full:
+            one = found[number]
+            if not one.schema.equals(schema, check_metadata=True):
+                raise ValueError(
+                    f"partition {number}: the columns are {described(one.schema)}, "
+                    f"those of partition {full[0]} {described(schema)}"
+                )
+            name = shard_name(len(shards))
+            self.names[self.roots[number]][one.shard.name] = name
+            node = "" if everywhere else one.shard.node
+            shards.append(replace(one.shard, name=name, node=node))
+        return shards, schema
+
+    def seal(self, index: Index) -> None:
+        """Give the set its name in every root, or in none."""
+        sealed = {
+            group: self._submit(worker, _seal, self.folders[worker], index, self.names[group])
+            for group, worker in self.sealers.items()
+        }
+        try:
+            self._results(sealed, list(self.sealers.values()))
+        except BaseException:
+            for worker, future in zip(self.sealers.values(), sealed.values(), strict=True):
+                with suppress(Exception):
+                    self._results({worker: future})
+                    self._results(
+                        {worker: self._submit(worker, _undo, self.folders[worker], index)}
+                    )
+            raise
+
+    def _held(self, delayed: list[Delayed]) -> tuple[list[str], list[Any]]:
+        """Compute the partitions; return the worker that holds each, and its future."""
+        if not delayed:
+            raise ValueError(f"{self.name}: there is nothing to put: no partition")
+        pinned = self._pinned(len(delayed))
+        futures: dict[int, Any] = {}
+        for target in {None, *pinned.values()}:
+            numbers = [n for n in range(len(delayed)) if pinned.get(n) == target]
+            where = {} if target is None else {"workers": [target], "allow_other_workers": False}
+            made = self.client.compute([delayed[n] for n in numbers], **where)
+            futures.update(zip(numbers, made, strict=True))
+        parts = [futures[number] for number in range(len(delayed))]
+        self._results(dict(enumerate(parts)), list(pinned.values()), fetch=False)
+        who = self.client.who_has(parts)
+        if missing := [n for n, part in enumerate(parts) if not who.get(part.key)]:
+            raise PrepareError(f"partition {missing[0]} was lost with its worker: put it again")
+        holders = [pinned.get(n) or sorted(who[part.key])[0] for n, part in enumerate(parts)]
+        return holders, parts
+
+    def _pinned(self, count: int) -> dict[int, str]:
+        known = self.client.scheduler_info(n_workers=-1)["workers"]
+        addresses = sorted(known, key=lambda address: (str(known[address]["name"]), address))
+        if self.placement is None:
+            return {}
+        if self.placement == "spread":
+            return {n: addresses[n * len(addresses) // count] for n in range(count)}
+        if not isinstance(self.placement, Mapping):
+            raise ValueError(
+                f'placement must be "spread", a mapping or None, got {self.placement!r}'
+            )
+        names = {known[address]["name"]: address for address in addresses}
+        pinned = {number: str(names.get(w, w)) for number, w in self.placement.items()}
+        if unknown := set(pinned.values()) - set(addresses):
+            raise ValueError(f"placement: no such worker: {unknown}; there are {sorted(names)}")
+        if outside := [number for number in pinned if number not in range(count)]:
+            raise ValueError(f"placement: no such partition: {outside}; there are {count}")
+        return pinned
+
+    def _submit(self, worker: str, function: Any, *args: Any) -> Any:
+        return self.client.submit(
+            function, *args, workers=[worker], allow_other_workers=False, pure=False
+        )
+
+    def _results(self, futures: Mapping[Any, Any], workers: Any = None, fetch: bool = True) -> Any:
+        """Wait for tasks of `workers`, the keys of `futures` if None; return their results.
+
+        Raises what they raise, and PrepareError if a worker is gone: its tasks would wait for it for ever.
+        """
+        self._gone, self._awaited = "", list(futures.values())
+        self._needed = set(futures if workers is None else workers)
+        self._watch(self._needed)
+        try:
+            for future in distributed.as_completed(self._awaited):
+                if future.status != "finished":
+                    future.result()
+            return self.client.gather(dict(futures)) if fetch else None
+        except CancelledError:
+            if not self._gone:
+                raise
+        raise PrepareError(f"worker {self._gone} ended during the put: put it again")
+
+    def _watch(self, workers: set[str]) -> None:
+        """Have the end of a worker end the wait for it. Raises PrepareError if one has ended already."""
+        for worker in workers - self._watched:
+            self.client.subscribe_topic(worker, functools.partial(self._see, worker))
+        if workers - self._watched:
+            # The scheduler takes it after the subscriptions: an end that it does not tell of is seen below.
+            self.client.submit(int, pure=False).result()
+        self._watched |= workers
+        if ended := workers - set(self.client.nthreads()):
+            raise PrepareError(f"worker {min(ended)} ended during the put: put it again")
+
+    async def _see(self, worker: str, event: tuple[float, Any]) -> None:
+        """Take an event of a worker, on the client's thread."""
+        ended = isinstance(event[1], dict) and event[1].get("action") == "remove-worker"
+        if ended and worker in self._needed:
+            self._gone = worker
+            await self.client.cancel(self._awaited)

@@ -1,0 +1,152 @@
+"""Parts that are missing here are copied from elsewhere: a folder that nodes share, or servers of other nodes."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from fastload.datasets.manifest import INDEX, STAGING, Index, Shard, read_index
+from fastload.disk import locked_path, replace_file, write_all
+from fastload.errors import PackedDataError
+from fastload.store.parts import open_part
+from fastload.store.room import expect_room, full_is_told
+from fastload.store.root import in_memory, seal, unsealed
+
+Places = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+_PIECE = 2**22
+
+
+class Source(Protocol):
+    """Where parts can be copied from. `where` names it in errors."""
+
+    where: str
+
+    def find(self, name: str) -> tuple[Index, set[str]] | None:
+        """Return the index of a set and the names of the parts that lie there, or None if there is no such set."""
+
+    def read(self, name: str, part: str) -> Iterator[memoryview]:
+        """Yield the bytes of a part's file."""
+
+
+def sources(places: Places) -> list[Source]:
+    """Return the sources that paths and URLs name."""
+    if isinstance(places, str | os.PathLike):
+        places = [places]
+    return [_source(os.fspath(place)) for place in places]
+
+
+def _source(place: str) -> Source:
+    if "://" not in place:
+        return FolderSource(os.path.abspath(place))
+    from fastload.store.flight import ServerSource
+
+    token = authority = b""
+    if path := os.environ.get("FASTLOAD_TOKEN_FILE"):
+        with open(path, "rb") as file:
+            token = file.read().strip()
+    if path := os.environ.get("FASTLOAD_TLS_CA"):
+        with open(path, "rb") as file:
+            authority = file.read()
+    return ServerSource(place, token=token.decode(), authority=authority or None)
+
+
+class FolderSource:
+    """A root, or the folder of one set."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def find(self, name: str) -> tuple[Index, set[str]] | None:
+        """Return the index of a set and the names of the parts that lie there, or None if there is no such set."""
+        try:
+            return read_index(self._path(name)), set(os.listdir(self._path(name)))
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: str, part: str) -> Iterator[memoryview]:
+        """Yield the bytes of a part's file."""
+        with open(os.path.join(self._path(name), part), "rb") as file:
+            while piece := file.read(_PIECE):
+                yield memoryview(piece)
+
+    def _path(self, name: str) -> str:
+        is_set = os.path.exists(os.path.join(self.where, INDEX))
+        return self.where if is_set else os.path.join(self.where, name)
+
+
+def fetch_index(root: str, name: str, places: Sequence[Source]) -> None:
+    """Make the set here, of its index alone. Do nothing if it is here. Raises FileNotFoundError, PackedDataError."""
+    path = os.path.join(root, name)
+    if os.path.exists(os.path.join(path, INDEX)):
+        return
+    for source in places:
+        if found := source.find(name):
+            # Another process may be here first.
+            with unsealed(root, name, free=False) as folder, suppress(FileExistsError):
+                seal(folder, root, name, found[0])
+            return
+    raise FileNotFoundError(
+        2, f"there is no set {name!r}, neither here nor at {_named(places)}", root
+    )
+
+
+def fetch_parts(path: str, index: Index, parts: Sequence[Shard], places: Sequence[Source]) -> None:
+    """Copy those of `parts` that are missing into the set at `path`, whole and checked.
+
+    If several processes call this at once, one copies, and the others wait. Raises StoreFullError before a byte is
+    written, PackedDataError if no source has a part, has a set of another id, or cannot be read.
+    """
+    with locked_path(os.path.join(path, STAGING, "lock"), needed=False):
+        missing = [p for p in parts if not os.path.exists(os.path.join(path, p.name))]
+        if not missing:
+            return
+        expect_room(path, sum(part.bytes for part in missing))
+        name = os.path.basename(path)
+        there = _there(path, name, index, places)
+        for part in missing:
+            source = next((s for s in places if part.name in there.get(s.where, ())), None)
+            if source is None:
+                node = f" of the node {part.node}" if part.node else ""
+                raise PackedDataError(
+                    path, f"the part{node} is not at {_named(places)} either", shard=part.name
+                )
+            _copy(path, name, part, source)
+
+
+def _there(path: str, name: str, index: Index, places: Sequence[Source]) -> dict[str, set[str]]:
+    """Return the names of the parts that each source has."""
+    there = {}
+    for source in places:
+        if found := source.find(name):
+            if found[0].id != index.id:
+                raise PackedDataError(
+                    path,
+                    f"{source.where} has another set of this name (id {found[0].id}, here {index.id}): remove one",
+                )
+            there[source.where] = found[1]
+    return there
+
+
+def _copy(path: str, name: str, part: Shard, source: Source) -> None:
+    """Copy one part. It gets its name once it is whole and right."""
+    staging, checksum = os.path.join(path, STAGING), 0
+    partial = os.path.join(staging, part.name)
+    whole = replace_file(
+        os.path.join(path, part.name), partial=partial, durable=not in_memory(path)
+    )
+    with full_is_told(path, part.bytes), whole as file:
+        for piece in source.read(name, part.name):
+            checksum = zlib.crc32(piece, checksum)
+            write_all(file.fileno(), partial, piece)
+        open_part(staging, part)
+        if part.checksum not in (None, checksum):
+            raise PackedDataError(
+                path, f"the copy from {source.where} does not have its checksum", shard=part.name
+            )
+
+
+def _named(places: Sequence[Source]) -> str:
+    return ", ".join(source.where for source in places)

@@ -1,0 +1,196 @@
+"""Sets of a root over Arrow Flight, read only: what `fastload store serve` runs, and what `get(source=...)` reads from.
+
+A set is a flight, and its descriptor is the path [NAME]. Each of its endpoints is a part that lies here, with a ticket
+that is JSON: {"set": NAME, "part": FILE}. It gives the part's columns, to any client of Flight, which should read with
+`IpcReadOptions(ensure_alignment=Alignment.At64Byte)`: otherwise values lie at odd addresses. With "file": true a ticket
+gives the bytes of the file instead, so that a copy is mapped as the original is, and has its checksum. The action "set"
+with a name gives the bytes of its index, then the names of the parts that lie here; nothing if there is no such set.
+
+A call needs the header `authorization: Bearer TOKEN`, if the server has a token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from fastload.datasets.manifest import Index, Shard, dump_index, parse_index, read_index
+from fastload.errors import PackedDataError
+from fastload.store.parts import open_part
+from fastload.store.root import check_name, sets
+
+_PIECE = 2**22
+_BYTES = pa.schema([pa.field("bytes", pa.binary(), nullable=False)])
+
+
+class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Serves the sets of `root` at `location`, "grpc://HOST:PORT" or "grpc+tls://HOST:PORT"; port 0 is any free one.
+
+    Args:
+        token: that calls must bear; "": none.
+        certificate: (chain, key) in PEM, for TLS.
+
+    Memory: some pieces of 4 MiB for each call.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        location: str,
+        *,
+        token: str = "",
+        certificate: tuple[bytes, bytes] | None = None,
+    ) -> None:
+        self._root = root
+        super().__init__(
+            location,
+            tls_certificates=[certificate] if certificate else None,
+            middleware={"token": _Token(token)} if token else None,
+        )
+
+    def list_flights(self, context: Any, criteria: bytes) -> Iterator[flight.FlightInfo]:
+        """Yield the sealed sets."""
+        for found in sets(self._root):
+            if found.index.mode == "columns":
+                yield self._info(found.name, found.index)
+
+    def get_flight_info(
+        self, context: Any, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
+        """Return what a set is, and the tickets of its parts."""
+        name = b"/".join(descriptor.path).decode()
+        return self._info(name, self._index(name))
+
+    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
+        """Return the columns of a part, or the bytes of its file."""
+        try:
+            about = json.loads(ticket.ticket)
+            name, part, whole = about["set"], about["part"], about.get("file", False)
+        except (ValueError, KeyError, TypeError) as error:
+            raise flight.FlightServerError(
+                'a ticket is JSON: {"set": NAME, "part": FILE}'
+            ) from error
+        shards = {shard.name: shard for shard in self._index(name).shards}
+        if part not in shards or not self._is_here(name, shards[part]):
+            raise flight.FlightServerError(f"the set {name!r} has no part {part!r} on this node")
+        if whole:
+            return flight.GeneratorStream(_BYTES, _pieces(self._path(name, part)))
+        batch, _ = open_part(self._path(name), shards[part])
+        return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(batch.schema, [batch]))
+
+    def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
+        """Yield the results of the action "set"."""
+        if action.type != "set":
+            raise flight.FlightServerError(f'there is no action {action.type!r}, only "set"')
+        name = action.body.to_pybytes().decode(errors="replace")
+        if name in {found.name for found in sets(self._root)}:
+            index = self._index(name)
+            yield flight.Result(dump_index(index))
+            here = [shard.name for shard in index.shards if self._is_here(name, shard)]
+            yield flight.Result(json.dumps(here).encode())
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        """Return the names of the actions, and what they do."""
+        return [("set", "The index of a set, and the names of its parts that lie here.")]
+
+    def _index(self, name: str) -> Index:
+        """Return the index of a set: the name cannot lead out of the root."""
+        try:
+            return read_index(self._path(check_name(name)))
+        except (OSError, ValueError) as error:
+            known = ", ".join(found.name for found in sets(self._root)) or "none"
+            raise flight.FlightServerError(
+                f"there is no set {name!r}; the sets here: {known}"
+            ) from error
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self._root, *names)
+
+    def _is_here(self, name: str, shard: Shard) -> bool:
+        return os.path.exists(self._path(name, shard.name))
+
+    def _info(self, name: str, index: Index) -> flight.FlightInfo:
+        here = [shard for shard in index.shards if self._is_here(name, shard)]
+        schema = open_part(self._path(name), here[0])[0].schema if here else pa.schema([])
+        tickets = [json.dumps({"set": name, "part": shard.name}).encode() for shard in here]
+        return flight.FlightInfo(
+            schema,
+            flight.FlightDescriptor.for_path(name),
+            [flight.FlightEndpoint(ticket, []) for ticket in tickets],
+            sum(shard.rows for shard in here),
+            sum(shard.bytes for shard in here),
+        )
+
+
+def _pieces(path: str) -> Iterator[pa.RecordBatch]:
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            yield pa.record_batch([pa.array([piece], pa.binary())], schema=_BYTES)
+
+
+class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses calls that do not bear the token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
+        """Check a call."""
+        given = next(iter(headers.get("authorization", [])), "").encode()
+        if not hmac.compare_digest(given, self._expected):
+            raise flight.FlightUnauthenticatedError(
+                "this server wants another token" if given else "this server wants a token"
+            )
+
+
+class ServerSource:
+    """The sets of a server. `where` is its URL."""
+
+    def __init__(self, where: str, *, token: str = "", authority: bytes | None = None) -> None:
+        self.where = where
+        headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
+        self._options = flight.FlightCallOptions(headers=headers)
+        self._client = flight.FlightClient(where, tls_root_certs=authority)
+
+    def find(self, name: str) -> tuple[Index, set[str]] | None:
+        """Return the index of a set, and the names of the parts that lie there. Raises PackedDataError."""
+        with _Said(self.where):
+            action = flight.Action("set", name.encode())
+            results = [r.body.to_pybytes() for r in self._client.do_action(action, self._options)]
+        if not results:
+            return None
+        encoded, here = results
+        return parse_index(f"{self.where}/{name}", encoded), set(json.loads(here))
+
+    def read(self, name: str, part: str) -> Iterator[memoryview]:
+        """Yield the bytes of a part's file. Raises PackedDataError."""
+        ticket = json.dumps({"set": name, "part": part, "file": True}).encode()
+        with _Said(self.where):
+            for chunk in self._client.do_get(flight.Ticket(ticket), self._options):
+                yield memoryview(chunk.data.column(0)[0].as_buffer())
+
+
+class _Said:
+    """What a server has said is an error of fastload."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, flight.FlightUnauthenticatedError):
+            raise PackedDataError(
+                self._where,
+                "it wants a token, or another one: name the file that has it in $FASTLOAD_TOKEN_FILE",
+            ) from error
+        if isinstance(error, flight.FlightError | pa.ArrowException):
+            said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
+            raise PackedDataError(self._where, f"cannot be read from: {said}") from error

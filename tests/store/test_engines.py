@@ -1,0 +1,280 @@
+"""Promise: `prepare` gives the same set on any engine, and any number of ranks reads every row of it once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastload import DataLoader, RankSampler, store
+from fastload.errors import StoreFullError
+from fastload.store.root import sets
+from tests.distributed.launching import LAUNCHERS, command, run
+
+MPIS = [launcher for launcher in LAUNCHERS if launcher != "torchrun"]
+PARTS = 20
+ROWS = 60_000
+
+PROGRAM = """
+import os, sys, signal
+import numpy as np
+from fastload import store
+
+def rows_of(bad, number):
+    if number == bad:
+        if sys.argv[3] == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError(f"no digits in {number}")
+    y = np.arange(number * 3000, (number + 1) * 3000)
+    return {"x": (y[:, None] * 31 + np.arange(8)).astype(np.uint8), "y": y}
+
+if __name__ == "__main__":
+    from functools import partial
+    from mpi4py.futures import MPIPoolExecutor
+    bad = -1 if sys.argv[3] == "good" else 13
+    with MPIPoolExecutor() as pool:
+        print(store.prepare(partial(rows_of, bad), range(20), sys.argv[1], executor=pool,
+                            version=sys.argv[2], checksums=True), flush=True)
+"""
+
+
+def rows_of(number: int) -> dict[str, Any]:
+    y = np.arange(number * (ROWS // PARTS), (number + 1) * (ROWS // PARTS))
+    return {"x": (y[:, None] * 31 + np.arange(8)).astype(np.uint8), "y": y}
+
+
+def aligned(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return torch.equal(x, (y[:, None] * 31 + torch.arange(8)).to(torch.uint8))
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.glob("*.arrow")}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of 60,000 rows in 20 parts, prepared by one thread."""
+    path = tmp_path_factory.mktemp("engines") / "set"
+    store.prepare(rows_of, range(PARTS), path, workers=0, checksums=True)
+    return path
+
+
+def under_mpi(
+    launcher: str, folder: Path, how: str, *options: str, ranks: int = 5
+) -> tuple[int, str]:
+    """Prepare the set `folder`/set under mpiexec: one rank submits, the others work."""
+    (folder / "program.py").write_text(PROGRAM)
+    if launcher == "openmpi":
+        options = (*options, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
+    started = command(
+        launcher,
+        ranks,
+        "-m",
+        "mpi4py.futures",
+        "program.py",
+        str(folder / "set"),
+        "1",
+        how,
+        options=options,
+    )
+    ended = run(started, folder)
+    return ended.code, ended.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", MPIS)
+def test_under_mpi(launcher: str, tmp_path: Path, prepared: Path) -> None:
+    code, text = under_mpi(launcher, tmp_path, "good")
+    assert code == 0, text
+    assert "60,000 rows, 20 parts made" in text
+    assert files(tmp_path / "set") == files(prepared)
+    assert store.get(tmp_path / "set").set_id == store.get(prepared).set_id
+    code, text = under_mpi(launcher, tmp_path, "good", ranks=3)
+    assert "0 parts made, 20 there already" in text, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", MPIS)
+def test_under_mpi_with_a_host_file(launcher: str, tmp_path: Path, prepared: Path) -> None:
+    (tmp_path / "hosts").write_text(
+        "localhost slots=5\n" if launcher == "openmpi" else "localhost:5\n"
+    )
+    option = "--hostfile" if launcher == "openmpi" else "-f"
+    code, text = under_mpi(launcher, tmp_path, "good", option, "hosts")
+    assert code == 0, text
+    assert files(tmp_path / "set") == files(prepared)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", MPIS)
+def test_under_mpi_a_source_that_fails_is_named(launcher: str, tmp_path: Path) -> None:
+    code, text = under_mpi(launcher, tmp_path, "fails")
+    assert code != 0
+    assert "PrepareError: the source 13: ValueError: no digits in 13" in text
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", MPIS)
+def test_under_mpi_a_rank_that_dies_loses_no_complete_part(launcher: str, tmp_path: Path) -> None:
+    code, _ = under_mpi(launcher, tmp_path, "dies", ranks=2)  # the one worker makes parts in order
+    assert code != 0
+    assert not (tmp_path / "set").exists()
+    there = {file.name for file in (tmp_path / ".unsealed" / "set").glob("*.json")}
+    assert len(there) >= 12
+    before = {name: (tmp_path / ".unsealed" / "set" / name).stat().st_mtime_ns for name in there}
+    assert before
+    code, text = under_mpi(launcher, tmp_path, "dies", ranks=2)
+    assert code != 0
+    kept = {
+        file.name: file.stat().st_mtime_ns
+        for file in (tmp_path / ".unsealed" / "set").glob("*.json")
+    }
+    assert {name: kept[name] for name in before} == before, "no part is made again"
+    assert text
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_on_other_engines(engine: str, tmp_path: Path, prepared: Path) -> None:
+    processes = partial(ProcessPoolExecutor, 2, mp_context=get_context("spawn"))
+    with processes() if engine == "processes" else ThreadPoolExecutor(4) as pool:
+        store.prepare(rows_of, range(PARTS), tmp_path / "set", executor=pool, checksums=True)
+    assert files(tmp_path / "set") == files(prepared)
+
+
+def test_on_parsl(tmp_path: Path, prepared: Path) -> None:
+    pytest.importorskip("parsl")
+    program = PROGRAM.replace(
+        "from mpi4py.futures import MPIPoolExecutor", "import parsl.concurrent"
+    )
+    program = program.replace(
+        "MPIPoolExecutor()", "parsl.concurrent.ParslPoolExecutor(parsl.Config())"
+    )
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "program.py", str(tmp_path / "set"), "1", "good"]
+    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+    subprocess.run(command, cwd=tmp_path, check=True, env=environ)
+    assert files(tmp_path / "set") == files(prepared)
+
+
+# ---- worlds ----
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 32])
+def test_every_pair_is_read_once_and_aligned(world: int, workers: int, prepared: Path) -> None:
+    dataset = store.get(prepared, data="x", label="y")
+    seen = []
+    for rank in range(world):
+        sampler = RankSampler(dataset, rank=rank, world_size=world, ends="uneven")
+        loader = DataLoader(dataset, 128, sampler=sampler, num_workers=workers, seed=5)
+        for x, y in loader:
+            assert aligned(x, y)
+            seen.append(y)
+    assert torch.cat(seen).sort().values.tolist() == list(range(ROWS))
+
+
+READER = """
+import sys, torch
+from fastload import DataLoader, RankSampler, store
+from fastload import distributed
+
+rank = distributed.detect_rank().rank
+dataset = store.get(sys.argv[1], data="x", label="y")
+sampler = RankSampler(dataset, rank=rank.rank, world_size=rank.world_size)
+rows = []
+for x, y in DataLoader(dataset, 128, sampler=sampler, num_workers=2, seed=5):
+    assert torch.equal(x, (y[:, None] * 31 + torch.arange(8)).to(torch.uint8))
+    rows.append(y)
+torch.save(torch.cat(rows), f"rows-{rank.rank}-of-{rank.world_size}.pt")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", MPIS)
+def test_prepared_by_four_and_read_by_three(launcher: str, tmp_path: Path) -> None:
+    code, text = under_mpi(launcher, tmp_path, "good")
+    assert code == 0, text
+    (tmp_path / "reader.py").write_text(READER)
+    options = ("--map-by", ":OVERSUBSCRIBE") if launcher == "openmpi" else ()
+    reader = command(launcher, 3, "reader.py", str(tmp_path / "set"), options=options)
+    ended = run(reader, tmp_path)
+    assert ended.code == 0, ended.text
+    rows = [torch.load(tmp_path / f"rows-{rank}-of-3.pt") for rank in range(3)]
+    assert torch.cat(rows).sort().values.tolist() == list(range(ROWS))
+
+
+# ---- a memory that is full, and what is opened ----
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_full_memory_keeps_complete_parts_and_nothing_else(workers: int, tmp_path: Path) -> None:
+    mount = tmp_path / "memory"
+    mount.mkdir()
+    size = 3 * 2**18  # of 20 parts of 48 kB about 15
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", mount],
+        check=False,
+        capture_output=True,
+    ).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        with pytest.raises(StoreFullError, match=r"needs [\d,]+ bytes more, and [\d,]+ are free"):
+            store.prepare(rows_of, range(PARTS), mount / "set", workers=workers)
+        assert list(sets(str(mount))) == []
+        parts = list((mount / ".unsealed" / "set").glob("*.arrow"))
+        assert 5 < len(parts) < PARTS
+        subprocess.run(["mount", "-o", "remount,size=4m", mount], check=True)
+        found = store.prepare(rows_of, range(PARTS), mount / "set", workers=workers)
+        assert found.reused >= len(parts)
+        dataset = store.get(mount / "set", data="x", label="y")
+        with (
+            (mount / "rest").open("wb", buffering=0) as rest,
+            pytest.raises(OSError, match="No space left"),
+        ):
+            while True:
+                rest.write(bytes(2**12))
+        (x, y), *_ = DataLoader(dataset, ROWS)
+        assert aligned(x, y), "reading needs no room"
+        dataset._parts.clear()
+    finally:
+        subprocess.run(["umount", "-l", mount], check=True)
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_strace_sees_that_a_rank_opens_its_node_s_parts_only(tmp_path: Path) -> None:
+    from tests.store.test_placement import nodes_with
+
+    roots = nodes_with(tmp_path, {"a": 19, "b": 1})
+    for part in (tmp_path / "whole" / "x").glob("*.arrow"):  # all are there to be opened
+        shutil.copy(part, roots["b"] / "x")
+    program = """
+import sys
+from fastload import DataLoader, store
+rows = [int(y) for batch in DataLoader(store.get("x", data="y", root=sys.argv[1]), 8, num_workers=2) for y in batch]
+assert rows == list(range(570, 600)), rows
+"""
+    traced = tmp_path / "trace"
+    subprocess.run(
+        [
+            *("strace", "-f", "-e", "trace=open,openat", "-o", traced),
+            *(sys.executable, "-c", program, str(roots["b"])),
+        ],
+        check=True,
+        env={**os.environ, "FASTLOAD_NODE": "b", "PYTHONPATH": os.getcwd()},
+    )
+    opened = {
+        name for name in (f"shard-{n:05d}.arrow" for n in range(20)) if name in traced.read_text()
+    }
+    assert opened == {"shard-00019.arrow"}
