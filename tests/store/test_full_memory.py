@@ -1,4 +1,4 @@
-"""Promise: a tmpfs that fills up takes no part of a `put`, gives its room back, and takes the set once there is more."""
+"""Promise: a tmpfs that fills up takes no part of a `put`, gives its room back, and takes it once it is larger."""
 
 from __future__ import annotations
 
