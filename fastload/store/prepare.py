@@ -79,8 +79,9 @@ def prepare(
         sources: paths of files or folders, or any values that can be pickled.
         out: the name of the set, or its path.
         executor: runs the parts: any `concurrent.futures.Executor`, such as `mpi4py.futures.MPIPoolExecutor()`, Dask's
-            `client.get_executor()`, `parsl.concurrent.ParslPoolExecutor(config)`, or a pool of threads. All its workers
-            must see `out`. None: processes of this call.
+            `client.get_executor(pure=False)`, `parsl.concurrent.ParslPoolExecutor(config)`, or a pool of threads. All
+            its workers must see `out`. None: processes of this call. Without `pure=False`, Dask may answer a second
+            call with the failure of the first.
         workers: how many processes; None: one for each core. 0: the calling thread makes the parts.
         version: change it if `function` has changed in what it reaches through other modules; see `fingerprint`.
         on_error: "skip" leaves out each source for which `function` raises, and lists it in `skipped` and in the file
@@ -171,6 +172,14 @@ def _make(
                 f"a worker process ended while parts were made, of {_shown(sources[found])} or another source: killed, "
                 f"or out of memory. {bar.n} of {bar.total} parts are complete and stay: call prepare again to go on"
             ) from error
+        except OSError:
+            raise  # of the part's file
+        except Exception as error:  # each engine has its own, such as Dask's KilledWorker
+            reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
+            raise PrepareError(
+                f"the engine gave up the source {_shown(sources[found])}: {reason}. "
+                f"{bar.n} of {bar.total} parts are complete and stay: call prepare again to go on"
+            ) from error
         if reason is not None and not skip:
             raise PrepareError(f"the source {_shown(sources[found])}: {reason}")
         if reason is not None:
@@ -200,6 +209,8 @@ def _results(
 
 def _make_part(work: Work, function: Callable[[Any], Any], found: str, source: Any) -> str | None:
     """Make one part, in a worker; return why its source failed, or None. Raises StoreFullError, OSError."""
+    if work.note(found) is not None:
+        return None  # Dask runs a task again if the worker that had its result died
     try:
         batch = record_batch(function(source))
     except Exception as error:
