@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import os
 import reprlib
+import secrets
 import shutil
 import signal
 import sys
@@ -79,9 +80,8 @@ def prepare(
         sources: paths of files or folders, or any values that can be pickled.
         out: the name of the set, or its path.
         executor: runs the parts: any `concurrent.futures.Executor`, such as `mpi4py.futures.MPIPoolExecutor()`, Dask's
-            `client.get_executor(pure=False)`, `parsl.concurrent.ParslPoolExecutor(config)`, or a pool of threads. All
-            its workers must see `out`. None: processes of this call. Without `pure=False`, Dask may answer a second
-            call with the failure of the first.
+            `client.get_executor()`, `parsl.concurrent.ParslPoolExecutor(config)`, or a pool of threads. All its workers
+            must see `out`. None: processes of this call.
         workers: how many processes; None: one for each core. 0: the calling thread makes the parts.
         version: change it if `function` has changed in what it reaches through other modules; see `fingerprint`.
         on_error: "skip" leaves out each source for which `function` raises, and lists it in `skipped` and in the file
@@ -163,7 +163,8 @@ def _make(
 ) -> dict[str, str]:
     """Make a part of each source; return why those failed that did, by fingerprint. Raises PrepareError."""
     reasons = {}
-    call = partial(_make_part, work, function)
+    # Dask answers a call that it knows with the result that it has, be it a failure.
+    call = partial(_make_part, work, function, secrets.token_hex(4))
     for found, result in _results(call, sources, executor):
         try:
             reason = result()
@@ -207,8 +208,13 @@ def _results(
         wait(futures)  # so that no worker writes after the set is given up
 
 
-def _make_part(work: Work, function: Callable[[Any], Any], found: str, source: Any) -> str | None:
-    """Make one part, in a worker; return why its source failed, or None. Raises StoreFullError, OSError."""
+def _make_part(
+    work: Work, function: Callable[[Any], Any], attempt: str, found: str, source: Any
+) -> str | None:
+    """Make one part, in a worker; return why its source failed, or None. Raises StoreFullError, OSError.
+
+    `attempt` makes each preparation's calls different ones.
+    """
     if work.note(found) is not None:
         return None  # Dask runs a task again if the worker that had its result died
     try:

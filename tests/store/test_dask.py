@@ -57,7 +57,10 @@ def client(roots: list[Path]) -> Iterator[Any]:
         }
         for number, root in enumerate(roots)
     }
-    scheduler = {"cls": distributed.Scheduler, "options": {"dashboard_address": None, "port": 0}}
+    scheduler = {
+        "cls": distributed.Scheduler,
+        "options": {"dashboard_address": "127.0.0.1:0", "port": 0},
+    }
     with (
         distributed.SpecCluster(workers=workers, scheduler=scheduler) as cluster,
         distributed.Client(cluster) as client,
@@ -197,13 +200,11 @@ def test_prepare_goes_on_after_a_worker_of_dask_was_killed(deaths: int, tmp_path
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 3}),
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1"
+            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1"
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
-        run = partial(
-            prepare, function, range(8), tmp_path / "set", executor=client.get_executor(pure=False)
-        )
+        run = partial(prepare, function, range(8), tmp_path / "set", executor=client.get_executor())
         if deaths == 4:
             with pytest.raises(
                 PrepareError, match=r"gave up the source \d: KilledWorker.*call prep"
