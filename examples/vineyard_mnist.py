@@ -148,7 +148,7 @@ def simulated_hosts(folder: str) -> SpecCluster:
         }
         for host in HOSTS
     }
-    options = {"dashboard_address": ":0", "port": 0, "host": "127.0.0.1"}
+    options = {"dashboard_address": "127.0.0.1:0", "port": 0, "host": "127.0.0.1"}
     scheduler = {"cls": Scheduler, "options": options}
     return SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.WARNING)
 

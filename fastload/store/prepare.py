@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import os
 import reprlib
+import secrets
 import shutil
 import signal
 import sys
@@ -162,7 +163,8 @@ def _make(
 ) -> dict[str, str]:
     """Make a part of each source; return why those failed that did, by fingerprint. Raises PrepareError."""
     reasons = {}
-    call = partial(_make_part, work, function)
+    # Dask answers a call that it knows with the result that it has, be it a failure.
+    call = partial(_make_part, work, function, secrets.token_hex(4))
     for found, result in _results(call, sources, executor):
         try:
             reason = result()
@@ -170,6 +172,14 @@ def _make(
             raise PrepareError(
                 f"a worker process ended while parts were made, of {_shown(sources[found])} or another source: killed, "
                 f"or out of memory. {bar.n} of {bar.total} parts are complete and stay: call prepare again to go on"
+            ) from error
+        except OSError:
+            raise  # of the part's file
+        except Exception as error:  # each engine has its own, such as Dask's KilledWorker
+            reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
+            raise PrepareError(
+                f"the engine gave up the source {_shown(sources[found])}: {reason}. "
+                f"{bar.n} of {bar.total} parts are complete and stay: call prepare again to go on"
             ) from error
         if reason is not None and not skip:
             raise PrepareError(f"the source {_shown(sources[found])}: {reason}")
@@ -198,8 +208,15 @@ def _results(
         wait(futures)  # so that no worker writes after the set is given up
 
 
-def _make_part(work: Work, function: Callable[[Any], Any], found: str, source: Any) -> str | None:
-    """Make one part, in a worker; return why its source failed, or None. Raises StoreFullError, OSError."""
+def _make_part(
+    work: Work, function: Callable[[Any], Any], attempt: str, found: str, source: Any
+) -> str | None:
+    """Make one part, in a worker; return why its source failed, or None. Raises StoreFullError, OSError.
+
+    `attempt` makes each preparation's calls different ones.
+    """
+    if work.note(found) is not None:
+        return None  # Dask runs a task again if the worker that had its result died
     try:
         batch = record_batch(function(source))
     except Exception as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from fastload.datasets.manifest import read_index
-from fastload.errors import StoreFullError
+from fastload.errors import PrepareError, StoreFullError
 from fastload.store import get, prepare, put
 from fastload.store.root import collect
 
@@ -55,7 +57,10 @@ def client(roots: list[Path]) -> Iterator[Any]:
         }
         for number, root in enumerate(roots)
     }
-    scheduler = {"cls": distributed.Scheduler, "options": {"dashboard_address": None, "port": 0}}
+    scheduler = {
+        "cls": distributed.Scheduler,
+        "options": {"dashboard_address": "127.0.0.1:0", "port": 0},
+    }
     with (
         distributed.SpecCluster(workers=workers, scheduler=scheduler) as cluster,
         distributed.Client(cluster) as client,
@@ -177,6 +182,41 @@ def test_without_a_client_the_partitions_are_computed_here(tmp_path: Path) -> No
 def test_prepare_on_the_executor_of_a_client(client: Any, tmp_path: Path) -> None:
     done = prepare(frame_of, range(4), "prepared", executor=client.get_executor(), root=tmp_path)
     assert (done.rows, done.made) == (20, 4)
+
+
+def dies_at_three(folder: Path, deaths: int, number: int) -> pd.DataFrame:
+    """Log the call, and kill the worker at the source 3, `deaths` times."""
+    with (folder / "calls").open("a") as calls:
+        calls.write(f"{number}\n")
+    if number == 3 and (folder / "calls").read_text().split().count("3") <= deaths:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return frame_of(number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deaths", [1, 4])  # Dask gives up a task at the fourth death
+def test_prepare_goes_on_after_a_worker_of_dask_was_killed(deaths: int, tmp_path: Path) -> None:
+    function = partial(dies_at_three, tmp_path, deaths)
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 3}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        run = partial(prepare, function, range(8), tmp_path / "set", executor=client.get_executor())
+        if deaths == 4:
+            with pytest.raises(
+                PrepareError, match=r"gave up the source \d: KilledWorker.*call prep"
+            ):
+                run()
+            assert not (tmp_path / "set").exists()
+        done = run()
+    assert done.rows == 40
+    assert get(tmp_path / "set", data="y").__getitems__(range(40)) == list(range(40))
+    calls = (tmp_path / "calls").read_text().split()
+    assert calls.count("3") == deaths + 1
+    assert calls.count("0") == 1, "the part was complete, and is not made again"
 
 
 def wait_until_empty(client: Any, roots: list[Path]) -> None:

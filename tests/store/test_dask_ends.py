@@ -47,7 +47,10 @@ def client(roots: list[Path]) -> Iterator[Any]:
         }
         for number, root in enumerate(roots)
     }
-    scheduler = {"cls": distributed.Scheduler, "options": {"dashboard_address": None, "port": 0}}
+    scheduler = {
+        "cls": distributed.Scheduler,
+        "options": {"dashboard_address": "127.0.0.1:0", "port": 0},
+    }
     with (
         distributed.SpecCluster(workers=workers, scheduler=scheduler) as cluster,
         distributed.Client(cluster) as client,
