@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import importlib
 import operator
 import os
 import pickle
+import pkgutil
 import runpy
 import sys
 from types import SimpleNamespace
@@ -15,15 +15,17 @@ from typing import Any
 
 def main(where: str, name: str, call: str) -> None:
     """Call the function `name` of a module, or of a script, which is run but not as `__main__`."""
-    found: Any
+    function: Any
     if os.path.isabs(where):
         sys.path.insert(0, os.path.dirname(where))
-        found = SimpleNamespace(**runpy.run_path(where, run_name="__flow__"))
+        function = operator.attrgetter(name)(
+            SimpleNamespace(**runpy.run_path(where, run_name="__flow__"))
+        )
     else:
         sys.path.insert(0, os.getcwd())
-        found = importlib.import_module(where)
+        function = pkgutil.resolve_name(f"{where}:{name}")
     args, kwargs = pickle.loads(base64.b64decode(call))
-    operator.attrgetter(name)(found)(*args, **kwargs)
+    function(*args, **kwargs)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ Paths start from the folder of the file.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
+import pkgutil
 import sys
 import tomllib
 from pathlib import Path
@@ -101,11 +101,10 @@ def _resources(table: dict[str, Any]) -> dict[str, Any]:
 
 def _function(text: str, graph: PipelineGraph) -> Any:
     """Return the function "module:name", of a module that is installed or lies beside the file."""
-    module, colon, name = text.partition(":")
-    if not colon:
+    if ":" not in text:
         raise FlowError(f'a function is given as "module:name", got {text!r}')
     sys.path.insert(0, graph.folder or ".")
     try:
-        return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(text)
     finally:
         sys.path.remove(graph.folder or ".")

@@ -38,6 +38,7 @@ from fastload.flow.tasks import Task
 GRACE_S = 10.0
 """What a task gets to end after SIGTERM, before all its processes are killed."""
 _TAIL_LINES = 20
+_STOPPED = "it was interrupted"
 
 
 @dataclass(frozen=True)
@@ -311,7 +312,9 @@ class _Run:
         del self.running[name]
         self.seconds[name] = time.time() - one.record.began
         if reason:
-            self.fail(name, one.record, reason)
+            self.fail(
+                name, one.record, reason, "stopped" if one.ended_for == _STOPPED else "failed"
+            )
             return True
         one.record.outputs = stamps(task.folder(self.base), task.outputs)
         one.record.state, one.record.ended = "done", time.time()
@@ -329,16 +332,16 @@ class _Run:
         absent = [path for path, stamp in made.items() if stamp == "absent"]
         return f"it ended well, but did not make {absent[0]}" if absent else ""
 
-    def fail(self, name: str, record: Record, reason: str) -> None:
-        record.state, record.reason, record.ended = "failed", reason, time.time()
+    def fail(self, name: str, record: Record, reason: str, state: State = "failed") -> None:
+        record.state, record.reason, record.ended = state, reason, time.time()
         write(self.folder, name, record)
         self.reasons[name] = reason
-        self.change(name, "failed", reason)
+        self.change(name, state, reason)
 
     def stop(self) -> None:
         """End all tasks that run."""
         for one in self.running.values():
-            self.tell_to_end(one, "it was interrupted")
+            self.tell_to_end(one, _STOPPED)
         while self.running:
             try:
                 self.wait()

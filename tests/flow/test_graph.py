@@ -1,0 +1,156 @@
+"""Promise: a graph says what runs before what; a cycle, an unknown name and a task given twice are errors."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fastload.cli import main
+from fastload.errors import FlowError
+from fastload.flow import FunctionTask, MPITask, PipelineGraph, PythonTask, PytorchTask, Task
+from fastload.flow.pipefile import read_pipeline
+from fastload.flow.show import as_svg, as_text
+
+
+def graph_of(**after: list[str] | None) -> PipelineGraph:
+    graph = PipelineGraph("g")
+    for name, before in after.items():
+        graph.add_task(Task(name, command="true"), before)
+    return graph
+
+
+def flow(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["flow", *map(str, arguments)])
+
+
+def test_a_task_follows_the_one_that_was_added_before_it() -> None:
+    graph = graph_of(a=None, b=None, c=None)
+    assert graph.order() == ["a", "b", "c"]
+    assert [graph.after(name) for name in "abc"] == [(), ("a",), ("b",)]
+
+
+def test_edges_and_independent_tasks() -> None:
+    graph = graph_of(d=["b", "c"], a=[], b=["a"], c=["a"], e=[])
+    order = graph.order()
+    assert sorted(order) == list("abcde")
+    assert order.index("a") < min(order.index("b"), order.index("c"))
+    assert order.index("d") > max(order.index("b"), order.index("c"))
+    assert graph.after("e") == ()
+
+
+def test_a_cycle_is_listed() -> None:
+    with pytest.raises(FlowError, match=r"wait for one another.*: (a -> b|b -> a)"):
+        graph_of(a=["b"], b=["a"]).order()
+    with pytest.raises(FlowError, match="'a' comes after 'z', which is no task; the tasks are a"):
+        graph_of(a=["z"]).order()
+
+
+def test_graphs_share_nothing() -> None:
+    first, second = PipelineGraph("first"), PipelineGraph("second")
+    first.add_task(PythonTask("a", script="a.py"))
+    assert (len(first), len(second)) == (1, 0)
+
+
+def test_what_cannot_be_added() -> None:
+    graph = graph_of(a=None)
+    with pytest.raises(FlowError, match="there is a task 'a' already"):
+        graph.add_task(Task("a", command="true"))
+    not_a_task: Any = "a.py"
+    with pytest.raises(TypeError, match=r"expected a task, got str: 'a.py'"):
+        graph.add_task(not_a_task)
+    with pytest.raises(ValueError, match="a task's name"):
+        Task("../a", command="true")
+    with pytest.raises(ValueError, match="retries must be 0 or more"):
+        Task("a", command="true", retries=-1)
+    with pytest.raises(ValueError, match="parallelism must be 1 or more"):
+        MPITask("a", script="a.py", parallelism=0)
+    with pytest.raises(ValueError, match="cannot be called by another process"):
+        FunctionTask("a", lambda: None)
+
+
+def test_text_of_tasks() -> None:
+    graph = PipelineGraph("g")
+    graph.add_task(PythonTask("get", script="get it.py", args=["--out", "a b"]))
+    graph.add_task(PytorchTask("train", command="mpirun -n 4 python3", script="train.py"))
+    assert str(graph) == (
+        "Task Id 0,\n  Name: get, Command: 'get it.py' --out 'a b', Execution Path: .\n"
+        "Task Id 1,\n  Name: train, Command: mpirun -n 4 python3 train.py, Execution Path: ."
+    )
+
+
+def test_a_picture_has_a_box_for_each_task_and_an_arrow_for_each_edge(tmp_path: Path) -> None:
+    graph = graph_of(a=[], b=["a"], c=["a"], d=["b", "c"])
+    graph.folder = str(tmp_path)
+    svg = "{http://www.w3.org/2000/svg}"
+    root = ET.fromstring(as_svg(graph))
+    titles = [title.text for title in root.iter(f"{svg}title")]
+    assert titles == ["g", "a: never ran", "b: never ran", "c: never ran", "d: never ran"]
+    assert len([path for path in root.iter(f"{svg}path") if path.get("marker-end")]) == 4
+    boxes = [(box.get("x"), box.get("y")) for box in root.iter(f"{svg}rect")][1:]
+    assert len(set(boxes)) == 4
+    assert as_text(graph).splitlines()[1] == "  a  [never ran]  after -"
+
+
+# ---- files ----
+
+
+def test_a_file_describes_a_graph(tmp_path: Path) -> None:
+    (tmp_path / "pipe.toml").write_text("""
+name = "digits"
+[[task]]
+name = "get"
+script = "get.py"
+args = ["--count", 3]
+[[task]]
+name = "count"
+kind = "command"
+command = ["wc", "-l", "a file"]
+after = []
+[[task]]
+name = "train"
+kind = "pytorch"
+script = "train.py"
+parallelism = 2
+after = ["get", "count"]
+time_limit_s = 2.5
+walltime = "0:20:00"
+directives = ["-A PROJECT"]
+""")
+    graph = read_pipeline(tmp_path / "pipe.toml")
+    assert (graph.name, graph.folder) == ("digits", str(tmp_path))
+    assert graph.order() == ["get", "count", "train"]
+    assert graph.after("count") == ()
+    train = graph.tasks["train"]
+    assert isinstance(train, PytorchTask)
+    assert (train.parallelism, train.time_limit_s) == (2, 2.5)
+    assert (train.resources.walltime, train.resources.directives) == ("0:20:00", ("-A PROJECT",))
+    assert graph.tasks["get"].argv(tmp_path)[1:] == ["get.py", "--count", "3"]
+    assert graph.tasks["count"].argv(tmp_path) == ["wc", "-l", "a file"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name = 3 4", "not a TOML file"),
+        ("", "there is no task"),
+        ("tasks = 1\n[[task]]\nname = 'a'", "unknown key 'tasks'"),
+        ("[[task]]\nscript = 'a.py'", "task 1: it has no name"),
+        ("[[task]]\nname = 'a'\nkind = 'spark'", "task a: kind must be one of python, mpi"),
+        ("[[task]]\nname = 'a'\nscript = 'a.py'\nranks = 3", "task a: unknown key 'ranks'"),
+        ("[[task]]\nname = 'a'\nscript = 'a.py'\nafter = ['b']", "comes after 'b'"),
+        ("[[task]]\nname = 'a'\nkind = 'function'\nfunction = 'nothing'", '"module:name"'),
+        ("[[task]]\nname = 'a'\nkind = 'function'\nfunction = 'nosuch:f'", "task a: No module"),
+        ("[[task]]\nname = 'a b'\nscript = 'a.py'", "a task's name has"),
+    ],
+)
+def test_a_file_that_is_wrong_is_told_of_in_a_line(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "pipe.toml").write_text(text)
+    for command in ("run", "show"):
+        result = flow(command, tmp_path / "pipe.toml")
+        assert result.exit_code == 1
+        assert message in result.output
+        assert len(result.output.splitlines()) == 1

@@ -1,0 +1,348 @@
+"""Promise: tasks run in order, failures stop what waits for them, and nothing that they started is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fastload.errors import FlowError
+from fastload.flow import FunctionTask, MPITask, Outcome, PipelineGraph, PythonTask, Task, runner
+from tests.distributed.launching import LAUNCHERS, ROOT, command, is_over
+
+WAIT_S = 30.0
+
+
+def note(word: str) -> None:
+    with Path("notes").open("a") as notes:
+        notes.write(f"{word}\n")
+
+
+def notes(folder: Path) -> list[str]:
+    path = folder / "notes"
+    return path.read_text().split() if path.exists() else []
+
+
+def shell(name: str, text: str, **options: object) -> Task:
+    return Task(name, command=["sh", "-c", text], **options)  # type: ignore[arg-type]
+
+
+def graph_in(folder: Path, *tasks: Task, after: list[str] | None = None) -> PipelineGraph:
+    graph = PipelineGraph("g", folder=folder)
+    for task in tasks:
+        graph.add_task(task, after)
+    return graph
+
+
+def run(graph: PipelineGraph, **options: object) -> Outcome:
+    return graph.execute(echo=False, **options)  # type: ignore[arg-type]
+
+
+# ---- order, exit codes, logs ----
+
+
+def test_tasks_run_in_order_and_their_output_is_in_their_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = graph_in(
+        tmp_path,
+        shell("a", "echo a >> notes; echo out; echo err >&2"),
+        shell("b", "echo b >> notes"),
+    )
+    outcome = graph.execute()
+    assert notes(tmp_path) == ["a", "b"]
+    assert outcome.states == {"a": "done", "b": "done"}
+    assert Path(outcome.logs["a"]) == tmp_path / ".fastload-flow" / "g" / "a.log"
+    assert Path(outcome.logs["a"]).read_text() == "out\nerr\n"
+    shown = capsys.readouterr()
+    assert shown.out == "out\nerr\n"
+    assert [line.split(",")[0] for line in shown.err.splitlines()] == [
+        "a: running (0 of 2)",
+        "a: done",
+        "b: running (1 of 2)",
+        "b: done",
+    ]
+
+
+def test_after_a_failure_nothing_that_waits_runs_and_other_branches_go_on(tmp_path: Path) -> None:
+    graph = PipelineGraph("g", folder=tmp_path)
+    graph.add_task(shell("get", "echo no such host; exit 3"), [])
+    graph.add_task(shell("prepare", "echo prepare >> notes"), ["get"])
+    graph.add_task(shell("train", "echo train >> notes"), ["prepare"])
+    graph.add_task(shell("other", "echo other >> notes"), [])
+    graph.add_task(shell("last", "echo last >> notes"), ["other"])
+    with pytest.raises(FlowError) as caught:
+        run(graph)
+    assert notes(tmp_path) == ["other", "last"]
+    text = str(caught.value)
+    assert text.startswith(
+        "graph g: task get failed: exit code 3; not run: prepare, train. Its log, "
+    )
+    assert text.endswith("ends with:\n    no such host")
+    assert str(tmp_path / ".fastload-flow" / "g" / "get.log") in text
+
+
+def test_independent_tasks_run_at_once_up_to_a_bound(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    meet = [shell("a", "echo hello > fifo"), shell("b", "cat fifo")]
+    outcome = run(graph_in(tmp_path, *meet, after=[]))  # alone, each would wait for ever
+    assert Path(outcome.logs["b"]).read_text() == "hello\n"
+    one_by_one = [shell(name, "echo x >> n; test $(wc -l < n) = 1; rm n") for name in "abc"]
+    run(graph_in(tmp_path, *one_by_one, after=[]), max_parallel=1)
+
+
+def test_no_shell_and_paths_with_spaces(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder; touch oh"
+    folder.mkdir()
+    (folder / "a script.py").write_text("import sys, os; print(sys.argv[1:], os.getcwd())")
+    task = PythonTask("a", script="a script.py", args=["$HOME", "a  b", "; touch no"])
+    outcome = run(graph_in(folder, task))
+    assert Path(outcome.logs["a"]).read_text() == f"['$HOME', 'a  b', '; touch no'] {folder}\n"
+    assert not list(tmp_path.rglob("no"))
+
+
+def test_an_execution_path_and_variables(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "a.py").write_text("import os; print(os.getcwd(), os.environ['WORD'])")
+    task = PythonTask("a", script="a.py", exec_path="inner", env={"WORD": "yes"})
+    outcome = run(graph_in(tmp_path, task))
+    assert Path(outcome.logs["a"]).read_text() == f"{tmp_path / 'inner'} yes\n"
+
+
+def test_a_task_that_does_not_make_its_output_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(FlowError, match="it ended well, but did not make out"):
+        run(graph_in(tmp_path, shell("a", "true", outputs=["out"])))
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (PythonTask("a"), "task a: no script is set"),
+        (Task("a"), "task a: there is nothing to run"),
+        (Task("a", command="no-such-program x"), "cannot run no-such-program"),
+        (Task("a", command="./no-such-program"), "cannot run ./no-such-program"),
+        (Task("a", command="true", exec_path="nowhere"), "nowhere"),
+        (shell("a", "kill -9 $$"), "signal SIGKILL ended it"),
+    ],
+)
+def test_what_cannot_run_has_failed(task: Task, message: str, tmp_path: Path) -> None:
+    with pytest.raises(FlowError, match=f"graph g: task a failed.*{message}.*not run: b"):
+        run(graph_in(tmp_path, task, shell("b", "true")))
+
+
+def test_retries(tmp_path: Path) -> None:
+    task = shell("a", "echo try >> notes; test $(wc -l < notes) = 3", retries=2)
+    assert run(graph_in(tmp_path, task)).states == {"a": "done"}
+    assert notes(tmp_path) == ["try"] * 3
+    with pytest.raises(FlowError, match="exit code 1"):
+        run(graph_in(tmp_path, task))
+    assert notes(tmp_path) == ["try"] * 6
+
+
+def test_a_function_of_a_module_and_of_a_script(tmp_path: Path) -> None:
+    task = FunctionTask("a", note, args=["module"], env={"PYTHONPATH": str(ROOT)})
+    run(graph_in(tmp_path, task))
+    (tmp_path / "program.py").write_text(
+        "from pathlib import Path\n"
+        "from fastload.flow import FunctionTask, PipelineGraph\n"
+        "def note(word):\n    Path('notes').open('a').write(word + '\\n')\n"
+        "if __name__ == '__main__':\n"
+        "    graph = PipelineGraph('h')\n"
+        "    graph.add_task(FunctionTask('a', note, kwargs={'word': 'script'}))\n"
+        "    graph.execute()\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True, env=environ)
+    assert notes(tmp_path) == ["module", "script"]
+
+
+# ---- what is fresh ----
+
+
+def test_a_resumed_run_leaves_out_what_still_holds(tmp_path: Path) -> None:
+    for name in ("prepare", "train"):
+        (tmp_path / f"{name}.py").write_text(
+            f"open('notes', 'a').write('{name}\\n'); open('{name}.out', 'w').write('{name}')"
+        )
+    (tmp_path / "raw").write_text("1")
+
+    def graph(*args: object) -> PipelineGraph:
+        prepare = PythonTask(
+            "prepare", script="prepare.py", inputs=["raw"], outputs=["prepare.out"]
+        )
+        train = PythonTask(
+            "train", script="train.py", args=args, inputs=["prepare.out"], outputs=["train.out"]
+        )
+        return graph_in(tmp_path, prepare, train)
+
+    def ran(which: PipelineGraph, **options: object) -> tuple[list[str], dict[str, str]]:
+        (tmp_path / "notes").unlink(missing_ok=True)
+        outcome = run(which, resume=True, **options)
+        return notes(tmp_path), outcome.reasons
+
+    assert ran(graph()) == (
+        ["prepare", "train"],
+        dict.fromkeys(("prepare", "train"), "it never ran") | {"train": "prepare ran"},
+    )
+    assert ran(graph()) == ([], {})
+    assert ran(graph("--lr", 2)) == (["train"], {"train": "its arguments changed"})
+    (tmp_path / "train.out").unlink()
+    assert ran(graph("--lr", 2)) == (["train"], {"train": "its output train.out is not there"})
+    script = tmp_path / "prepare.py"
+    script.write_text(script.read_text() + "\n")
+    assert ran(graph("--lr", 2), dry_run=True) == (
+        [],
+        {"prepare": "prepare.py changed", "train": "prepare would run"},
+    )
+    assert ran(graph("--lr", 2)) == (
+        ["prepare", "train"],
+        {"prepare": "prepare.py changed", "train": "prepare ran"},
+    )
+    (tmp_path / "raw").write_text("12")
+    assert ran(graph("--lr", 2))[1]["prepare"] == "raw changed"
+    (tmp_path / "train.out").write_text("by hand")
+    assert ran(graph("--lr", 2)) == (["train"], {"train": "its output train.out changed"})
+    os.utime(script)  # the same content
+    assert ran(graph("--lr", 2)) == ([], {})
+    assert len(run(graph("--lr", 2)).seconds) == 2, "without resume all run"
+
+
+def test_after_a_failure_a_resumed_run_begins_with_what_failed(tmp_path: Path) -> None:
+    graph = graph_in(
+        tmp_path, shell("a", "echo a >> notes"), shell("b", "echo b >> notes; test -e right")
+    )
+    with pytest.raises(FlowError):
+        run(graph)
+    (tmp_path / "right").touch()
+    assert run(graph, resume=True).reasons == {"b": "its last run failed"}
+    assert notes(tmp_path) == ["a", "b", "b"]
+
+
+def test_only_some_tasks(tmp_path: Path) -> None:
+    graph = graph_in(tmp_path, *(shell(name, f"echo {name} >> notes") for name in "abc"))
+    assert runner.run(graph, only=["b"], echo=False).states == {"b": "done"}
+    assert notes(tmp_path) == ["b"]
+    with pytest.raises(FlowError, match="no task 'z'; the tasks are a, b, c"):
+        runner.run(graph, only=["z"])
+
+
+# ---- ends ----
+
+FILE = """
+[[task]]
+name = "quick"
+command = ["sh", "-c", "echo quick >> notes"]
+[[task]]
+name = "long"
+command = ["sh", "-c", "setsid sleep 1000 & echo $! $$ > fifo; sleep 1000"]
+"""
+
+
+def begun(folder: Path, *options: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """Start `fastload flow run`; return it once the long task runs, and the pids of that."""
+    (folder / "pipe.toml").write_text(FILE)
+    os.mkfifo(folder / "fifo")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fastload", "flow", "run", folder / "pipe.toml", *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    pids = [int(word) for word in (folder / "fifo").read_text().split()]
+    return process, pids
+
+
+def all_over(pids: list[int]) -> bool:
+    deadline = time.monotonic() + WAIT_S
+    while not all(map(is_over, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return all(map(is_over, pids))
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
+)
+def test_a_signal_leaves_no_process_and_a_resumed_run_goes_on(
+    number: int, status: int, tmp_path: Path
+) -> None:
+    process, pids = begun(tmp_path)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == status
+    assert "Traceback" not in errors
+    assert all_over(pids)
+    (tmp_path / "fifo").unlink()
+    (tmp_path / "fifo").touch()
+    (tmp_path / "pipe.toml").write_text(FILE.replace("sleep 1000", "true"))
+    again = subprocess.run(
+        [sys.executable, "-m", "fastload", "flow", "run", tmp_path / "pipe.toml", "--resume"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "quick: fresh" in again.stderr
+    assert "long: running, as its last run did not end" in again.stderr
+    assert notes(tmp_path) == ["quick"]
+
+
+def test_a_task_that_is_run_by_another_process_is_not_run_twice(tmp_path: Path) -> None:
+    process, _ = begun(tmp_path)
+    second = subprocess.run(
+        [sys.executable, "-m", "fastload", "flow", "run", tmp_path / "pipe.toml", "--task", "long"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert "task long failed: another process runs it" in second.stderr
+    process.terminate()
+    process.communicate(timeout=WAIT_S)
+
+
+def test_a_time_limit_ends_all_processes_of_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "GRACE_S", 0.1)
+    text = "trap '' TERM; setsid sleep 1000 & echo $! $$ > pids; wait; sleep 1000"
+    with pytest.raises(FlowError, match="it ran for more than 0.5 s"):
+        run(graph_in(tmp_path, shell("a", text, time_limit_s=0.5)))
+    assert all_over([int(pid) for pid in (tmp_path / "pids").read_text().split()])
+
+
+# ---- ranks ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "torchrun"])
+def test_ranks_under_mpi(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path(command(launcher, 2)[0]).parent
+    monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    (tmp_path / "a.py").write_text(
+        "from fastload.distributed import detect_rank\n"
+        "print('rank', detect_rank().rank.rank, 'of', detect_rank().rank.world_size)\n"
+    )
+    task = MPITask(
+        "a", script="a.py", parallelism=2, hostfile="hosts", env={"PYTHONPATH": str(ROOT)}
+    )
+    outcome = run(graph_in(tmp_path, task))
+    lines = Path(outcome.logs["a"]).read_text().splitlines()
+    assert sorted(lines) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_without_an_mpiexec_an_mpi_task_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert shutil.which("mpiexec") is None
+    with pytest.raises(FlowError, match="no mpiexec on the PATH to start 4 ranks"):
+        run(graph_in(tmp_path, MPITask("a", script="a.py")))
