@@ -13,10 +13,12 @@
     rendezvous.py how the ranks agree on a place to meet
     addresses.py  the address by which other nodes reach this one
     affinity.py   a rank's share of the cores: pure
+    average.py    gradients averaged by hand
     launch.py     host files to command lines and job scripts: pure
     execute.py    which launcher is here, and running it
 """
 
+from fastload.distributed.average import average_gradients
 from fastload.distributed.detect import Detected, Launcher, Rank, detect_rank
 from fastload.distributed.group import (
     backend_for,
@@ -32,6 +34,7 @@ __all__ = [
     "Detected",
     "Launcher",
     "Rank",
+    "average_gradients",
     "backend_for",
     "cores",
     "detect_rank",

@@ -83,7 +83,7 @@ def run(
     If a task fails, those that wait for it do not run, and all others do. If the call is interrupted, the tasks that
     run get SIGTERM, and are killed after 10 s. Logs lie in `.fastload-flow/GRAPH/TASK.log` in the graph's folder.
 
-    Raises FlowError if a task failed, with its log and its last lines; if the graph has a cycle; or if another process
+    Raises FlowError if a task failed, with its log; if the graph has a cycle; or if another process
     runs one of the tasks.
     """
     if max_parallel is not None and max_parallel < 1:
@@ -114,10 +114,7 @@ def _failure(graph: PipelineGraph, outcome: Outcome, failed: list[str]) -> str:
     if blocked:
         text += f"; not run: {', '.join(blocked)}"
     if first in outcome.logs:
-        lines = Path(outcome.logs[first]).read_text(errors="replace").splitlines()[-_TAIL_LINES:]
-        text += f". Its log, {outcome.logs[first]}, ends with:\n" + "\n".join(
-            f"    {line}" for line in lines
-        )
+        text += f". Its log: {outcome.logs[first]}"
     return text
 
 
@@ -336,6 +333,9 @@ class _Run:
         record.state, record.reason, record.ended = state, reason, time.time()
         write(self.folder, name, record)
         self.reasons[name] = reason
+        if name in self.logs and not self.echo:
+            lines = Path(self.logs[name]).read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+            self.say("\n".join(f"    {line}" for line in lines))
         self.change(name, state, reason)
 
     def stop(self) -> None:
