@@ -128,8 +128,8 @@ def as_indices(indices: Sequence[Any], length: int | None = None) -> NDArray[np.
     # NumPy makes integers of bools among integers. For torch a bool is no index of a sample.
     if found.dtype != np.int64 or found.ndim != 1 or not _BOOLS.isdisjoint(map(type, indices)):
         return None
-    # As uint64 a negative index is huge, so one comparison checks both ends.
-    inside = length is None or bool((found.view(np.uint64) < length).all())
+    # As uint64 a negative index is huge, so the largest one shows both ends.
+    inside = length is None or not len(found) or found.view(np.uint64).max() < length
     return found if inside else None
 
 

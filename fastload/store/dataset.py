@@ -113,11 +113,13 @@ class SetDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples of `indices`."""
-        rows = self._rows_of(indices)
+        rows = as_indices(indices, self._length)
         if rows is None:
             raise IndexError(
                 f"{indices!r:.100} of {self!r}: expected indices from 0 to {len(self) - 1}"
             )
+        if self._rows is not None:
+            rows = self._rows[rows]
         numbers = self._parts_of(rows)
         columns = {name: self._gathered(name, rows, numbers) for name in self._columns.names}
         return [
@@ -141,9 +143,11 @@ class SetDataset(Dataset[Any]):
 
     def fill_rows(self, run: Run) -> Sequence[int]:
         """Gather the rows of a run into the batch; see `fastload.rows`."""
-        rows = self._rows_of(run.indices)
+        rows = as_indices(run.indices, self._length)
         if rows is None or self.transform is not None:
             return range(len(run))
+        if self._rows is not None:
+            rows = self._rows[rows]
         numbers = self._parts_of(rows)
         for name, out in self._columns.leaves(run.rows):
             self._gather(name, rows, numbers, out)
@@ -154,11 +158,6 @@ class SetDataset(Dataset[Any]):
             return self._columns.sample(values)
         data = self.transform(self._columns.data_of(values))
         return data if self.label is None else (data, values[self.label])
-
-    def _rows_of(self, indices: Sequence[Any]) -> NDArray[np.int64] | None:
-        """Return the rows of the set that `indices` are; None if one is no index of this dataset."""
-        found = as_indices(indices, len(self))
-        return found if found is None or self._rows is None else self._rows[found]
 
     def _gathered(self, name: str, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any:
         """Return the values of a column in `rows`: a tensor, or a list of Python values."""
