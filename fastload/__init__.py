@@ -31,8 +31,8 @@ What all of these stand on:
     torch_private all that torch does not promise              cores, disk, fingerprint, nested (containers of tensors)
 
 What they never import: `datasets`, `store` (sets in shared memory), `image`, `check` (does a dataset suit threads),
-`distributed`, `measure` (under both `train` and `bench`), `train`, `bench`, `flow` (commands as a graph), `cli` (the
-command), `testing` (fakes).
+`distributed`, `measure` (under both `train` and `bench`), `train`, `bench`, `flow` (commands as a graph), `compat`
+(other libraries' names), `cli` (the command), `testing` (fakes).
 """
 
 from fastload import errors
