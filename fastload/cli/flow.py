@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fastload.cli._common import sigterm_raises
+
+if TYPE_CHECKING:
+    from fastload.distributed.launch import BatchSystem
 
 _file = click.argument(
     "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PIPE.toml"
@@ -114,5 +118,47 @@ def show(file: Path, svg: Path | None) -> None:
         click.echo(f"Picture: {svg}")
 
 
-for command in (run, show):
+@click.command()
+@_file
+@click.option("--pbs", "system", flag_value="pbs", help="By qsub.")
+@click.option("--slurm", "system", flag_value="slurm", help="By sbatch.")
+@click.option("--resume", is_flag=True, help="Leave out tasks whose last run still holds.")
+@click.option("--dry-run", is_flag=True, help="Print the jobs, and submit nothing.")
+def submit(file: Path, system: BatchSystem | None, resume: bool, dry_run: bool) -> None:
+    """Make each task of PIPE.toml a batch job, which starts once the jobs that it waits for have succeeded.
+
+    Nothing of fastload runs on until then. Each task asks for its own resources: parallelism ranks, ppn on each host,
+    walltime, and further directives, such as directives = ["-A PROJECT"]. The files and this Python must be at the same
+    place on all nodes.
+
+    \b
+    Examples:
+        fastload flow submit mnist.toml --pbs
+        fastload flow submit mnist.toml --slurm --resume --dry-run
+        fastload flow status mnist.toml
+    """
+    from fastload.flow.pipefile import read_pipeline
+    from fastload.flow.submit import submit as submit_graph
+
+    if system is None:
+        raise click.UsageError("say which batch system: --pbs or --slurm")
+    submit_graph(read_pipeline(file), file, system, resume=resume, dry_run=dry_run, say=click.echo)
+
+
+@click.command()
+@_file
+def status(file: Path) -> None:
+    """Say what became of the jobs of `fastload flow submit`: what the scheduler knows, and each task's last run.
+
+    \b
+    Example:
+        fastload flow status mnist.toml
+    """
+    from fastload.flow.pipefile import read_pipeline
+    from fastload.flow.submit import status as status_of
+
+    click.echo(status_of(read_pipeline(file)))
+
+
+for command in (run, show, submit, status):
     flow.add_command(command)

@@ -148,7 +148,8 @@ class MPITask(PythonTask):
 
     Args:
         parallelism: the number of ranks.
-        hostfile: hosts to run on, one a line: `host`, `host slots=N` or `host:N`. None: this one, or those of the job.
+        hostfile: hosts to run on, one a line: `host`, `host slots=N` or `host:N`. None: those of the batch job, or
+            this one.
         launcher: "openmpi", "hydra", "pals", "srun", "torchrun"; "auto": the `mpiexec` on the PATH, or srun in a
             Slurm job.
 
@@ -179,11 +180,14 @@ class MPITask(PythonTask):
         if self.command:
             return [*self.command, *program]
         hosts: tuple[Host, ...] = ()
-        if self.hostfile is not None:
-            path = self.folder(base) / self.hostfile
+        hostfile = self.hostfile or os.environ.get("PBS_NODEFILE")
+        if hostfile is not None:
+            path = self.folder(base) / hostfile
             found = parse_hosts(path.read_text(), path=str(path))
             hosts = place(found, self.parallelism, path=str(path), ppn=self.resources.ppn)
         launcher = self.launcher
+        if launcher == "auto" and "SLURM_JOB_ID" in os.environ and self.parallelism > 1:
+            launcher = "srun"
         if launcher == "auto":
             launcher = self._found(find_launcher(self.parallelism, hosts))
         if launcher in ("torchrun", "none"):

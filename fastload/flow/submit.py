@@ -1,0 +1,202 @@
+"""A graph as batch jobs: one for each task, which the scheduler starts once those before it have succeeded.
+
+Nothing of fastload runs on in between. Each job runs `fastload flow run FILE --task NAME`, so that logs, records and
+outputs are those of a run without a scheduler. The ids lie in `.fastload-flow/GRAPH/jobs.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastload.disk import replace_file
+from fastload.distributed.launch import BatchSystem, job_script
+from fastload.errors import FlowError
+from fastload.flow.graph import PipelineGraph
+from fastload.flow.record import folder_of, read
+from fastload.flow.runner import run
+from fastload.flow.tasks import MPITask, Task
+
+_EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "FASTLOAD_STORE")
+_CANCEL = {"pbs": "qdel", "slurm": "scancel"}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job: the command that submits it, and its script, which that reads."""
+
+    task: str
+    command: list[str]
+    script: str
+
+    def __str__(self) -> str:
+        return f"# {shlex.join(self.command)} <<'END'\n{self.script}END"
+
+
+def submit(
+    graph: PipelineGraph,
+    file: Path,
+    system: BatchSystem,
+    *,
+    resume: bool = False,
+    dry_run: bool = False,
+    say: Callable[[str], object] = print,
+) -> dict[str, str]:
+    """Submit the tasks of the graph in `file`; return the id of each one's job.
+
+    Args:
+        resume: leave out tasks whose last run still holds, as `run` does.
+        dry_run: only say what would be submitted, with the names of tasks for ids.
+        say: called with a line, or a script, for each task.
+
+    Raises FlowError if a job is refused; those that were submitted before it are cancelled.
+    """
+    base = Path(graph.folder or ".").absolute()
+    states = run(graph, resume=resume, dry_run=True, echo=False, say=lambda line: None).states
+    jobs: dict[str, str] = {}
+    for name in graph.order():
+        if states[name] == "fresh":
+            say(f"{name}: fresh")
+            continue
+        before = [jobs[one] for one in graph.after(name) if one in jobs]
+        job = submission(graph.tasks[name], file, system, before, folder_of(graph.name, base))
+        if dry_run:
+            jobs[name] = f"ID-OF-{name}"
+            say(str(job))
+            continue
+        try:
+            jobs[name] = _submitted(job, base)
+        except FlowError:
+            if jobs:
+                subprocess.run([_CANCEL[system], *jobs.values()], check=False)
+            raise
+        say(f"{name}: job {jobs[name]}" + (f", after {', '.join(before)}" if before else ""))
+    if not dry_run:
+        _keep(folder_of(graph.name, base), system, jobs)
+    return jobs
+
+
+def submission(
+    task: Task, file: Path, system: BatchSystem, before: list[str], folder: Path
+) -> Submission:
+    """Return the job of a task, which follows the jobs `before`; its output goes to `folder`."""
+    ranks = task.parallelism if isinstance(task, MPITask) else 1
+    log = folder / f"{task.name}.job.log"
+    if system == "pbs":
+        command = ["qsub", *(["-W", f"depend=afterok:{':'.join(before)}"] if before else [])]
+        directives = [f"-o {log}", "-j oe"]
+    else:
+        # A job whose dependency failed would wait for ever.
+        command = ["sbatch", "--parsable", "--kill-on-invalid-dep=yes"]
+        command += [f"--dependency=afterok:{':'.join(before)}"] if before else []
+        directives = [f"--output={log}"]
+    script = job_script(
+        system,
+        [
+            sys.executable,
+            "-m",
+            "fastload",
+            "flow",
+            "run",
+            str(file.absolute()),
+            "--task",
+            task.name,
+        ],
+        name=task.name,
+        ranks=ranks,
+        ppn=min(task.resources.ppn or ranks, ranks),
+        depth=None,
+        walltime=task.resources.walltime,
+        directives=(*directives, *task.resources.directives),
+        environ={name: os.environ[name] for name in _EXPORTED if name in os.environ},
+    )
+    return Submission(task.name, command, script)
+
+
+def _submitted(job: Submission, base: Path) -> str:
+    """Submit a job; return its id."""
+    if shutil.which(job.command[0]) is None:
+        raise FlowError(f"{job.command[0]} is not on the PATH: submit on a login node")
+    ended = subprocess.run(
+        job.command, input=job.script, text=True, capture_output=True, check=False, cwd=base
+    )
+    found = ended.stdout.split()
+    if ended.returncode or not found:
+        said = ended.stderr.strip() or ended.stdout.strip()
+        raise FlowError(f"task {job.task}: {job.command[0]} refused the job: {said}")
+    return found[-1].partition(";")[0]
+
+
+def _keep(folder: Path, system: BatchSystem, jobs: dict[str, str]) -> None:
+    os.makedirs(folder, exist_ok=True)
+    with replace_file(folder / "jobs.json", durable=False) as kept:
+        kept.write(json.dumps({"system": system, "jobs": jobs}, indent=1).encode())
+
+
+# ---- what became of them ----
+
+
+def status(graph: PipelineGraph) -> str:
+    """Return a line for each task: its job, what the scheduler says of that, and its last run.
+
+    Raises FlowError if the graph was not submitted, or the scheduler cannot be asked.
+    """
+    folder = folder_of(graph.name, Path(graph.folder or ".").absolute())
+    try:
+        kept = json.loads((folder / "jobs.json").read_bytes())
+    except FileNotFoundError:
+        raise FlowError(
+            f"graph {graph.name}: no jobs were submitted from {folder.parent.parent}"
+        ) from None
+    jobs: dict[str, str] = kept["jobs"]
+    ask = {"pbs": _ask_pbs, "slurm": _ask_slurm}[kept["system"]]
+    known = ask(list(jobs.values())) if jobs else {}
+    lines = []
+    for name in graph.order():
+        number = jobs.get(name)
+        said = (
+            "not submitted" if number is None else f"job {number} {known.get(number, 'forgotten')}"
+        )
+        lines.append(f"{name}: {said}; last run: {read(folder, name).state}")
+    return "\n".join(lines)
+
+
+def _ask_pbs(numbers: list[str]) -> dict[str, str]:
+    """Return the state of each job, and the exit code of one that ended."""
+    found = json.loads(_said(["qstat", "-x", "-f", "-F", "json", *numbers]))["Jobs"]
+    words = {
+        "Q": "queued",
+        "H": "held",
+        "W": "waiting",
+        "R": "running",
+        "E": "ending",
+        "F": "ended",
+    }
+    states = {}
+    for number, about in found.items():
+        state = words.get(about["job_state"], about["job_state"])
+        code = about.get("Exit_status")
+        states[number] = state if code is None else f"{state}, exit code {code}"
+    return states
+
+
+def _ask_slurm(numbers: list[str]) -> dict[str, str]:
+    text = _said(["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode", "-j", ",".join(numbers)])
+    rows = [line.split("|") for line in text.splitlines()]
+    return {number: f"{state.lower()}, exit code {code}" for number, state, code in rows}
+
+
+def _said(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, text=True, capture_output=True, check=True).stdout
+    except FileNotFoundError:
+        raise FlowError(f"{command[0]} is not on the PATH: ask on a login node") from None
+    except subprocess.CalledProcessError as error:
+        raise FlowError(f"{command[0]} failed: {error.stderr.strip()}") from error

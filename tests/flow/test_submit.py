@@ -1,0 +1,174 @@
+"""Promise: each task is a batch job of its own with the scheduler's own dependencies, and `status` asks the scheduler.
+
+The schedulers are stand-ins, written after the manuals of PBS and Slurm: no real one ran.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fastload.cli import main
+from tests.distributed.launching import ROOT
+
+STAND_IN = f"""#!{sys.executable}
+import json, os, re, subprocess, sys
+from pathlib import Path
+name, args, jobs = Path(sys.argv[0]).name, sys.argv[1:], Path(os.environ["JOBS"])
+known = json.loads(jobs.read_text()) if jobs.exists() else {{}}
+if name in ("qsub", "sbatch"):
+    script = sys.stdin.read()
+    if os.environ.get("REFUSED", "no such word") in script:
+        sys.exit("queue is closed")
+    number = str(len(known) + 1) + (".server" if name == "qsub" else "")
+    said = " ".join(args)
+    after = re.search(r"afterok:(\\S+)", said)
+    before = after[1].split(":") if after else []
+    code, state = None, "dropped"
+    if all(known[one]["code"] == 0 for one in before):
+        own = {{"PBS_O_WORKDIR": os.getcwd(), "SLURM_SUBMIT_DIR": os.getcwd(), "HOME": os.environ["HOME"],
+               "PATH": "/usr/bin:/bin"}}
+        code, state = subprocess.run(["bash"], input=script, text=True, env=own, stdout=2).returncode, "ended"
+    known[number] = {{"args": args, "script": script, "code": code, "state": state}}
+    jobs.write_text(json.dumps(known))
+    print(number if name == "qsub" else number + ";cluster")
+elif name == "qstat":
+    ended = {{n: {{"job_state": "F", "Exit_status": known[n]["code"]}} for n in args if n in known}}
+    print(json.dumps({{"Jobs": ended}}))
+elif name == "sacct":
+    for number in args[-1].split(","):
+        code = known[number]["code"]
+        print(f"{{number}}|{{'COMPLETED' if code == 0 else 'FAILED'}}|{{code}}:0")
+else:
+    jobs.write_text(json.dumps({{**known, "cancelled": args}}))
+"""
+FILE = """
+[[task]]
+name = "get"
+command = ["sh", "-c", "echo get >> notes"]
+[[task]]
+name = "left"
+command = ["sh", "-c", "echo left >> notes; test ! -e wrong"]
+after = ["get"]
+[[task]]
+name = "right"
+command = ["sh", "-c", "echo right >> notes"]
+after = ["get"]
+walltime = "0:10:00"
+directives = ["-A PROJECT"]
+[[task]]
+name = "join"
+kind = "pytorch"
+script = "join.py"
+parallelism = 8
+ppn = 4
+launcher = "none"
+after = ["left", "right"]
+"""
+COMMANDS = ("qsub", "qstat", "qdel", "sbatch", "sacct", "scancel")
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A graph in a folder with a space, and stand-ins for the schedulers on the PATH."""
+    (tmp_path / "bin").mkdir()
+    for name in COMMANDS:
+        (tmp_path / "bin" / name).write_text(STAND_IN)
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("JOBS", str(tmp_path / "jobs"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    (folder / "join.py").write_text("open('notes', 'a').write('join\\n')")
+    (folder / "pipe.toml").write_text(FILE.replace("parallelism = 8\nppn = 4", "parallelism = 1"))
+    monkeypatch.chdir(tmp_path)
+    return folder / "pipe.toml"
+
+
+def flow(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["flow", *map(str, arguments)])
+
+
+def jobs(file: Path) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads((file.parent.parent / "jobs").read_text())
+    return found
+
+
+@pytest.mark.parametrize("system", ["pbs", "slurm"])
+def test_jobs_follow_one_another_and_the_scheduler_is_asked(system: str, file: Path) -> None:
+    result = flow("submit", file, f"--{system}")
+    assert result.exit_code == 0, result.output
+    end = ".server" if system == "pbs" else ""
+    assert result.output.splitlines() == [
+        f"get: job 1{end}",
+        f"left: job 2{end}, after 1{end}",
+        f"right: job 3{end}, after 1{end}",
+        f"join: job 4{end}, after 2{end}, 3{end}",
+    ]
+    depends = {number: str(about["args"]) for number, about in jobs(file).items()}
+    if system == "pbs":
+        assert depends["1.server"] == "[]"
+        assert depends["4.server"] == "['-W', 'depend=afterok:2.server:3.server']"
+    else:
+        assert "--dependency=afterok:2:3" in depends["4"]
+        assert all("--kill-on-invalid-dep=yes" in text for text in depends.values())
+    assert sorted((file.parent / "notes").read_text().split()) == ["get", "join", "left", "right"]
+    lines = flow("status", file).output.splitlines()
+    said = "ended, exit code 0" if system == "pbs" else "completed, exit code 0:0"
+    assert lines[0] == f"get: job 1{end} {said}; last run: done"
+    again = flow("submit", file, f"--{system}", "--resume")
+    assert again.output.splitlines() == [
+        f"{name}: fresh" for name in ("get", "left", "right", "join")
+    ]
+
+
+def test_a_job_that_failed_keeps_those_after_it_from_running(file: Path) -> None:
+    (file.parent / "wrong").touch()
+    assert flow("submit", file, "--pbs").exit_code == 0
+    assert sorted((file.parent / "notes").read_text().split()) == ["get", "left", "right"]
+    lines = flow("status", file).output.splitlines()
+    assert lines[1] == "left: job 2.server ended, exit code 1; last run: failed"
+    assert lines[3].endswith("last run: waiting")
+    (file.parent / "wrong").unlink()
+    result = flow("submit", file, "--pbs", "--resume")
+    assert [line.split(":")[0] for line in result.output.splitlines() if "fresh" in line] == [
+        "get",
+        "right",
+    ]
+    assert (file.parent / "notes").read_text().split()[-2:] == ["left", "join"]
+
+
+def test_each_task_asks_for_its_own_resources(file: Path) -> None:
+    file.write_text(FILE)
+    result = flow("submit", file, "--pbs", "--dry-run")
+    assert result.exit_code == 0, result.output
+    right, join = result.output.split("# qsub")[3:]
+    assert "#PBS -l walltime=0:10:00" in right
+    assert "#PBS -A PROJECT" in right
+    assert "-W depend=afterok:ID-OF-left:ID-OF-right" in join
+    assert "#PBS -l select=2:ncpus=4:mpiprocs=4" in join
+    assert not (file.parent.parent / "jobs").exists()
+    slurm = flow("submit", file, "--slurm", "--dry-run").output
+    assert "#SBATCH --ntasks=8" in slurm
+    assert "#SBATCH --ntasks-per-node=4" in slurm
+
+
+def test_a_refused_job_cancels_those_before_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFUSED", "--task right")
+    result = flow("submit", file, "--pbs")
+    assert result.exit_code == 1
+    assert "task right: qsub refused the job: queue is closed" in result.output
+    assert jobs(file)["cancelled"] == ["1.server", "2.server"]
+
+
+def test_what_cannot_be_asked_is_said(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no jobs were submitted" in flow("status", file).output
+    assert "say which batch system" in flow("submit", file).output
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "qsub is not on the PATH" in flow("submit", file, "--pbs").output
