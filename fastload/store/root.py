@@ -178,7 +178,7 @@ def sets(root: str) -> Iterator[StoredSet]:
         path = os.path.join(root, name)
         if name.startswith("."):
             continue
-        with suppress(FileNotFoundError, PackedDataError):
+        with suppress(FileNotFoundError, PermissionError, PackedDataError):
             yield StoredSet(name, path, read_index(path), size_of(path))
 
 
