@@ -128,8 +128,32 @@ def locked_path(
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "ab") as file, locked(file, wait=wait, needed=needed):
             if _is_at(file, path):
-                yield
+                with _not_inherited(file.fileno()):
+                    yield
                 return
+
+
+_own: set[int] = set()  # descriptors of files whose locks only this process may hold
+
+
+@contextmanager
+def _not_inherited(descriptor: int) -> Iterator[None]:
+    """Have forked children not hold the lock of a file: they may live on after this process is killed."""
+    _own.add(descriptor)
+    try:
+        yield
+    finally:
+        _own.discard(descriptor)
+
+
+def _forget_locks() -> None:
+    """Let go, in a forked child, of the locks of its parent. The numbers stay open: their files close them."""
+    while _own:
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), _own.pop(), inheritable=False)
+
+
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 def _is_at(file: IO[Any], path: str | os.PathLike[str]) -> bool:

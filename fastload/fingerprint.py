@@ -83,7 +83,7 @@ class _Content:
             members = (vars(value)[name] for name in sorted(vars(value)))
             yield from self._of_all(m for m in members if isinstance(m, types.FunctionType))
         else:
-            yield _pickled(value)
+            yield _pickled(value, needed=self._paths)
             if callable(value):
                 yield from self.of(type(value))
 
@@ -133,8 +133,15 @@ def _of_path(text: str) -> Iterator[bytes]:
         yield from _of_path(os.path.join(text, name))
 
 
-def _pickled(value: Any) -> bytes:
+def _pickled(value: Any, *, needed: bool) -> bytes:
+    """Return the pickle of a value. If it has none: its type's name, or, if `needed`, raise TypeError."""
     try:
         return pickle.dumps(value, protocol=5)
-    except Exception:  # an open file, a lock: what it is must do
-        return f"{type(value).__module__}.{type(value).__qualname__}".encode()
+    except Exception as error:
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        if needed:  # two open files have one type, and would be one source
+            raise TypeError(
+                f"the source {value!r:.100} cannot be told from others of its type: {name} cannot be pickled. "
+                "Give prepare() a path, or another value that can be"
+            ) from error
+        return name.encode()

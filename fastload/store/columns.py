@@ -31,6 +31,11 @@ def record_batch(columns: Any) -> pa.RecordBatch:
     """
     if isinstance(columns, pa.Table):
         batches = columns.combine_chunks().to_batches()
+        if len(batches) > 1:
+            raise ValueError(
+                f"a table of {columns.num_rows:,} rows has more than 2 GiB in a column of texts or bytes, so it cannot "
+                "be one part: give an iterable of smaller tables, such as table.to_batches()"
+            )
         columns = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=columns.schema)
     if isinstance(columns, pa.RecordBatch):
         pairs = [_of_arrow(field, columns.column(field.name)) for field in columns.schema]
@@ -59,9 +64,16 @@ def _column(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
         values = values.combine_chunks()
     if isinstance(values, pa.Array):
         return _of_arrow(pa.field(name, values.type), values)
+    if isinstance(values, str | bytes):
+        raise ValueError(
+            f"column {name!r}: expected a row for each sample, got one text, {values!r:.40}"
+        )
     if not isinstance(values, np.ndarray):
         # Of a series of pandas, its values. A frame's text and its cells that are arrays are objects.
         values = values.to_numpy() if hasattr(values, "to_numpy") else _stacked(name, values)
+    if np.ma.is_masked(values):
+        row = int(np.argwhere(np.ma.getmaskarray(values))[0][0])
+        raise ValueError(f"column {name!r}, row {row}: a set has no nulls, got a masked value")
     if isinstance(values, np.ndarray) and values.dtype == object:
         values = _stacked(name, values)
     if isinstance(values, np.ndarray) and (values.dtype == bool or values.dtype.kind in _NUMBERS):
@@ -115,9 +127,12 @@ def _of_tensor(name: str, tensor: torch.Tensor) -> tuple[pa.Field, pa.Array]:
 
 def _of_arrow(field: pa.Field, array: pa.Array) -> tuple[pa.Field, pa.Array]:
     """Return a column of Arrow's as it is, but for nulls, which are refused, and lists of one length: a tensor."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()  # a value of the dictionary may be null
     if array.null_count:
         row = array.is_null().index(True).as_py()
         raise ValueError(f"column {field.name!r}, row {row}: a set has no nulls: fill or drop them")
+    _expect_whole_rows(field, array)
     if pa.types.is_boolean(array.type):
         return _of_tensor(field.name, torch.from_numpy(array.to_numpy(zero_copy_only=False)))
     if pa.types.is_fixed_size_list(array.type) and _is_number(array.type.value_type):
@@ -125,9 +140,28 @@ def _of_arrow(field: pa.Field, array: pa.Array) -> tuple[pa.Field, pa.Array]:
         rows = np.frombuffer(values.buffers()[1], values.type.to_pandas_dtype())
         rows = rows[values.offset : values.offset + len(values)]
         return _of_tensor(field.name, torch.from_numpy(rows.reshape(len(array), -1).copy()))
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     return pa.field(field.name, array.type, nullable=False, metadata=field.metadata), array
+
+
+def _expect_whole_rows(field: pa.Field, array: pa.Array) -> None:
+    """Raise ValueError if a row that becomes a tensor has a null, or its values in another order than its shape."""
+    if isinstance(field.type, pa.FixedShapeTensorType):
+        permutation = field.type.permutation
+        if permutation and permutation != sorted(permutation):
+            raise ValueError(
+                f"column {field.name!r}: a set keeps tensors in row-major order, got {field.type}: "
+                "write the column without a permutation"
+            )
+        array = array.storage
+    if not pa.types.is_fixed_size_list(array.type):
+        return
+    values = array.flatten()
+    if values.null_count:
+        row = values.is_null().index(True).as_py() // array.type.list_size
+        raise ValueError(
+            f"column {field.name!r}, row {row}: a set has no nulls, and this row has one among its values: "
+            "fill or drop them"
+        )
 
 
 def _is_number(kind: pa.DataType) -> bool:

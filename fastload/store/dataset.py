@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fastload.datasets.manifest import Index, Shard, described, read_index
+from fastload.datasets.manifest import INDEX, Index, Shard, described, read_index
 from fastload.datasets.sample_columns import SampleColumns
 from fastload.errors import PackedDataError
 from fastload.rows import Gatherer, Run, as_indices
@@ -87,12 +87,14 @@ class SetDataset(Dataset[Any]):
         self._numbers = list(range(len(index.shards)))
         if rows is not None:
             self._numbers = np.unique(self._parts_of(rows)).tolist()
+        self._id = index.id
+        self._seen: tuple[int, ...] = ()
         self._parts: dict[int, _Part] = {}
         self._memory: dict[str, _Memory] = {}
         self._gatherer = Gatherer()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_parts": {}, "_memory": {}}
+        return {**self.__dict__, "_parts": {}, "_memory": {}, "_seen": ()}
 
     def __len__(self) -> int:
         return self._length
@@ -203,8 +205,25 @@ class SetDataset(Dataset[Any]):
         if part is None:
             # Two threads may both open it. One of the mappings is kept, and the other was given to nobody.
             opened = _Part(self.path, self._shards[number], self.schema)
+            self._expect_same_set()
             part = self._parts.setdefault(number, opened)
         return part
+
+    def _expect_same_set(self) -> None:
+        """Raise PackedDataError if the part that was just opened may be of another set, which has the name now.
+
+        A set is replaced by a rename of its whole folder. So a part that was opened before the index is of its set.
+        """
+        about = os.stat(os.path.join(self.path, INDEX))
+        seen = (about.st_dev, about.st_ino, about.st_mtime_ns)
+        if seen != self._seen:
+            found = read_index(self.path).id
+            if found != self._id:
+                raise PackedDataError(
+                    self.path,
+                    f"another set has this name now (id {found}, opened as {self._id}): open it again, with get()",
+                )
+            self._seen = seen
 
 
 class _Part:

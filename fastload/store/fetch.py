@@ -113,7 +113,7 @@ def fetch_parts(path: str, index: Index, parts: Sequence[Shard], places: Sequenc
                 raise PackedDataError(
                     path, f"the part{node} is not at {_named(places)} either", shard=part.name
                 )
-            _copy(path, name, part, source)
+            _copy(path, index, part, source)
 
 
 def _there(path: str, name: str, index: Index, places: Sequence[Source]) -> dict[str, set[str]]:
@@ -121,18 +121,22 @@ def _there(path: str, name: str, index: Index, places: Sequence[Source]) -> dict
     there = {}
     for source in places:
         if found := source.find(name):
-            if found[0].id != index.id:
-                raise PackedDataError(
-                    path,
-                    f"{source.where} has another set of this name (id {found[0].id}, here {index.id}): remove one",
-                )
+            _expect_same(path, index, found[0], source)
             there[source.where] = found[1]
     return there
 
 
-def _copy(path: str, name: str, part: Shard, source: Source) -> None:
+def _expect_same(path: str, index: Index, found: Index, source: Source) -> None:
+    if found.id != index.id:
+        raise PackedDataError(
+            path,
+            f"{source.where} has another set of this name (id {found.id}, here {index.id}): remove one",
+        )
+
+
+def _copy(path: str, index: Index, part: Shard, source: Source) -> None:
     """Copy one part. It gets its name once it is whole and right."""
-    staging, checksum = os.path.join(path, STAGING), 0
+    staging, checksum, name = os.path.join(path, STAGING), 0, os.path.basename(path)
     partial = os.path.join(staging, part.name)
     whole = replace_file(
         os.path.join(path, part.name), partial=partial, durable=not in_memory(path)
@@ -146,6 +150,9 @@ def _copy(path: str, name: str, part: Shard, source: Source) -> None:
             raise PackedDataError(
                 path, f"the copy from {source.where} does not have its checksum", shard=part.name
             )
+        # Parts in memory have no checksums: a set that took this one's name meanwhile is known by its id only.
+        if found := source.find(name):
+            _expect_same(path, index, found[0], source)
 
 
 def _named(places: Sequence[Source]) -> str:

@@ -16,7 +16,7 @@ from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -102,6 +102,13 @@ def prepare(
         raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if executor is not None and workers is not None:
         raise ValueError("give an executor or a number of workers, not both")
+    if getattr(
+        current_process(), "_inheriting", False
+    ):  # it would wait for its parent, which waits for it
+        raise RuntimeError(
+            "prepare() was called while a worker process of prepare() imports the program. "
+            'Call it below `if __name__ == "__main__":`'
+        )
     path, name = locate(out, root)
     base = fingerprint(function, version)
     given = [(fingerprint(base, source, paths=True), source) for source in sources]

@@ -178,13 +178,18 @@ def sets(root: str) -> Iterator[StoredSet]:
         path = os.path.join(root, name)
         if name.startswith("."):
             continue
-        with suppress(FileNotFoundError, PackedDataError):
+        with suppress(FileNotFoundError, PermissionError, PackedDataError):
             yield StoredSet(name, path, read_index(path), size_of(path))
 
 
 def size_of(path: str) -> int:
-    """Return the bytes of all files in a folder."""
-    return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+    """Return the bytes of all files in a folder; those that other processes delete meanwhile do not count."""
+    size = 0
+    with suppress(FileNotFoundError):
+        for entry in os.scandir(path):
+            with suppress(FileNotFoundError):
+                size += entry.stat().st_size if entry.is_file() else 0
+    return size
 
 
 def find(root: str, name: str) -> str:
@@ -204,12 +209,21 @@ def remove(root: str, name: str) -> None:
 
 def _discard(root: str, name: str) -> None:
     """Delete a folder of a root."""
+    path = os.path.join(root, name)
+    if os.path.islink(path):  # the set itself lies in another root
+        os.unlink(path)
+        return
     hidden = os.path.join(root, _UNSEALED, f"{name}-{secrets.token_hex(4)}")
     os.makedirs(os.path.dirname(hidden), exist_ok=True)
-    os.rename(
-        os.path.join(root, name), hidden
-    )  # gone at once; `gc` deletes it if this process is killed now
-    shutil.rmtree(hidden)
+    os.rename(path, hidden)  # gone at once; `gc` deletes it if this process is killed now
+    _delete(hidden)
+
+
+def _delete(path: str) -> None:
+    """Delete a folder, which another process may delete at the same time."""
+    while os.path.exists(path):
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
 
 # ---- owners ----
@@ -256,7 +270,7 @@ def collect(root: str, *, delete: bool = True) -> list[tuple[str, int]]:
     for name in _folders(unsealed):
         path = os.path.join(unsealed, name)
         with _left(_lock_name(path), delete) as is_left:
-            if is_left:
+            if is_left and os.path.isdir(path):  # a writer may have just sealed it
                 removed.append((name, size_of(path)))
                 if delete:
                     shutil.rmtree(path, ignore_errors=True)
@@ -268,13 +282,15 @@ def collect(root: str, *, delete: bool = True) -> list[tuple[str, int]]:
                 if is_left and _is_incomplete(path):  # a writer may have just completed it
                     removed.append((name, size_of(path) + size_of(work)))
                     if delete:
-                        _discard(root, name)
+                        with suppress(FileNotFoundError):
+                            _discard(root, name)
     for found in list(sets(root)):
         about = found.index.made.get("owner")
-        if about is not None and not is_alive(about):
+        if isinstance(about, dict) and not is_alive(about):
             removed.append((found.name, found.bytes))
             if delete:
-                remove(root, found.name)
+                with suppress(FileNotFoundError):  # another `gc` was first
+                    remove(root, found.name)
     return removed
 
 

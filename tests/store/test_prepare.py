@@ -286,3 +286,15 @@ def test_texts_of_sources_are_paths_and_texts_of_functions_are_not(tmp_path: Pat
         fingerprint(str(p), paths=paths) for p in (file, file.parent) for paths in (True, False)
     ]
     assert [a == b for a, b in zip(before, after, strict=True)] == [False, True, False, True]
+
+
+def test_sources_that_cannot_be_told_apart_are_refused(tmp_path):
+    """Two open files would have one fingerprint, and the rows of one would stand for both."""
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    with (
+        (tmp_path / "a").open() as first,
+        (tmp_path / "b").open() as second,
+        pytest.raises(TypeError, match="TextIOWrapper cannot be pickled"),
+    ):
+        store.prepare(str, [first, second], "set", root=tmp_path, workers=0)

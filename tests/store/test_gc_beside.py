@@ -1,0 +1,41 @@
+"""`gc` beside other processes that remove and seal sets, and over what users have named."""
+
+import os
+
+import torch
+
+from fastload.store import get, put, root
+
+
+def _put(name, folder, **given):
+    put({"x": torch.zeros(4)}, name, root=folder, **given)
+
+
+def test_sets_and_files_that_vanish_meanwhile_are_no_error(tmp_path, monkeypatch):
+    _put("a", tmp_path)
+    rmtree = root.shutil.rmtree
+
+    def collect_first(path, **given):
+        monkeypatch.setattr(root.shutil, "rmtree", rmtree)
+        assert [size > 0 for _, size in root.collect(str(tmp_path))] == [True]
+        rmtree(path, **given)
+
+    monkeypatch.setattr(root.shutil, "rmtree", collect_first)
+    root.remove(str(tmp_path), "a")
+    assert os.listdir(tmp_path / ".unsealed") == []
+    assert root.size_of(str(tmp_path / "a")) == 0
+
+
+def test_an_owner_that_the_user_has_named_is_no_process(tmp_path):
+    _put("a", tmp_path, made={"owner": "alice"})
+    assert root.collect(str(tmp_path)) == []
+    assert len(get("a", root=tmp_path)) == 4
+
+
+def test_removing_a_link_leaves_the_set_that_it_leads_to(tmp_path):
+    _put("a", tmp_path / "far")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "b").symlink_to(tmp_path / "far" / "a")
+    root.remove(str(tmp_path / "here"), "b")
+    assert os.listdir(tmp_path / "here") == []
+    assert len(get("a", root=tmp_path / "far")) == 4
