@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import os
-import pickle
+import sys
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -21,22 +21,43 @@ def fingerprint(*values: Any, paths: bool = False) -> str:
     Args:
         paths: texts may be paths. Of a file its size and time of change count, of a folder those of all its files.
 
-    Of a function count its code, its defaults, its closure, and what it names of its own package: functions, classes,
-    values. What it reaches through other modules counts by name only. Of tensors, arrays and plain values the content
-    counts; of other objects, their pickle. An object with a text `fastload_fingerprint` counts by that text.
+    Of a function count its code, its defaults, its closure, its attributes, and what it names: functions, classes,
+    values. Of a class count its members and its bases, of an object its class and what pickle would keep of it. Code
+    that is installed counts by its name, unless it is of the package of one of `values`. Of tensors, arrays and plain
+    values the content counts. An object with a text `fastload_fingerprint` counts by that text.
+
+    With `paths`, raises TypeError for an object that pickle cannot keep, as it cannot be told from others of its type.
     """
     digest = blake2b(digest_size=16)
-    for piece in _Content(paths).of(values):
+    for piece in _Content(paths, {_package(_root(value)) for value in values}).of(values):
         digest.update(len(piece).to_bytes(8, "little"))
         digest.update(piece)
     return digest.hexdigest()
 
 
+def is_installed(value: Any) -> bool:
+    """Return whether code belongs to Python, an installed package or fastload, so that its name stands for it."""
+    module = str(getattr(value, "__module__", None) or "builtins")
+    if _package(value) == "fastload" or _package(value) in sys.stdlib_module_names:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
+
+
+def _root(value: Any) -> Any:
+    """Return the function or class whose package a value is of."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    value = getattr(value, "__wrapped__", getattr(value, "__func__", value))
+    return value if isinstance(value, types.FunctionType | type) else type(value)
+
+
 class _Content:
     """Yields the bytes that stand for values. What was met before is not entered again: functions may be recursive."""
 
-    def __init__(self, paths: bool) -> None:
+    def __init__(self, paths: bool, followed: set[str]) -> None:
         self._paths = paths
+        self._followed = followed  # packages, though they are installed
         self._met: dict[int, Any] = {}
 
     def of(self, value: Any) -> Iterator[bytes]:
@@ -73,45 +94,77 @@ class _Content:
             yield from self._of_all((value.func, value.args, value.keywords))
         elif isinstance(value, types.MethodType):
             yield from self._of_all((value.__func__, value.__self__))
-        elif isinstance(value, types.FunctionType):
-            yield from self._of_function(value)
-        elif is_dataclass(value) and not isinstance(value, type):
-            yield from self._of_all([getattr(value, field.name) for field in fields(value)])
-            yield from self.of(type(value))
-        elif isinstance(value, type):
-            yield value.__qualname__.encode()
-            members = (vars(value)[name] for name in sorted(vars(value)))
-            yield from self._of_all(m for m in members if isinstance(m, types.FunctionType))
+        elif isinstance(value, staticmethod | classmethod):
+            yield from self.of(value.__func__)
+        elif isinstance(value, property):
+            yield from self._of_all((value.fget, value.fset, value.fdel))
+        elif isinstance(value, types.ModuleType | types.BuiltinFunctionType):
+            yield repr((getattr(value, "__module__", ""), value.__name__)).encode()
+        elif isinstance(value, types.FunctionType | type):
+            yield from self._of_code(value)
+        elif isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
+            yield from self.of(wrapped)  # by functools.lru_cache
         else:
-            yield _pickled(value, needed=self._paths)
-            if callable(value):
-                yield from self.of(type(value))
+            yield from self._of_object(value)
 
     def _of_all(self, values: Any) -> Iterator[bytes]:
         for value in values:
             yield from self.of(value)
         yield b"end"
 
+    def _of_code(self, value: types.FunctionType | type) -> Iterator[bytes]:
+        if is_installed(value) and _package(value) not in self._followed - sys.stdlib_module_names:
+            yield repr((value.__module__, value.__qualname__)).encode()
+        elif isinstance(value, type):
+            yield from self._of_class(value)
+        else:
+            yield from self._of_function(value)
+
     def _of_function(self, function: types.FunctionType) -> Iterator[bytes]:
         yield function.__qualname__.encode()
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         yield from self._of_all((function.__code__, function.__defaults__, function.__kwdefaults__))
-        yield from self._of_all(cells)
+        yield from self._of_all((cells, vars(function)))
         for name in sorted(_names(function.__code__)):
             if name in function.__globals__:
                 yield name.encode()
-                yield from self._of_global(function.__globals__[name], of=function)
+                yield from self.of(function.__globals__[name])
 
-    def _of_global(self, value: Any, *, of: types.FunctionType) -> Iterator[bytes]:
-        foreign = isinstance(value, type | types.FunctionType) and _package(value) != _package(of)
-        if foreign or isinstance(value, types.ModuleType | types.BuiltinFunctionType):
-            yield repr((getattr(value, "__module__", ""), value.__name__)).encode()
-        else:
-            yield from self.of(value)
+    def _of_class(self, kind: type) -> Iterator[bytes]:
+        yield kind.__qualname__.encode()
+        yield from self._of_all(kind.__bases__)
+        for name, member in sorted(vars(kind).items()):
+            code = isinstance(member, types.FunctionType | staticmethod | classmethod | property)
+            if code or not (name.startswith("__") or name == "_abc_impl" or _is_slot(member)):
+                yield name.encode()
+                yield from self.of(member)
+
+    def _of_object(self, value: Any) -> Iterator[bytes]:
+        """Yield an object's class, and what pickle would keep of it."""
+        yield from self.of(type(value))
+        try:
+            reduce = copyreg.dispatch_table.get(type(value))
+            reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        except Exception as error:
+            if self._paths:  # two open files have one type, and would be one source
+                raise TypeError(
+                    f"the source {value!r:.100} cannot be told from others of its type: {type(value).__module__}."
+                    f"{type(value).__qualname__} cannot be pickled. Give prepare() a path, or another value that can be"
+                ) from error
+            return
+        if isinstance(reduced, str):
+            yield reduced.encode()
+            return
+        for part in reduced:
+            yield from self.of(list(part) if isinstance(part, Iterator) else part)
+
+
+def _is_slot(member: Any) -> bool:
+    return isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType)
 
 
 def _package(of: Any) -> str:
-    return str(of.__module__).partition(".")[0]
+    return str(getattr(of, "__module__", None) or "builtins").partition(".")[0]
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -131,17 +184,3 @@ def _of_path(text: str) -> Iterator[bytes]:
         return
     for name in sorted(os.listdir(text)):
         yield from _of_path(os.path.join(text, name))
-
-
-def _pickled(value: Any, *, needed: bool) -> bytes:
-    """Return the pickle of a value. If it has none: its type's name, or, if `needed`, raise TypeError."""
-    try:
-        return pickle.dumps(value, protocol=5)
-    except Exception as error:
-        name = f"{type(value).__module__}.{type(value).__qualname__}"
-        if needed:  # two open files have one type, and would be one source
-            raise TypeError(
-                f"the source {value!r:.100} cannot be told from others of its type: {name} cannot be pickled. "
-                "Give prepare() a path, or another value that can be"
-            ) from error
-        return name.encode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copyreg
 import os
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,7 +16,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from fastload.datasets.manifest import INDEX
-from fastload.fingerprint import fingerprint
+from fastload.fingerprint import fingerprint, is_installed
 
 TRANSFORMS = ("transform", "target_transform", "transforms")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -231,13 +230,13 @@ class _Content:
         name = getattr(value, "__qualname__", value.__name__)
         # Own code counts the same in a script, which is `__main__`, and in a module.
         self._add_text(
-            f"{getattr(value, '__module__', '')} {name}" if _is_installed(value) else name
+            f"{getattr(value, '__module__', '')} {name}" if is_installed(value) else name
         )
-        if isinstance(value, types.FunctionType) and not _is_installed(value):
+        if isinstance(value, types.FunctionType) and not is_installed(value):
             self._add_text(fingerprint(value))
         elif isinstance(value, type):
             for base in value.__mro__:
-                if not _is_installed(base):
+                if not is_installed(base):
                     self._add_text(fingerprint(base))
 
     def _add_file(self, path: str) -> None:
@@ -283,13 +282,3 @@ def _files_of(dataset: Any) -> Sequence[tuple[str, Any]] | None:
     first = samples[0]
     paired = isinstance(first, tuple) and len(first) == 2 and isinstance(first[0], str)
     return samples if paired and os.path.exists(first[0]) else None
-
-
-def _is_installed(value: Any) -> bool:
-    """Return whether code belongs to Python, an installed package or fastload, so that its name stands for it."""
-    module = str(getattr(value, "__module__", None) or "builtins")
-    package = module.partition(".")[0]
-    if package == "fastload" or package in sys.stdlib_module_names:
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return "site-packages" in file or "dist-packages" in file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import signal
@@ -260,6 +261,95 @@ def test_a_fingerprint_follows_what_a_function_names(monkeypatch: pytest.MonkeyP
     assert fingerprint(scaled[0]) == fingerprint(scaled[2]) != fingerprint(scaled[1])
     arrays = [np.zeros(3), np.zeros(3), np.ones(3), np.zeros(3, np.int32)]
     assert len({fingerprint(array) for array in arrays}) == 3
+
+
+class Base:
+    def base(self) -> int:
+        return 1
+
+
+class Kind(Base):
+    SIZE = 3
+
+    def __call__(self, number: int) -> int:
+        return self.sibling() + self.fixed() + self.shown
+
+    def sibling(self) -> int:
+        return self.SIZE
+
+    @staticmethod
+    def fixed() -> int:
+        return 1
+
+    @property
+    def shown(self) -> int:
+        return 2
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@functools.lru_cache
+def remembered() -> int:
+    return 3
+
+
+class Chain:
+    def __init__(self, *steps: Any) -> None:
+        self.steps = list(steps)
+
+
+KIND = Kind()
+CHAIN = Chain(uses_helper)
+
+
+def uses_class() -> Any:
+    return Kind.SIZE
+
+
+def uses_object() -> Any:
+    return KIND.base()
+
+
+def uses_colour() -> Any:
+    return Colour.RED
+
+
+def uses_remembered() -> Any:
+    return remembered()
+
+
+def uses_chain() -> Any:
+    return CHAIN
+
+
+@pytest.mark.parametrize(
+    ("function", "owner", "name", "value"),
+    [
+        (uses_class, Kind, "SIZE", 4),
+        (uses_class, Kind, "fixed", staticmethod(lambda: 2)),
+        (uses_object, Kind, "sibling", lambda self: 5),
+        (uses_object, Kind, "shown", property(lambda self: 5)),
+        (uses_object, Base, "base", lambda self: 5),
+        (KIND, Kind, "SIZE", 4),
+        (KIND.sibling, Kind, "fixed", staticmethod(lambda: 2)),
+        (uses_colour, Colour.RED, "_value_", 7),
+        (uses_remembered, remembered, "__wrapped__", lambda: 4),
+        (uses_chain, CHAIN, "steps", [lambda: 5]),
+        (uses_chain, sys.modules[__name__], "SIZE", 9),
+        (uses_helper, uses_helper, "attribute", 1),
+        (functools.partial(uses_helper), sys.modules[__name__], "SIZE", 9),
+    ],
+    ids=[f"{number}" for number in range(13)],
+)
+def test_a_fingerprint_sees_what_a_function_reaches(
+    function: Any, owner: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fingerprint(function)
+    assert fingerprint(function) == before
+    monkeypatch.setattr(owner, name, value, raising=False)
+    assert fingerprint(function) != before
 
 
 def test_a_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
