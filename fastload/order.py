@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
+    Subset,
 )
 
 from fastload import sampler_state
@@ -297,7 +299,7 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
         ends=single.ends if ours else None,
         window=single.window if ours else None,
         run=single.run if ours else None,
-        set_id=getattr(settings.dataset, "set_id", None),
+        set_id=_set_id(settings.dataset),
         ahead=[],
     )
 
@@ -359,3 +361,14 @@ def _drawn(sampler: Any) -> Iterator[Any]:
     if type(sampler) is BatchSampler and type(single) is RandomSampler and not single.replacement:
         return random_batches(sampler)
     return iter(sampler)
+
+
+def _set_id(dataset: Any) -> str | None:
+    """Return what names the set that a dataset reads, also through torch's wrappers; None if it reads no set."""
+    if isinstance(dataset, Subset):
+        return _set_id(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        ids = [_set_id(part) for part in dataset.datasets]
+        return repr(ids) if any(ids) else None
+    found = getattr(dataset, "set_id", None)
+    return found if isinstance(found, str) else None

@@ -47,14 +47,27 @@ def record_batch(columns: Any) -> pa.RecordBatch:
                 f"a part must be a mapping of names to columns, a record batch, a table or a frame, "
                 f"got {type(columns).__name__}"
             )
-        pairs = [_column(str(name), values) for name, values in columns.items()]
+        pairs = [_named(str(name), values) for name, values in columns.items()]
     if not pairs:
         raise ValueError("a part must have at least one column")
     lengths = {field.name: len(array) for field, array in pairs}
+    if len(lengths) < len(pairs):
+        raise ValueError(f"two columns have one name: {[field.name for field, _ in pairs]}")
     if len(set(lengths.values())) > 1:
         raise ValueError(f"all columns of a part must have one length, got {lengths}")
     schema = pa.schema([field for field, _ in pairs])
     return pa.RecordBatch.from_arrays([array for _, array in pairs], schema=schema)
+
+
+def _named(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
+    """Return a column. Raises TypeError or ValueError, which name it."""
+    try:
+        return _column(name, values)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        if f"column {name!r}" in str(error):
+            raise
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"column {name!r}: a set cannot keep it: {error}") from error
 
 
 def _column(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
@@ -97,7 +110,16 @@ def _stacked(name: str, values: Iterable[Any]) -> Any:
     shapes = {np.shape(cell) for cell in cells}
     if len(shapes) > 1:
         raise ValueError(f"column {name!r}: all rows must have one shape, got {sorted(shapes)[:3]}")
-    return np.stack([np.asarray(cell) for cell in cells]) if cells else np.empty(0)
+    if not cells:
+        return np.empty(0)
+    arrays = [np.asarray(cell) for cell in cells]
+    stacked = np.stack(arrays)
+    if stacked.dtype.kind == "f" and all(array.dtype.kind in "iub" for array in arrays):
+        raise ValueError(
+            f"column {name!r}: some rows have integers beyond those of the others' dtype, "
+            f"{sorted({str(array.dtype) for array in arrays})}: give all rows one dtype"
+        )
+    return stacked
 
 
 def _of_tensor(name: str, tensor: torch.Tensor) -> tuple[pa.Field, pa.Array]:

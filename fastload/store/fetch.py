@@ -17,6 +17,7 @@ from fastload.store.root import in_memory, seal, unsealed
 
 Places = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _PIECE = 2**22
+_SCHEMES = ("grpc://", "grpc+tcp://", "grpc+tls://")
 
 
 class Source(Protocol):
@@ -27,7 +28,7 @@ class Source(Protocol):
     def find(self, name: str) -> tuple[Index, set[str]] | None:
         """Return the index of a set and the names of the parts that lie there, or None if there is no such set."""
 
-    def read(self, name: str, part: str) -> Iterator[memoryview]:
+    def read(self, name: str, part: Shard) -> Iterator[memoryview]:
         """Yield the bytes of a part's file."""
 
 
@@ -41,6 +42,11 @@ def sources(places: Places) -> list[Source]:
 def _source(place: str) -> Source:
     if "://" not in place:
         return FolderSource(os.path.abspath(place))
+    if not place.startswith(_SCHEMES):
+        raise ValueError(
+            f"a source is a path, or the URL of `fastload store serve`, grpc://HOST:PORT or grpc+tls://HOST:PORT; "
+            f"got {place!r}"
+        )
     from fastload.store.flight import ServerSource
 
     token = authority = b""
@@ -66,9 +72,9 @@ class FolderSource:
         except FileNotFoundError:
             return None
 
-    def read(self, name: str, part: str) -> Iterator[memoryview]:
+    def read(self, name: str, part: Shard) -> Iterator[memoryview]:
         """Yield the bytes of a part's file."""
-        with open(os.path.join(self._path(name), part), "rb") as file:
+        with open(os.path.join(self._path(name), part.name), "rb") as file:
             while piece := file.read(_PIECE):
                 yield memoryview(piece)
 
@@ -142,7 +148,7 @@ def _copy(path: str, index: Index, part: Shard, source: Source) -> None:
         os.path.join(path, part.name), partial=partial, durable=not in_memory(path)
     )
     with full_is_told(path, part.bytes), whole as file:
-        for piece in source.read(name, part.name):
+        for piece in source.read(name, part):
             checksum = zlib.crc32(piece, checksum)
             write_all(file.fileno(), partial, piece)
         open_part(staging, part)

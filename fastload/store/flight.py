@@ -26,6 +26,10 @@ from fastload.store.parts import open_part
 from fastload.store.root import check_name, sets
 
 _PIECE = 2**22
+_ANSWER_S = 30.0
+"""What a server may take to answer."""
+_SLOWEST = 1e6
+"""Bytes a second: a slower server is taken for one that stands still."""
 _BYTES = pa.schema([pa.field("bytes", pa.binary(), nullable=False)])
 
 
@@ -154,25 +158,32 @@ class ServerSource:
 
     def __init__(self, where: str, *, token: str = "", authority: bytes | None = None) -> None:
         self.where = where
-        headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
-        self._options = flight.FlightCallOptions(headers=headers)
-        self._client = flight.FlightClient(where, tls_root_certs=authority)
+        self._headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
+        with _Said(where):
+            self._client = flight.FlightClient(where, tls_root_certs=authority)
+
+    def _within(self, seconds: float) -> flight.FlightCallOptions:
+        """Return the options of a call. A server that stands still would keep it for ever, and Ctrl-C out."""
+        return flight.FlightCallOptions(timeout=seconds, headers=self._headers)
 
     def find(self, name: str) -> tuple[Index, set[str]] | None:
         """Return the index of a set, and the names of the parts that lie there. Raises PackedDataError."""
         with _Said(self.where):
             action = flight.Action("set", name.encode())
-            results = [r.body.to_pybytes() for r in self._client.do_action(action, self._options)]
+            results = [
+                r.body.to_pybytes() for r in self._client.do_action(action, self._within(_ANSWER_S))
+            ]
         if not results:
             return None
         encoded, here = results
         return parse_index(f"{self.where}/{name}", encoded), set(json.loads(here))
 
-    def read(self, name: str, part: str) -> Iterator[memoryview]:
+    def read(self, name: str, part: Shard) -> Iterator[memoryview]:
         """Yield the bytes of a part's file. Raises PackedDataError."""
-        ticket = json.dumps({"set": name, "part": part, "file": True}).encode()
+        ticket = json.dumps({"set": name, "part": part.name, "file": True}).encode()
+        options = self._within(_ANSWER_S + part.bytes / _SLOWEST)
         with _Said(self.where):
-            for chunk in self._client.do_get(flight.Ticket(ticket), self._options):
+            for chunk in self._client.do_get(flight.Ticket(ticket), options):
                 yield memoryview(chunk.data.column(0)[0].as_buffer())
 
 

@@ -50,8 +50,8 @@ def get(
     missing or damaged or a source cannot be read, StoreFullError if there is no room for copies, ValueError if this
     node has no part, or if there is nothing to balance.
     """
-    root, name = locate(name, root)
     places = sources(source) if source else []
+    root, name = locate(name, root, make=bool(places))
     if places:
         fetch_index(root, name, places)
     path = find(root, name)

@@ -55,20 +55,24 @@ def open_root(root: str | os.PathLike[str] | None) -> str:
     return path
 
 
-def locate(name: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> tuple[str, str]:
+def locate(
+    name: str | os.PathLike[str], root: str | os.PathLike[str] | None, *, make: bool = True
+) -> tuple[str, str]:
     """Return the root and the name of a set, whose `name` may be a path: "sets/mnist" lies in the root "sets".
 
+    With `make`, the root is made if it is not there.
     Raises ValueError if a set cannot have the name, or if both a path and a root are given.
     """
     path = os.fspath(name)
     if isinstance(name, str) and os.sep not in path:
-        return open_root(root), check_name(path)
+        folder = default_root() if root is None else os.path.abspath(root)
+        return open_root(root) if make or os.path.isdir(folder) else folder, check_name(path)
     if root is not None:
         raise ValueError(
             f"give a path or a root, not both: name={path!r}, root={os.fspath(root)!r}"
         )
     folder, name = os.path.split(os.path.abspath(path))
-    return open_root(folder), check_name(name)
+    return open_root(folder) if make else folder, check_name(name)
 
 
 def in_memory(path: str) -> bool:
@@ -83,9 +87,10 @@ def this_node() -> str:
 
 def check_name(name: str) -> str:
     """Return `name`. Raises ValueError if a set cannot have it."""
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or name.endswith(".lock"):
         raise ValueError(
-            f"a set's name has 1 to 128 letters, digits and _.+=-, and does not begin with one of .+=-, got {name!r}"
+            "a set's name has 1 to 128 letters, digits and _.+=-, does not begin with one of .+=- and does not end in "
+            f".lock, got {name!r}"
         )
     return name
 
@@ -230,15 +235,16 @@ def _delete(path: str) -> None:
 
 
 def owner() -> dict[str, object]:
-    """Return what tells whether this process still lives: node, boot, id, and when it began."""
+    """Return what tells whether this process still lives: node, boot, namespace, id, and when it began."""
     pid = os.getpid()
-    return {"node": socket.gethostname(), "boot": _boot(), "pid": pid, "began": _began(pid)}
+    where = {"node": socket.gethostname(), "boot": _boot(), "space": _space()}
+    return {**where, "pid": pid, "began": _began(pid)}
 
 
 def is_alive(about: dict[str, object]) -> bool:
     """Return whether the owner of a set may still live: False only if it certainly ended, on this node."""
-    if about.get("node") != socket.gethostname():
-        return True
+    if about.get("node") != socket.gethostname() or about.get("space") != _space():
+        return True  # in a container of this node, ids are others
     pid = about.get("pid")
     return (
         about.get("boot") == _boot() and isinstance(pid, int) and about.get("began") == _began(pid)
@@ -248,6 +254,12 @@ def is_alive(about: dict[str, object]) -> bool:
 def _boot() -> str:
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def _space() -> str:
+    with suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
     return ""
 
 

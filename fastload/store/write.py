@@ -116,8 +116,10 @@ def index_of(
         name = f"{zlib.crc32(text):08x}{zlib.adler32(text):08x}"
     else:
         name = secrets.token_hex(8)
-    rows = sum(shard.rows for shard in shards)
-    return Index("columns", rows, tuple(classes), described(schema), dict(made or {}), shards, name)
+    rows, classes = sum(shard.rows for shard in shards), tuple(classes)
+    if others := [name for name in classes if not isinstance(name, str)]:
+        raise TypeError(f"classes must be names, got {others[0]!r}")
+    return Index("columns", rows, classes, described(schema), dict(made or {}), shards, name)
 
 
 def is_dask(data: Any) -> bool:

@@ -180,10 +180,10 @@ def test_a_server_that_ends_while_a_part_comes_leaves_whole_parts_alone(
     whole = ServerSource.read
     with serving(tmp_path / "there") as (process, url):
 
-        def killed(self: ServerSource, name: str, part: str) -> Iterator[memoryview]:
+        def killed(self: ServerSource, name: str, part: Shard) -> Iterator[memoryview]:
             pieces = whole(self, name, part)
             yield next(pieces)
-            if part == "shard-00001.arrow":
+            if part.name == "shard-00001.arrow":
                 process.kill()
                 process.wait()
             yield from pieces
@@ -195,6 +195,39 @@ def test_a_server_that_ends_while_a_part_comes_leaves_whole_parts_alone(
     assert [file.name for file in (here / ".staging").iterdir()] == ["lock"]
     dataset = store.get(here, data="x", source=tmp_path / "there")
     assert torch.equal(torch.cat(dataset.column("x")), big)
+
+
+def test_a_server_that_stands_still_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastload.store.flight._ANSWER_S", 1.0)
+    store.put(parts(), tmp_path / "there" / "s")
+    with serving(tmp_path / "there") as (process, url):
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(PackedDataError, match=f"{url}: cannot be read from.*Deadline"):
+            store.get(tmp_path / "here" / "s", source=url)
+        process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("http://localhost:1", ValueError, "a source is a path, or the URL"),
+        ("grpc://localhost:99999", PackedDataError, "cannot be read from"),
+        ("grpc://localhost:1", PackedDataError, "cannot be read from"),
+    ],
+)
+def test_a_source_that_is_none(
+    source: str, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        store.get(tmp_path / "here" / "s", source=source)
+
+
+def test_a_name_that_is_wrong_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no set 's'"):
+        store.get(tmp_path / "deep" / "er" / "s")
+    assert not list(tmp_path.iterdir())
 
 
 def test_processes_that_want_the_same_parts_copy_each_once(tmp_path: Path) -> None:

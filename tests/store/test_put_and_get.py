@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from fastload import DataLoader, RankSampler, store
 from fastload.errors import PackedDataError, StateError, StoreFullError
@@ -103,6 +103,11 @@ def test_what_can_be_a_column(tmp_path: Path) -> None:
         ({"x": pa.array([1, None])}, "part 0: column 'x', row 1: a set has no nulls"),
         ({"x": torch.zeros(())}, "part 0: column 'x': expected a row for each sample"),
         ({"x": torch.zeros(3, dtype=torch.complex64)}, "cannot keep the dtype torch.complex64"),
+        ({"x": np.zeros(3, ">i4")}, "column 'x': a set cannot keep it"),
+        ({"x": 3}, "column 'x': a set cannot keep it"),
+        ({"x": [2**70, 1]}, "column 'x'"),
+        ({"x": [np.uint64(2**63), np.int64(-1)]}, "column 'x': some rows have integers beyond"),
+        ({1: Y, "1": Y}, "two columns have one name"),
         ({}, "part 0: a part must have at least one column"),
         ([{"x": X}, {"x": Y}], "part 1: the columns are .*, those of part 0"),
         ([], "set: there is nothing to put"),
@@ -181,6 +186,22 @@ def test_ranks_resume_exactly_and_only_with_the_same_set(root: Path) -> None:
     store.put({"y": Y.flip(0)}, "other", root=root)
     with pytest.raises(StateError, match="set_id"):
         loader(store.get("other", data="y", root=root)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("wrap", [lambda d: Subset(d, range(80)), lambda d: ConcatDataset([d, d])])
+def test_a_state_of_a_part_of_a_set_wants_that_set(wrap: Any, root: Path) -> None:
+    loader = DataLoader(wrap(store.get("set", data="y", root=root)), 4, seed=5)
+    next(iter(loader))
+    state = loader.state_dict()
+    DataLoader(wrap(store.get("set", data="y", root=root)), 4, seed=5).load_state_dict(state)
+    store.put({"y": Y.flip(0)}, "other", root=root)
+    with pytest.raises(StateError, match="set_id"):
+        DataLoader(wrap(store.get("other", data="y", root=root)), 4, seed=5).load_state_dict(state)
+
+
+def test_classes_are_names(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="classes must be names, got 0"):
+        store.put({"x": X}, "set", root=tmp_path, classes=[0, 1])  # type: ignore[list-item]
 
 
 def test_what_is_written_into_a_sample_or_a_column_does_not_reach_the_set(root: Path) -> None:
