@@ -58,12 +58,13 @@ def test_the_examples_run_one_after_another(
         pytest.skip(f"the others ran: {skipped}")
 
 
-@pytest.mark.parametrize("page", ["rows"])
+@pytest.mark.parametrize("page", ["flow", "rows", "sets"])
 def test_the_examples_of_a_page_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"torch": torch}
+    monkeypatch.setenv("FASTLOAD_STORE", str(tmp_path / "store"))
+    names: dict[str, Any] = {"torch": torch, "__name__": "page"}
     text = (README.parent / f"docs/{page}.md").read_text()
     for code in re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S):
         exec(compile(code, f"{page}.md", "exec"), names)
