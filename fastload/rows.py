@@ -129,7 +129,7 @@ def as_indices(indices: Sequence[Any], length: int | None = None) -> NDArray[np.
     if found.dtype != np.int64 or found.ndim != 1 or not _BOOLS.isdisjoint(map(type, indices)):
         return None
     # As uint64 a negative index is huge, so the largest one shows both ends.
-    inside = length is None or not len(found) or found.view(np.uint64).max() < length
+    inside = length is None or not len(found) or int(np.max(found.view(np.uint64))) < length
     return found if inside else None
 
 
