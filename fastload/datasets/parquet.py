@@ -72,7 +72,7 @@ class ParquetDataset(Dataset[Any]):
         files: the files, in order.
         schema: names and types of all columns, a `pyarrow.Schema`.
         columns, label, filters: as given.
-        set_id: hash of the files' sizes and schema and of the filters. A loader's state keeps it.
+        set_id: hash of the files' names, sizes and footers, and of the filters. A loader's state keeps it.
 
     Raises FileNotFoundError if there is no file, `ParquetError` if one cannot be read, differs in its columns or is
     replaced later, KeyError if there is no such column, TypeError if it has a type that is not read.
@@ -328,6 +328,6 @@ def _passing(
 
 
 def _hash(parts: Sequence[ParquetPart], filters: str | None) -> str:
-    shapes = [(os.path.basename(part.path), part.identity[2], part.groups) for part in parts]
+    shapes = [(os.path.basename(part.path), part.identity[2], part.footer) for part in parts]
     text = repr((shapes, [(field.name, str(field.type)) for field in parts[0].schema], filters))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -32,6 +33,7 @@ class ParquetPart:
         self.identity = _identity(path)
         with self.guarded("expected a footer: this is no Parquet file, or it was cut off"):
             self.metadata = pq.read_metadata(path)
+            self.footer = _footer_of(path)
             self.schema: pa.Schema = self.metadata.schema.to_arrow_schema()
         self.groups = [
             self.metadata.row_group(k).num_rows for k in range(self.metadata.num_row_groups)
@@ -215,3 +217,12 @@ class _Held:
         self.group: RowGroup | None = None
         self.nbytes = 0
         self.used = used
+
+
+def _footer_of(path: str) -> str:
+    """Return a hash of a file's footer, which has the sizes of all columns, and their smallest and largest values."""
+    with open(path, "rb") as file:
+        file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - length, os.SEEK_END)
+        return hashlib.sha256(file.read(length)).hexdigest()

@@ -206,8 +206,8 @@ class MPITask(PythonTask):
     def _found(self, launcher: Launcher) -> Launcher:
         if launcher == "torchrun":
             raise FlowError(
-                f"task {self.name}: there is no mpiexec on the PATH to start {self.parallelism} ranks: load a module "
-                "or install an MPI"
+                f"task {self.name}: there is no mpiexec on the PATH to start {self.parallelism} ranks: load a module, "
+                'install an MPI, or make it a task of kind "python", if it runs as one process, too'
             )
         return launcher
 

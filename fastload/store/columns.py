@@ -41,7 +41,10 @@ def record_batch(columns: Any) -> pa.RecordBatch:
         pairs = [_of_arrow(field, columns.column(field.name)) for field in columns.schema]
     else:
         if not isinstance(columns, Mapping) and hasattr(columns, "to_dict"):
-            columns = {name: columns[name] for name in columns.columns}  # a frame of pandas
+            names = list(columns.columns)  # of a frame of pandas
+            if len(set(names)) < len(names):
+                raise ValueError(f"two columns have one name: {names}")
+            columns = {name: columns[name] for name in names}
         if not isinstance(columns, Mapping):
             raise TypeError(
                 f"a part must be a mapping of names to columns, a record batch, a table or a frame, "
@@ -82,6 +85,7 @@ def _column(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
             f"column {name!r}: expected a row for each sample, got one text, {values!r:.40}"
         )
     if not isinstance(values, np.ndarray):
+        _expect_no_nulls(name, values)
         # Of a series of pandas, its values. A frame's text and its cells that are arrays are objects.
         values = values.to_numpy() if hasattr(values, "to_numpy") else _stacked(name, values)
     if np.ma.is_masked(values):
@@ -95,17 +99,31 @@ def _column(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
     return _of_arrow(pa.field(name, pa.null()), pa.array(list(values)))
 
 
+def _expect_no_nulls(name: str, values: Any) -> None:
+    """Raise ValueError if a series of a type that has nulls has one: as an array it would be a NaN, or a float."""
+    if isinstance(getattr(values, "dtype", None), np.dtype) or not hasattr(values, "to_numpy"):
+        return
+    nulls = getattr(values, "isna", None) or getattr(values, "is_null", None)
+    absent = np.flatnonzero(np.asarray(nulls() if nulls else []))
+    if absent.size:
+        raise ValueError(f"column {name!r}, row {absent[0]}: a set has no nulls: fill or drop them")
+
+
 def _stacked(name: str, values: Iterable[Any]) -> Any:
     """Return cells as one array if they are arrays or numbers, or as a list of texts or bytes."""
     cells = list(values)
     kinds = {type(cell) for cell in cells}
     if kinds <= {str} or kinds <= {bytes}:
         return cells
+    if type(None) in kinds:
+        row = next(row for row, cell in enumerate(cells) if cell is None)
+        raise ValueError(
+            f"column {name!r}, row {row}: expected what the other rows have, got nothing"
+        )
     for row, cell in enumerate(cells):
-        if isinstance(cell, str | bytes) or cell is None:
-            found = "nothing" if cell is None else f"text, {cell!r:.40}"
+        if isinstance(cell, str | bytes):
             raise ValueError(
-                f"column {name!r}, row {row}: expected what the other rows have, got {found}"
+                f"column {name!r}, row {row}: expected what the other rows have, got text, {cell!r:.40}"
             )
     shapes = {np.shape(cell) for cell in cells}
     if len(shapes) > 1:
@@ -154,6 +172,7 @@ def _of_arrow(field: pa.Field, array: pa.Array) -> tuple[pa.Field, pa.Array]:
     if array.null_count:
         row = array.is_null().index(True).as_py()
         raise ValueError(f"column {field.name!r}, row {row}: a set has no nulls: fill or drop them")
+    array = _fixed(array)
     _expect_whole_rows(field, array)
     if pa.types.is_boolean(array.type):
         return _of_tensor(field.name, torch.from_numpy(array.to_numpy(zero_copy_only=False)))
@@ -163,6 +182,19 @@ def _of_arrow(field: pa.Field, array: pa.Array) -> tuple[pa.Field, pa.Array]:
         rows = rows[values.offset : values.offset + len(values)]
         return _of_tensor(field.name, torch.from_numpy(rows.reshape(len(array), -1).copy()))
     return pa.field(field.name, array.type, nullable=False, metadata=field.metadata), array
+
+
+def _fixed(array: pa.Array) -> pa.Array:
+    """Return lists of numbers as lists of a fixed size, if all have one length."""
+    kind = array.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not _is_number(
+        kind.value_type
+    ):
+        return array
+    lengths = array.value_lengths().unique()
+    if len(lengths) != 1 or not lengths[0].as_py():
+        return array
+    return array.cast(pa.list_(kind.value_type, lengths[0].as_py()))
 
 
 def _expect_whole_rows(field: pa.Field, array: pa.Array) -> None:

@@ -150,11 +150,12 @@ class _Content:
 
     def add(self, value: Any) -> None:
         """Add a value. Raises what pickling raises, if it has no content that can be known."""
-        if isinstance(value, os.PathLike):
+        is_path = isinstance(value, os.PathLike)
+        if is_path:
             value = os.fspath(value)
         if isinstance(value, _PLAIN):
             self._add_text(f"{type(value).__name__} {value!r}")
-            if self._paths and isinstance(value, str) and os.sep in value:
+            if self._paths and isinstance(value, str) and (is_path or _may_be_path(value)):
                 self._add_file(value)
         elif isinstance(value, torch.Tensor | np.ndarray):
             self._add_text(fingerprint(value))
@@ -251,6 +252,10 @@ class _Content:
         encoded = text.encode("utf-8", "surrogateescape")
         self._digest.update(len(encoded).to_bytes(8, "little"))
         self._digest.update(encoded)
+
+
+def _may_be_path(text: str) -> bool:
+    return os.sep in text or (0 < text.rfind(".") < len(text) - 1 and "\n" not in text)
 
 
 def _says_how_to_read(name: str, value: Any) -> bool:

@@ -81,8 +81,10 @@ def features(
 
     The key of a set of features has the content of the weights, the structure and code of the model, the samples, the
     transforms, the loader's `seed` and `collate_fn`, and the dtype. Of image files their paths, sizes and times of
-    change count, so no image is opened. Code of installed packages counts by its name. Device, batch size and number
-    of threads do not count, although they can change the last bits of a float.
+    change count, so no image is opened; a dataset's own file counts if an attribute names it. Installed code counts by
+    its name, and so does what a dataset reaches through a module. Pass `version`, and change it, if the dataset reads
+    something that this cannot see. Device, batch size and number of threads do not count, although they can change the
+    last bits of a float.
 
     A part is written as soon as it is complete. If the process is killed, the next call goes on with the parts that
     are missing. Random transforms are drawn once, so every epoch reads the same values; this warns of them if their

@@ -98,17 +98,7 @@ def prepare(
     StoreFullError, ValueError if there are no sources or no rows. Complete parts stay for the next call, unless
     `fastload store gc` deletes them.
     """
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
-    if executor is not None and workers is not None:
-        raise ValueError("give an executor or a number of workers, not both")
-    if getattr(
-        current_process(), "_inheriting", False
-    ):  # it would wait for its parent, which waits for it
-        raise RuntimeError(
-            "prepare() was called while a worker process of prepare() imports the program. "
-            'Call it below `if __name__ == "__main__":`'
-        )
+    _check(sources, executor, workers, on_error)
     path, name = locate(out, root)
     base = fingerprint(function, version)
     given = [(fingerprint(base, source, paths=True), source) for source in sources]
@@ -157,6 +147,27 @@ def prepare(
         shutil.rmtree(folder)
     count = len(missing) - len(reasons)
     return Prepared(place, index.id, index.rows, count, len(given) - len(missing), skipped)
+
+
+def _check(sources: Any, executor: Any, workers: int | None, on_error: str) -> None:
+    """Raise TypeError, ValueError or RuntimeError if `prepare` cannot be called so."""
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
+    if isinstance(sources, str | os.PathLike):
+        raise TypeError(f"sources must be several, got one: [{os.fspath(sources)!r}], for example")
+    if executor is not None and not isinstance(executor, Executor):
+        raise TypeError(
+            f"executor must be a concurrent.futures.Executor, of Dask client.get_executor(), got {executor!r:.80}"
+        )
+    if executor is not None and workers is not None:
+        raise ValueError("give an executor or a number of workers, not both")
+    if getattr(
+        current_process(), "_inheriting", False
+    ):  # it would wait for its parent, which waits for it
+        raise RuntimeError(
+            "prepare() was called while a worker process of prepare() imports the program. "
+            'Call it below `if __name__ == "__main__":`'
+        )
 
 
 def _make(

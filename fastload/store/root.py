@@ -136,7 +136,9 @@ def expect_free(root: str, name: str) -> None:
     path = os.path.join(root, check_name(name))
     if os.path.lexists(path):
         raise FileExistsError(
-            17, "there is a set of this name: remove it, or choose another name", path
+            17,
+            "there is a set of this name: remove it (fastload store rm), or choose another name",
+            path,
         )
 
 

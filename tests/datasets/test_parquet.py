@@ -551,3 +551,11 @@ def test_a_flipped_bit_is_named_with_its_row_group(file: Path) -> None:
     loader = DataLoader(dataset, batch_size=20, num_workers=2, on_error="skip", max_errors=20)
     seen = torch.cat(drain(loader)).tolist()
     assert seen == [k for k in range(N) if not 40 <= k < 50]
+
+
+def test_another_content_of_the_same_size_is_another_set(tmp_path: Path) -> None:
+    ids = set()
+    for value in (1.0, 2.0, 1.0):
+        pq.write_table(pa.table({"x": [value] * 100}), tmp_path / "x.parquet")
+        ids.add(ParquetDataset(tmp_path / "x.parquet").set_id)
+    assert len(ids) == 2

@@ -837,3 +837,29 @@ def test_the_example_opens_no_image_in_its_second_training(tmp_path: Path) -> No
     assert [line[:2] for line in lines] == [("first", "300"), ("second", "0")]
     assert lines[0][2] == lines[1][2]
     assert float(lines[0][2]) > 40  # chance is 20
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    """Row `i` of an array in a file."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_numpy(np.load(self.path))[index]
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_file_that_a_dataset_names_counts(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("rows.npy", np.zeros((6, 3), np.float32))
+    store.features(tmp_path / "set", dataset=Rows(kind("rows.npy")), model=nn.Identity())
+    np.save("rows.npy", np.ones((6, 3), np.float32))
+    os.utime("rows.npy", (1, 1))
+    with pytest.raises(FileExistsError):
+        store.features(tmp_path / "set", dataset=Rows(kind("rows.npy")), model=nn.Identity())

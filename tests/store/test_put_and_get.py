@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -108,6 +109,9 @@ def test_what_can_be_a_column(tmp_path: Path) -> None:
         ({"x": [2**70, 1]}, "column 'x'"),
         ({"x": [np.uint64(2**63), np.int64(-1)]}, "column 'x': some rows have integers beyond"),
         ({1: Y, "1": Y}, "two columns have one name"),
+        ({"x": ["a", "b", None]}, "column 'x', row 2: expected what .* got nothing"),
+        ({"x": pd.array([1, None], dtype="Int64")}, "column 'x', row 1: a set has no nulls"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "two columns have one name"),
         ({}, "part 0: a part must have at least one column"),
         ([{"x": X}, {"x": Y}], "part 1: the columns are .*, those of part 0"),
         ([], "set: there is nothing to put"),
@@ -197,6 +201,14 @@ def test_a_state_of_a_part_of_a_set_wants_that_set(wrap: Any, root: Path) -> Non
     store.put({"y": Y.flip(0)}, "other", root=root)
     with pytest.raises(StateError, match="set_id"):
         DataLoader(wrap(store.get("other", data="y", root=root)), 4, seed=5).load_state_dict(state)
+
+
+def test_lists_of_one_length_are_tensors(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": [np.arange(3, dtype=np.float32) + k for k in range(4)]})
+    frame.to_parquet(tmp_path / "x.parquet")
+    store.put(tmp_path / "x.parquet", tmp_path / "set")
+    (batch,) = DataLoader(store.get(tmp_path / "set", data="x"), 4)
+    assert torch.equal(batch, torch.arange(3.0) + torch.arange(4.0)[:, None])
 
 
 def test_classes_are_names(tmp_path: Path) -> None:
