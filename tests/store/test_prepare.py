@@ -212,7 +212,8 @@ if __name__ == "__main__":
 
 def program(tmp_path: Path, out: Path, workers: int = 0) -> subprocess.Popen[str]:
     script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
+    if not script.exists():  # a process that has just begun may be reading it
+        script.write_text(PROGRAM)
     command = [sys.executable, str(script), str(out), str(workers)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
