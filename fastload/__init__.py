@@ -17,7 +17,7 @@ The way of an index, file by file:
     workers       starts and ends the threads                  worker_context: what each works with
     fetch         reads and finishes a batch                   choose_fetcher
     filling       lets the dataset fill rows of a batch        rows: how a dataset does so
-    iterable      reads an iterable dataset
+    iterable      reads an iterable dataset                    read_ahead: in a second thread, for `max_wait_ms`
     collate       samples become a batch                       layout: how a sample lies in one
     slots         the memory of batches
     prefetch      copies batches to a device ahead of the loop

@@ -23,6 +23,10 @@ def make_fetcher(settings: Settings, pool: SlotPool, notices: Notices) -> Fetche
     arguments = settings, pool, notices
     dataset = settings.dataset
     if settings.iterable:
+        if settings.max_wait_ms is not None:
+            from fastload.read_ahead import DeadlineFetcher  # few loaders need it
+
+            return DeadlineFetcher(*arguments)
         return LaneFetcher(*arguments)
     if not settings.batched:
         return SingleFetcher(*arguments)

@@ -95,6 +95,7 @@ class Epochs:
         how: dict[str, Any] = {"rank": rank, "resume": self.resume}
         if isinstance(fetcher, IndexFetcher):
             return SampledOrder(settings.sampler, fetcher.batch, initial, **how)
+        how["apart"] = settings.max_wait_ms is not None
         return LaneOrder(initial, batch_size=settings.batch_size or 1, **how)
 
     def stream_seed(self, settings: Settings, base_seed: int) -> int:

@@ -33,6 +33,7 @@ from fastload.user_errors import (
     shown_indices,
     transient_errno,
 )
+from fastload.window import Window
 
 
 class _Skip:
@@ -59,8 +60,8 @@ class Reader(Protocol):
     stream: Stream
     filler: Filler | None
     """Fills rows from `dataset`. None: read it sample by sample."""
-    pause: Callable[[Batch, float], None]
-    """Waits for a number of seconds, or until the batch is dropped."""
+    wait: Callable[[Callable[[], bool], float | None], None]
+    """Waits until a condition holds, for at most a number of seconds; see `Changes.wait`."""
 
 
 class Fetcher(ABC):
@@ -89,6 +90,10 @@ class Fetcher(ABC):
         self._on_error = settings.on_error
         self._retries = settings.retries
         self._pool = pool
+
+    def reader(self, worker: int, window: Window[Batch]) -> Callable[[Any, Stream], None] | None:
+        """Return what reads a worker's dataset in a second thread, until the window is closed. None: no thread does."""
+        return None
 
     def filler_of(self, dataset: Any) -> Filler | None:
         """Return what fills rows from a worker's own dataset, or None to read samples one by one."""
@@ -138,7 +143,7 @@ class Fetcher(ABC):
         if number is None:
             return False
         batch.retries.append(number)
-        reader.pause(batch, RETRY_SECONDS * 2**attempt)
+        reader.wait(lambda: batch.dropped, RETRY_SECONDS * 2**attempt)
         return True
 
     def _sample_failed(self, batch: Batch, k: int, dataset: Any, exc: BaseException) -> None:

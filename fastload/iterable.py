@@ -7,7 +7,7 @@ workers, as does what a dataset makes of `get_worker_info()`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from inspect import GEN_CLOSED, getgeneratorstate, isgenerator
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ class LaneFetcher(Fetcher):
         super().__init__(settings, pool, notices)
         self.batch_size: int = settings.batch_size or 1
         self._drop_last = settings.drop_last
-        self._lanes: list[_Lane | None] = [None] * settings.lanes
+        self._lanes: list[Lane | None] = [None] * settings.lanes
 
     def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
         """Take the samples of `batch` from its lane, each in its random stream."""
@@ -65,9 +65,9 @@ class LaneFetcher(Fetcher):
         stream.move(batch, None)
         lane = self._lanes[batch.lane]
         if lane is None or lane.keys is not batch.keys:  # a new epoch
-            lane = _Lane(dataset, batch.keys)
+            lane = self._new_lane(batch, dataset)
             try:
-                lane.begin(batch, stream)
+                lane.begin(batch, stream, lambda: batch.dropped)
             except BaseException as exc:
                 lane.ended = True
                 self._fail(batch, 0, contained(exc), f"{batch}; stage: iter")
@@ -79,20 +79,28 @@ class LaneFetcher(Fetcher):
                     "shuffle(buffer_size=1) does",
                 )
             self._lanes[batch.lane] = lane
-        self._fill(batch, lane, stream)
+        self._fill(batch, lane, reader)
         short = batch.size < self.batch_size
         if lane.ended and not batch.failed and (not batch.size or (short and self._drop_last)):
             batch.ended = batch.left_out = True
             batch.builder = None
         batch.state = lane.state()
 
-    def _fill(self, batch: LaneBatch, lane: _Lane, stream: Stream) -> None:
+    def _new_lane(self, batch: LaneBatch, dataset: Any) -> Lane:
+        return Lane(dataset, batch.keys)
+
+    def _has_next(self, batch: LaneBatch, lane: Lane, reader: Reader) -> bool:
+        """Return whether to take one more sample."""
+        return batch.size < self.batch_size and not (lane.ended or batch.failed or batch.dropped)
+
+    def _fill(self, batch: LaneBatch, lane: Lane, reader: Reader) -> None:
+        stream = reader.stream
         builder = ListBuilder([None] * self.batch_size)
         batch.builder = builder
         batch.size = 0
         batch.position = lane.samples
         batch.indices = range(lane.samples, lane.samples + self.batch_size)
-        while batch.size < self.batch_size and not (lane.ended or batch.failed or batch.dropped):
+        while self._has_next(batch, lane, reader):
             k = batch.size
             stream.move(batch, k)
             try:
@@ -114,7 +122,7 @@ class LaneFetcher(Fetcher):
         builder.shorten(batch.size)
 
 
-class _Lane:
+class Lane:
     """One worker's pass over its copy of the dataset, in one epoch."""
 
     def __init__(self, dataset: Any, keys: StreamKeys) -> None:
@@ -124,8 +132,8 @@ class _Lane:
         self.ended = False
         self._iterator: Iterator[Any] = iter(())
 
-    def begin(self, batch: LaneBatch, stream: Stream) -> None:
-        """Make the iterator and bring it to the lane's saved state.
+    def begin(self, batch: LaneBatch, stream: Stream, dropped: Callable[[], bool]) -> None:
+        """Make the iterator and bring it to the lane's saved state, unless the batch is dropped meanwhile.
 
         Load the state into the dataset or its iterator. If neither keeps one, read again up to there.
         """
@@ -147,7 +155,7 @@ class _Lane:
             return
         batch.indices = range(saved["samples"])
         for k in batch.indices:
-            if batch.dropped or self.ended:
+            if dropped() or self.ended:
                 return
             stream.move(batch, k)
             try:
@@ -222,7 +230,11 @@ class _Delivered(NamedTuple):
 
 
 class LaneOrder(Order):
-    """The batches of one epoch of an iterable dataset, from its lanes in turn."""
+    """The batches of one epoch of an iterable dataset, from its lanes in turn.
+
+    With `apart`, a lane that waits for its samples does not hold the others up: the next batch is asked of the lane
+    that has the fewest in flight.
+    """
 
     initial: IterableState
 
@@ -233,6 +245,7 @@ class LaneOrder(Order):
         rank: int,
         batch_size: int,
         resume: IterableState | None = None,
+        apart: bool = False,
     ) -> None:
         super().__init__(initial, rank=rank)
         start = resume or initial
@@ -241,6 +254,8 @@ class LaneOrder(Order):
         self._began = tuple(start.lanes)
         self._active = [not lane["ended"] for lane in self._began]
         self._turn = start.turn  # of the next batch to be read
+        self._apart = apart
+        self._in_flight = [0] * len(self._began)  # batches of each lane
         self._delivered = _Delivered(self._turn, self._began)
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
@@ -254,10 +269,11 @@ class LaneOrder(Order):
         if not any(self._active):
             self.exhausted = True
             raise StopIteration
-        while not self._active[self._turn]:
-            self._turn = (self._turn + 1) % len(self._began)
-        lane = self._turn
-        self._turn = (lane + 1) % len(self._began)
+        n = len(self._began)
+        lanes = [lane % n for lane in range(self._turn, self._turn + n) if self._active[lane % n]]
+        lane = min(lanes, key=self._in_flight.__getitem__) if self._apart else lanes[0]
+        self._turn = (lane + 1) % n
+        self._in_flight[lane] += 1
         self._ordinal += 1
         return LaneBatch(
             lane,
@@ -272,6 +288,7 @@ class LaneOrder(Order):
     def delivered(self, batch: Batch) -> None:
         """See `Order`. A batch that is left out may say that its lane had ended."""
         assert isinstance(batch, LaneBatch)
+        self._in_flight[batch.lane] -= 1
         turn, lanes, _ = self._delivered
         lanes = (*lanes[: batch.lane], batch.state, *lanes[batch.lane + 1 :])
         if batch.ended:

@@ -74,7 +74,8 @@ class ThreadIterator(Iterator[Any]):
         streams, isolation = _streams_and_isolation(settings, self._fetcher, inline=self._inline)
         self._window: Window[Batch] = Window(
             settings.depth(num_workers, batches_in_parallel=self._fetcher.batches_in_parallel),
-            in_order=settings.in_order,
+            in_order=settings.in_order and settings.max_wait_ms is None,
+            lanes_apart=settings.max_wait_ms is not None,
             collected=self._pins and not self._inline,
             lanes=settings.lanes,
             max_bytes=settings.prefetch_bytes,
@@ -83,9 +84,8 @@ class ThreadIterator(Iterator[Any]):
         pool.limit = self._window.depth + 1
         self._loop_context: WorkerContext | None = None  # of the loop, if there are no workers
         if self._inline:
-            pause = self._window.pause
             self._loop_context = _make_loop_context(
-                settings, self._fetcher, streams, isolation, pause
+                settings, self._fetcher, streams, isolation, self._window.changes.wait
             )
         self.counts = EpochCounts(num_workers, pool, asked=settings.num_workers)
         self._reports = Reports(self._notices, self.counts, warned)
@@ -264,7 +264,7 @@ class ThreadIterator(Iterator[Any]):
         self._window.check()
         if self._inline:
             return self._read_here()
-        self._issue()
+        self._issue(waits=True)
         if self._ahead is not None:
             oldest = self._window.oldest()
             if oldest is None or oldest.epoch == self._ahead.epoch:
@@ -280,12 +280,14 @@ class ThreadIterator(Iterator[Any]):
         self._issue()
         return batch
 
-    def _issue(self) -> None:
-        """Fill the window, if there are workers. Here and in `_read_here` the sampler runs, on the loop's thread."""
+    def _issue(self, *, waits: bool = False) -> None:
+        """Fill the window, if there are workers. `waits`: for an order that is not ready, if no batch is in flight."""
         if self._inline:
             return
         order = self._ahead or self._order
         while not order.exhausted and self._window.has_room():
+            if not (order.is_ready() or (waits and self._window.oldest() is None)):
+                return
             started = perf_counter()
             with span("sampler"):
                 batch = next(order, None)
@@ -389,10 +391,10 @@ def _make_loop_context(
     fetcher: Fetcher,
     streams: Streams,
     isolation: Isolation | None,
-    pause: Callable[[Batch, float], None],
+    wait: Callable[[Callable[[], bool], float | None], None],
 ) -> WorkerContext:
     plain = WorkerCopies(settings.dataset, settings.collate_fn, None)
     own = plain if isolation is None else isolation.originals()
-    context = WorkerContext(0, own, None, streams.make(own), pause)
+    context = WorkerContext(0, own, None, streams.make(own), wait)
     context.filler = fetcher.filler_of(own.dataset)
     return context

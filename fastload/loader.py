@@ -83,6 +83,11 @@ class DataLoader(TorchDataLoader[T]):
         retries: how often a sample is read again after a transient error of the operating system (EIO,
             ESTALE, a time-out of a network file system ...), after waits of 0.1 s, 0.2 s, 0.4 s ... A retry
             draws the same random numbers. Not for an iterable dataset.
+        max_wait_ms: for an iterable dataset that waits for its samples, as a stream of messages does: the longest
+            that the first sample of a batch waits for the others. A batch comes as soon as it has `batch_size`
+            samples or this time is over, then with those that are there. It is never empty. Each worker gets a
+            second thread, which reads its dataset at most `batch_size` samples ahead, beside `collate_fn`. Batches
+            come from any worker that has one. Random numbers of samples do not depend on the time, batches do.
         memory_format: of the 4-dimensional tensors, N samples [C, H, W], that the default collate makes.
             Give `torch.channels_last` if the model uses it. Samples that are channels-last themselves
             (those of a plan, PIL images) are then not transposed.
@@ -120,6 +125,7 @@ class DataLoader(TorchDataLoader[T]):
         prefetch_batches: int | None = None,
         prefetch_bytes: int | None = None,
         retries: int = 0,
+        max_wait_ms: float | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
         on_stats: Callable[[Stats], None] | None = None,
         worker_method: Literal["thread", "process"] = "thread",
@@ -133,6 +139,7 @@ class DataLoader(TorchDataLoader[T]):
         self.prefetch_batches = prefetch_batches
         self.prefetch_bytes = prefetch_bytes
         self.retries = retries
+        self.max_wait_ms = max_wait_ms
         self.memory_format = memory_format
         self.on_stats = on_stats
         # For `close()`. Weak: an iterator that the user drops ends by itself.

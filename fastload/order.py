@@ -63,6 +63,10 @@ class Order(ABC):
     def __next__(self) -> Batch:
         """Return the next batch to read. At the end set `exhausted` and raise StopIteration."""
 
+    def is_ready(self) -> bool:
+        """Return False if `next()` would wait for something that is still to come, as messages in a stream are."""
+        return True
+
     @abstractmethod
     def delivered(self, batch: Batch) -> None:
         """Record that the loop received `batch`: its data, its error, or nothing if it was left out."""
@@ -141,6 +145,7 @@ class SampledOrder(Order):
             self._indices: Iterator[Any] = _drawn(sampler)
         else:
             self._indices = self._rest()
+        self._ready: Callable[[], bool] | None = getattr(self._indices, "is_ready", None)
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
         """See `Order`."""
@@ -150,6 +155,10 @@ class SampledOrder(Order):
         )
         if self._unasked:
             self._keep_draws()
+
+    def is_ready(self) -> bool:
+        """See `Order`. The sampler's iterator may have a method of this name."""
+        return self._ready is None or self._ready()
 
     def following(self) -> SampledOrder:
         """Return the order of the next epoch, begun."""

@@ -40,6 +40,7 @@ class Settings:
     pin_memory: bool
     pin_memory_device: str
     timeout: float
+    max_wait_ms: float | None
     in_order: bool
     persistent_workers: bool
     prefetch_factor: int | None
@@ -109,6 +110,26 @@ class Settings:
             )
         if self.worker_method == "process":
             self._refuse_for_processes()
+        if self.max_wait_ms is not None:
+            self._check_deadline()
+
+    def _check_deadline(self) -> None:
+        wait = self.max_wait_ms
+        if not isinstance(wait, int | float) or isinstance(wait, bool) or not 0 <= wait < math.inf:
+            raise ValueError(
+                f"max_wait_ms must be a number of milliseconds from 0 on, got {wait!r}"
+            )
+        if not self.iterable:
+            raise ValueError(
+                "max_wait_ms is for iterable datasets: a sample of a map-style dataset is never still to come"
+            )
+        others = {
+            "batch_size=None": not self.batched,
+            "drop_last=True": self.drop_last,
+            "prefetch_bytes": self.prefetch_bytes is not None,
+        }
+        if names := [name for name, given in others.items() if given]:
+            raise ValueError(f"max_wait_ms cannot be combined with {' and '.join(names)}")
 
     def _check_memory_format(self) -> None:
         if self.memory_format not in (torch.contiguous_format, torch.channels_last):
@@ -133,6 +154,7 @@ class Settings:
             "retries": self.retries,
             "memory_format": self.memory_format is not torch.contiguous_format,
             "on_stats": self.on_stats is not None,
+            "max_wait_ms": self.max_wait_ms is not None,
         }
         if names := [name for name, value in given.items() if value]:
             raise ValueError(f'{", ".join(names)}: only for worker_method="thread"')
@@ -146,6 +168,10 @@ class Settings:
         if self.num_workers == 0 and self.timeout:
             raise ValueError(
                 "timeout needs num_workers > 0: without workers the loop itself reads, and cannot interrupt a sample"
+            )
+        if self.num_workers == 0 and self.max_wait_ms is not None:
+            raise ValueError(
+                "max_wait_ms needs num_workers > 0: without workers the loop itself waits for each sample"
             )
         factor = 1 if self.prefetch_factor is None else self.prefetch_factor
         if integer("prefetch_factor", factor) == 0 and self.prefetch_batches is None:
@@ -177,7 +203,8 @@ class Settings:
         if num_workers == 0:
             return 1
         if self.prefetch_batches is not None:
-            return self.prefetch_batches
+            # Each worker of a stream needs a place of its own: one that gets no samples must not hold the others up.
+            return max(self.prefetch_batches, 0 if self.max_wait_ms is None else num_workers)
         if self.prefetch_factor is not None:
             return self.prefetch_factor * num_workers
         if batches_in_parallel:

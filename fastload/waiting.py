@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from time import perf_counter
 
 starting = threading.Lock()
 """Owns the number of torch's threads, which `workers` sets while it starts threads."""
@@ -72,6 +74,40 @@ class Line:
         """Wake all threads, and every thread that joins from now on."""
         self._closed = True
         self.wake()
+
+
+class Changes:
+    """Lets threads wait for any condition. Whoever changes what a condition depends on calls `tell()` afterwards."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock  # that of the window: with a second one, two threads could wait for each other in `close`
+        self._line = Line()
+        self._closed = False
+
+    def wait(self, until: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait until `until()` is true, this is closed, or `seconds` have passed. `until` runs under the lock."""
+        ends = None if seconds is None else perf_counter() + seconds
+        turn = None
+        while True:
+            with self._lock:
+                if turn:
+                    self._line.leave(turn)
+                left = -1.0 if ends is None else max(0.0, ends - perf_counter())
+                if self._closed or until() or not left:
+                    return
+                turn = self._line.join()
+            turn.acquire(timeout=left)
+
+    def tell(self) -> None:
+        """Let the threads that wait look again."""
+        with self._lock:
+            self._line.wake()
+
+    def close(self) -> None:
+        """End all waits, now and from now on."""
+        with self._lock:
+            self._closed = True
+            self._line.close()
 
 
 def _after_fork_in_child() -> None:

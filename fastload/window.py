@@ -24,7 +24,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerCrashError
 from fastload.telemetry import WaitClock
-from fastload.waiting import Line
+from fastload.waiting import Changes, Line
 
 RUN_SECONDS = 250e-6
 """How long a run (neighbours in a batch, claimed at once) should last. It is 50 times the cost of claiming and
@@ -109,6 +109,8 @@ class Window(Generic[T]):
         max_bytes: bound of the bytes in flight. An incomplete ticket counts as the mean so far. One ticket is always
             let in, and only one until the first is complete.
         run_seconds: how long a run should last.
+        lanes_apart: count the tickets in flight, not the places from the oldest on, so that a lane whose ticket is
+            never ready does not stop the others.
 
     Only the thread that holds `taking` may take and issue, only one may collect, any may claim and deliver.
     """
@@ -122,12 +124,14 @@ class Window(Generic[T]):
         lanes: int = 1,
         max_bytes: int | None = None,
         run_seconds: float = RUN_SECONDS,
+        lanes_apart: bool = False,
     ) -> None:
         self.depth = depth
         self.max_bytes = max_bytes
         self.lanes = lanes
         self.in_order = in_order
         self.collected = collected
+        self.lanes_apart = lanes_apart
         self._make_locks()
         _windows.add(self)
         self._issued = 0
@@ -157,7 +161,7 @@ class Window(Generic[T]):
         self._workers = [Line() for _ in range(self.lanes)]  # ... their lane has units to claim
         self._collector = Line()  # ... a ticket is complete
         self._loop = Line()  # ... a ticket can be taken
-        self._pauses = Line()  # ... tickets are dropped
+        self.changes = Changes(self._lock)  # ... tickets are dropped, or a reader has a sample
 
     # ---- the loop ----
 
@@ -179,7 +183,7 @@ class Window(Generic[T]):
             self._complete_bytes = self._complete_count = 0
             for line in self._open:
                 line.clear()
-            self._pauses.wake()
+        self.changes.tell()
         for ticket in dropped:
             ticket.release()
 
@@ -192,7 +196,10 @@ class Window(Generic[T]):
         with self._lock:
             if not self._flight:
                 return True
-            if self._issued - self._flight[0].number >= self.depth:
+            places = len(self._flight)
+            if not self.lanes_apart:
+                places = self._issued - self._flight[0].number
+            if places >= self.depth:
                 return False
             if self.max_bytes is None:
                 return True
@@ -367,18 +374,9 @@ class Window(Generic[T]):
             self.closed = True
             for ticket in tuple(self._flight):
                 ticket.dropped = True
-            for line in (*self._workers, self._collector, self._loop, self._pauses):
+            for line in (*self._workers, self._collector, self._loop):
                 line.close()
-
-    def pause(self, ticket: T, seconds: float) -> None:
-        """Wait for `seconds`, or until `ticket` is dropped."""
-        with self._lock:
-            if ticket.dropped:
-                return
-            turn = self._pauses.join()
-        turn.acquire(timeout=seconds)
-        with self._lock:
-            self._pauses.leave(turn)
+            self.changes.close()
 
     def counts(self) -> WindowCounts:
         """Return a snapshot of the waits since `recount()`."""

@@ -35,7 +35,7 @@ class WorkerContext:
         info: what `get_worker_info()` returns in the dataset. None, for the loop: it returns what it returned before,
             which is an outer worker's info if the loop runs in a sample.
         stream: the random stream.
-        pause: waits for a number of seconds, or until a batch is dropped.
+        wait: waits until a condition holds, see `Changes.wait`.
         lane: the window's lane from which the worker claims.
 
     `filler` fills rows from the worker's dataset, if anything does.
@@ -47,7 +47,7 @@ class WorkerContext:
         own: WorkerCopies,
         info: Any,
         stream: Stream,
-        pause: Callable[[Batch, float], None],
+        wait: Callable[[Callable[[], bool], float | None], None],
         *,
         lane: int = 0,
     ) -> None:
@@ -57,7 +57,7 @@ class WorkerContext:
         self.info = info
         self.lane = lane
         self.stream = stream
-        self.pause = pause
+        self.wait = wait
         self.filler: Filler | None = None
         # Warnings for the loop by category, as ends of "the dataset seems to ...".
         self.noticed: dict[type[Warning], set[str]] = {

@@ -29,7 +29,7 @@ from fastload.batch import Batch
 from fastload.fetch import Fetcher
 from fastload.global_draws import global_states, restore_global_states
 from fastload.isolation import Isolation, WorkerCopies
-from fastload.randomness import Streams, entered
+from fastload.randomness import Stream, Streams, entered
 from fastload.torch_private import (
     make_worker_info,
     set_worker_info,
@@ -80,6 +80,7 @@ def start(
     show_worker_info_in_threads()
     device = _current_device()
     threads: list[threading.Thread] = []
+    initialised = 0
     # Each thread puts None once it is set up, or the error that it raised.
     set_up: SimpleQueue[Exception | None] = SimpleQueue()
 
@@ -110,12 +111,19 @@ def start(
                     fetcher.notices.shared = isolation.shared_state() if num_workers > 1 else ""
                 info = make_worker_info(i, num_workers, base_seed + i, own.dataset)
                 setting = (streams, device, torch_threads)
+                read = fetcher.reader(i, window)
+                if read is not None:
+                    launch(f"fastload-reader-{i}", _read_ahead, window, read, own, info, *setting)
+                    if isolation.initialises:
+                        wait_for(1)
+                    own = replace(own, init_fn=None)  # it ran where the dataset does
                 launch(f"fastload-worker-{i}", _work, window, fetcher, own, info, *setting)
                 if isolation.initialises:
                     wait_for(1)
+                    initialised = len(threads)
             if window.collected:
                 launch("fastload-collector", _collect, window, device)
-            wait_for(len(threads) - (num_workers if isolation.initialises else 0))
+            wait_for(len(threads) - initialised)
     except BaseException:
         window.close()
         join(threads)
@@ -176,24 +184,51 @@ def _work(
     torch_threads: int,
     set_up: SimpleQueue[Exception | None],
 ) -> None:
-    _local.torch_threads = torch_threads
-    if decimal := sys.modules.get("decimal"):
-        decimal.setcontext(decimal.getcontext().copy())  # the variable only refers to it
     with _reporting_to(window):
         with _setting_up(set_up, device, f"worker {info.id}; stage: worker_init_fn"):
-            if own.init_fn:
-                set_worker_info(info)
-                with own.entered():
-                    own.init_fn(info.id)
-                set_worker_info(None)
-                own = replace(own, generators=own.current_generators())
+            own = _set_up_for_users(own, info, torch_threads)
         lane = info.id if window.lanes > 1 else 0
-        context = WorkerContext(info.id, own, info, streams.make(own), window.pause, lane=lane)
+        context = WorkerContext(
+            info.id, own, info, streams.make(own), window.changes.wait, lane=lane
+        )
         with own.entered(), entered(context.stream):
             context.filler = fetcher.filler_of(own.dataset)
             while serve(window, fetcher, context):
                 pass
         window.discard()  # it is closed: a user who keeps one of our errors must not keep the batches
+
+
+def _read_ahead(
+    window: Window[Batch],
+    read: Callable[[Any, Stream], None],
+    own: WorkerCopies,
+    info: Any,
+    streams: Streams,
+    device: int | None,
+    torch_threads: int,
+    set_up: SimpleQueue[Exception | None],
+) -> None:
+    with _reporting_to(window):
+        with _setting_up(set_up, device, f"worker {info.id}; stage: worker_init_fn"):
+            own = _set_up_for_users(own, info, torch_threads)
+        stream = streams.make(own)
+        set_worker_info(info)  # for good: this thread never collates
+        with own.entered(), entered(stream):
+            read(own.dataset, stream)
+
+
+def _set_up_for_users(own: WorkerCopies, info: Any, torch_threads: int) -> WorkerCopies:
+    """Prepare this thread for user code and run `worker_init_fn`. Return the worker's copies after it."""
+    _local.torch_threads = torch_threads
+    if decimal := sys.modules.get("decimal"):
+        decimal.setcontext(decimal.getcontext().copy())  # the variable only refers to it
+    if own.init_fn is None:
+        return own
+    set_worker_info(info)
+    with own.entered():
+        own.init_fn(info.id)
+    set_worker_info(None)
+    return replace(own, generators=own.current_generators())
 
 
 def serve(window: Window[Batch], fetcher: Fetcher, context: WorkerContext) -> bool:

@@ -1,0 +1,366 @@
+"""Promise: with `max_wait_ms`, a batch of an iterable dataset comes by size or by deadline, and loses nothing.
+
+The first sample of a batch waits no longer than that for the others. No batch is empty. A worker whose dataset is
+silent does not hold the others up. What a sample draws, `on_error` and resuming are as without a deadline.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from fastload import DataLoader
+from fastload.errors import LoaderClosedError
+
+LONG = 3_600_000.0  # a deadline that no test reaches
+
+
+class Stream(IterableDataset[int]):
+    """Gives what a test puts into it. None ends it, and an exception is raised."""
+
+    fastload_per_worker = ()
+
+    def __init__(self, *values: Any) -> None:
+        self.queue: SimpleQueue[Any] = SimpleQueue()
+        self.put(*values)
+
+    def put(self, *values: Any) -> None:
+        for value in values:
+            self.queue.put(value)
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        value = self.queue.get()
+        if value is None:
+            self.queue.put(None)
+            raise StopIteration
+        if isinstance(value, Exception):
+            raise value
+        return int(value)
+
+
+class Numbers(IterableDataset[Any]):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[Any]:
+        for k in range(self.n):
+            yield k, torch.rand(()), random.random()
+
+
+def lists(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def flat(batches: Iterable[list[int]]) -> list[int]:
+    return list(chain.from_iterable(batches))
+
+
+def test_full_batches_do_not_wait_for_the_deadline() -> None:
+    stream = Stream(*range(8))
+    with DataLoader(stream, 4, num_workers=1, max_wait_ms=LONG) as loader:
+        batches = iter(loader)
+        assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        stream.put(None)
+        assert lists(batches) == []
+
+
+def test_a_batch_comes_with_what_is_there_at_the_deadline() -> None:
+    stream = Stream(0, 1)
+    with DataLoader(stream, 4, num_workers=1, max_wait_ms=100) as loader:
+        batches = iter(loader)
+        began = time.perf_counter()
+        assert next(batches).tolist() == [0, 1]
+        assert time.perf_counter() - began < 5
+        stream.put(2)
+        assert next(batches).tolist() == [2]
+        stream.put(3, 4, 5, 6, None)
+        assert lists(batches) == [[3, 4, 5, 6]]
+
+
+def test_a_deadline_counts_from_the_first_sample_not_from_the_call() -> None:
+    stream = Stream()
+    with DataLoader(stream, 4, num_workers=1, max_wait_ms=300) as loader:
+        batches = iter(loader)
+        threading.Timer(0.6, stream.put, (1,)).start()
+        began = time.perf_counter()
+        assert next(batches).tolist() == [1]
+        assert time.perf_counter() - began >= 0.85
+        stream.put(None)
+
+
+def test_samples_that_waited_past_the_deadline_come_in_full_batches() -> None:
+    stream = Stream(*range(12), None)
+    with DataLoader(stream, 4, num_workers=1, max_wait_ms=0) as loader:
+        batches = iter(loader)
+        time.sleep(0.2)
+        got = lists(batches)
+    assert flat(got) == list(range(12))
+    assert got[-1] == [8, 9, 10, 11], "the line was full"
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_a_silent_worker_does_not_hold_the_others_up(num_workers: int) -> None:
+    talking = Stream()
+    silent = threading.Event()
+
+    class Either(IterableDataset[int]):
+        fastload_per_worker = ()
+
+        def __iter__(self) -> Iterator[int]:
+            info = get_worker_info()
+            assert info is not None
+            if info.id == num_workers - 1:
+                return iter(talking)
+            silent.wait()
+            return iter(())
+
+    talking.put(*range(400), None)
+    with DataLoader(Either(), 4, num_workers=num_workers, max_wait_ms=LONG) as loader:
+        batches = iter(loader)
+        assert [next(batches).tolist() for _ in range(100)] == [
+            [k, k + 1, k + 2, k + 3] for k in range(0, 400, 4)
+        ]
+        silent.set()
+        assert lists(batches) == []
+
+
+def test_a_sample_draws_the_same_with_and_without_a_deadline() -> None:
+    plain, timed = (
+        [
+            sample
+            for batch in DataLoader(Numbers(50), 7, num_workers=1, seed=3, **how)
+            for sample in zip(*batch, strict=True)
+        ]
+        for how in ({}, {"max_wait_ms": 5.0})
+    )
+    assert timed == plain
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_epochs_of_a_finite_dataset_have_all_samples(persistent: bool) -> None:
+    with DataLoader(
+        Numbers(50), 7, num_workers=2, max_wait_ms=1, persistent_workers=persistent
+    ) as loader:
+        for _ in range(3):
+            got = sorted(k for batch in loader for k in batch[0].tolist())
+            assert got == sorted([*range(50), *range(50)])
+
+
+def test_another_epoch_begins_anew_when_the_first_is_left_early() -> None:
+    with DataLoader(
+        Numbers(50), 7, num_workers=1, max_wait_ms=1, persistent_workers=True
+    ) as loader:
+        for _ in range(20):
+            for batch in loader:
+                assert batch[0][0] == 0
+                break
+        assert [k for batch in loader for k in batch[0].tolist()] == list(range(50))
+
+
+def test_it_resumes_after_the_samples_that_the_loop_had() -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(Numbers(50), 7, num_workers=1, max_wait_ms=LONG, seed=1)
+
+    first = make()
+    batches = iter(first)
+    had = [next(batches)[0].tolist() for _ in range(3)]
+    state = first.state_dict()
+    first.close()
+    second = make()
+    second.load_state_dict(state)
+    rest = [batch[0].tolist() for batch in second]
+    assert flat(had + rest) == list(range(50))
+
+
+class Stateful(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.at = 0
+        self.read: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 40:
+            self.at += 1
+            self.read.append(self.at)
+            yield self.at
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+def test_a_state_is_that_after_the_last_delivered_sample_not_that_of_the_reader() -> None:
+    first = DataLoader(Stateful(), 4, num_workers=1, max_wait_ms=LONG)
+    batches = iter(first)
+    assert next(batches).tolist() == [1, 2, 3, 4]
+    time.sleep(0.1)  # the reader reads on
+    state = first.state_dict()
+    assert state["lanes"][0]["state"] == {"at": 4}
+    first.close()
+    second = DataLoader(Stateful(), 4, num_workers=1, max_wait_ms=LONG)
+    second.load_state_dict(state)
+    assert flat(lists(second)) == list(range(5, 41))
+
+
+def test_errors_come_in_their_place_and_on_error_handles_them() -> None:
+    wrong = ValueError("wrong")
+    stream = Stream(0, 1, 2, wrong, 4, 5, 6, 7, None)
+    with DataLoader(stream, 2, num_workers=1, max_wait_ms=LONG) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 1]
+        with pytest.raises(ValueError, match="wrong"):
+            next(batches)
+        assert lists(batches) == [[4, 5], [6, 7]]
+    stream = Stream(0, wrong, 2, 3, None)
+    with DataLoader(stream, 2, num_workers=1, max_wait_ms=LONG, on_error="skip") as loader:
+        assert lists(loader) == [[0], [2, 3]]
+
+
+def test_an_error_of_iter_is_raised_whatever_on_error_says() -> None:
+    class Broken(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise OSError("no connection")
+
+    with DataLoader(Broken(), 2, num_workers=1, max_wait_ms=5, on_error="skip") as loader:
+        batches = iter(loader)
+        with pytest.raises(OSError, match="no connection") as caught:
+            next(batches)
+        assert any("stage: iter" in note for note in caught.value.__notes__)
+        assert lists(batches) == []
+
+
+def test_the_reader_stops_at_a_bound() -> None:
+    stream = Stream(*range(1000))
+    with DataLoader(stream, 4, num_workers=1, max_wait_ms=LONG, prefetch_batches=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        time.sleep(0.3)
+        taken = 1000 - stream.queue.qsize()
+        assert taken <= 4 * (1 + 2 + 1) + 1, (
+            "the loop's batch, two in flight, the line, and the one in hand"
+        )
+        stream.put(None)
+        assert flat(lists(batches)) == list(range(4, 1000))
+
+
+def test_worker_init_fn_and_worker_info_belong_to_the_thread_of_the_dataset() -> None:
+    class Seen(dict[str, str]):
+        fastload_per_worker = ()
+
+    seen = Seen()
+
+    def init(worker: int) -> None:
+        seen[f"init {worker}"] = threading.current_thread().name
+
+    class Where(IterableDataset[int]):
+        fastload_per_worker = ()
+
+        def __iter__(self) -> Iterator[int]:
+            info = get_worker_info()
+            assert info is not None
+            seen[f"iter {info.id}"] = threading.current_thread().name
+            yield info.id
+
+    def collate(samples: list[int]) -> list[int]:
+        assert get_worker_info() is None
+        return samples
+
+    with DataLoader(
+        Where(), 2, num_workers=2, max_wait_ms=5, worker_init_fn=init, collate_fn=collate
+    ) as loader:
+        assert sorted(loader) == [[0], [1]]
+    assert seen == {
+        f"{stage} {k}": f"fastload-reader-{k}" for stage in ("init", "iter") for k in range(2)
+    }
+
+
+def test_close_ends_the_threads_and_the_waiting_loop() -> None:
+    stream = Stream()
+    loader = DataLoader(stream, 2, num_workers=1, max_wait_ms=5)
+    batches = iter(loader)
+    threads = list(batches.threads)  # type: ignore[attr-defined]
+    waits = threading.Thread(target=lambda: raised.append(closes(batches)))
+    raised: list[BaseException | None] = []
+    waits.start()
+    stream.put(1)  # `next()` gives it, and the loop asks again
+    batches.close()  # type: ignore[attr-defined]
+    waits.join(10)
+    assert not waits.is_alive()
+    assert isinstance(raised[0], LoaderClosedError)
+    stream.put(None)  # the reader's call returns
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def closes(batches: Iterator[Any]) -> BaseException | None:
+    try:
+        while True:
+            next(batches)
+    except LoaderClosedError as error:
+        return error
+
+
+def test_an_iterator_that_is_dropped_ends_its_threads() -> None:
+    loader = DataLoader(Numbers(1000), 2, num_workers=2, max_wait_ms=5)
+    batches = iter(loader)
+    next(batches)
+    threads = list(batches.threads)  # type: ignore[attr-defined]
+    assert len(threads) == 4
+    gone = weakref.ref(batches)
+    del batches
+    gc.collect()
+    assert gone() is None
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"max_wait_ms": -1}, "max_wait_ms must be a number"),
+        ({"max_wait_ms": "5"}, "max_wait_ms must be a number"),
+        ({"max_wait_ms": float("inf")}, "max_wait_ms must be a number"),
+        ({"max_wait_ms": 5, "drop_last": True}, "drop_last=True"),
+        ({"max_wait_ms": 5, "batch_size": None}, "batch_size=None"),
+        ({"max_wait_ms": 5, "prefetch_bytes": 100}, "prefetch_bytes"),
+        ({"max_wait_ms": 5, "worker_method": "process"}, "max_wait_ms: only for"),
+    ],
+)
+def test_what_it_cannot_be_combined_with(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DataLoader(Numbers(3), num_workers=1, **arguments)
+
+
+def test_it_is_for_iterable_datasets_with_workers() -> None:
+    with pytest.raises(ValueError, match="for iterable datasets"):
+        DataLoader([1, 2, 3], num_workers=1, max_wait_ms=5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="needs num_workers > 0"):
+        iter(DataLoader(Numbers(3), max_wait_ms=5))
+
+
+def test_a_sampler_that_says_not_yet_does_not_keep_back_batches_in_flight() -> None:
+    """A loader is the batch sampler of another: the outer one gets a batch while the inner one waits for the next."""
+    stream = Stream(0, 1)
+    inner = DataLoader(stream, 2, num_workers=1, max_wait_ms=LONG, collate_fn=list)
+    with inner, DataLoader(list(range(10)), batch_sampler=inner, num_workers=2, seed=0) as outer:  # type: ignore[arg-type]
+        batches = iter(outer)
+        assert next(batches).tolist() == [0, 1]  # asks for [2, 3] only if it is there
+        stream.put(2, 3, 4, 5, None)
+        assert lists(batches) == [[2, 3], [4, 5]]
