@@ -29,11 +29,14 @@ What all of these stand on:
     telemetry/    what threads measure, and the report         epoch_counts; notices: what the loop is to warn of
     user_errors   what user code raises                        errors: what fastload raises
     torch_private all that torch does not promise              cores, disk, fingerprint, nested (containers of tensors)
+    evaluating    a model in eval mode, for a while
 
 What they never import: `datasets`, `store` (sets in shared memory), `image`, `check` (does a dataset suit threads),
-`distributed`, `measure` (under both `train` and `bench`), `train`, `bench`, `flow` (commands as a graph), `compat`
-(other libraries' names), `cli` (the command), `testing` (fakes).
+`distributed`, `measure` (under both `train` and `bench`), `train`, `bench`, `flow` (commands as a graph), `stream`
+(prediction on messages), `compat` (other libraries' names), `cli` (the command), `testing` (fakes).
 """
+
+from typing import TYPE_CHECKING, Any
 
 from fastload import errors
 from fastload.fetch import SKIP
@@ -42,6 +45,9 @@ from fastload.prefetch import prefetch_to
 from fastload.randomness import random_stream, sample_generator, sample_rng
 from fastload.sampler import RankSampler
 from fastload.telemetry import Stats, profiler_config, stage
+
+if TYPE_CHECKING:
+    from fastload.stream import predict
 
 __version__ = "0.1.0"
 
@@ -52,6 +58,7 @@ __all__ = [
     "Stats",
     "__version__",
     "errors",
+    "predict",
     "prefetch_to",
     "profiler_config",
     "random_stream",
@@ -59,3 +66,11 @@ __all__ = [
     "sample_rng",
     "stage",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "predict":  # loaded when it is used: training loops do without
+        from fastload.stream import predict
+
+        return predict
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

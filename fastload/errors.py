@@ -55,6 +55,10 @@ class StateError(FastloadError, ValueError):
     """A loader cannot load a state. The message names the field, both values and what to do."""
 
 
+class PredictError(FastloadError, RuntimeError):
+    """A message of a stream has no answer. The message names its key; `__cause__` is the error."""
+
+
 class DecodeError(FastloadError, ValueError):
     """A file exists but is not an image that can be decoded.
 

@@ -67,32 +67,28 @@ class LineLane(Lane):
         self.deadline = 0.0  # of the batch, by `perf_counter`
         self.bound = bound
         self.tell = tell
-        self._last = _Sample(None, None, 0, False, False, first.saved, 0.0)
+        self._dead = False
+        self._state: Any = first.saved
 
     def begin(self, batch: LaneBatch, stream: Stream, dropped: Callable[[], bool]) -> None:
         """Do nothing: the reader begins the pass."""
 
     def take(self) -> Any:
         """Return the next sample in the line, or raise its error. At the end set `ended` and return None."""
-        sample = self.line.popleft()
+        value, error, self.samples, self.ended, self._dead, self._state, _ = self.line.popleft()
         if len(self.line) == self.bound // 2:
             self.tell()  # the reader, if the line was full
-        self.samples, self.ended, self._last = (
-            sample.samples,
-            sample.ended,
-            sample._replace(value=None, error=None),
-        )
-        if sample.error is not None:
-            raise sample.error
-        return sample.value
+        if error is not None:
+            raise error
+        return value
 
     def is_dead(self) -> bool:
         """See `Lane`."""
-        return self._last.dead
+        return self._dead
 
     def state(self) -> Any:
         """Return the state after the last sample that was taken."""
-        return self._last.state
+        return self._state
 
 
 class LineReader:
@@ -182,11 +178,12 @@ class DeadlineFetcher(LaneFetcher):
         if not super()._has_next(batch, lane, reader):
             return False
         line = lane.line
-        left = lane.deadline - perf_counter() if batch.size else None
-        if not line and (left is None or left > 0):
-            reader.wait(lambda: bool(line) or batch.dropped, left)
-        if not line or batch.dropped:
-            return False
+        if not line:
+            left = lane.deadline - perf_counter() if batch.size else None
+            if left is None or left > 0:
+                reader.wait(lambda: bool(line) or batch.dropped, left)
+            if not line or batch.dropped:
+                return False
         if not batch.size:
             lane.deadline = line[0].arrived + self._max_wait_s
         first = line[0]

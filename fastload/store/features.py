@@ -6,18 +6,17 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import IterableDataset, Subset
 from tqdm import tqdm
 
 from fastload.cores import usable_cores
 from fastload.datasets.manifest import read_index
 from fastload.errors import PrepareError
+from fastload.evaluating import evaluating
 from fastload.fingerprint import fingerprint
 from fastload.store.dataset import SetDataset
 from fastload.store.feature_key import key_of, random_transforms
@@ -116,7 +115,7 @@ def features(
             "dataset": _described(dataset),
         }
         with (
-            _evaluating(model, device) as on,
+            evaluating(model, device) as on,
             _bar(place, len(dataset), progress) as bar,
             Ahead(dataset, ranges, options) as batches,
         ):
@@ -211,35 +210,6 @@ def _classes(dataset: Any) -> list[str]:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return [str(name) for name in getattr(dataset, "classes", None) or ()]
-
-
-@contextmanager
-def _evaluating(model: Any, device: torch.device | str | None) -> Iterator[torch.device]:
-    """Put the model into eval mode and on `device` for the time of the block; yield where it is."""
-    if not isinstance(model, nn.Module):
-        yield torch.device(device or "cpu")
-        return
-    modes = [(module, module.training) for module in model.modules()]
-    places = {value.device for value in (*model.parameters(), *model.buffers())}
-    home = next(iter(places)) if len(places) == 1 else None
-    if device is not None and len(places) > 1:
-        raise ValueError(
-            f"the model lies on several devices, {sorted(map(str, places))}: leave device out"
-        )
-    model.eval()
-    try:
-        if device is not None:
-            model.to(device)
-        yield (
-            torch.device(device)
-            if device is not None
-            else home or next(iter(places), torch.device("cpu"))
-        )
-    finally:
-        if device is not None and home is not None:
-            model.to(home)
-        for module, mode in modes:
-            module.training = mode
 
 
 def _bar(place: str, rows: int, progress: bool) -> Any:

@@ -1,0 +1,43 @@
+"""A model in eval mode, without gradients, on a device, for the time of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def evaluating(model: Any, device: torch.device | str | None) -> Iterator[torch.device]:
+    """Put the model into eval mode and on `device`, and yield where it is. Afterwards all is as before.
+
+    A callable that is no module stays as it is. Raises ValueError if the model lies on several devices and `device` is
+    given.
+    """
+    if not isinstance(model, nn.Module):
+        yield torch.device(device or "cpu")
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    places = {value.device for value in (*model.parameters(), *model.buffers())}
+    home = next(iter(places)) if len(places) == 1 else None
+    if device is not None and len(places) > 1:
+        raise ValueError(
+            f"the model lies on several devices, {sorted(map(str, places))}: leave device out"
+        )
+    model.eval()
+    try:
+        if device is not None:
+            model.to(device)
+        yield (
+            torch.device(device)
+            if device is not None
+            else home or next(iter(places), torch.device("cpu"))
+        )
+    finally:
+        if device is not None and home is not None:
+            model.to(home)
+        for module, mode in modes:
+            module.training = mode

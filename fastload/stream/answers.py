@@ -1,0 +1,395 @@
+"""`fastload.predict`: a model answers a stream of messages.
+
+source -> reader -> batches by size or deadline -> decode on worker threads -> model -> sink -> acknowledge
+          (thread)  (a loader with `max_wait_ms`)  (a loader whose sampler     (the loop's thread)
+                                                    is the first one)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from fastload.cores import usable_cores
+from fastload.errors import LoaderClosedError, PredictError
+from fastload.evaluating import evaluating
+from fastload.fetch import SKIP
+from fastload.loader import DataLoader
+from fastload.nested import map_tensors
+from fastload.stream.message import Message, Plain, Poison, Sink, Source
+
+OnFailed = Callable[[Message, Exception], None]
+
+
+def predict(
+    model: Callable[[Any], Any],
+    source: Iterable[Any],
+    *,
+    batch_size: int = 64,
+    max_wait_ms: float = 5.0,
+    decode: Callable[[Any], Any] | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    num_workers: int | None = None,
+    device: torch.device | str | None = None,
+    on_failed: OnFailed | None = None,
+) -> Answers:
+    """Answer the messages of a source, in its order. Return an iterator of (key, answer).
+
+        with fastload.predict(model, source, decode=to_tensor) as answers:
+            for key, answer in answers:
+                ...
+
+    The model gets batches of `batch_size` messages. A batch that is not full comes `max_wait_ms` after its first
+    message has arrived. If messages come faster than the model answers, they are read only as fast: at most
+    `5 * batch_size` are on their way.
+
+    A message is acknowledged after the loop asks for the one after its batch, or after the sink has it. So each message
+    is answered *at least once*: if the process is killed, those without acknowledgement come again, and their answers
+    too. In a sink that keeps one answer for each key, such as files or a table, the effect is *exactly once*.
+
+    Args:
+        model: gets a batch, and returns a row of a tensor, an array or a list for each message, or a dict or tuple of
+            these. A module runs in eval mode, without gradients; its modes are restored afterwards.
+        source: an iterable of messages (see `fastload.stream`) or of plain values, which get the keys "0", "1" ...
+        decode: makes a sample of a message's value, on the worker threads. None: the value is the sample.
+        collate_fn: makes a batch of samples. None: torch's default.
+        num_workers: threads that decode. None: one for each core, or no thread without `decode`.
+        device: the model is moved there and back, and batches there. None: where the model is.
+        on_failed: a *poison* message is one that cannot be decoded, or with which the model raises. It gets no answer.
+            This function gets the message and the error, on the loop's thread, and then the message is acknowledged.
+            None: `PredictError`, after the answers before it.
+
+    If a batch fails, each of its messages is decoded and answered alone, to find the poison. If all of them fail in
+    the model, or the first message ever does, the fault is the model's: the error is raised, nothing is acknowledged.
+
+    Raises what the source raises, after the answers of all messages before.
+    """
+    return Answers(
+        model,
+        source,
+        batch_size=batch_size,
+        max_wait_ms=max_wait_ms,
+        decode=decode,
+        collate_fn=collate_fn or default_collate,
+        num_workers=num_workers,
+        device=device,
+        on_failed=on_failed,
+    )
+
+
+class Answers(Iterable[tuple[str, Any]]):
+    """What `predict` returns: one pass over (key, answer). Its end, and that of the `with` block, close the source.
+
+    Attributes:
+        answered, failed: how many messages were.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[Any], Any],
+        source: Iterable[Any],
+        *,
+        batch_size: int,
+        max_wait_ms: float,
+        decode: Callable[[Any], Any] | None,
+        collate_fn: Callable[[list[Any]], Any],
+        num_workers: int | None,
+        device: torch.device | str | None,
+        on_failed: OnFailed | None,
+    ) -> None:
+        if num_workers is None:
+            num_workers = 0 if decode is None else usable_cores()
+        self.answered = self.failed = 0
+        self._model = model
+        self._source: Source = source if isinstance(source, Source) else Plain(source)
+        self._device = device
+        self._on_failed = on_failed
+        self._decode = decode or _itself
+        self._collate = collate_fn
+        self._messages = DataLoader(
+            _Messages(self._source),
+            batch_size,
+            num_workers=1,
+            max_wait_ms=max_wait_ms,
+            collate_fn=_as_list,
+            prefetch_batches=1,
+        )
+        self._numbers = _Numbers(self._messages)
+        self._samples: DataLoader[Any] = DataLoader(
+            _Decoded(self._numbers.pending, self._decode),
+            batch_sampler=self._numbers,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            on_error=self._numbers.failed,
+            prefetch_batches=2,
+            seed=0,
+        )
+        self._began = False
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Yield the key and the answer of each message, in the order of the source."""
+        for batch in self._run():
+            for message, answer in batch:
+                self.answered += 1
+                yield message.key, answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write_to(self, sink: Sink) -> None:
+        """Write all answers to a sink, batch by batch. A batch is acknowledged once the sink holds its answers."""
+        for batch in self._run():
+            if batch:
+                sink.write(batch)
+                self.answered += len(batch)
+
+    def stop(self) -> None:
+        """Read no further message. Those that were read are answered, and then the iteration ends.
+
+        Any thread may call this, and a signal's handler.
+        """
+        self._source.stop()
+
+    def close(self) -> None:
+        """End the threads and close the source. Messages without an acknowledgement will come again."""
+        self.stop()
+        self._samples.close()
+        self._messages.close()
+        self._source.close()
+
+    def _run(self) -> Iterator[_Answered]:
+        """Yield the answers of each batch. Acknowledge the batch when the next one is asked for."""
+        if self._began:
+            raise RuntimeError("the answers of a stream can be read once: call predict() again")
+        self._began = True
+        try:
+            with evaluating(self._model, self._device) as device:
+                for numbers, data, error in self._sampled():
+                    yield from self._answers_of(numbers, data, error, device)
+            if self._numbers.error is not None:
+                raise self._numbers.error
+        finally:
+            self.close()
+
+    def _sampled(self) -> Iterator[tuple[list[int], Any, Exception | None]]:
+        """Yield the numbers of each batch with its data, or with the error of decoding or collating it."""
+        batches = iter(self._samples)
+        while True:
+            try:
+                data = next(batches)
+            except StopIteration:
+                return
+            except (
+                LoaderClosedError
+            ):  # `close()` was called in the loop's body, or in another thread
+                return
+            except Exception as raised:
+                yield self._numbers.batches.popleft(), None, raised
+            else:
+                yield self._numbers.batches.popleft(), data, None
+
+    def _answers_of(
+        self, numbers: list[int], data: Any, error: Exception | None, device: torch.device
+    ) -> Iterator[_Answered]:
+        pending, failures = self._numbers.pending.of, self._numbers.pending.failures
+        good = [number for number in numbers if number not in failures]
+        rows: dict[int, Any] = {}
+        if error is None:
+            try:
+                outputs = self._outputs(data, device)
+            except Exception as raised:
+                error = raised
+            else:
+                rows = dict(zip(good, _rows(outputs, len(good)), strict=True))
+        if error is not None and good:
+            rows = self._one_by_one(good, error, device)
+        messages = [pending.pop(number) for number in numbers]
+        done: list[Message] = []
+        batch: _Answered = []
+        for number, message in zip(numbers, messages, strict=True):
+            if (failure := failures.pop(number, None)) is not None:
+                if self._on_failed is None:
+                    yield batch
+                    self._source.acknowledge(done)
+                    raise PredictError(
+                        f"message {message.key} has no answer ({type(failure).__name__}: {failure}). Give predict() "
+                        "on_failed= to go on after such messages"
+                    ) from failure
+                self.failed += 1
+                self._on_failed(message, failure)
+            else:
+                batch.append((message, rows[number]))
+            done.append(message)
+        yield batch
+        self._source.acknowledge(done)
+
+    def _one_by_one(
+        self, numbers: list[int], error: Exception, device: torch.device
+    ) -> dict[int, Any]:
+        """Answer messages whose batch failed, each alone, and note those that fail.
+
+        Raise `error` if the model is at fault.
+        """
+        rows: dict[int, Any] = {}
+        failed: dict[int, Exception] = {}
+        of_model = 0
+        for number in numbers:
+            reached = False
+            try:
+                sample = self._decode(self._numbers.pending.of[number].value)
+                batch = self._collate([sample])
+                reached = True
+                outputs = self._outputs(batch, device)
+            except Exception as raised:
+                failed[number] = raised
+                of_model += reached
+            else:
+                [rows[number]] = _rows(outputs, 1)
+        if of_model == len(numbers) and (of_model > 1 or not self.answered):
+            raise failed[numbers[0]] from error
+        self._numbers.pending.failures.update(failed)
+        return rows
+
+    def _outputs(self, batch: Any, device: torch.device) -> Any:
+        """Return what the model makes of a batch, on the CPU."""
+        if device.type != "cpu":
+            batch = map_tensors(batch, lambda part: part.to(device))
+        with torch.no_grad():
+            return map_tensors(self._model(batch), Tensor.cpu)
+
+
+_Answered = list[tuple[Message, Any]]
+
+
+class _Pending:
+    """The messages on their way, by number, and the errors of those that failed. Shared by all threads.
+
+    Each number is written once, by the loop or by the worker that reads it, so no lock is needed.
+    """
+
+    fastload_per_worker = ()
+
+    def __init__(self) -> None:
+        self.of: dict[int, Message] = {}
+        self.failures: dict[int, Exception] = {}
+
+
+class _Messages(IterableDataset[Message]):
+    """The messages of a source. It has one worker."""
+
+    fastload_per_worker = ()
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._source)
+
+
+class _Decoded(Dataset[Any]):
+    """The sample of each message, by its number."""
+
+    def __init__(self, pending: _Pending, decode: Callable[[Any], Any]) -> None:
+        self._pending = pending
+        self._decode = decode
+
+    def __getitem__(self, number: int) -> Any:
+        value = self._pending.of[number].value
+        if isinstance(value, Poison):
+            raise value.error
+        return self._decode(value)
+
+
+class _Number(int):
+    """The index of a message. It shows the message's key in logs and errors."""
+
+    key: str
+
+    def __repr__(self) -> str:
+        return f"of message {self.key}"
+
+
+class _Numbers:
+    """The batch sampler: numbers the messages of each batch. All but `failed` runs on the loop's thread.
+
+    Attributes:
+        batches: the numbers of each batch on its way, in order.
+        error: what the source raised.
+    """
+
+    def __init__(self, messages: DataLoader[Any]) -> None:
+        self.pending = _Pending()
+        self.batches: deque[list[int]] = deque()
+        self.error: Exception | None = None
+        self._messages = messages
+        self._iterator: Any = None
+        self._next = count()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self
+
+    def is_ready(self) -> bool:
+        """Return whether `next()` would give a batch without waiting for messages."""
+        return self._iterator is not None and self._iterator.is_ready()
+
+    def __next__(self) -> list[int]:
+        if self._iterator is None:
+            self._iterator = iter(self._messages)
+        try:
+            messages = next(self._iterator)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self.error = error  # raised after the answers of all messages before
+            raise StopIteration from None
+        numbers: list[int] = []
+        for message in messages:
+            number = _Number(next(self._next))
+            number.key = message.key
+            self.pending.of[number] = message
+            numbers.append(number)
+        self.batches.append(numbers)
+        return numbers
+
+    def failed(self, number: int, error: Exception) -> Any:
+        """Leave a message out of its batch. A worker calls this."""
+        self.pending.failures[number] = error
+        return SKIP
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _as_list(messages: list[Message]) -> list[Message]:
+    return messages
+
+
+def _rows(outputs: Any, n: int) -> list[Any]:
+    """Return the answer of each of `n` messages. Raises TypeError if the outputs are not one for each."""
+    if isinstance(outputs, Mapping):
+        parts = [_rows(part, n) for part in outputs.values()]
+        return [dict(zip(outputs, row, strict=True)) for row in zip(*parts, strict=True)]
+    if isinstance(outputs, tuple):
+        return [*zip(*(_rows(part, n) for part in outputs), strict=True)]
+    shape = getattr(outputs, "shape", (len(outputs),) if isinstance(outputs, list) else ())
+    if not isinstance(outputs, Tensor | np.ndarray | list) or not shape or shape[0] != n:
+        found = type(outputs).__name__ + (f"{[*shape]}" if shape else "")
+        raise TypeError(
+            f"the model must return a row for each of {n} messages (a tensor, an array or a list of {n}, or a dict or "
+            f"tuple of these), got {found}"
+        )
+    return [*outputs.unbind()] if isinstance(outputs, Tensor) else [*outputs]

@@ -1,0 +1,358 @@
+"""Promise: `fastload.predict` answers every message of a stream, in order, and acknowledges it only afterwards.
+
+A batch comes by size or by deadline. Poison goes aside with its error. A source is read only as fast as the model
+answers. A loop that ends early, a sink or a model that raises acknowledge nothing, so no message is lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fastload
+from fastload.errors import PredictError
+from fastload.stream import Message, Poison
+from tests.promises.reading import wait_until
+
+LONG = 3_600_000.0
+
+
+def double(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def to_tensor(value: int) -> Tensor:
+    return torch.tensor([float(value)])
+
+
+class Queue:
+    """A source that gives what a test puts into it, and notes what was acknowledged."""
+
+    def __init__(self, values: Iterable[Any] = ()) -> None:
+        self.queue: SimpleQueue[Any] = SimpleQueue()
+        self.acknowledged: list[str] = []
+        self.read = 0
+        self.stopped = self.closed = False
+        for value in values:
+            self.put(value)
+
+    def put(self, value: Any) -> None:
+        self.queue.put(value)
+
+    def __iter__(self) -> Iterator[Message]:
+        while not self.stopped and (value := self.queue.get()) is not None:
+            if isinstance(value, Exception):
+                raise value
+            self.read += 1
+            yield value if isinstance(value, Message) else Message(f"k{value}", value)
+
+    def acknowledge(self, messages: Sequence[Message]) -> None:
+        self.acknowledged += [message.key for message in messages]
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.queue.put(None)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class List:
+    """A sink in memory."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, float]] = []
+
+    def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
+        self.rows += [(message.key, answer.item()) for message, answer in answers]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 4, None])
+def test_answers_come_in_order_with_their_keys(num_workers: int | None) -> None:
+    answers = fastload.predict(
+        double, range(100), decode=to_tensor, batch_size=7, num_workers=num_workers
+    )
+    assert [(key, y.item()) for key, y in answers] == [(str(k), 2.0 * k) for k in range(100)]
+    assert (answers.answered, answers.failed) == (100, 0)
+
+
+def test_without_decode_the_values_are_the_samples() -> None:
+    answers = fastload.predict(double, [torch.tensor(1.0), torch.tensor(2.0)])
+    assert [(key, y.item()) for key, y in answers] == [("0", 2.0), ("1", 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (lambda x: x.numpy(), [0.0, 1.0, 2.0]),
+        (lambda x: [float(v) for v in x], [0.0, 1.0, 2.0]),
+        (lambda x: {"a": x, "b": [1, 2, 3]}, [{"a": k, "b": k + 1} for k in range(3)]),
+        (lambda x: (x, {"b": x}), [(k, {"b": k}) for k in range(3)]),
+    ],
+)
+def test_a_model_may_return_arrays_lists_dicts_and_tuples(model: Any, expected: Any) -> None:
+    values = [torch.tensor(float(k)) for k in range(3)]
+    answers = fastload.predict(model, values, batch_size=3, max_wait_ms=LONG)
+    assert [y for _, y in answers] == expected
+
+
+@pytest.mark.parametrize("outputs", [torch.tensor(1.0), torch.zeros(2, 4), "text", None])
+def test_a_model_that_returns_no_row_for_each_message_is_refused(outputs: Any) -> None:
+    answers = fastload.predict(
+        lambda _: outputs, range(4), decode=to_tensor, batch_size=4, on_failed=fail
+    )
+    with pytest.raises(TypeError, match="a row for each of 4 messages"):
+        list(answers)
+
+
+def fail(message: Message, error: Exception) -> None:
+    raise AssertionError(f"{message} failed: {error!r}")
+
+
+def test_a_batch_that_is_not_full_comes_at_its_deadline() -> None:
+    source = Queue([1, 2])
+    with fastload.predict(double, source, decode=to_tensor, max_wait_ms=50) as answers:
+        got = iter(answers)
+        assert [next(got)[0], next(got)[0]] == ["k1", "k2"]
+        assert source.acknowledged == []
+        source.put(3)
+        assert next(got)[0] == "k3"
+        assert source.acknowledged == ["k1", "k2"], "they are when the next is asked for"
+        source.put(None)
+        assert list(got) == []
+    assert source.acknowledged == ["k1", "k2", "k3"]
+    assert source.closed
+
+
+def test_a_loop_that_ends_early_acknowledges_no_more_and_ends_all_threads() -> None:
+    source = Queue([*range(20), None])
+    before = set(threading.enumerate())
+    for key, _ in fastload.predict(
+        double, source, decode=to_tensor, batch_size=4, max_wait_ms=LONG
+    ):
+        if key == "k9":
+            break
+    wait_until(lambda: set(threading.enumerate()) <= before, "the threads have ended")
+    assert source.acknowledged == [f"k{k}" for k in range(8)]
+    assert source.closed
+
+
+def test_a_sink_that_raises_acknowledges_nothing_of_its_batch() -> None:
+    class Full(List):
+        def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
+            if len(self.rows) >= 8:
+                raise OSError(28, "no space left")
+            super().write(answers)
+
+    source, sink = Queue([*range(20), None]), Full()
+    answers = fastload.predict(double, source, decode=to_tensor, batch_size=4, max_wait_ms=LONG)
+    with pytest.raises(OSError, match="no space"):
+        answers.write_to(sink)
+    assert source.acknowledged == [f"k{k}" for k in range(8)] == [key for key, _ in sink.rows]
+
+
+def test_a_sink_gets_whole_batches() -> None:
+    source, sink = Queue([*range(20), None]), List()
+    answers = fastload.predict(double, source, decode=to_tensor, batch_size=8, max_wait_ms=LONG)
+    answers.write_to(sink)
+    assert sink.rows == [(f"k{k}", 2.0 * k) for k in range(20)]
+    assert source.acknowledged == [key for key, _ in sink.rows]
+    assert answers.answered == 20
+
+
+def bad_decode(value: int) -> Tensor:
+    if value % 5 == 3:
+        raise ValueError(f"cannot decode {value}")
+    return to_tensor(value)
+
+
+def odd_shape(value: int) -> Tensor:
+    return torch.full((2 if value % 5 == 3 else 1,), float(value))
+
+
+def one_column(x: Tensor) -> Tensor:
+    if x.shape[1] != 1:
+        raise RuntimeError(f"expected one column, got {x.shape[1]}")
+    return x[:, 0] * 2
+
+
+def no_threes(x: Tensor) -> Tensor:
+    if (x.remainder(5) == 3).any():
+        raise RuntimeError("a three")
+    return x[:, 0] * 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+@pytest.mark.parametrize("batch_size", [1, 4, 64])
+@pytest.mark.parametrize(
+    ("decode", "model", "words"),
+    [
+        (bad_decode, one_column, "cannot decode"),
+        (odd_shape, one_column, "one column"),
+        (to_tensor, no_threes, "a three"),
+    ],
+)
+def test_poison_goes_aside_in_its_place_and_all_others_are_answered(
+    decode: Any, model: Any, words: str, batch_size: int, num_workers: int
+) -> None:
+    source, sink = Queue([*range(20), None]), List()
+    aside: list[tuple[str, str]] = []
+    answers = fastload.predict(
+        model,
+        source,
+        decode=decode,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        on_failed=lambda message, error: aside.append((message.key, str(error))),
+    )
+    answers.write_to(sink)
+    assert sink.rows == [(f"k{k}", 2.0 * k) for k in range(20) if k % 5 != 3]
+    assert [key for key, _ in aside] == ["k3", "k8", "k13", "k18"]
+    assert all(words in text for _, text in aside)
+    assert sorted(source.acknowledged) == sorted(f"k{k}" for k in range(20))
+    assert (answers.answered, answers.failed) == (16, 4)
+
+
+def test_a_message_that_the_source_could_not_read_goes_aside() -> None:
+    wrong = Message("line 2", Poison("{", ValueError("no JSON")))
+    source, sink = Queue([1, wrong, 2, None]), List()
+    aside: list[str] = []
+    answers = fastload.predict(
+        double,
+        source,
+        decode=to_tensor,
+        on_failed=lambda message, error: aside.append(f"{message.key}: {error}"),
+    )
+    answers.write_to(sink)
+    assert [key for key, _ in sink.rows] == ["k1", "k2"]
+    assert aside == ["line 2: no JSON"]
+
+
+def test_without_on_failed_poison_is_raised_after_the_answers_before_it() -> None:
+    source, sink = Queue([*range(20), None]), List()
+    answers = fastload.predict(double, source, decode=bad_decode, batch_size=8, max_wait_ms=LONG)
+    with pytest.raises(PredictError, match=r"message k3 .*cannot decode 3") as caught:
+        answers.write_to(sink)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert source.acknowledged == ["k0", "k1", "k2"] == [key for key, _ in sink.rows]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_model_that_never_worked_is_no_poison(count: int) -> None:
+    def broken(x: Tensor) -> Tensor:
+        raise RuntimeError("no kernel image")
+
+    source = Queue([*range(count), None])
+    answers = fastload.predict(broken, source, decode=to_tensor, batch_size=4, on_failed=fail)
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        list(answers)
+    assert source.acknowledged == []
+
+
+def test_what_the_source_raises_comes_after_the_answers_before_it() -> None:
+    source = Queue([0, 1, 2, 3, 4, ConnectionError("broker gone")])
+    sink = List()
+    answers = fastload.predict(double, source, decode=to_tensor, batch_size=2, max_wait_ms=LONG)
+    with pytest.raises(ConnectionError, match="broker gone"):
+        answers.write_to(sink)
+    assert len(sink.rows) == 4, "the fifth was alone in its batch when the source failed"
+    assert source.acknowledged == ["k0", "k1", "k2", "k3"]
+    assert source.closed
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_source_is_read_only_as_fast_as_the_loop_answers(num_workers: int) -> None:
+    source = Queue(range(1000))
+    answers = fastload.predict(
+        double, source, decode=to_tensor, batch_size=4, num_workers=num_workers
+    )
+    got = iter(answers)
+    for _ in range(4):
+        next(got)
+    time.sleep(0.3)
+    assert source.read <= 5 * 4 + 1
+    source.put(None)
+    assert len(list(got)) == 996
+
+
+def test_stop_answers_what_was_read_and_ends() -> None:
+    source, sink = Queue(range(10)), List()
+    answers = fastload.predict(double, source, decode=to_tensor, batch_size=64, max_wait_ms=LONG)
+    runs = threading.Thread(target=answers.write_to, args=(sink,))
+    runs.start()
+    wait_until(lambda: source.read == 10, "ten are read")
+    assert sink.rows == []
+    answers.stop()
+    runs.join(10)
+    assert not runs.is_alive()
+    assert [key for key, _ in sink.rows] == source.acknowledged == [f"k{k}" for k in range(10)]
+
+
+def test_the_model_is_in_eval_mode_without_gradients_and_the_loop_is_not() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert not torch.is_grad_enabled()
+            assert not self.training
+            y: Tensor = self.dropout(x) * self.weight
+            return y
+
+    model = Model()
+    for _, y in fastload.predict(model, range(10), decode=to_tensor):
+        assert torch.is_grad_enabled()
+        assert not y.requires_grad
+    assert model.training
+    assert model.dropout.training
+
+
+def test_answers_are_read_once() -> None:
+    answers = fastload.predict(double, range(3), decode=to_tensor)
+    assert len(list(answers)) == 3
+    with pytest.raises(RuntimeError, match="once"):
+        list(answers)
+
+
+def test_a_message_that_comes_twice_is_answered_twice() -> None:
+    source, sink = Queue([Message("same", 1), Message("same", 1), None]), List()
+    fastload.predict(double, source, decode=to_tensor).write_to(sink)
+    assert sink.rows == [("same", 2.0), ("same", 2.0)]
+
+
+def test_each_thread_decodes_with_its_own_copy() -> None:
+    class Decode:
+        def __init__(self) -> None:
+            self.buffer = [0.0]
+
+        def __call__(self, value: int) -> Tensor:
+            self.buffer[0] = float(value)
+            time.sleep(0.001)
+            return torch.tensor(self.buffer)
+
+    answers = fastload.predict(double, range(200), decode=Decode(), num_workers=4)
+    assert [y.item() for _, y in answers] == [2.0 * k for k in range(200)]
+
+
+def test_arguments_are_checked() -> None:
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"batch_size": 0}, "batch_size"),
+        ({"max_wait_ms": -1}, "max_wait_ms"),
+        ({"num_workers": -1}, "num_workers"),
+    ]
+    call: Callable[..., Any] = fastload.predict
+    for arguments, words in bad:
+        with pytest.raises(ValueError, match=words):
+            call(double, range(3), **arguments)
