@@ -59,6 +59,10 @@ class PredictError(FastloadError, RuntimeError):
     """A message of a stream has no answer. The message names its key; `__cause__` is the error."""
 
 
+class StreamError(FastloadError, RuntimeError):
+    """A stream of messages cannot be read or written. The message names it and says what to check."""
+
+
 class DecodeError(FastloadError, ValueError):
     """A file exists but is not an image that can be decoded.
 
@@ -169,3 +173,11 @@ def in_one_line(error: BaseException) -> str:
     else:
         text = str(error)
     return " ".join(line.strip() for line in text.splitlines())
+
+
+def needs(what: str, package: str, extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """Return the error of an optional library that is not installed, which says how to install it."""
+    return ModuleNotFoundError(
+        f'{what} needs {package}, which is not installed: pip install "fastload[{extra}]"',
+        name=error.name,
+    )

@@ -1,9 +1,43 @@
 """Prediction on streams of messages: `fastload.predict`, and where messages come from and answers go.
 
-answers: the loop. message: what travels.
+answers: the loop. message: what travels. json_lines: standard input, files and the side list. folder: a watched
+folder. kafka: topics.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from fastload.stream.answers import Answers, predict
+from fastload.stream.json_lines import JSONLines, JSONLinesSink, SideList
 from fastload.stream.message import Message, Poison, Sink, Source
 
-__all__ = ["Answers", "Message", "Poison", "Sink", "Source", "predict"]
+if TYPE_CHECKING:
+    from fastload.stream.folder import Folder, FolderSink
+    from fastload.stream.kafka import Kafka, KafkaSink
+
+__all__ = [
+    "Answers",
+    "Folder",
+    "FolderSink",
+    "JSONLines",
+    "JSONLinesSink",
+    "Kafka",
+    "KafkaSink",
+    "Message",
+    "Poison",
+    "SideList",
+    "Sink",
+    "Source",
+    "predict",
+]
+
+
+def __getattr__(name: str) -> Any:  # their libraries are optional
+    if name in ("Folder", "FolderSink"):
+        from fastload.stream import folder
+
+        return getattr(folder, name)
+    if name in ("Kafka", "KafkaSink"):
+        from fastload.stream import kafka
+
+        return getattr(kafka, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

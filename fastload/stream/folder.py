@@ -1,0 +1,146 @@
+"""A watched folder: each file is a message, and answers are files with the keys as names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+from urllib.parse import quote
+
+from fastload.disk import replace_file
+from fastload.errors import needs
+from fastload.stream.message import Message, plain
+
+try:
+    from watchdog.events import FileClosedEvent, FileMovedEvent, FileSystemEvent
+    from watchdog.events import FileSystemEventHandler as Handler
+    from watchdog.observers.inotify import InotifyObserver
+except ModuleNotFoundError as error:
+    raise needs("fastload.stream.Folder", "watchdog", "stream", error) from error
+
+
+class Folder:
+    """Messages from the files of a folder: those that are there, by name, and then those that come.
+
+    The key is the file's name, and the value its path, so that `decode` reads it on a worker thread. A file counts once
+    it is closed after writing or moved into the folder. Files that begin with a dot or end in .tmp are left alone:
+    whoever writes slowly writes under such a name, and renames.
+
+    An answered file is moved to the folder `done`. A file that is there when the process ends is a message again after
+    the next start. A file that was written again before its answer came is a message again.
+
+    Args:
+        path: the folder. It must be on this machine: the kernel tells nothing of what others do on a network's disk.
+        pattern: of names, as the shell has them.
+        done: where answered files go, relative to `path`. On the same file system.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        pattern: str = "*",
+        *,
+        done: str | os.PathLike[str] = "done",
+    ) -> None:
+        self._path = Path(path)
+        if not self._path.is_dir():
+            raise NotADirectoryError(20, "there is no such folder to watch", str(path))
+        self._pattern = pattern
+        self._done = self._path / done
+        self._done.mkdir(parents=True, exist_ok=True)
+        self._names: SimpleQueue[str | None] = SimpleQueue()
+        self._given: dict[
+            str, tuple[int, int, int]
+        ] = {}  # those without an acknowledgement, as they were
+        self._stopped = False
+        self._observer = InotifyObserver(generate_full_events=True)
+        self._observer.schedule(
+            _Names(self._names),
+            str(self._path),
+            event_filter=[FileClosedEvent, FileMovedEvent],
+        )
+        self._observer.start()  # before the first look: what comes meanwhile is found twice, not never
+
+    def __iter__(self) -> Iterator[Message]:
+        for name in sorted(entry.name for entry in os.scandir(self._path) if entry.is_file()):
+            yield from self._message(name)
+        while (name_or_end := self._names.get()) is not None:
+            yield from self._message(name_or_end)
+
+    def _message(self, name: str) -> Iterator[Message]:
+        hidden = not name or name.startswith(".") or name.endswith(".tmp")
+        if self._stopped or hidden or name in self._given or not fnmatch(name, self._pattern):
+            return
+        path = self._path / name
+        if (found := _as_it_is(path)) is not None:
+            self._given[name] = found
+            yield Message(name, path)
+
+    def acknowledge(self, messages: Sequence[Message]) -> None:
+        """Move the files to `done`. One that has changed meanwhile stays, and is a message again."""
+        for message in messages:
+            now = _as_it_is(message.value)
+            had = self._given[message.key]
+            if now == had:
+                os.replace(message.value, self._done / message.key)
+            del self._given[message.key]  # after it is gone: a late event must not give it again
+            if now is not None and now != had:
+                self._names.put(message.key)
+
+    def stop(self) -> None:
+        """End the iteration."""
+        self._stopped = True
+        self._names.put(None)
+
+    def close(self) -> None:
+        """Watch no more."""
+        self.stop()
+        self._observer.stop()
+        self._observer.join()
+
+
+class _Names(Handler):
+    """Puts the names of files that are complete into a queue."""
+
+    def __init__(self, names: SimpleQueue[str | None]) -> None:
+        self._names = names
+
+    def on_closed(self, event: FileSystemEvent) -> None:
+        self._names.put(os.path.basename(os.fsdecode(event.src_path)))
+
+    def on_moved(self, event: FileSystemEvent) -> None:
+        self._names.put(os.path.basename(os.fsdecode(event.dest_path)))  # "": moved away
+
+
+def _as_it_is(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes if a file does. None: it is not there."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+class FolderSink:
+    """Answers as files KEY.json in a folder. Each is complete or not there.
+
+    An answer that comes again replaces itself, so the effect is *exactly once*. In the name, / and other special
+    characters of a key are percent-encoded.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._path.mkdir(parents=True, exist_ok=True)
+
+    def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
+        """Write the answers of a batch."""
+        for message, answer in answers:
+            with replace_file(self._path / f"{quote(message.key, safe=' ')}.json") as file:
+                file.write(json.dumps(plain(answer)).encode())
+
+    def close(self) -> None:
+        """Do nothing."""

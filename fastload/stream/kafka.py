@@ -1,0 +1,165 @@
+"""Kafka: messages from topics, and answers to one, by librdkafka."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from fastload.errors import StreamError, needs
+from fastload.stream.message import Message, plain
+
+try:
+    from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+except ModuleNotFoundError as error:
+    raise needs("fastload.stream.Kafka", "confluent-kafka", "stream", error) from error
+
+_POLL_S = 0.1
+_AT_ONCE = 256
+_CONNECT_S = 30.0
+_PASSING = {
+    KafkaError._PARTITION_EOF,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+}
+
+
+class Kafka:
+    """Messages from Kafka topics, as a member of a group. The key is "topic/partition/offset", the value bytes.
+
+    The offset of a message is stored after its answer is held, and committed every second and at the end. So messages
+    are answered *at least once*: those since the last commit come again after a kill, and those of a partition that
+    moves to another member go there. While the brokers are away librdkafka waits for them.
+
+    Args:
+        topics: a name, or several.
+        group: of consumers, which share the partitions.
+        servers: "host:port,host:port".
+        config: more settings of librdkafka.
+
+    Raises StreamError if no broker answers within 30 s, and at a message if the brokers refuse the topic or the group.
+    """
+
+    def __init__(
+        self,
+        topics: str | Sequence[str],
+        *,
+        group: str,
+        servers: str,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        self._topics = [topics] if isinstance(topics, str) else [*topics]
+        self._stopped = self._closed = False
+        self._answered: SimpleQueue[dict[tuple[str, int], int]] = SimpleQueue()
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": servers,
+                "group.id": group,
+                "auto.offset.reset": "earliest",
+                "auto.commit.interval.ms": 1000,
+                **(config or {}),
+                "enable.auto.commit": True,
+                "enable.auto.offset.store": False,
+            }
+        )
+        try:
+            self._consumer.list_topics(timeout=_CONNECT_S)
+        except KafkaException as found:
+            self._consumer.close()
+            raise StreamError(
+                f"no Kafka broker at {servers} answers ({found.args[0]}): check servers="
+            ) from found
+        self._consumer.subscribe(self._topics)
+
+    def __iter__(self) -> Iterator[Message]:
+        while not self._stopped:
+            self._store()
+            # librdkafka has no call that wakes a waiting consumer, so this looks for `stop` ten times a second.
+            for found in self._consumer.consume(_AT_ONCE, timeout=_POLL_S):
+                if (error := found.error()) is not None:
+                    if error.fatal() or not (error.retriable() or error.code() in _PASSING):
+                        raise StreamError(f"Kafka, {', '.join(self._topics)}: {error.str()}")
+                    continue
+                at = (found.topic(), found.partition(), found.offset())
+                yield Message("/".join(map(str, at)), found.value(), at)
+
+    def acknowledge(self, messages: Sequence[Message]) -> None:
+        """Have the offsets after these messages stored."""
+        self._answered.put({message.at[:2]: message.at[2] + 1 for message in messages})
+
+    def _store(self) -> None:
+        """Store the offsets of what was acknowledged. Only one thread at a time may use the consumer.
+
+        Its lock is not fair: a second thread could wait for a consumer that polls for as long as it polls.
+        """
+        after: dict[tuple[str, int], int] = {}
+        while not self._answered.empty():
+            after |= self._answered.get()
+        for (topic, partition), offset in after.items():
+            try:
+                self._consumer.store_offsets(offsets=[TopicPartition(topic, partition, offset)])
+            except KafkaException as found:
+                # The partition has moved to another member, which gets these messages again.
+                if found.args[0].code() != KafkaError._STATE:
+                    raise
+
+    def stop(self) -> None:
+        """End the iteration within a tenth of a second."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Commit the stored offsets and leave the group."""
+        if not self._closed:
+            self._closed = True
+            self._store()
+            self._consumer.close()
+
+
+class KafkaSink:
+    """Answers to a Kafka topic, as JSON, each with its message's key. They are held once all replicas have them.
+
+    An answer that comes again has the same key, so the effect is *exactly once* in a compacted topic, or for a reader
+    that keeps one answer for each key.
+
+    Args:
+        topic: its name.
+        servers: "host:port,host:port".
+        config: more settings of librdkafka.
+    """
+
+    def __init__(self, topic: str, *, servers: str, config: dict[str, Any] | None = None) -> None:
+        self._topic = topic
+        self._errors: list[str] = []
+        self._producer = Producer(
+            {
+                "bootstrap.servers": servers,
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                **(config or {}),
+            }
+        )
+
+    def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
+        """Return once the brokers have all of them. Raises StreamError if they refuse one."""
+        for message, answer in answers:
+            self._produce(message.key.encode(), json.dumps(plain(answer)).encode())
+        self._producer.flush()
+        if self._errors:
+            raise StreamError(f"Kafka, {self._topic}: {self._errors[0]}")
+
+    def _produce(self, key: bytes, value: bytes) -> None:
+        try:
+            self._producer.produce(self._topic, value, key, on_delivery=self._delivered)
+        except BufferError:  # librdkafka's own queue is full
+            self._producer.flush()
+            self._producer.produce(self._topic, value, key, on_delivery=self._delivered)
+
+    def _delivered(self, error: KafkaError | None, _: Any) -> None:
+        if error is not None:
+            self._errors.append(error.str())
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._producer.flush()

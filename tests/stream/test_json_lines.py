@@ -1,0 +1,153 @@
+"""Promise: lines of JSON are messages, whatever the chunks they come in; what is no JSON is poison and ends nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fastload
+from fastload.stream import JSONLines, JSONLinesSink, Message, Poison, SideList, json_lines
+from tests.promises.reading import wait_until
+
+
+def pairs(source: JSONLines) -> list[tuple[str, Any]]:
+    with_text = []
+    for key, value, _ in source:
+        with_text.append((key, value.text if isinstance(value, Poison) else value))
+    source.close()
+    return with_text
+
+
+def test_lines_come_in_order_and_the_last_needs_no_end(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"a": 1}\n\n  \n[2]\n"three"')
+    assert pairs(JSONLines(path)) == [("line 1", {"a": 1}), ("line 4", [2]), ("line 5", "three")]
+
+
+def test_keys_are_those_of_the_objects(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"id": 7}\n{"id": "x"}\n{"other": 1}\n[1]\n')
+    got = pairs(JSONLines(path, key="id"))
+    assert got[:2] == [("7", {"id": 7}), ("x", {"id": "x"})]
+    assert got[2:] == [("line 3", '{"other": 1}'), ("line 4", "[1]")], "poison, with its text"
+
+
+@pytest.mark.parametrize("line", [b"{", b"nul", b"\xff\xfe", b"1 2", b'{"a": }'])
+def test_a_line_that_is_no_json_is_poison_and_the_next_is_read(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"1\n" + line + b"\n3\n")
+    with closing(JSONLines(path)) as source:
+        first, poison, last = source
+    assert (first.value, last.value) == (1, 3)
+    assert isinstance(poison.value, Poison)
+    assert "line 2 is no message" in str(poison.value.error)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+def test_chunks_do_not_matter(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_lines, "_CHUNK", chunk)
+    values = [{"k": k, "text": "é" * k} for k in range(20)]
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values))
+    assert [value for _, value in pairs(JSONLines(path))] == values
+
+
+def test_a_line_that_is_too_long_is_poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_lines, "LONGEST_LINE", 100)
+    monkeypatch.setattr(json_lines, "_CHUNK", 16)
+    path = tmp_path / "in.jsonl"
+    path.write_text("1\n" + "9" * 1000 + "\n3\n" + "8" * 500)
+    with closing(JSONLines(path)) as source:
+        first, long, third, last = source
+    assert (first.value, third.value) == (1, 3)
+    for message in (long, last):
+        assert "more than 100 bytes" in str(message.value.error)
+        assert len(message.value.text) <= 200
+
+
+def test_stop_wakes_a_reader_that_waits_and_keeps_what_was_read() -> None:
+    reading, writing = os.pipe()
+    pipe = os.fdopen(reading, "rb")
+    source = JSONLines(pipe)
+    got: list[Message] = []
+    thread = threading.Thread(target=lambda: [got.append(message) for message in source])
+    thread.start()
+    os.write(writing, b"1\n2\n")
+    wait_until(lambda: len(got) == 2, "both are read")
+    source.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    source.close()
+    source.stop()  # again, and after the end: nothing happens
+    os.close(writing)
+    pipe.close()
+    assert [message.value for message in got] == [1, 2]
+
+
+def test_a_file_without_a_descriptor_is_refused() -> None:
+    with pytest.raises(io.UnsupportedOperation):
+        JSONLines(io.StringIO("1\n"))
+
+
+def test_answers_are_appended_and_half_a_line_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text('{"key": "a", "answer": 1}\n{"key": "b", "ans')
+    sink = JSONLinesSink(path)
+    sink.write([(Message("b", 0), torch.tensor([1.5, 2.0])), (Message("c", 0), {"p": (1, 2)})])
+    sink.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"key": "a", "answer": 1},
+        {"key": "b", "answer": [1.5, 2.0]},
+        {"key": "c", "answer": {"p": [1, 2]}},
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "half", "x" * 600_000, "whole\n", "whole\n" + "x" * 600_000])
+def test_any_half_line_is_cut_off(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text(text)
+    JSONLinesSink(path).close()
+    assert path.read_text() == text[: text.rfind("\n") + 1]
+
+
+def test_the_side_list_has_key_error_and_value(tmp_path: Path) -> None:
+    path = tmp_path / "failed.jsonl"
+    aside = SideList(path)
+    values: list[Any] = [{"a": 1}, b"\xff\x00", Path("x.jpg"), Poison("{", ValueError("w")), {1, 2}]
+    for k, value in enumerate(values):
+        aside(Message(f"k{k}", value), ValueError("wrong"))
+    aside.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["key"] for line in lines] == [f"k{k}" for k in range(5)]
+    assert {line["error"] for line in lines} == {"ValueError: wrong"}
+    assert [line["value"] for line in lines] == [{"a": 1}, "\\xff\x00", "x.jpg", "{", "{1, 2}"]
+
+
+def test_a_file_is_predicted_end_to_end(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(
+        '{"id": "a", "x": [1, 2]}\n{"id": \n{"id": "c", "x": [3, 4]}\n'
+    )
+    aside = SideList(tmp_path / "failed.jsonl")
+    with (
+        fastload.predict(
+            lambda x: x.sum(1),
+            JSONLines(tmp_path / "in.jsonl", key="id"),
+            decode=lambda value: torch.tensor(value["x"]),
+            on_failed=aside,
+        ) as answers,
+        closing(JSONLinesSink(tmp_path / "out.jsonl")) as sink,
+    ):
+        answers.write_to(sink)
+    aside.close()
+    assert (
+        tmp_path / "out.jsonl"
+    ).read_text() == '{"key": "a", "answer": 3}\n{"key": "c", "answer": 7}\n'
+    assert json.loads((tmp_path / "failed.jsonl").read_text())["key"] == "line 2"
