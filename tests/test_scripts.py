@@ -213,7 +213,7 @@ def test_what_is_installed_is_reused_until_the_project_changes(checkout: Checkou
     assert "Run the same command again" in output
     kept = (checkout.root / "constraints").read_text().split()
     assert kept == [f"torch=={version('torch')}", f"torchvision=={version('torchvision')}"]
-    everything = "ROOT[images,kernels,arrow,bench,tensorboard,dev]"
+    everything = "ROOT[images,kernels,arrow,bench,stream,tensorboard,dev]"
     assert installations(checkout.run("scripts/test", "-x")[2]) == [everything]
     assert installations(checkout.run("scripts/test", "-x")[2]) == []
     assert installations(checkout.run("scripts/demo")[2]) == []
