@@ -220,7 +220,7 @@ def test_what_is_installed_is_reused_until_the_project_changes(checkout: Checkou
     with (checkout.root / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
     assert installations(checkout.run("scripts/demo")[2]) == ["ROOT[images,bench]"]
-    rest = "ROOT[kernels,arrow,tensorboard,dev]"
+    rest = "ROOT[kernels,arrow,stream,tensorboard,dev]"
     assert installations(checkout.run("scripts/test", "-x")[2]) == [rest]
 
 
