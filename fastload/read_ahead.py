@@ -1,7 +1,8 @@
 """`max_wait_ms`: batches by size or by deadline, of iterable datasets that wait for their samples.
 
-Nobody can interrupt a `next()` that waits for a message. So each worker has a second thread, the *reader*, which runs
-the dataset. It hands the samples over in a bounded line. The worker makes batches of what is there:
+A `next()` that waits for a message cannot be interrupted. So each worker gets a second thread, the *reader*. The reader
+iterates over the dataset and appends each sample to a bounded line. The worker takes samples from the line and makes a
+batch when it has enough, or at the deadline:
 
     reader: next(dataset) -> line of at most batch_size samples -> worker: a batch, collate -> loop
 """
@@ -54,15 +55,16 @@ class LineLane(Lane):
     ) -> None:
         super().__init__(dataset, first.keys)
         self.line: deque[_Sample] = deque()
-        self.place: dict[str, Any] = {
-            "lane": first.lane,
-            "size": 1,
-            "saved": first.saved,
-            "keys": first.keys,
-            "recorders": first.recorders,
-            "epoch": first.epoch,
-            "ordinal": first.ordinal,
-        }
+        # The reader's own batch, which gives it the saved state and the keys of the random streams.
+        self.source = LaneBatch(
+            first.lane,
+            1,
+            first.saved,
+            keys=first.keys,
+            recorders=first.recorders,
+            epoch=first.epoch,
+            ordinal=first.ordinal,
+        )
         self.abandoned = False  # another pass has begun
         self.deadline = 0.0  # of the batch, by `perf_counter`
         self.bound = bound
@@ -98,12 +100,14 @@ class LineReader:
         self._window = window
         self._asked: LineLane | None = None
 
-    def ask(self, lane: LineLane) -> None:
-        """Begin another pass, and drop the one before. The worker calls this."""
+    def begin(self, dataset: Any, first: LaneBatch, bound: int) -> LineLane:
+        """Begin another pass, drop the one before, and return the worker's side of it. The worker calls this."""
+        lane = LineLane(dataset, first, bound, self._window.changes.tell)
         before, self._asked = self._asked, lane
         if before is not None:
             before.abandoned = True  # after `_asked`: `run` looks for another pass then
         self._window.changes.tell()
+        return lane
 
     def run(self, dataset: Any, stream: Stream) -> None:
         """Read the passes that the worker asks for, until the window is closed."""
@@ -114,7 +118,7 @@ class LineReader:
 
     def _read(self, target: LineLane, dataset: Any, stream: Stream) -> None:
         lane = Lane(dataset, target.keys)
-        source = LaneBatch(**target.place)  # for the keys of the streams alone
+        source = target.source
 
         def dropped() -> bool:
             return target.abandoned or self._window.closed
@@ -125,10 +129,9 @@ class LineReader:
             lane.ended = True
             self._put(target, lane, None, contained(exc))
             return
-        source.position, source.indices = (
-            0,
-            range(1 << 62),
-        )  # so that sample n has the stream of sample n
+        source.indices = range(
+            1 << 62
+        )  # the random stream of sample n is that of position n and index n
         while not (lane.ended or dropped()):
             stream.move(source, lane.samples)
             value: Any = None
@@ -160,17 +163,13 @@ class DeadlineFetcher(LaneFetcher):
         assert settings.max_wait_ms is not None
         self._max_wait_s = settings.max_wait_ms / 1e3
         self._readers: dict[int, LineReader] = {}  # by lane
-        self._tell: Callable[[], None] = lambda: None
 
     def reader(self, worker: int, window: Window[Any]) -> Callable[[Any, Stream], None]:
         """See `Fetcher`."""
-        self._tell = window.changes.tell
         return self._readers.setdefault(worker, LineReader(window)).run
 
     def _new_lane(self, batch: LaneBatch, dataset: Any) -> Lane:
-        lane = LineLane(dataset, batch, self.batch_size, self._tell)
-        self._readers[batch.lane].ask(lane)
-        return lane
+        return self._readers[batch.lane].begin(dataset, batch, self.batch_size)
 
     def _has_next(self, batch: LaneBatch, lane: Lane, reader: Reader) -> bool:
         """Wait for one more sample until the deadline of the batch. Return False if there is none."""

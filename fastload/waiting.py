@@ -77,7 +77,7 @@ class Line:
 
 
 class Changes:
-    """Lets threads wait for any condition. Whoever changes what a condition depends on calls `tell()` afterwards."""
+    """Let threads wait for a condition. A thread that changes what the condition reads calls `tell()` afterwards."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock  # that of the window: with a second one, two threads could wait for each other in `close`
@@ -96,7 +96,7 @@ class Changes:
                 if self._closed or until() or not left:
                     return
                 turn = self._line.join()
-            turn.acquire(timeout=left)
+            turn.acquire(timeout=min(left, threading.TIMEOUT_MAX))
 
     def tell(self) -> None:
         """Let the threads that wait look again."""

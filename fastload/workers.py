@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
@@ -113,11 +114,13 @@ def start(
                 setting = (streams, device, torch_threads)
                 read = fetcher.reader(i, window)
                 if read is not None:
-                    launch(f"fastload-reader-{i}", _read_ahead, window, read, own, info, *setting)
+                    run = partial(_read_ahead, read, info)
+                    launch(f"fastload-reader-{i}", _work, window, run, own, info, *setting)
                     if isolation.initialises:
                         wait_for(1)
                     own = replace(own, init_fn=None)  # it ran where the dataset does
-                launch(f"fastload-worker-{i}", _work, window, fetcher, own, info, *setting)
+                run = partial(_serve_all, window, fetcher, info)
+                launch(f"fastload-worker-{i}", _work, window, run, own, info, *setting)
                 if isolation.initialises:
                     wait_for(1)
                     initialised = len(threads)
@@ -176,7 +179,7 @@ def _end_all() -> None:
 
 def _work(
     window: Window[Batch],
-    fetcher: Fetcher,
+    run: Callable[[WorkerCopies, Stream], None],
     own: WorkerCopies,
     info: Any,
     streams: Streams,
@@ -184,51 +187,41 @@ def _work(
     torch_threads: int,
     set_up: SimpleQueue[Exception | None],
 ) -> None:
-    with _reporting_to(window):
-        with _setting_up(set_up, device, f"worker {info.id}; stage: worker_init_fn"):
-            own = _set_up_for_users(own, info, torch_threads)
-        lane = info.id if window.lanes > 1 else 0
-        context = WorkerContext(
-            info.id, own, info, streams.make(own), window.changes.wait, lane=lane
-        )
-        with own.entered(), entered(context.stream):
-            context.filler = fetcher.filler_of(own.dataset)
-            while serve(window, fetcher, context):
-                pass
-        window.discard()  # it is closed: a user who keeps one of our errors must not keep the batches
-
-
-def _read_ahead(
-    window: Window[Batch],
-    read: Callable[[Any, Stream], None],
-    own: WorkerCopies,
-    info: Any,
-    streams: Streams,
-    device: int | None,
-    torch_threads: int,
-    set_up: SimpleQueue[Exception | None],
-) -> None:
-    with _reporting_to(window):
-        with _setting_up(set_up, device, f"worker {info.id}; stage: worker_init_fn"):
-            own = _set_up_for_users(own, info, torch_threads)
-        stream = streams.make(own)
-        set_worker_info(info)  # for good: this thread never collates
-        with own.entered(), entered(stream):
-            read(own.dataset, stream)
-
-
-def _set_up_for_users(own: WorkerCopies, info: Any, torch_threads: int) -> WorkerCopies:
-    """Prepare this thread for user code and run `worker_init_fn`. Return the worker's copies after it."""
+    """Prepare this thread for user code, call `worker_init_fn`, and run."""
     _local.torch_threads = torch_threads
     if decimal := sys.modules.get("decimal"):
         decimal.setcontext(decimal.getcontext().copy())  # the variable only refers to it
-    if own.init_fn is None:
-        return own
-    set_worker_info(info)
-    with own.entered():
-        own.init_fn(info.id)
-    set_worker_info(None)
-    return replace(own, generators=own.current_generators())
+    with _reporting_to(window):
+        with _setting_up(set_up, device, f"worker {info.id}; stage: worker_init_fn"):
+            if own.init_fn:
+                set_worker_info(info)
+                with own.entered():
+                    own.init_fn(info.id)
+                set_worker_info(None)
+                own = replace(own, generators=own.current_generators())
+        stream = streams.make(own)
+        with own.entered(), entered(stream):
+            run(own, stream)
+
+
+def _serve_all(
+    window: Window[Batch], fetcher: Fetcher, info: Any, own: WorkerCopies, stream: Stream
+) -> None:
+    """Serve a window until it is closed."""
+    lane = info.id if window.lanes > 1 else 0
+    context = WorkerContext(info.id, own, info, stream, window.changes.wait, lane=lane)
+    context.filler = fetcher.filler_of(own.dataset)
+    while serve(window, fetcher, context):
+        pass
+    window.discard()  # it is closed: a user who keeps one of our errors must not keep the batches
+
+
+def _read_ahead(
+    read: Callable[[Any, Stream], None], info: Any, own: WorkerCopies, stream: Stream
+) -> None:
+    """Read a worker's dataset in its second thread."""
+    set_worker_info(info)  # for good: this thread never collates
+    read(own.dataset, stream)
 
 
 def serve(window: Window[Batch], fetcher: Fetcher, context: WorkerContext) -> bool:

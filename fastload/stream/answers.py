@@ -48,8 +48,8 @@ def predict(
                 ...
 
     The model gets batches of `batch_size` messages. A batch that is not full comes `max_wait_ms` after its first
-    message has arrived. If messages come faster than the model answers, they are read only as fast: at most
-    `5 * batch_size` are on their way.
+    message has arrived. If messages come faster than the model answers, the source is read only as fast as the model
+    answers: at most `5 * batch_size + 1` messages are in flight.
 
     A message is acknowledged after the loop asks for the one after its batch, or after the sink has it. So each message
     is answered *at least once*: if the process is killed, those without acknowledgement come again, and their answers
@@ -114,17 +114,18 @@ class Answers(Iterable[tuple[str, Any]]):
         self._on_failed = on_failed
         self._decode = decode or _itself
         self._collate = collate_fn
-        self._messages = DataLoader(
-            _Messages(self._source),
+        self._messages = _Messages(self._source)
+        self._batches: DataLoader[Any] = DataLoader(
+            self._messages,
             batch_size,
             num_workers=1,
             max_wait_ms=max_wait_ms,
-            collate_fn=_as_list,
+            collate_fn=list,
             prefetch_batches=1,
         )
-        self._numbers = _Numbers(self._messages)
+        self._numbers = _Numbers(self._batches)
         self._samples: DataLoader[Any] = DataLoader(
-            _Decoded(self._numbers.pending, self._decode),
+            _Decoded(self._numbers, self._decode),
             batch_sampler=self._numbers,
             num_workers=num_workers,
             collate_fn=collate_fn,
@@ -167,7 +168,7 @@ class Answers(Iterable[tuple[str, Any]]):
         """End the threads and close the source. Messages without an acknowledgement will come again."""
         self.stop()
         self._samples.close()
-        self._messages.close()
+        self._batches.close()
         self._source.close()
 
     def _run(self) -> Iterator[_Answered]:
@@ -179,8 +180,8 @@ class Answers(Iterable[tuple[str, Any]]):
             with evaluating(self._model, self._device) as device:
                 for numbers, data, error in self._sampled():
                     yield from self._answers_of(numbers, data, error, device)
-            if self._numbers.error is not None:
-                raise self._numbers.error
+            if self._messages.error is not None:
+                raise self._messages.error
         finally:
             self.close()
 
@@ -190,13 +191,11 @@ class Answers(Iterable[tuple[str, Any]]):
         while True:
             try:
                 data = next(batches)
-            except StopIteration:
-                return
-            except (
-                LoaderClosedError
-            ):  # `close()` was called in the loop's body, or in another thread
+            except (StopIteration, LoaderClosedError):  # the end, or `close()` was called meanwhile
                 return
             except Exception as raised:
+                if not self._numbers.batches:
+                    raise  # it is no batch's error: a thread of the first loader has crashed
                 yield self._numbers.batches.popleft(), None, raised
             else:
                 yield self._numbers.batches.popleft(), data, None
@@ -204,7 +203,7 @@ class Answers(Iterable[tuple[str, Any]]):
     def _answers_of(
         self, numbers: list[int], data: Any, error: Exception | None, device: torch.device
     ) -> Iterator[_Answered]:
-        pending, failures = self._numbers.pending.of, self._numbers.pending.failures
+        failures = self._numbers.failures
         good = [number for number in numbers if number not in failures]
         rows: dict[int, Any] = {}
         if error is None:
@@ -216,7 +215,7 @@ class Answers(Iterable[tuple[str, Any]]):
                 rows = dict(zip(good, _rows(outputs, len(good)), strict=True))
         if error is not None and good:
             rows = self._one_by_one(good, error, device)
-        messages = [pending.pop(number) for number in numbers]
+        messages = [self._numbers.messages.pop(number) for number in numbers]
         done: list[Message] = []
         batch: _Answered = []
         for number, message in zip(numbers, messages, strict=True):
@@ -249,7 +248,7 @@ class Answers(Iterable[tuple[str, Any]]):
         for number in numbers:
             reached = False
             try:
-                sample = self._decode(self._numbers.pending.of[number].value)
+                sample = self._decode(self._numbers.messages[number].value)
                 batch = self._collate([sample])
                 reached = True
                 outputs = self._outputs(batch, device)
@@ -260,7 +259,7 @@ class Answers(Iterable[tuple[str, Any]]):
                 [rows[number]] = _rows(outputs, 1)
         if of_model == len(numbers) and (of_model > 1 or not self.answered):
             raise failed[numbers[0]] from error
-        self._numbers.pending.failures.update(failed)
+        self._numbers.failures.update(failed)
         return rows
 
     def _outputs(self, batch: Any, device: torch.device) -> Any:
@@ -274,67 +273,54 @@ class Answers(Iterable[tuple[str, Any]]):
 _Answered = list[tuple[Message, Any]]
 
 
-class _Pending:
-    """The messages on their way, by number, and the errors of those that failed. Shared by all threads.
-
-    Each number is written once, by the loop or by the worker that reads it, so no lock is needed.
-    """
-
-    fastload_per_worker = ()
-
-    def __init__(self) -> None:
-        self.of: dict[int, Message] = {}
-        self.failures: dict[int, Exception] = {}
-
-
 class _Messages(IterableDataset[Message]):
-    """The messages of a source. It has one worker."""
+    """The messages of a source. One reader thread iterates over it.
+
+    Attributes:
+        error: the exception that ended the source. The loop raises it after the answers of all messages before.
+    """
 
     fastload_per_worker = ()
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[Message]:
-        return iter(self._source)
-
-
-class _Decoded(Dataset[Any]):
-    """The sample of each message, by its number."""
-
-    def __init__(self, pending: _Pending, decode: Callable[[Any], Any]) -> None:
-        self._pending = pending
-        self._decode = decode
-
-    def __getitem__(self, number: int) -> Any:
-        value = self._pending.of[number].value
-        if isinstance(value, Poison):
-            raise value.error
-        return self._decode(value)
+        try:
+            yield from self._source
+        except Exception as error:
+            self.error = error
 
 
 class _Number(int):
-    """The index of a message. It shows the message's key in logs and errors."""
+    """The index of a message. Logs and errors show the message's key instead."""
 
     key: str
 
     def __repr__(self) -> str:
-        return f"of message {self.key}"
+        return repr(self.key)
 
 
 class _Numbers:
-    """The batch sampler: numbers the messages of each batch. All but `failed` runs on the loop's thread.
+    """The batch sampler: numbers the messages of each batch, on the loop's thread.
+
+    The workers share it: they look up `messages`, and call `failed`. Only the loop removes entries, after the batch is
+    complete. So no lock is needed.
 
     Attributes:
-        batches: the numbers of each batch on its way, in order.
-        error: what the source raised.
+        messages: the messages in flight, by number.
+        failures: the errors of those that failed, by number.
+        batches: the numbers of each batch in flight, in order.
     """
 
-    def __init__(self, messages: DataLoader[Any]) -> None:
-        self.pending = _Pending()
+    fastload_per_worker = ()
+
+    def __init__(self, batches: DataLoader[Any]) -> None:
+        self.messages: dict[int, Message] = {}
+        self.failures: dict[int, Exception] = {}
         self.batches: deque[list[int]] = deque()
-        self.error: Exception | None = None
-        self._messages = messages
+        self._loader = batches
         self._iterator: Any = None
         self._next = count()
 
@@ -347,35 +333,38 @@ class _Numbers:
 
     def __next__(self) -> list[int]:
         if self._iterator is None:
-            self._iterator = iter(self._messages)
-        try:
-            messages = next(self._iterator)
-        except StopIteration:
-            raise
-        except Exception as error:
-            self.error = error  # raised after the answers of all messages before
-            raise StopIteration from None
+            self._iterator = iter(self._loader)
         numbers: list[int] = []
-        for message in messages:
+        for message in next(self._iterator):
             number = _Number(next(self._next))
             number.key = message.key
-            self.pending.of[number] = message
+            self.messages[number] = message
             numbers.append(number)
         self.batches.append(numbers)
         return numbers
 
     def failed(self, number: int, error: Exception) -> Any:
         """Leave a message out of its batch. A worker calls this."""
-        self.pending.failures[number] = error
+        self.failures[number] = error
         return SKIP
+
+
+class _Decoded(Dataset[Any]):
+    """The sample of each message, by its number."""
+
+    def __init__(self, numbers: _Numbers, decode: Callable[[Any], Any]) -> None:
+        self._numbers = numbers
+        self._decode = decode
+
+    def __getitem__(self, number: int) -> Any:
+        value = self._numbers.messages[number].value
+        if isinstance(value, Poison):
+            raise value.error
+        return self._decode(value)
 
 
 def _itself(value: Any) -> Any:
     return value
-
-
-def _as_list(messages: list[Message]) -> list[Message]:
-    return messages
 
 
 def _rows(outputs: Any, n: int) -> list[Any]:

@@ -26,15 +26,16 @@ except ModuleNotFoundError as error:
 class Folder:
     """Messages from the files of a folder: those that are there, by name, and then those that come.
 
-    The key is the file's name, and the value its path, so that `decode` reads it on a worker thread. A file counts once
-    it is closed after writing or moved into the folder. Files that begin with a dot or end in .tmp are left alone:
-    whoever writes slowly writes under such a name, and renames.
+    The key is the file's name. The value is its path, so that `decode` reads the file on a worker thread. A new file
+    becomes a message when its writer closes it, or when it is moved into the folder. Names that begin with a dot or end
+    in .tmp are ignored. Write a file under such a name and rename it when it is complete: then it is never read too
+    early, even if the watch begins meanwhile.
 
-    An answered file is moved to the folder `done`. A file that is there when the process ends is a message again after
-    the next start. A file that was written again before its answer came is a message again.
+    An answered file is moved to the folder `done`. A file that has no answer when the process ends becomes a message
+    again at the next start. So does a file that is rewritten before its answer is held.
 
     Args:
-        path: the folder. It must be on this machine: the kernel tells nothing of what others do on a network's disk.
+        path: the folder, on a local disk. The kernel does not report what other machines write to a network disk.
         pattern: of names, as the shell has them.
         done: where answered files go, relative to `path`. On the same file system.
     """
@@ -52,6 +53,7 @@ class Folder:
         self._pattern = pattern
         self._done = self._path / done
         self._done.mkdir(parents=True, exist_ok=True)
+        # Without a bound: names are small, and the files wait on the disk in any case.
         self._names: SimpleQueue[str | None] = SimpleQueue()
         self._given: dict[
             str, tuple[int, int, int]

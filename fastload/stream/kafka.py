@@ -90,9 +90,9 @@ class Kafka:
         self._answered.put({message.at[:2]: message.at[2] + 1 for message in messages})
 
     def _store(self) -> None:
-        """Store the offsets of what was acknowledged. Only one thread at a time may use the consumer.
+        """Store the offsets of acknowledged messages, between two polls.
 
-        Its lock is not fair: a second thread could wait for a consumer that polls for as long as it polls.
+        The consumer's lock is not fair. A second thread that stores offsets can wait as long as this one polls.
         """
         after: dict[tuple[str, int], int] = {}
         while not self._answered.empty():
@@ -146,8 +146,9 @@ class KafkaSink:
         for message, answer in answers:
             self._produce(message.key.encode(), json.dumps(plain(answer)).encode())
         self._producer.flush()
-        if self._errors:
-            raise StreamError(f"Kafka, {self._topic}: {self._errors[0]}")
+        errors, self._errors = self._errors, []
+        if errors:
+            raise StreamError(f"Kafka, {self._topic}: {errors[0]}")
 
     def _produce(self, key: bytes, value: bytes) -> None:
         try:

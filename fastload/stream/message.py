@@ -56,7 +56,7 @@ class Plain:
 
     def __iter__(self) -> Iterator[Message]:
         for number, value in enumerate(self._values):
-            if self._stopped:  # this value, which nobody asked for any more, is lost to the loop
+            if self._stopped:  # `stop()` was called while this value was awaited: drop it
                 return
             yield value if isinstance(value, Message) else Message(str(number), value)
 
