@@ -33,8 +33,9 @@ PRESSURE = 0.30
 """GIL pressure: a wait of 1.5 ms each time that a thread releases the GIL. Samples of a few milliseconds lose as much
 time as they take."""
 
-MIDDLE_HOLDS = 0.15
-"""GIL pressure that is enough if the process keeps exactly one core busy, although there are others."""
+MIDDLE_HOLDS = 0.07
+"""GIL pressure, a third of a millisecond, that is enough if the process keeps exactly one core busy, although there are
+others. Two threads that hold the GIL for 0.7 ms each show 0.09 then, and one thread alone at most 0.04."""
 
 SHORT_HOLDS = 0.05
 """GIL pressure, a quarter of a millisecond, that is enough if samples wait and the process keeps about one core busy
