@@ -11,12 +11,12 @@ from typing import Protocol
 from fastload.datasets.manifest import INDEX, STAGING, Index, Shard, read_index
 from fastload.disk import locked_path, replace_file, write_all
 from fastload.errors import PackedDataError
-from fastload.store.parts import open_part
+from fastload.store.parts import is_here, open_part
+from fastload.store.pieces import PIECE_BYTES
 from fastload.store.room import expect_room, full_is_told
 from fastload.store.root import in_memory, seal, unsealed
 
 Places = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-_PIECE = 2**22
 _SCHEMES = ("grpc://", "grpc+tcp://", "grpc+tls://")
 
 
@@ -75,7 +75,7 @@ class FolderSource:
     def read(self, name: str, part: Shard) -> Iterator[memoryview]:
         """Yield the bytes of a part's file."""
         with open(os.path.join(self._path(name), part.name), "rb") as file:
-            while piece := file.read(_PIECE):
+            while piece := file.read(PIECE_BYTES):
                 yield memoryview(piece)
 
     def _path(self, name: str) -> str:
@@ -106,7 +106,7 @@ def fetch_parts(path: str, index: Index, parts: Sequence[Shard], places: Sequenc
     written, PackedDataError if no source has a part, has a set of another id, or cannot be read.
     """
     with locked_path(os.path.join(path, STAGING, "lock"), needed=False):
-        missing = [p for p in parts if not os.path.exists(os.path.join(path, p.name))]
+        missing = [part for part in parts if not is_here(path, part)]
         if not missing:
             return
         expect_room(path, sum(part.bytes for part in missing))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fastload.datasets.manifest import Shard
+from fastload.datasets.manifest import Shard, described
 from fastload.disk import write_all
 from fastload.errors import PackedDataError
 from fastload.store.room import expect_room, full_is_told
@@ -73,11 +73,18 @@ class _Sink:
             os.close(self.descriptor)
 
 
-def open_part(folder: str, shard: Shard) -> tuple[pa.RecordBatch, mmap.mmap]:
+def is_here(folder: str, shard: Shard) -> bool:
+    """Return whether a set has the file of a part in its folder."""
+    return os.path.exists(os.path.join(folder, shard.name))
+
+
+def open_part(
+    folder: str, shard: Shard, schema: tuple[tuple[str, str], ...] | None = None
+) -> tuple[pa.RecordBatch, mmap.mmap]:
     """Map a part; return its columns in the mapped memory, and that memory. No row is read yet.
 
     The mapping is private: what is written into it is seen by this process only, and never reaches the file.
-    Raises PackedDataError if the file is missing, is cut off, or has other rows.
+    Raises PackedDataError if the file is missing, is cut off, has other rows, or columns other than `schema`.
     """
 
     def fail(reason: str) -> PackedDataError:
@@ -103,4 +110,6 @@ def open_part(folder: str, shard: Shard) -> tuple[pa.RecordBatch, mmap.mmap]:
     rows = None if batch is None else batch.num_rows
     if rows != shard.rows:
         raise fail(f"has {rows} rows in one batch, expected {shard.rows}: changed")
+    if schema not in (None, described(batch.schema)):
+        raise fail(f"has the columns {described(batch.schema)}, expected {schema}")
     return batch, mapped
