@@ -161,7 +161,7 @@ class ServerSource:
             self._client = flight.FlightClient(where, tls_root_certs=authority)
 
     def _within(self, seconds: float) -> flight.FlightCallOptions:
-        """Return the options of a call. Without a limit, a call to a hung server never ends, and Ctrl-C waits for it."""
+        """Return the options of a call. Without a limit, a call to a hung server never ends, and Ctrl-C waits."""
         return flight.FlightCallOptions(timeout=seconds, headers=self._headers)
 
     def find(self, name: str) -> tuple[Index, set[str]] | None:

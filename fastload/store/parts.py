@@ -13,7 +13,7 @@ import pyarrow as pa
 from fastload.datasets.manifest import Shard, described
 from fastload.disk import write_all
 from fastload.errors import PackedDataError
-from fastload.store.room import expect_room, full_is_told
+from fastload.store.room import expect_room, room_for
 
 _FOOTER = b"ARROW1"
 
@@ -28,7 +28,7 @@ def write_part(
     expect_room(path, batch.nbytes)
     sink = _Sink(path, checksum=checksum)
     try:
-        with full_is_told(path, batch.nbytes):
+        with room_for(path, batch.nbytes):
             with pa.ipc.new_file(sink, batch.schema) as writer:
                 writer.write_batch(batch)
             if durable:
@@ -104,7 +104,7 @@ def open_part(
         raise fail("the file does not end as an Arrow file does: cut off or changed")
     try:
         reader = pa.ipc.open_file(pa.py_buffer(mapped))
-        batch = reader.get_batch(0) if reader.num_record_batches == 1 else None
+        batch: Any = reader.get_batch(0) if reader.num_record_batches == 1 else None
     except (pa.ArrowException, OSError) as error:
         raise fail(f"is no Arrow file: {error}") from error
     rows = None if batch is None else batch.num_rows

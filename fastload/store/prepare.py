@@ -104,7 +104,7 @@ def prepare(
     given = [(fingerprint(base, source, paths=True), source) for source in sources]
     if not given:
         raise ValueError(f"{name}: there are no sources to prepare")
-    whole = fingerprint(*(found for found, _ in given))
+    whole = fingerprint(*(key for key, _ in given))
 
     def waiting() -> None:
         if progress:
@@ -122,20 +122,22 @@ def prepare(
         if old is not None:
             work.take(old.path, old.index.shards)
         there = work.notes()
-        missing = {found: source for found, source in given if found not in there}
+        missing = {key: source for key, source in given if key not in there}
         with (
             _executor(executor, workers, len(missing)) as runs,
             tqdm(
                 desc=f"Preparing {name}",
                 total=len(given),
-                initial=sum(found in there for found, _ in given),
+                initial=sum(key in there for key, _ in given),
                 unit="part",
                 disable=None if progress else True,
             ) as bar,
         ):
             reasons = _make(work, function, missing, runs, bar, skip=on_error == "skip")
-        skipped = tuple((_shown(source), reasons[f]) for f, source in given if f in reasons)
-        shards, schema = _shards(work, [(f, source) for f, source in given if f not in reasons])
+        skipped = tuple((_shown(source), reasons[key]) for key, source in given if key in reasons)
+        shards, schema = _shards(
+            work, [(key, source) for key, source in given if key not in reasons]
+        )
         about = {**(made or {}), "fingerprint": whole}
         index = index_of(shards, schema, classes=classes, made=about)
         with unsealed(path, name, free=old is None) as new:
@@ -183,12 +185,12 @@ def _make(
     reasons = {}
     # Dask answers a call that it knows with the result that it has, be it a failure.
     call = partial(_make_part, work, function, secrets.token_hex(4))
-    for found, result in _results(call, sources, executor):
+    for key, result in _results(call, sources, executor):
         try:
             reason = result()
         except BrokenExecutor as error:
             raise PrepareError(
-                f"a worker process ended while parts were made, of {_shown(sources[found])} or another source: killed, "
+                f"a worker process ended while parts were made, of {_shown(sources[key])} or another source: killed, "
                 f"or out of memory. {bar.n} of {bar.total} parts are complete and stay: call prepare again to go on"
             ) from error
         except OSError:
@@ -196,13 +198,13 @@ def _make(
         except Exception as error:  # each engine has its own, such as Dask's KilledWorker
             reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
             raise PrepareError(
-                f"the engine gave up the source {_shown(sources[found])}: {reason}. "
+                f"the engine gave up the source {_shown(sources[key])}: {reason}. "
                 f"{bar.n} of {bar.total} parts are complete and stay: call prepare again to go on"
             ) from error
         if reason is not None and not skip:
-            raise PrepareError(f"the source {_shown(sources[found])}: {reason}")
+            raise PrepareError(f"the source {_shown(sources[key])}: {reason}")
         if reason is not None:
-            reasons[found] = reason.splitlines()[0]
+            reasons[key] = reason.splitlines()[0]
         bar.update()
     return reasons
 
@@ -212,10 +214,10 @@ def _results(
 ) -> Iterator[tuple[str, Callable[[], str | None]]]:
     """Yield each fingerprint, and what returns the result of `call` for it, as they come."""
     if executor is None:
-        for found, source in sources.items():
-            yield found, partial(call, found, source)
+        for key, source in sources.items():
+            yield key, partial(call, key, source)
         return
-    futures = {executor.submit(call, found, source): found for found, source in sources.items()}
+    futures = {executor.submit(call, key, source): key for key, source in sources.items()}
     try:
         for future in as_completed(futures):
             yield futures[future], future.result
@@ -227,13 +229,13 @@ def _results(
 
 
 def _make_part(
-    work: Work, function: Callable[[Any], Any], attempt: str, found: str, source: Any
+    work: Work, function: Callable[[Any], Any], attempt: str, key: str, source: Any
 ) -> str | None:
     """Make one part, in a worker; return why its source failed, or None. Raises StoreFullError, OSError.
 
     `attempt` makes each preparation's calls different ones.
     """
-    if work.note(found) is not None:
+    if work.note(key) is not None:
         return None  # Dask runs a task again if the worker that had its result died
     try:
         batch = record_batch(function(source))
@@ -241,7 +243,7 @@ def _make_part(
         # Not the exception itself: if it cannot be pickled, or unpickled, it would end the pool.
         text = "".join(traceback.format_exception(error)).rstrip()
         return f"{type(error).__name__}: {error}\n{text}"
-    work.write(batch, found)
+    work.write(batch, key)
     return None
 
 
@@ -284,8 +286,8 @@ def _shards(work: Work, given: list[tuple[str, Any]]) -> tuple[list[Shard], pa.S
     """
     shards: list[Shard] = []
     schema, example = None, ""
-    for found, source in given:
-        note = work.note(found)
+    for key, source in given:
+        note = work.note(key)
         if note is None:
             raise PrepareError(
                 f"the part of {_shown(source)} was made, but is not in {work.folder} on {this_node()}: all workers "
@@ -323,7 +325,7 @@ class _OldSet:
 
     def refusal(self, given: list[tuple[str, Any]]) -> FileExistsError:
         known = {shard.fingerprint for shard in self.index.shards}
-        new = [_shown(source) for found, source in given if found not in known]
+        new = [_shown(source) for key, source in given if key not in known]
         reason = "made of more sources, or of these in another order"
         if known == {""}:
             reason = "which prepare did not make"
