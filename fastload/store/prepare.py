@@ -163,9 +163,8 @@ def _check(sources: Any, executor: Any, workers: int | None, on_error: str) -> N
         )
     if executor is not None and workers is not None:
         raise ValueError("give an executor or a number of workers, not both")
-    if getattr(
-        current_process(), "_inheriting", False
-    ):  # it would wait for its parent, which waits for it
+    # Else it would wait for its parent, which waits for it.
+    if getattr(current_process(), "_inheriting", False):
         raise RuntimeError(
             "prepare() was called while a worker process of prepare() imports the program. "
             'Call it below `if __name__ == "__main__":`'

@@ -104,7 +104,7 @@ class JSONLines:
 
 
 class _Lines:
-    """A file to which whole lines are appended. Half a line, which a killed process left at its end, is cut off."""
+    """Appends whole lines to a file. Cuts off half a line, which a killed process left at its end."""
 
     def __init__(self, file: str | os.PathLike[str] | IO[Any] | None) -> None:
         self._own = isinstance(file, str | os.PathLike)
