@@ -16,7 +16,8 @@ except ModuleNotFoundError as error:
 from fastload.store.backbone import backbone
 from fastload.store.dataset import SetDataset
 from fastload.store.features import features
-from fastload.store.prepare import Prepared, prepare
+from fastload.store.preparation import Prepared
+from fastload.store.prepare import prepare
 from fastload.store.read import get
 from fastload.store.write import put
 
