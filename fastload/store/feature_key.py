@@ -35,24 +35,30 @@ _RANDOM = (
 
 
 def key_of(
-    dataset: Any, model: Any, *, dtype: torch.dtype, loader: Sequence[Any], version: str
+    dataset: Any,
+    model: Any,
+    *,
+    loader: Sequence[Any],
+    version: str,
+    dtype: torch.dtype | None = None,
 ) -> dict[str, str]:
     """Return the hash of each thing that features depend on, by its name.
 
     Args:
         loader: the arguments of the loader that change samples.
         version: names the samples of the dataset, which is then not looked at; "" if it is to be.
+        dtype: of what is kept. None: the model decides.
 
     Raises TypeError if the dataset cannot be told from another one, and `version` is "".
     """
-    return {
+    key = {
         "weights": _weights(model),
         "model": _structure(model),
         "source": _source(dataset, version),
         "transform": _hash(list(transforms_of(dataset)), "transform of the dataset"),
         "loader": _hash(list(loader), "argument of the loader"),
-        "dtype": str(dtype).removeprefix("torch."),
     }
+    return key if dtype is None else {**key, "dtype": str(dtype).removeprefix("torch.")}
 
 
 def random_transforms(dataset: Any) -> list[str]:

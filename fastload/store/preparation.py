@@ -51,16 +51,17 @@ class Preparation:
     """A set that is being prepared. Other processes may get a copy of this, and write parts into `work`.
 
     Attributes:
+        name: of the set.
         work: where parts are written.
         given: fingerprint and source of each part, in the order of the set.
         missing: sources whose parts are not there, by fingerprint; none if the set itself is there.
     """
 
+    name: str
     work: Work
     given: list[tuple[str, Any]]
     missing: dict[str, Any]
     _root: str
-    _name: str
     _classes: tuple[str, ...]
     _made: dict[str, Any]
     _old: _OldSet | None
@@ -80,12 +81,12 @@ class Preparation:
         skipped = tuple((shown(source), reasons[f]) for f, source in self.given if f in reasons)
         shards, schema = _shards(self.work, [(f, s) for f, s in self.given if f not in reasons])
         index = index_of(shards, schema, classes=self._classes, made=self._made)
-        with unsealed(self._root, self._name, free=self._old is None) as new:
+        with unsealed(self._root, self.name, free=self._old is None) as new:
             self.work.gather(shards, new)
             _write_skipped(new, skipped, durable=self.work.durable)
             if self._old is not None:
-                remove(self._root, self._name)
-            place = seal(new, self._root, self._name, index)
+                remove(self._root, self.name)
+            place = seal(new, self._root, self.name, index)
         shutil.rmtree(self.work.folder)
         made = len(self.missing) - len(reasons)
         return Prepared(place, index.id, index.rows, made, reused, skipped)
@@ -138,11 +139,11 @@ def preparation(
             there = work.notes()
             missing = {found: source for found, source in given if found not in there}
         yield Preparation(
+            name,
             work,
             given,
             missing,
             path,
-            name,
             tuple(classes),
             {**(made or {}), "fingerprint": whole},
             old,
