@@ -55,8 +55,8 @@ def key_of(
         "weights": _weights(model),
         "model": _structure(model),
         "source": _source(dataset, version),
-        "transform": _hash(list(transforms_of(dataset)), "transform of the dataset"),
-        "loader": _hash(list(loader), "argument of the loader"),
+        "transform": hash_of(list(transforms_of(dataset)), "transform of the dataset"),
+        "loader": hash_of(list(loader), "argument of the loader"),
     }
     return key if dtype is None else {**key, "dtype": str(dtype).removeprefix("torch.")}
 
@@ -96,7 +96,7 @@ def _weights(model: Any) -> str:
 
 def _structure(model: Any) -> str:
     if not isinstance(model, nn.Module):
-        return _hash(model, "model")
+        return hash_of(model, "model")
     content = _Content()
     for name, module in model.named_modules():
         content.add((name, type(module)))
@@ -114,7 +114,7 @@ def _source(dataset: Any, version: str) -> str:
     if version:
         return fingerprint(version, type(dataset).__qualname__, len(dataset))
     try:
-        return _hash(dataset, "dataset", paths=True)
+        return hash_of(dataset, "dataset", paths=True)
     except TypeError as error:
         raise TypeError(
             f"{error}, so features of changed samples would be taken for these. Pass version=, a text that you "
@@ -122,7 +122,8 @@ def _source(dataset: Any, version: str) -> str:
         ) from error
 
 
-def _hash(value: Any, what: str, *, paths: bool = False) -> str:
+def hash_of(value: Any, what: str, *, paths: bool = False) -> str:
+    """Return the hash of a value by its content. Raises TypeError, which calls it `what`, if it has none."""
     content = _Content(paths=paths)
     try:
         if paths:

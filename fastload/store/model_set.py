@@ -93,8 +93,8 @@ class ModelSet:
             if ranks.rank.rank == 0 and (random := random_transforms(self.dataset)):
                 warnings.warn(
                     f"fastload: {self.kind} keep what random transforms drew once, here {', '.join(random)}: every "
-                    "epoch reads the same values. Give the dataset a transform that draws nothing, or make several sets with "
-                    'other seeds, loader={"seed": ...}',
+                    "epoch reads the same values. Give the dataset a transform that draws nothing, or make several "
+                    'sets with other seeds, loader={"seed": ...}',
                     stacklevel=3,
                 )
             ranks.each(lambda: self._make_share(found, ranks, device, progress=progress))

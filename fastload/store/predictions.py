@@ -11,7 +11,7 @@ import torch
 
 from fastload.distributed import Rank
 from fastload.store.dataset import SetDataset
-from fastload.store.feature_key import key_of
+from fastload.store.feature_key import hash_of, key_of
 from fastload.store.model_run import Forward
 from fastload.store.model_set import ModelSet, loader_options, part_ranges
 from fastload.store.ranks import Ranks, meet
@@ -93,13 +93,14 @@ def _plan(
     version: str,
 ) -> ModelSet:
     options = loader_options(loader, dataset, "predictions", ranks)
-    changing = [options.get("seed"), options.get("collate_fn"), inputs]
+    changing = [options.get("seed"), options.get("collate_fn")]
+    key = key_of(dataset, model, loader=changing, version=version)
     return ModelSet(
         kind="predictions",
         dataset=dataset,
         forward=Forward(model, partial(_split, inputs=inputs or _first), _named),
         ranges=part_ranges(len(dataset), parts, most=MOST_PARTS),
-        key=key_of(dataset, model, loader=changing, version=version),
+        key={**key, "inputs": hash_of(inputs, "function inputs=")},
         options=options,
     )
 

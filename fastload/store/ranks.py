@@ -96,8 +96,8 @@ class Ranks:
             return call()
         except RuntimeError as error:
             raise PrepareError(
-                f"{self.rank}: another rank has ended, and said no reason here. Complete parts stay: start the ranks "
-                f"again to go on ({str(error).splitlines()[0]})"
+                f"{self.rank}: another rank has ended, or was killed: the launcher may say why. Complete parts stay: "
+                "start the ranks again to go on"
             ) from error
 
     def _failed(self, rank: int, reason: str | None) -> PrepareError:
