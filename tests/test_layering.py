@@ -41,7 +41,7 @@ FOLDER_IMPORTS: dict[str, set[str]] = {
     "flow": {"distributed"},
     "image": set(),
     "measure": set(),
-    "store": {"datasets"},
+    "store": {"datasets", "distributed"},
     "stream": set(),
     "train": {"datasets", "distributed", "image", "measure"},
 }

@@ -10,6 +10,7 @@
 
     detect.py     which rank this is, by the variables of its launcher, mpi4py, or the node file
     group.py      the process group: init, shutdown, end_job, cores
+    control.py    what ranks tell each other on the CPU
     rendezvous.py how the ranks agree on a place to meet
     addresses.py  the address by which other nodes reach this one
     affinity.py   a rank's share of the cores: pure
@@ -19,6 +20,7 @@
 """
 
 from fastload.distributed.average import average_gradients
+from fastload.distributed.control import Control, Vote
 from fastload.distributed.detect import Detected, Launcher, Rank, detect_rank
 from fastload.distributed.group import (
     backend_for,
@@ -31,9 +33,11 @@ from fastload.distributed.group import (
 )
 
 __all__ = [
+    "Control",
     "Detected",
     "Launcher",
     "Rank",
+    "Vote",
     "average_gradients",
     "backend_for",
     "cores",

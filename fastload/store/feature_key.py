@@ -31,26 +31,30 @@ _RANDOM = (
 
 
 def key_of(
-    dataset: Any, model: Any, *, dtype: torch.dtype, loader: Sequence[Any], version: str
+    dataset: Any,
+    model: Any,
+    *,
+    loader: Sequence[Any],
+    version: str,
+    dtype: torch.dtype | None = None,
 ) -> dict[str, str]:
     """Return the hash of each thing that features depend on, by its name.
 
     Args:
         loader: the arguments of the loader that change samples.
         version: names the samples of the dataset, which is then not looked at; "" if it is to be.
+        dtype: of what is kept. None: the model decides.
 
     Raises TypeError if the dataset cannot be told from another one, and `version` is "".
     """
-    return {
+    key = {
         "weights": _weights(model),
         "model": _structure(model),
         "source": _source(dataset, version),
-        "transform": _hash(
-            "transform of the dataset", _KeyContent().of(list(transforms_of(dataset)))
-        ),
-        "loader": _hash("argument of the loader", _KeyContent().of(list(loader))),
-        "dtype": str(dtype).removeprefix("torch."),
+        "transform": hash_of(list(transforms_of(dataset)), "transform of the dataset"),
+        "loader": hash_of(list(loader), "argument of the loader"),
     }
+    return key if dtype is None else {**key, "dtype": str(dtype).removeprefix("torch.")}
 
 
 def random_transforms(dataset: Any) -> list[str]:
@@ -88,12 +92,12 @@ def _weights(model: Any) -> str:
 
 def _structure(model: Any) -> str:
     if not isinstance(model, nn.Module):
-        return _hash("model", _KeyContent().of(model))
+        return hash_of(model, "model")
     modules = [
         (name, type(module), {key: v for key, v in vars(module).items() if _is_setting(key, v)})
         for name, module in model.named_modules()
     ]
-    return _hash("model", _KeyContent().of(modules))
+    return hash_of(modules, "model")
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -112,6 +116,11 @@ def _source(dataset: Any, version: str) -> str:
             f"{error}, so features of changed samples would be taken for these. Pass version=, a text that you "
             "change whenever the samples change"
         ) from error
+
+
+def hash_of(value: Any, what: str) -> str:
+    """Return the hash of a value by its content. Raises TypeError, which calls it `what`, if it has none."""
+    return _hash(what, _KeyContent().of(value))
 
 
 def _hash(what: str, pieces: Iterator[bytes]) -> str:

@@ -653,7 +653,7 @@ def test_too_little_room_is_known_after_the_first_batch(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"loader": {"shuffle": True}}, "shuffle cannot be given: features lie in the order"),
+        ({"loader": {"shuffle": True}}, "shuffle cannot be given: rows lie in the order"),
         ({"loader": {"sampler": [1]}}, "sampler cannot be given"),
         ({"loader": {"drop_last": True}}, "drop_last cannot be given: every sample gets its row"),
         ({"loader": {"on_error": "skip"}}, "would leave rows out"),
