@@ -12,7 +12,6 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-import torch
 
 
 def fingerprint(*values: Any, paths: bool = False) -> str:
@@ -67,9 +66,9 @@ class _Content:
             yield value.co_code
             yield repr((value.co_names, value.co_varnames)).encode()
             yield from self.of(value.co_consts)
-        elif isinstance(value, torch.Tensor):
+        elif _is_tensor(value):
             yield repr((value.dtype, value.shape)).encode()
-            yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            yield _of_tensor(value)
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             yield repr((value.dtype, value.shape)).encode() + value.tobytes()
         elif value is None or isinstance(value, bool | int | float | complex | bytes | range):
@@ -158,6 +157,18 @@ class _Content:
             return
         for part in reduced:
             yield from self.of(list(part) if isinstance(part, Iterator) else part)
+
+
+def _is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor. Without torch there is none, and torch is not loaded to find that out."""
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def _of_tensor(tensor: Any) -> bytes:
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes())
 
 
 def _is_slot(member: Any) -> bool:

@@ -18,17 +18,21 @@
     execute.py    which launcher is here, and running it
 """
 
-from fastload.distributed.average import average_gradients
+from typing import TYPE_CHECKING, Any
+
 from fastload.distributed.detect import Detected, Launcher, Rank, detect_rank
-from fastload.distributed.group import (
-    backend_for,
-    cores,
-    device_of,
-    end_job,
-    init,
-    met_by,
-    shutdown,
-)
+
+if TYPE_CHECKING:
+    from fastload.distributed.average import average_gradients
+    from fastload.distributed.group import (
+        backend_for,
+        cores,
+        device_of,
+        end_job,
+        init,
+        met_by,
+        shutdown,
+    )
 
 __all__ = [
     "Detected",
@@ -44,3 +48,12 @@ __all__ = [
     "met_by",
     "shutdown",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs torch when it is first used: launchers do without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fastload.distributed import average, group
+
+    return getattr(average if name == "average_gradients" else group, name)
