@@ -12,7 +12,6 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-import torch
 
 
 def fingerprint(*values: Any, paths: bool = False) -> str:
@@ -83,9 +82,9 @@ class Content:
             yield value.co_code
             yield repr((value.co_names, value.co_varnames)).encode()
             yield from self.of(value.co_consts)
-        elif isinstance(value, torch.Tensor):
+        elif _is_tensor(value):
             yield repr((value.dtype, value.shape)).encode()
-            yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            yield _of_tensor(value)
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             yield repr((value.dtype, value.shape)).encode() + value.tobytes()
         elif value is None or isinstance(value, bool | int | float | complex | bytes | range):
@@ -193,6 +192,18 @@ def reduced(value: Any) -> Any:
     """Return what pickle would keep of an object. Raises what pickle raises."""
     reduce: Callable[[Any], Any] | None = copyreg.dispatch_table.get(type(value))
     return value.__reduce_ex__(4) if reduce is None else reduce(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor. Without torch there is none, and torch is not loaded to find that out."""
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def _of_tensor(tensor: Any) -> bytes:
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes())
 
 
 def _is_slot(member: Any) -> bool:

@@ -19,18 +19,22 @@
     execute.py    which launcher is here, and running it
 """
 
-from fastload.distributed.average import average_gradients
-from fastload.distributed.control import Control, Vote
+from typing import TYPE_CHECKING, Any
+
 from fastload.distributed.detect import Detected, Launcher, Rank, detect_rank
-from fastload.distributed.group import (
-    backend_for,
-    cores,
-    device_of,
-    end_job,
-    init,
-    met_by,
-    shutdown,
-)
+
+if TYPE_CHECKING:
+    from fastload.distributed.average import average_gradients
+    from fastload.distributed.control import Control, Vote
+    from fastload.distributed.group import (
+        backend_for,
+        cores,
+        device_of,
+        end_job,
+        init,
+        met_by,
+        shutdown,
+    )
 
 __all__ = [
     "Control",
@@ -48,3 +52,14 @@ __all__ = [
     "met_by",
     "shutdown",
 ]
+
+_PLACES = {"Control": "control", "Vote": "control", "average_gradients": "average"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs torch when it is first used: launchers do without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fastload.distributed import average, control, group
+
+    return getattr({"average": average, "control": control}.get(_PLACES.get(name, ""), group), name)
