@@ -14,6 +14,7 @@
     addresses.py  the address by which other nodes reach this one
     affinity.py   a rank's share of the cores: pure
     average.py    gradients averaged by hand
+    windows.py    rows in the memory of all ranks, read by MPI's one-sided communication
     launch.py     host files to command lines and job scripts: pure
     execute.py    which launcher is here, and running it
 """
@@ -29,11 +30,13 @@ from fastload.distributed.group import (
     met_by,
     shutdown,
 )
+from fastload.distributed.windows import WindowDataset
 
 __all__ = [
     "Detected",
     "Launcher",
     "Rank",
+    "WindowDataset",
     "average_gradients",
     "backend_for",
     "cores",
