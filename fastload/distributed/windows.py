@@ -1,8 +1,8 @@
 """Rows in the memory of all ranks, read from one another without the owner's help: MPI's one-sided communication.
 
 This is for MPICH and MPIs like it (Intel MPI, Cray MPICH). On one node the wheel of Open MPI 5.0 works as well, though
-its UCX prints an error. On a busy two-core machine, a row of 784 bytes of another rank took 0.01 to 0.06 ms with either,
-64 in a call, and 0.2 to 0.7 ms in a call of its own. If all ranks share a node, a set in shared memory
+its UCX prints an error. On a busy two-core machine, a row of 784 bytes of another rank took 0.01 to 0.06 ms with
+either MPI, 64 in a call, and 0.2 to 0.7 ms in a call of its own. If all ranks share a node, a set in shared memory
 (`fastload.store`) needs no MPI and no copy of the rows.
 """
 

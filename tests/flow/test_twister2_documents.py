@@ -21,7 +21,7 @@ FASTER = ("lr=0.01", "lr=0.1")
 
 def expect_training(text: str, folder: Path, ranks: int) -> None:
     """Look for what the documents' training prints and writes. If labels belonged to other images, chance is 10 %."""
-    assert re.search(r"Progress 100% \r", text)
+    assert re.search(r"Progress 100% \s", text)
     assert re.search(r"Rank  0 , epoch  0 :  \d+\.\d+", text)
     assert re.search(r"Total Training Time : \d+\.\d+\nTotal Testing Time : \d+\.\d+", text)
     ((right, count, percent),) = re.findall(
