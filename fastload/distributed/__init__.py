@@ -15,6 +15,7 @@
     addresses.py  the address by which other nodes reach this one
     affinity.py   a rank's share of the cores: pure
     average.py    gradients averaged by hand
+    windows.py    rows in the memory of all ranks, read by MPI's one-sided communication
     launch.py     host files to command lines and job scripts: pure
     execute.py    which launcher is here, and running it
 """
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         met_by,
         shutdown,
     )
+    from fastload.distributed.windows import WindowDataset
 
 __all__ = [
     "Control",
@@ -42,6 +44,7 @@ __all__ = [
     "Launcher",
     "Rank",
     "Vote",
+    "WindowDataset",
     "average_gradients",
     "backend_for",
     "cores",
@@ -53,13 +56,19 @@ __all__ = [
     "shutdown",
 ]
 
-_PLACES = {"Control": "control", "Vote": "control", "average_gradients": "average"}
+_MODULES = {
+    "Control": "control",
+    "Vote": "control",
+    "WindowDataset": "windows",
+    "average_gradients": "average",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Load what needs torch when it is first used: launchers do without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fastload.distributed import average, control, group
+    from fastload.distributed import average, control, group, windows
 
-    return getattr({"average": average, "control": control}.get(_PLACES.get(name, ""), group), name)
+    modules = {"average": average, "control": control, "windows": windows}
+    return getattr(modules.get(_MODULES.get(name, ""), group), name)
