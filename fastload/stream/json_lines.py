@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from fastload.disk import write_all
+from fastload.errors import StreamError
 from fastload.stream.message import Message, Poison, to_json
 
 LONGEST_LINE = 64 * 2**20
@@ -196,7 +197,7 @@ class _Lines:
 
 
 def _end_with_a_line(descriptor: int, name: str) -> None:
-    """Cut off half a line of `_Lines`, or end a line that lacks only its end. Raises ValueError if it is neither."""
+    """Cut off half a line of `_Lines`, or end a line that lacks only its end. Raises StreamError if it is neither."""
     end = os.fstat(descriptor).st_size
     at = end
     while at > 0:
@@ -214,7 +215,7 @@ def _end_with_a_line(descriptor: int, name: str) -> None:
         write_all(descriptor, name, b"\n")
         return
     if not last.startswith(_BEGINNING[: len(last)]):
-        raise ValueError(
+        raise StreamError(
             f"{name} has no JSON lines: it ends with {last[:_SHOWN].decode(errors='replace')!r}. Give another file"
         )
     os.ftruncate(descriptor, at)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 import fastload
-from fastload.errors import WorkerCrashError
+from fastload.errors import LoaderClosedError, WorkerCrashError
 from fastload.stream import Message
-from tests.promises.reading import wait_until
 from tests.stream.test_predict import LONG, Queue, double, fail, to_tensor
 
 
@@ -68,24 +67,27 @@ def test_a_reader_that_crashes_is_an_error_after_the_answers_before() -> None:
 def test_a_worker_that_crashes_ends_the_stream_with_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The loader raises that once, with batches in flight, and is closed."""
     source = Queue([*range(20), None])
     answers = fastload.predict(double, source, decode=to_tensor, batch_size=4, max_wait_ms=LONG)
+    begin = fastload.DataLoader.__iter__
+
+    def crashing(loader: Any) -> Any:
+        batches = begin(loader)
+        if loader is answers._samples:
+            next(batches)
+            batches.close()
+            return Crashed()
+        return batches
 
     class Crashed:
+        def __init__(self) -> None:
+            self.errors = [LoaderClosedError("closed"), WorkerCrashError("a thread has ended")]
+
         def __next__(self) -> Any:
-            wait_until(lambda: len(answers._numbers.batches) > 1, "two batches are in flight")
-            raise WorkerCrashError("a loader thread ended unexpectedly")
+            raise self.errors.pop()
 
-    begin = answers._samples.__iter__
-
-    def begun(loader: Any) -> Any:
-        if loader is answers._samples:
-            next(begin())
-            return Crashed()
-        return real(loader)
-
-    real = fastload.DataLoader.__iter__
-    monkeypatch.setattr(fastload.DataLoader, "__iter__", begun)
+    monkeypatch.setattr(fastload.DataLoader, "__iter__", crashing)
     with pytest.raises(WorkerCrashError):
         list(answers)
     assert source.acknowledged == []

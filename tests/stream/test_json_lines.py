@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import fastload
+from fastload.errors import StreamError
 from fastload.stream import JSONLines, JSONLinesSink, Message, Poison, SideList, json_lines
 from tests.promises.reading import wait_until
 
@@ -266,7 +267,7 @@ def test_a_whole_line_without_its_end_stays(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused_and_stays(tmp_path: Path, text: str, kind: Any) -> None:
     path = tmp_path / "notes"
     path.write_text(text)
-    with pytest.raises(ValueError, match="notes has no JSON lines: it ends with"):
+    with pytest.raises(StreamError, match="notes has no JSON lines: it ends with"):
         kind(path)
     assert path.read_text() == text
 
