@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
@@ -18,7 +17,7 @@ from fastload.errors import needs
 from fastload.stream.message import Message, Poison, to_json
 
 try:
-    from watchdog.events import FileClosedEvent, FileCreatedEvent, FileMovedEvent, FileSystemEvent
+    from watchdog.events import FileClosedEvent, FileMovedEvent, FileSystemEvent
     from watchdog.events import FileSystemEventHandler as Handler
     from watchdog.observers.inotify import InotifyObserver
 except ModuleNotFoundError as error:
@@ -35,8 +34,8 @@ class Folder:
     The key is the file's name. The value is its path, so that `decode` reads the file on a worker thread. A new file
     becomes a message when its writer closes it, or when it is moved into the folder. Names that begin with a dot or end
     in .tmp are ignored. Write a file under such a name and rename it when it is complete: then it is never read too
-    early, even if the watch begins meanwhile. A link is a message at once, if it is a symbolic one or its file keeps
-    another name.
+    early, even if the watch begins meanwhile. A link that is made in the folder is seen at the next start only. Make it
+    under such a name and rename it, too.
 
     An answered file is moved to the folder `done`, and one that failed to the folder `failed`. A file that has no
     answer when the process ends becomes a message again at the next start. So does a file that is rewritten before its
@@ -69,8 +68,8 @@ class Folder:
         self._given: dict[str, tuple[int, int, int]] = {}
         self._stopped = False
         self._observer = InotifyObserver(generate_full_events=True)
-        events = [FileClosedEvent, FileMovedEvent, FileCreatedEvent]
-        self._observer.schedule(_Names(self._names), str(self._path), event_filter=events)
+        complete = [FileClosedEvent, FileMovedEvent]
+        self._observer.schedule(_Names(self._names), str(self._path), event_filter=complete)
         self._observer.start()  # before the first look: what comes meanwhile is found twice, not never
 
     def __iter__(self) -> Iterator[Message]:
@@ -123,25 +122,16 @@ class Folder:
 
 
 class _Names(Handler):
-    """Puts the names of files that are complete into a queue. New links are, other new files will be closed later."""
+    """Puts the names of files that are complete into a queue."""
 
     def __init__(self, names: SimpleQueue[str | None]) -> None:
         self._names = names
 
-    def on_created(self, event: FileSystemEvent) -> None:
-        with suppress(FileNotFoundError):
-            found = os.lstat(event.src_path)
-            if stat.S_ISLNK(found.st_mode) or found.st_nlink > 1:
-                self._put(event.src_path)
-
     def on_closed(self, event: FileSystemEvent) -> None:
-        self._put(event.src_path)
+        self._names.put(os.path.basename(os.fsdecode(event.src_path)))
 
     def on_moved(self, event: FileSystemEvent) -> None:
-        self._put(event.dest_path)  # "": moved away
-
-    def _put(self, path: str | bytes) -> None:
-        self._names.put(os.path.basename(os.fsdecode(path)))
+        self._names.put(os.path.basename(os.fsdecode(event.dest_path)))  # "": moved away
 
 
 def _as_it_is(path: Path) -> tuple[int, int, int] | None:

@@ -167,13 +167,15 @@ def test_a_file_that_comes_just_after_the_move_is_a_message(
     reader.end()
 
 
-def test_links_are_messages(tmp_path: Path) -> None:
+def test_links_that_are_renamed_into_place_are_messages(tmp_path: Path) -> None:
     watched, other = tmp_path / "in", tmp_path / "other"
     watched.mkdir()
     other.write_text("x")
     reader = Reader(Folder(watched))
-    os.link(other, watched / "hard")
-    os.symlink(other, watched / "soft")
+    os.link(other, watched / ".hard")
+    os.symlink(other, watched / ".soft")
+    for name in ("hard", "soft"):
+        os.rename(watched / f".{name}", watched / name)
     reader.wait("hard", "soft")
     reader.source.acknowledge(reader.messages)
     reader.end()
