@@ -70,7 +70,8 @@ def read_pipeline(path: str | os.PathLike[str]) -> PipelineGraph:
         try:
             _add(graph, dict(table))
         except (TypeError, ValueError, FlowError, ImportError, AttributeError) as error:
-            raise FlowError(f"{where}: {error}") from error
+            about_it = str(error).removeprefix(f"task {table.get('name')}: ")
+            raise FlowError(f"{where}: {about_it}") from error
     graph.sorter()
     return graph
 

@@ -259,7 +259,7 @@ class _Run:
             with stdin_of(task.stdin()) as stdin:
                 one.process = start_guarded(
                     task.argv(self.base),
-                    cwd=task.folder(self.base),
+                    cwd=str(task.folder(self.base)),
                     env={**os.environ, "PYTHONUNBUFFERED": "1", **task.env},
                     stdin=stdin,
                     stdout=subprocess.PIPE,

@@ -45,20 +45,20 @@ class Resources:
     Attributes:
         walltime: H:MM:SS.
         ppn: ranks on each host; None: all on one.
-        cores: of each rank.
+        cores: of each rank; None: 1, or the scheduler's own choice.
         directives: further lines, such as "-A PROJECT" or "-l filesystems=home".
     """
 
     walltime: str = "1:00:00"
     ppn: int | None = None
-    cores: int = 1
+    cores: int | None = None
     directives: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for a value that is none."""
-        if self.ppn is not None:
-            whole("ppn", self.ppn, 1)
-        whole("cores", self.cores, 1)
+        for what, value in (("ppn", self.ppn), ("cores", self.cores)):
+            if value is not None:
+                whole(what, value, 1)
         several("directives", self.directives)
 
 
@@ -270,7 +270,8 @@ class FunctionTask(Task):
         args, kwargs: its arguments. They are pickled, as the function is.
 
     The process has this one's `sys.path`. If the call needs the main script, it runs that first as `__mp_main__`, as
-    multiprocessing does: what the script does stands under `if __name__ == "__main__":`.
+    multiprocessing does: what the script does stands under `if __name__ == "__main__":`. Only such processes can read
+    what the call pickles of the script's own classes: put a class into a module if its objects are kept.
     """
 
     kind = "function"
