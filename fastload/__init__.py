@@ -40,15 +40,15 @@ as a graph), `stream` (prediction on messages), `compat` (other libraries' names
 from typing import TYPE_CHECKING, Any
 
 from fastload import errors
-from fastload.fetch import SKIP
-from fastload.loader import DataLoader
-from fastload.prefetch import prefetch_to
-from fastload.randomness import random_stream, sample_generator, sample_rng
-from fastload.sampler import RankSampler
-from fastload.telemetry import Stats, profiler_config, stage
 
 if TYPE_CHECKING:
+    from fastload.fetch import SKIP
+    from fastload.loader import DataLoader
+    from fastload.prefetch import prefetch_to
+    from fastload.randomness import random_stream, sample_generator, sample_rng
+    from fastload.sampler import RankSampler
     from fastload.stream import predict
+    from fastload.telemetry import Stats, profiler_config, stage
 
 __version__ = "0.1.0"
 
@@ -70,8 +70,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "predict":  # loaded when it is used: training loops do without
+    """Load a public name at its first use. Torch takes seconds, and commands such as `fastload flow` do without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "predict":  # training loops do without
         from fastload.stream import predict
 
         return predict
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fastload import fetch, loader, prefetch, randomness, sampler, telemetry
+
+    homes = (fetch, loader, prefetch, randomness, sampler, telemetry)
+    globals()[name] = found = next(vars(home)[name] for home in homes if name in vars(home))
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

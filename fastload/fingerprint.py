@@ -7,12 +7,11 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-import torch
 
 
 def fingerprint(*values: Any, paths: bool = False) -> str:
@@ -28,14 +27,20 @@ def fingerprint(*values: Any, paths: bool = False) -> str:
 
     With `paths`, raises TypeError for an object that pickle cannot keep, as it cannot be told from others of its type.
     """
+    followed = {_package(_root(value)) for value in values}
+    return digest_of(Content(paths=paths, followed=followed).of(values))
+
+
+def digest_of(pieces: Iterable[bytes]) -> str:
+    """Return 32 hex digits that depend on each piece, and on where it ends."""
     digest = blake2b(digest_size=16)
-    for piece in _Content(paths, {_package(_root(value)) for value in values}).of(values):
+    for piece in pieces:
         digest.update(len(piece).to_bytes(8, "little"))
         digest.update(piece)
     return digest.hexdigest()
 
 
-def is_installed(value: Any) -> bool:
+def _is_installed(value: Any) -> bool:
     """Return whether code belongs to Python, an installed package or fastload, so that its name stands for it."""
     module = str(getattr(value, "__module__", None) or "builtins")
     if _package(value) == "fastload" or _package(value) in sys.stdlib_module_names:
@@ -52,43 +57,61 @@ def _root(value: Any) -> Any:
     return value if isinstance(value, types.FunctionType | type) else type(value)
 
 
-class _Content:
-    """Yields the bytes that stand for values. What was met before is not entered again: functions may be recursive."""
+_NUMBERS = {bool, int, float, complex}
 
-    def __init__(self, paths: bool, followed: set[str]) -> None:
-        self._paths = paths
-        self._followed = followed  # packages, though they are installed
-        self._met: dict[int, Any] = {}
+
+class Content:
+    """Yields the bytes that stand for values. It enters no value twice: functions may be recursive.
+
+    Args:
+        paths: see `fingerprint`.
+        followed: packages whose code counts by its content although they are installed.
+    """
+
+    def __init__(self, *, paths: bool = False, followed: Set[str] = frozenset()) -> None:
+        self.paths = paths
+        self._followed = followed
+        self._met: dict[int, tuple[int, Any]] = {}
 
     def of(self, value: Any) -> Iterator[bytes]:
+        """Yield the bytes that stand for a value, and for all that it reaches."""
         if isinstance(value, str | os.PathLike):
-            yield from _of_path(os.fspath(value)) if self._paths else [os.fsencode(value)]
+            yield b"text"  # "1" is not 1
+            yield from self.of_text(value)
         elif isinstance(value, types.CodeType):
             yield value.co_code
             yield repr((value.co_names, value.co_varnames)).encode()
             yield from self.of(value.co_consts)
-        elif isinstance(value, torch.Tensor):
+        elif _is_tensor(value):
             yield repr((value.dtype, value.shape)).encode()
-            yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            yield _of_tensor(value)
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             yield repr((value.dtype, value.shape)).encode() + value.tobytes()
         elif value is None or isinstance(value, bool | int | float | complex | bytes | range):
             yield repr(value).encode()
-        elif id(value) in self._met and not isinstance(value, tuple):
-            # Whether two equal tuples are one object is the compiler's choice.
-            yield b"met"
+        elif id(value) in self._met:
+            yield f"met {self._met[id(value)][0]}".encode()
         elif isinstance(text := getattr(value, "fastload_fingerprint", None), str):
             yield text.encode()
         else:
-            self._met[id(value)] = value  # which keeps its id its own
+            if not isinstance(
+                value, tuple | frozenset
+            ):  # whether two are one is the compiler's choice
+                self._met[id(value)] = len(self._met), value  # which keeps its id its own
             yield type(value).__qualname__.encode()
-            yield from self._of_compound(value)
+            yield from self.of_compound(value)
 
-    def _of_compound(self, value: Any) -> Iterator[bytes]:
+    def of_text(self, value: str | os.PathLike[str]) -> Iterator[bytes]:
+        """Yield a text and, if it may be a path, what is there."""
+        yield from of_path(os.fspath(value)) if self.paths else [os.fsencode(value)]
+
+    def of_compound(self, value: Any) -> Iterator[bytes]:
+        """Yield what a value consists of."""
         if isinstance(value, Mapping):
             yield from self._of_all(value.items())
         elif isinstance(value, tuple | list):
-            yield from self._of_all(value)
+            numbers = all(type(item) in _NUMBERS for item in value)
+            yield from [repr([*value]).encode()] if numbers else self._of_all(value)
         elif isinstance(value, set | frozenset):
             yield from self._of_all(sorted(value, key=repr))
         elif isinstance(value, functools.partial):
@@ -106,7 +129,7 @@ class _Content:
         elif isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
             yield from self.of(wrapped)  # by functools.lru_cache
         else:
-            yield from self._of_object(value)
+            yield from self.of_object(value)
 
     def _of_all(self, values: Any) -> Iterator[bytes]:
         for value in values:
@@ -114,7 +137,7 @@ class _Content:
         yield b"end"
 
     def _of_code(self, value: types.FunctionType | type) -> Iterator[bytes]:
-        if is_installed(value) and _package(value) not in self._followed - sys.stdlib_module_names:
+        if _is_installed(value) and _package(value) not in self._followed - sys.stdlib_module_names:
             yield repr((value.__module__, value.__qualname__)).encode()
         elif isinstance(value, type):
             yield from self._of_class(value)
@@ -140,24 +163,47 @@ class _Content:
                 yield name.encode()
                 yield from self.of(member)
 
-    def _of_object(self, value: Any) -> Iterator[bytes]:
-        """Yield an object's class, and what pickle would keep of it."""
+    def of_object(self, value: Any, without: Sequence[str] = ()) -> Iterator[bytes]:
+        """Yield an object's class, and what pickle would keep of it, but no attribute of the names `without`."""
         yield from self.of(type(value))
+        kept = self.kept(value)
+        if isinstance(kept, str):
+            yield kept.encode()
+            return
+        for part in kept:
+            if isinstance(part, dict):
+                part = {name: part[name] for name in sorted(part, key=repr) if name not in without}
+            yield from self.of(list(part) if isinstance(part, Iterator) else part)
+
+    def kept(self, value: Any) -> Any:
+        """Return what pickle would keep of an object: "" if it keeps nothing."""
         try:
-            reduce = copyreg.dispatch_table.get(type(value))
-            reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
+            return reduced(value)
         except Exception as error:
-            if self._paths:  # two open files have one type, and would be one source
+            if self.paths:  # two open files have one type, and would be one source
                 raise TypeError(
                     f"the source {value!r:.100} cannot be told from others of its type: {type(value).__module__}."
                     f"{type(value).__qualname__} cannot be pickled. Give prepare() a path, or another value that can be"
                 ) from error
-            return
-        if isinstance(reduced, str):
-            yield reduced.encode()
-            return
-        for part in reduced:
-            yield from self.of(list(part) if isinstance(part, Iterator) else part)
+            return ""
+
+
+def reduced(value: Any) -> Any:
+    """Return what pickle would keep of an object. Raises what pickle raises."""
+    reduce: Callable[[Any], Any] | None = copyreg.dispatch_table.get(type(value))
+    return value.__reduce_ex__(4) if reduce is None else reduce(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor. Without torch there is none, and torch is not loaded to find that out."""
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def _of_tensor(tensor: Any) -> bytes:
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes())
 
 
 def _is_slot(member: Any) -> bool:
@@ -174,7 +220,8 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(part) for part in inner))
 
 
-def _of_path(text: str) -> Iterator[bytes]:
+def of_path(text: str) -> Iterator[bytes]:
+    """Yield a path, and the size and the time of change of the file there, or of all files of the folder."""
     yield os.fsencode(text)
     try:
         about = os.stat(text)
@@ -184,4 +231,4 @@ def _of_path(text: str) -> Iterator[bytes]:
         yield repr((about.st_size, about.st_mtime_ns)).encode()
         return
     for name in sorted(os.listdir(text)):
-        yield from _of_path(os.path.join(text, name))
+        yield from of_path(os.path.join(text, name))

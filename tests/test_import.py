@@ -1,4 +1,4 @@
-"""Promise: `import fastload` loads torch and numpy only and changes nothing in the process."""
+"""Promise: `import fastload` needs torch and numpy only, changes nothing in the process, and loads torch late."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def loaded():
 
 state_before, before = state(), loaded()
 import fastload
+fastload.DataLoader
 after, unchanged = loaded(), state() == state_before
 import fastload.cli
 with_cli = [name for name in sys.modules if name.startswith("fastload.")]
@@ -55,6 +56,44 @@ def test_nothing_beside_torch_and_numpy_is_loaded_and_nothing_changes() -> None:
     optional = {"PIL", "click", "dask", "matplotlib", "mpi4py", "pyarrow", "simplejpeg"}
     assert not (optional | {"tensorboard", "torchvision"}) & set(child()["after"])
     assert child()["unchanged"], "threads, seeds and modes"
+
+
+WITHOUT_TORCH = """
+import sys
+import fastload.cli
+import fastload.flow.pipefile, fastload.flow.show, fastload.flow.submit
+from fastload.flow import PipelineGraph, PythonTask, run
+graph = PipelineGraph(folder=sys.argv[1])
+graph.add_task(PythonTask("a", script="a.py"))
+run(graph, echo=False, say=str)
+assert run(graph, resume=True, echo=False, say=str).states == {"a": "fresh"}
+print("torch" in sys.modules)
+import fastload
+from fastload import distributed
+assert set(fastload.__all__) <= set(dir(fastload))
+for module in (fastload, distributed):
+    try:
+        module.nothing
+    except AttributeError as error:
+        print(error)
+from fastload import telemetry
+assert fastload.stage is telemetry.stage
+print(fastload.DataLoader.__module__, distributed.init.__module__, "torch" in sys.modules)
+"""
+
+
+def test_flow_begins_without_torch_which_comes_with_the_first_name_that_needs_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.py").touch()
+    command = [sys.executable, "-c", WITHOUT_TORCH, tmp_path]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.stdout.splitlines() == [
+        "False",
+        "module 'fastload' has no attribute 'nothing'",
+        "module 'fastload.distributed' has no attribute 'nothing'",
+        "fastload.loader fastload.distributed.group True",
+    ], run.stderr
 
 
 def test_the_command_line_loads_no_plug_in_before_it_knows_the_command() -> None:

@@ -35,14 +35,14 @@ FOLDERS = {path.parent.name for path in MODULES if path.parent.parent == PACKAGE
 FOLDER_IMPORTS: dict[str, set[str]] = {
     "bench": {"datasets", "measure"},
     "check": set(),
-    "compat": {"datasets", "flow"},
+    "compat": {"datasets", "distributed", "flow"},
     "datasets": {"image"},
     "distributed": set(),
     "elastic": set(),
     "flow": {"distributed"},
     "image": set(),
     "measure": set(),
-    "store": {"datasets"},
+    "store": {"datasets", "distributed"},
     "stream": set(),
     "train": {"datasets", "distributed", "image", "measure"},
 }

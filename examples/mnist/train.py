@@ -76,7 +76,7 @@ def loader(
 
 
 def train(args: argparse.Namespace, rank: distributed.Rank) -> tuple[nn.Module, float]:
-    """Train for one epoch; return the model, and the seconds of communication."""
+    """Train; return the model, and the seconds of communication."""
     torch.manual_seed(1234)
     model: nn.Module = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.5)
@@ -87,21 +87,23 @@ def train(args: argparse.Namespace, rank: distributed.Rank) -> tuple[nn.Module, 
         step.register_comm_hook(None, communication.hook)
     torch.manual_seed(1234 + rank.rank)
     batches = loader(args.sets / "train", rank, GLOBAL_BATCH // rank.world_size, shuffle=True)
-    losses = 0.0
-    for count, (x, y) in enumerate(batches, start=1):
-        optimizer.zero_grad()
-        loss = F.nll_loss(step(x[:, None] / 128.0), y)
-        loss.backward()
-        if args.average == "explicit":
-            began = time.perf_counter()
-            distributed.average_gradients(model)
-            communication.seconds += time.perf_counter() - began
-        optimizer.step()
-        losses += loss.item()
+    for epoch in range(args.epochs):
+        batches.set_epoch(epoch)
+        losses = 0.0
+        for count, (x, y) in enumerate(batches, start=1):
+            optimizer.zero_grad()
+            loss = F.nll_loss(step(x[:, None] / 128.0), y)
+            loss.backward()
+            if args.average == "explicit":
+                began = time.perf_counter()
+                distributed.average_gradients(model)
+                communication.seconds += time.perf_counter() - began
+            optimizer.step()
+            losses += loss.item()
+            if rank.rank == 0:
+                print(f"Progress {count / len(batches) * 100:.4g}% \r", end="\r")
         if rank.rank == 0:
-            print(f"Progress {count / len(batches) * 100:.4g}% \r", end="\r")
-    if rank.rank == 0:
-        print("Rank ", rank.rank, ", epoch ", 0, ": ", losses / len(batches))
+            print("Rank ", rank.rank, ", epoch ", epoch, ": ", losses / len(batches))
     return model, communication.seconds
 
 
@@ -129,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sets", type=Path, help="folder of the sets `train` and `test`")
     parser.add_argument("--average", choices=["ddp", "explicit"], default="ddp")
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--out", type=Path, default=Path("model.pt"))
     args = parser.parse_args()

@@ -15,6 +15,7 @@ from fastload.cli.images import images
 from fastload.cli.inspect import inspect
 from fastload.cli.mnist import mnist
 from fastload.cli.pack import pack
+from fastload.cli.predict import predict
 from fastload.cli.stage import stage
 from fastload.cli.store import store
 from fastload.cli.submit import submit
@@ -58,6 +59,7 @@ for command in (
     tensorboard,
     train,
     featurize,
+    predict,
     flow,
     stage,
     store,

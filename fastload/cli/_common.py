@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import pkgutil
 import re
 import signal
+import sys
 from contextlib import contextmanager, suppress
+from inspect import isclass, isroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -134,6 +137,45 @@ def sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def found_at(path: str) -> Any:
+    """Return the object at "package.module:name". Raises click.UsageError if there is none."""
+    if not all(path.partition(":")):
+        raise click.UsageError(
+            f"expected MODULE:NAME, such as my_project.data:train_set, got {path!r}"
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise click.UsageError(f"cannot import {path}: {error}") from error
+
+
+def made_at(path: str) -> Any:
+    """Return the object at "package.module:name", called if it is a class or a function."""
+    found = found_at(path)
+    if not isclass(found) and not isroutine(found):
+        return found
+    try:
+        return found()
+    except TypeError as error:
+        raise click.UsageError(f"cannot call {path} without arguments: {error}") from error
+
+
+def device_named(name: str) -> Any:
+    """Return the device of that name; "auto": an accelerator, or the CPU. Raises UsageError if it is not here."""
+    import torch
+
+    if name == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"--device {name}: {str(error).splitlines()[0]}") from error
+    return device
 
 
 def list_options(command: F) -> F:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
-import pkgutil
 import signal
-import sys
 import traceback
 import weakref
-from inspect import isclass, isroutine
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import click
 
-from fastload.cli._common import sigterm_raises
+from fastload.cli._common import made_at, sigterm_raises
 from fastload.errors import FastloadError, in_one_line
 
 
@@ -131,7 +128,7 @@ def _check_here(path: str, samples: int, workers: int, parent: Any) -> None:
     faulthandler.enable()  # the stacks say which call ended the process
     try:
         report = compare(
-            _import(path),
+            _dataset(path),
             samples=samples,
             workers=workers,
             say=lambda how: parent.send(("reads", how)),
@@ -148,23 +145,11 @@ def _check_here(path: str, samples: int, workers: int, parent: Any) -> None:
         parent.send(("report", str(report), report.ok))
 
 
-def _import(path: str) -> Any:
-    """The object at "package.module:name", called if it is a class or a function."""
-    if not all(path.partition(":")):
-        raise click.UsageError(
-            f"expected MODULE:NAME, such as my_project.data:train_set, got {path!r}"
-        )
-    sys.path.insert(0, "")
-    try:
-        found = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise click.UsageError(f"cannot import {path}: {error}") from error
-    if isclass(found) or isroutine(found):
-        try:
-            found = found()
-        except TypeError as error:
-            raise click.UsageError(f"cannot call {path} without arguments: {error}") from error
+def _dataset(path: str) -> Any:
+    """Return the dataset at MODULE:NAME. Raises click.UsageError if there is none."""
     from fastload.check import require_dataset
+
+    found = made_at(path)
 
     try:
         require_dataset(found)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fastload.cli._common import list_options, require, sigterm_raises
+from fastload.cli._common import device_named, list_options, require, sigterm_raises
 from fastload.errors import FastloadError, UsageError, in_one_line
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -169,7 +169,7 @@ def _features(
 
     from fastload import store
 
-    on = _device(device)
+    on = device_named(device)
     dataset = _dataset(images, file_list, base_dir, size)
     network = store.backbone(model, weights=weights, layout=layout, seed=seed)
     loader: dict[str, Any] = {"batch_size": batch_size}
@@ -209,17 +209,3 @@ def _dataset(images: Path | None, file_list: Path | None, base_dir: Path | None,
     if (images / INDEX).exists():
         return PackedDataset(images, transform=plan)
     return ImageFolder(images, transform=plan)
-
-
-def _device(name: str) -> Any:
-    """Return the device of that name. Raises UsageError if this machine does not have it."""
-    import torch
-
-    if name == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"--device {name}: {str(error).splitlines()[0]}") from error
-    return device

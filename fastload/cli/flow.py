@@ -50,12 +50,10 @@ def flow() -> None:
 @click.option(
     "--max-parallel",
     type=click.IntRange(min=1),
-    help="How many tasks may run at once.  [default: all that can]",
+    help="Most tasks at once.  [default: all that can]",
 )
 @click.option("--task", "only", multiple=True, help="Run this task alone; repeatable.")
-@click.option(
-    "--quiet", is_flag=True, help="Keep the tasks' output out of sight; their logs have it."
-)
+@click.option("--quiet", is_flag=True, help="Do not print the tasks' output; their logs have it.")
 def run(
     file: Path,
     resume: bool,
@@ -120,14 +118,14 @@ def show(file: Path, svg: Path | None) -> None:
 
 @click.command()
 @_file
-@click.option("--pbs", "system", flag_value="pbs", help="By qsub.")
-@click.option("--slurm", "system", flag_value="slurm", help="By sbatch.")
+@click.option("--pbs", "system", flag_value="pbs", help="Submit with qsub.")
+@click.option("--slurm", "system", flag_value="slurm", help="Submit with sbatch.")
 @click.option("--resume", is_flag=True, help="Leave out tasks whose last run still holds.")
 @click.option("--dry-run", is_flag=True, help="Print the jobs, and submit nothing.")
 def submit(file: Path, system: BatchSystem | None, resume: bool, dry_run: bool) -> None:
     """Make each task of PIPE.toml a batch job, which starts once the jobs that it waits for have succeeded.
 
-    Nothing of fastload runs on until then. Each task asks for its own resources: parallelism ranks, ppn on each host,
+    No process of fastload waits for that. Each task asks for its own resources: parallelism ranks, ppn on each host,
     walltime, and further directives, such as directives = ["-A PROJECT"]. The files and this Python must be at the same
     place on all nodes.
 

@@ -10,30 +10,41 @@
 
     detect.py     which rank this is, by the variables of its launcher, mpi4py, or the node file
     group.py      the process group: init, shutdown, end_job, cores
+    control.py    what ranks tell each other on the CPU
     rendezvous.py how the ranks agree on a place to meet
     addresses.py  the address by which other nodes reach this one
     affinity.py   a rank's share of the cores: pure
     average.py    gradients averaged by hand
+    windows.py    rows in the memory of all ranks, read by MPI's one-sided communication
     launch.py     host files to command lines and job scripts: pure
     execute.py    which launcher is here, and running it
 """
 
-from fastload.distributed.average import average_gradients
+from typing import TYPE_CHECKING, Any
+
 from fastload.distributed.detect import Detected, Launcher, Rank, detect_rank
-from fastload.distributed.group import (
-    backend_for,
-    cores,
-    device_of,
-    end_job,
-    init,
-    met_by,
-    shutdown,
-)
+
+if TYPE_CHECKING:
+    from fastload.distributed.average import average_gradients
+    from fastload.distributed.control import Control, Vote
+    from fastload.distributed.group import (
+        backend_for,
+        cores,
+        device_of,
+        end_job,
+        init,
+        met_by,
+        shutdown,
+    )
+    from fastload.distributed.windows import WindowDataset
 
 __all__ = [
+    "Control",
     "Detected",
     "Launcher",
     "Rank",
+    "Vote",
+    "WindowDataset",
     "average_gradients",
     "backend_for",
     "cores",
@@ -44,3 +55,20 @@ __all__ = [
     "met_by",
     "shutdown",
 ]
+
+_MODULES = {
+    "Control": "control",
+    "Vote": "control",
+    "WindowDataset": "windows",
+    "average_gradients": "average",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs torch when it is first used: launchers do without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fastload.distributed import average, control, group, windows
+
+    modules = {"average": average, "control": control, "windows": windows}
+    return getattr(modules.get(_MODULES.get(name, ""), group), name)

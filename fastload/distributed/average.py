@@ -1,4 +1,4 @@
-"""Gradients averaged by hand, in buckets: what DistributedDataParallel does of itself, for loops that do not use it."""
+"""Gradients averaged by hand, in buckets: what DistributedDataParallel does, for loops without it."""
 
 from __future__ import annotations
 

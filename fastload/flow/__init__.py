@@ -1,4 +1,4 @@
-"""A few commands as a graph: what has to run before what, run once, and gone on with after a failure.
+"""A few commands as a graph: each runs after those that it needs, and a graph that failed resumes.
 
 `PipelineGraph` holds tasks; `fastload flow run` runs one that a file describes.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fastload.errors import FlowError
@@ -55,6 +56,11 @@ class PipelineGraph:
         self._after[task.name] = tuple(dict.fromkeys(names))
         self._tasks[task.name] = task
         return task
+
+    @property
+    def base(self) -> Path:
+        """The folder that the tasks' own folders start from."""
+        return Path(self.folder or ".").absolute()
 
     @property
     def tasks(self) -> Mapping[str, Task]:

@@ -78,14 +78,12 @@ def _add(graph: PipelineGraph, table: dict[str, Any]) -> None:
     table["resources"] = Resources(**_resources(table))
     known = {
         name
-        for base in (cls, Task)
+        for base in cls.__mro__[:-1]
         for name, about in inspect.signature(base).parameters.items()
         if about.kind is not about.VAR_KEYWORD
     }
-    if issubclass(cls, MPITask):
-        known |= set(inspect.signature(MPITask).parameters)
     if unknown := set(table) - known:
-        names = sorted((known | {*_RESOURCES, "after", "kind"}) - {"resources", "options"})
+        names = sorted((known | {*_RESOURCES, "after", "kind"}) - {"resources"})
         raise FlowError(f"unknown key {sorted(unknown)[0]!r}; it may have {', '.join(names)}")
     if isinstance(table.get("function"), str):
         table["function"] = _function(table["function"], graph)

@@ -1,4 +1,4 @@
-"""What is known of a task's last run: `.fastload-flow/GRAPH/TASK.json`. It says whether the task is fresh."""
+"""The record of a task's last run, `.fastload-flow/GRAPH/TASK.json`: it tells whether the task is fresh."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fastload.disk import replace_file
 from fastload.fingerprint import fingerprint
+from fastload.flow.graph import PipelineGraph
 from fastload.flow.tasks import Task
 
 FOLDER = ".fastload-flow"
@@ -88,9 +89,9 @@ def why_stale(task: Task, base: Path, last: Record) -> str:
     return ""
 
 
-def folder_of(graph: str, base: Path) -> Path:
+def folder_of(graph: PipelineGraph) -> Path:
     """Return the folder of a graph's records and logs."""
-    return base / FOLDER / graph
+    return graph.base / FOLDER / graph.name
 
 
 def read(folder: Path, task: str) -> Record:

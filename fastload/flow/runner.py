@@ -36,7 +36,7 @@ from fastload.flow.record import (
 from fastload.flow.tasks import Task
 
 GRACE_S = 10.0
-"""What a task gets to end after SIGTERM, before all its processes are killed."""
+"""Time for a task to end after SIGTERM, before the runner kills all its processes."""
 _TAIL_LINES = 20
 _STOPPED = "it was interrupted"
 
@@ -124,16 +124,20 @@ class _Running:
 
     task: Task
     process: subprocess.Popen[bytes]
-    output: IO[bytes]
     log: IO[bytes]
     record: Record
     held: ExitStack
     attempt: int = 0
     deadline: float | None = None
-    """When it is to get `signal`, by the monotonic clock."""
-    signal: int = signal.SIGTERM
+    """When it is to get `next_signal`, by the monotonic clock."""
+    next_signal: int = signal.SIGTERM
     ended_for: str = ""
-    """Why it was told to end; "" if it was not."""
+    """Why the runner ends it; "" if it does not."""
+
+    @property
+    def output(self) -> IO[bytes]:
+        assert self.process.stdout is not None
+        return self.process.stdout
 
 
 @dataclass
@@ -153,8 +157,7 @@ class _Run:
     running: dict[str, _Running] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.base = Path(self.graph.folder or os.getcwd()).absolute()
-        self.folder = folder_of(self.graph.name, self.base)
+        self.base, self.folder = self.graph.base, folder_of(self.graph)
         self.states = dict.fromkeys((n for n in self.graph.tasks if n in self.chosen), "waiting")
 
     def outcome(self) -> Outcome:
@@ -186,24 +189,25 @@ class _Run:
         if name not in self.chosen:
             return False
         task, before = self.graph.tasks[name], self.graph.after(name)
-        among = [self.states[one] for one in before if one in self.chosen]
-        if {"failed", "blocked"} & set(among):
+        states = {one: self.states[one] for one in before if one in self.chosen}
+        if {"failed", "blocked"} & set(states.values()):
             self.change(name, "blocked", "a task before it failed")
             return False
-        runs = [
-            one for one in before if one in self.chosen and self.states[one] in ("done", "waiting")
-        ]
-        reason = f"{runs[0]} {'would run' if self.dry_run else 'ran'}" if runs else ""
+        reason = ""
         if self.resume:
-            reason = reason or why_stale(task, self.base, read(self.folder, name))
+            runs = [one for one, state in states.items() if state in ("done", "waiting")]
+            reason = (
+                f"{runs[0]} {'would run' if self.dry_run else 'ran'}"
+                if runs
+                else why_stale(task, self.base, read(self.folder, name))
+            )
             if not reason:
                 self.change(name, "fresh")
                 return False
-        self.reasons[name] = reason if self.resume else ""
+        self.reasons[name] = reason
         if self.dry_run:
-            self.say(
-                f"{name}: would run{f', as {reason}' if self.reasons[name] else ''}: {self.shown(task)}"
-            )
+            shown = str(task).partition("Name: ")[2]
+            self.say(f"{name}: would run{reason and f', as {reason}'}: {shown}")
             return False
         try:
             self.start(task)
@@ -212,46 +216,36 @@ class _Run:
             return False
         return True
 
-    def shown(self, task: Task) -> str:
-        return str(task).partition("Name: ")[2]
-
     def start(self, task: Task) -> None:
         """Start a task for the first time in this run."""
         name = task.name
-        held = ExitStack()
-        try:
+        with ExitStack() as stack:
             try:
-                held.enter_context(
-                    locked_path(str(self.folder / f"{name}.lock"), wait=False, needed=False)
+                stack.enter_context(
+                    locked_path(self.folder / f"{name}.lock", wait=False, needed=False)
                 )
             except BlockingIOError:
                 raise FlowError("another process runs it") from None
             record = before_run(task, self.base)
             record.state, record.began = "running", time.time()
-            log = held.enter_context((self.folder / f"{name}.log").open("wb"))
+            log = stack.enter_context((self.folder / f"{name}.log").open("wb"))
             self.logs[name] = log.name
-            process, output = self.launch(task, log)
+            process = self.launch(task)
             write(self.folder, name, record)
-        except BaseException:
-            held.close()
-            raise
-        self.running[name] = _Running(task, process, output, log, record, held)
+            self.running[name] = _Running(task, process, log, record, stack.pop_all())
         self.watch(self.running[name])
         self.change(name, "running", self.reasons[name] and f"as {self.reasons[name]}")
 
-    def launch(self, task: Task, log: IO[bytes]) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    def launch(self, task: Task) -> subprocess.Popen[bytes]:
         """Start the processes of a task."""
-        folder = task.folder(self.base)
-        process = start_guarded(
+        return start_guarded(
             task.argv(self.base),
-            cwd=folder,
+            cwd=task.folder(self.base),
             env={**os.environ, "PYTHONUNBUFFERED": "1", **task.env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        assert process.stdout is not None
-        return process, process.stdout
 
     def watch(self, one: _Running) -> None:
         """Wait for a task's output from now on, and for its time limit."""
@@ -286,9 +280,9 @@ class _Run:
 
     def tell_to_end(self, one: _Running, reason: str) -> None:
         """Ask a task to end; if it was asked before, kill it."""
-        one.process.send_signal(one.signal)
-        one.deadline = time.monotonic() + GRACE_S if one.signal == signal.SIGTERM else None
-        one.signal, one.ended_for = PARENT_DIED, one.ended_for or reason
+        one.process.send_signal(one.next_signal)
+        one.deadline = time.monotonic() + GRACE_S if one.next_signal == signal.SIGTERM else None
+        one.next_signal, one.ended_for = PARENT_DIED, one.ended_for or reason
 
     def end(self, one: _Running) -> bool:
         """Take note that a task's processes have ended; return False if it was started again."""
@@ -302,7 +296,7 @@ class _Run:
             self.change(
                 name, "running", f"{reason}; attempt {one.attempt + 1} of {task.retries + 1}"
             )
-            one.process, one.output = self.launch(task, one.log)
+            one.process = self.launch(task)
             self.watch(one)
             return False
         one.held.close()

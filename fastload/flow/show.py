@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from html import escape
-from pathlib import Path
 
 from fastload.flow.graph import PipelineGraph
 from fastload.flow.record import Record, folder_of, read, why_stale
@@ -26,14 +25,13 @@ def as_text(graph: PipelineGraph) -> str:
 
 def _about(graph: PipelineGraph, name: str) -> tuple[str, str]:
     """Return the state of a task as its last run left it, and a text."""
-    base = Path(graph.folder or ".").absolute()
-    record = read(folder_of(graph.name, base), name)
+    record = read(folder_of(graph), name)
     if record.state == "waiting":
         return "waiting", "never ran"
     took = f"{record.ended - record.began:.1f} s" if record.ended else f"since {_clock(record)}"
     if record.state != "done":
         return record.state, f"{record.state}, {took}"
-    stale = why_stale(graph.tasks[name], base, record)
+    stale = why_stale(graph.tasks[name], graph.base, record)
     return ("stale", f"done, {took}; {stale}") if stale else ("done", f"done, {took}")
 
 

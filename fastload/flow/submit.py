@@ -1,6 +1,6 @@
 """A graph as batch jobs: one for each task, which the scheduler starts once those before it have succeeded.
 
-Nothing of fastload runs on in between. Each job runs `fastload flow run FILE --task NAME`, so that logs, records and
+No process of fastload waits in between. Each job runs `fastload flow run FILE --task NAME`, so that logs, records and
 outputs are those of a run without a scheduler. The ids lie in `.fastload-flow/GRAPH/jobs.json`.
 """
 
@@ -22,9 +22,8 @@ from fastload.errors import FlowError
 from fastload.flow.graph import PipelineGraph
 from fastload.flow.record import folder_of, read
 from fastload.flow.runner import run
-from fastload.flow.tasks import MPITask, Task
+from fastload.flow.tasks import EXPORTED, MPITask, Task
 
-_EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "FASTLOAD_STORE")
 _CANCEL = {"pbs": "qdel", "slurm": "scancel"}
 
 
@@ -58,7 +57,6 @@ def submit(
 
     Raises FlowError if a job is refused; those that were submitted before it are cancelled.
     """
-    base = Path(graph.folder or ".").absolute()
     states = run(graph, resume=resume, dry_run=True, echo=False, say=lambda line: None).states
     jobs: dict[str, str] = {}
     for name in graph.order():
@@ -66,20 +64,20 @@ def submit(
             say(f"{name}: fresh")
             continue
         before = [jobs[one] for one in graph.after(name) if one in jobs]
-        job = submission(graph.tasks[name], file, system, before, folder_of(graph.name, base))
+        job = submission(graph.tasks[name], file, system, before, folder_of(graph))
         if dry_run:
             jobs[name] = f"ID-OF-{name}"
             say(str(job))
             continue
         try:
-            jobs[name] = _submitted(job, base)
+            jobs[name] = _submitted(job, graph.base)
         except FlowError:
             if jobs:
                 subprocess.run([_CANCEL[system], *jobs.values()], check=False)
             raise
         say(f"{name}: job {jobs[name]}" + (f", after {', '.join(before)}" if before else ""))
     if not dry_run:
-        _keep(folder_of(graph.name, base), system, jobs)
+        _keep(folder_of(graph), system, jobs)
     return jobs
 
 
@@ -115,7 +113,7 @@ def submission(
         depth=None,
         walltime=task.resources.walltime,
         directives=(*directives, *task.resources.directives),
-        environ={name: os.environ[name] for name in _EXPORTED if name in os.environ},
+        environ={name: os.environ[name] for name in EXPORTED if name in os.environ},
     )
     return Submission(task.name, command, script)
 
@@ -148,13 +146,11 @@ def status(graph: PipelineGraph) -> str:
 
     Raises FlowError if the graph was not submitted, or the scheduler cannot be asked.
     """
-    folder = folder_of(graph.name, Path(graph.folder or ".").absolute())
+    folder = folder_of(graph)
     try:
         kept = json.loads((folder / "jobs.json").read_bytes())
     except FileNotFoundError:
-        raise FlowError(
-            f"graph {graph.name}: no jobs were submitted from {folder.parent.parent}"
-        ) from None
+        raise FlowError(f"graph {graph.name}: no jobs were submitted from {graph.base}") from None
     jobs: dict[str, str] = kept["jobs"]
     ask = {"pbs": _ask_pbs, "slurm": _ask_slurm}[kept["system"]]
     known = ask(list(jobs.values())) if jobs else {}

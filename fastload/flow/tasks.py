@@ -18,7 +18,8 @@ from fastload.distributed.launch import Host, Job, Launcher, command_line, parse
 from fastload.errors import FlowError
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-_EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "FASTLOAD_STORE")
+EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "FASTLOAD_STORE")
+"""Variables that ranks on other hosts, and batch jobs, get from this process."""
 _Path = str | os.PathLike[str]
 
 
@@ -49,8 +50,8 @@ class Task:
         inputs: files and folders that the task reads. It runs again if one has changed.
         outputs: files and folders that it makes. It failed if one of them is not there in the end.
         env: variables that it has besides those of this process.
-        retries: how often it is started again if it fails.
-        time_limit_s: seconds after which it is ended, and has failed.
+        retries: how often to start it again if it fails.
+        time_limit_s: seconds after which it ends, and has failed.
         resources: of its batch job.
 
     Raises ValueError for a name that is none, and FlowError, once it is to run, if there is nothing to run.
@@ -157,6 +158,7 @@ class MPITask(PythonTask):
     """
 
     kind = "mpi"
+    _torchrun_will_do = False  # its ranks would find no MPI
 
     def __init__(
         self,
@@ -189,11 +191,16 @@ class MPITask(PythonTask):
         if launcher == "auto" and "SLURM_JOB_ID" in os.environ and self.parallelism > 1:
             launcher = "srun"
         if launcher == "auto":
-            launcher = self._found(find_launcher(self.parallelism, hosts))
+            launcher = find_launcher(self.parallelism, hosts)
+            if launcher == "torchrun" and not self._torchrun_will_do:
+                raise FlowError(
+                    f"task {self.name}: there is no mpiexec on the PATH to start {self.parallelism} ranks: load a "
+                    'module, install an MPI, or make it a task of kind "python", if it runs as one process, too'
+                )
         if launcher in ("torchrun", "none"):
             hosts = ()
         exported = tuple(
-            name for name in (*_EXPORTED, *self.env) if name in {*os.environ, *self.env}
+            name for name in (*EXPORTED, *self.env) if name in {*os.environ, *self.env}
         )
         job = Job(
             program=(sys.executable, *program),
@@ -203,29 +210,19 @@ class MPITask(PythonTask):
         )
         return command_line(job, launcher, python=sys.executable, root=os.geteuid() == 0)
 
-    def _found(self, launcher: Launcher) -> Launcher:
-        if launcher == "torchrun":
-            raise FlowError(
-                f"task {self.name}: there is no mpiexec on the PATH to start {self.parallelism} ranks: load a module, "
-                'install an MPI, or make it a task of kind "python", if it runs as one process, too'
-            )
-        return launcher
-
     def identity(self) -> tuple[object, ...]:
         """Return what makes it another task if it changes."""
         return (*super().identity(), self.parallelism, self.hostfile, self.launcher)
 
 
 class PytorchTask(MPITask):
-    """A training script on several ranks, which `fastload.distributed` or torch's own variables find each other.
+    """A training script on several ranks, which find each other by `fastload.distributed` or torch's own variables.
 
     As `MPITask`; if there is no `mpiexec`, torchrun starts the ranks.
     """
 
     kind = "pytorch"
-
-    def _found(self, launcher: Launcher) -> Launcher:
-        return launcher
+    _torchrun_will_do = True
 
 
 class FunctionTask(Task):

@@ -1,8 +1,8 @@
 """Sets of columns: prepared once, mapped by every process of a node, without a server. Needs the extra `arrow`.
 
 `put` makes a set of data, `prepare` makes one of many sources on any executor, and `get` opens a set as a map-style
-dataset. `features` makes a set of what a model returns for the samples of a dataset. By default sets lie in shared
-memory; with `root=`, or as a path, on a disk.
+dataset. `features` and `predictions` make a set of what a model returns for the samples of a dataset. By default sets
+lie in shared memory; with `root=`, or as a path, on a disk.
 """
 
 try:
@@ -16,8 +16,19 @@ except ModuleNotFoundError as error:
 from fastload.store.backbone import backbone
 from fastload.store.dataset import SetDataset
 from fastload.store.features import features
-from fastload.store.prepare import Prepared, prepare
+from fastload.store.predictions import predictions
+from fastload.store.preparation import Prepared
+from fastload.store.prepare import prepare
 from fastload.store.read import get
 from fastload.store.write import put
 
-__all__ = ["Prepared", "SetDataset", "backbone", "features", "get", "prepare", "put"]
+__all__ = [
+    "Prepared",
+    "SetDataset",
+    "backbone",
+    "features",
+    "get",
+    "predictions",
+    "prepare",
+    "put",
+]

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -30,7 +30,17 @@ from fastload.errors import PrepareError
 from fastload.store.columns import record_batch
 from fastload.store.dask import as_part, naming, partitions
 from fastload.store.parts import write_part
-from fastload.store.root import expect_free, in_memory, locate, remove, seal, this_node
+from fastload.store.root import (
+    expect_free,
+    in_memory,
+    locate,
+    lock_path,
+    remove,
+    seal,
+    this_node,
+    unsealed_path,
+)
+from fastload.store.work import Note
 
 # ---- on a worker ----
 
@@ -43,10 +53,12 @@ class _Folder:
     def __init__(self, name: str, root: str | None, token: str, worker: int) -> None:
         self.root, self.name = locate(name, root)
         expect_free(self.root, self.name)
-        self.path = os.path.join(self.root, ".unsealed", f"{self.name}-{token}")
+        self.path = unsealed_path(self.root, self.name, token)
         self.durable = not in_memory(self.root)
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        self.descriptor = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.descriptor = os.open(
+            lock_path(self.path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         with suppress(OSError):  # a file system without locks
             fcntl.flock(self.descriptor, fcntl.LOCK_SH)
         os.makedirs(self.path, exist_ok=True)
@@ -63,7 +75,7 @@ class _Folder:
         with suppress(OSError):
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self.path, ignore_errors=True)
-            os.unlink(f"{self.path}.lock")
+            os.unlink(lock_path(self.path))
         os.close(self.descriptor)
         self.descriptor = -1
 
@@ -72,27 +84,21 @@ class _Folder:
         self.close()
 
 
-@dataclass(frozen=True)
-class _Written:
-    shard: Shard
-    schema: pa.Schema
-
-
 def _workers_of(folder: _Folder) -> tuple[frozenset[str], bool]:
     """Return the workers that share this folder, and whether it is on a disk."""
     names = (name for name in os.listdir(folder.path) if name.startswith(".worker-"))
     return frozenset(names), folder.durable
 
 
-def _write(folder: _Folder, part: Any, number: int, checksums: bool | None) -> _Written:
+def _write(folder: _Folder, part: Any, number: int, checksums: bool | None) -> Note:
     with naming(number):
         batch = record_batch(as_part(part))
     file = os.path.join(folder.path, f"partition-{number}")
     if not batch.num_rows:
-        return _Written(Shard("", 0, 0, None), batch.schema)
+        return Note(Shard("", 0, 0, None), batch.schema)
     checksum = folder.durable if checksums is None else checksums
     shard = write_part(file, batch, checksum=checksum, durable=folder.durable, node=this_node())
-    return _Written(shard, batch.schema)
+    return Note(shard, batch.schema)
 
 
 def _seal(folder: _Folder, index: Index, names: dict[str, str]) -> None:
@@ -126,6 +132,8 @@ class DaskPut:
         self.client, self.placement, self.checksums = client, placement, checksums
         self.folders: dict[str, Any] = {}
         self.tasks: list[Any] = []
+        self.sealers: list[str] = []  # a worker for each root
+        self.names: dict[str, str] = {}  # of the shards, by those of the partitions' files
         self._watched: set[str] = set()
         self._needed: set[str] = set()  # workers that the client waits for, ...
         self._awaited: list[Any] = []  # ... and their tasks, which are cancelled if one ends
@@ -160,20 +168,17 @@ class DaskPut:
             worker: self._submit(worker, _workers_of, self.folders[worker]) for worker in workers
         }
         shared = self._results(seen)
-        self.sealers = {group: worker for worker, (group, _) in shared.items()}
-        written = [
+        self.sealers = list({group: worker for worker, (group, _) in shared.items()}.values())
+        self.tasks = [
             self._submit(worker, _write, self.folders[worker], part, number, self.checksums)
             for number, (worker, part) in enumerate(zip(holders, parts, strict=True))
         ]
-        self.tasks = written
-        found = self._results(dict(enumerate(written)), holders)
-        self.roots = {number: shared[worker][0] for number, worker in enumerate(holders)}
+        found = self._results(dict(enumerate(self.tasks)), holders)
         everywhere = len(self.sealers) == 1 and all(durable for _, durable in shared.values())
         return self._named(list(found.values()), everywhere=everywhere)
 
-    def _named(self, found: list[_Written], *, everywhere: bool) -> tuple[list[Shard], pa.Schema]:
+    def _named(self, found: list[Note], *, everywhere: bool) -> tuple[list[Shard], pa.Schema]:
         shards: list[Shard] = []
-        self.names: dict[Any, dict[str, str]] = {group: {} for group in self.sealers}
         full = [number for number, one in enumerate(found) if one.shard.rows]
         if not full:
             raise ValueError(f"{self.name}: there is nothing to put: no partition has a row")
@@ -186,7 +191,7 @@ class DaskPut:
                     f"those of partition {full[0]} {described(schema)}"
                 )
             name = shard_name(len(shards))
-            self.names[self.roots[number]][one.shard.name] = name
+            self.names[one.shard.name] = name
             node = "" if everywhere else one.shard.node
             shards.append(replace(one.shard, name=name, node=node))
         return shards, schema
@@ -194,13 +199,13 @@ class DaskPut:
     def seal(self, index: Index) -> None:
         """Give the set its name in every root, or in none."""
         sealed = {
-            group: self._submit(worker, _seal, self.folders[worker], index, self.names[group])
-            for group, worker in self.sealers.items()
+            worker: self._submit(worker, _seal, self.folders[worker], index, self.names)
+            for worker in self.sealers
         }
         try:
-            self._results(sealed, list(self.sealers.values()))
+            self._results(sealed)
         except BaseException:
-            for worker, future in zip(self.sealers.values(), sealed.values(), strict=True):
+            for worker, future in sealed.items():
                 with suppress(Exception):
                     self._results({worker: future})
                     self._results(
@@ -270,7 +275,7 @@ class DaskPut:
         raise PrepareError(f"worker {self._gone} ended during the put: put it again")
 
     def _watch(self, workers: set[str]) -> None:
-        """Have the end of a worker end the wait for it. Raises PrepareError if one has ended already."""
+        """End the wait for a worker if it ends. Raises PrepareError if one has ended already."""
         for worker in workers - self._watched:
             self.client.subscribe_topic(worker, functools.partial(self._see, worker))
         if workers - self._watched:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fastload.datasets.manifest import INDEX, Index, Shard, described, read_index
+from fastload.datasets.manifest import INDEX, Index, Shard, read_index
 from fastload.datasets.sample_columns import SampleColumns
 from fastload.errors import PackedDataError
 from fastload.rows import Gatherer, Run, as_indices
@@ -230,12 +230,7 @@ class _Part:
     """A mapped part: `batch` as Arrow has it, `tensors` are its columns of numbers, [rows, *shape]."""
 
     def __init__(self, folder: str, shard: Shard, schema: tuple[tuple[str, str], ...]) -> None:
-        self.batch, memory = open_part(folder, shard)
-        if described(self.batch.schema) != schema:
-            found = described(self.batch.schema)
-            raise PackedDataError(
-                folder, f"has the columns {found}, expected {schema}", shard=shard.name
-            )
+        self.batch, memory = open_part(folder, shard, schema)
         self.tensors: dict[str, Tensor] = {
             field.name: torch.from_numpy(view(column, field, memory)).view(dtype)
             for field, column in zip(self.batch.schema, self.batch.columns, strict=True)

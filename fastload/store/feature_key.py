@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import copyreg
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from fastload.datasets.manifest import INDEX
-from fastload.fingerprint import fingerprint, is_installed
+from fastload.fingerprint import Content, digest_of, fingerprint, of_path, reduced
 
 TRANSFORMS = ("transform", "target_transform", "transforms")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -35,24 +31,30 @@ _RANDOM = (
 
 
 def key_of(
-    dataset: Any, model: Any, *, dtype: torch.dtype, loader: Sequence[Any], version: str
+    dataset: Any,
+    model: Any,
+    *,
+    loader: Sequence[Any],
+    version: str,
+    dtype: torch.dtype | None = None,
 ) -> dict[str, str]:
     """Return the hash of each thing that features depend on, by its name.
 
     Args:
         loader: the arguments of the loader that change samples.
         version: names the samples of the dataset, which is then not looked at; "" if it is to be.
+        dtype: of what is kept. None: the model decides.
 
     Raises TypeError if the dataset cannot be told from another one, and `version` is "".
     """
-    return {
+    key = {
         "weights": _weights(model),
         "model": _structure(model),
         "source": _source(dataset, version),
-        "transform": _hash(list(transforms_of(dataset)), "transform of the dataset"),
-        "loader": _hash(list(loader), "argument of the loader"),
-        "dtype": str(dtype).removeprefix("torch."),
+        "transform": hash_of(list(transforms_of(dataset)), "transform of the dataset"),
+        "loader": hash_of(list(loader), "argument of the loader"),
     }
+    return key if dtype is None else {**key, "dtype": str(dtype).removeprefix("torch.")}
 
 
 def random_transforms(dataset: Any) -> list[str]:
@@ -90,12 +92,12 @@ def _weights(model: Any) -> str:
 
 def _structure(model: Any) -> str:
     if not isinstance(model, nn.Module):
-        return _hash(model, "model")
-    content = _Content()
-    for name, module in model.named_modules():
-        content.add((name, type(module)))
-        content.add({key: value for key, value in vars(module).items() if _is_setting(key, value)})
-    return content.hexdigest()
+        return hash_of(model, "model")
+    modules = [
+        (name, type(module), {key: v for key, v in vars(module).items() if _is_setting(key, v)})
+        for name, module in model.named_modules()
+    ]
+    return hash_of(modules, "model")
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -108,7 +110,7 @@ def _source(dataset: Any, version: str) -> str:
     if version:
         return fingerprint(version, type(dataset).__qualname__, len(dataset))
     try:
-        return _hash(dataset, "dataset", paths=True)
+        return _hash("dataset", _KeyContent(paths=True).of_dataset(dataset))
     except TypeError as error:
         raise TypeError(
             f"{error}, so features of changed samples would be taken for these. Pass version=, a text that you "
@@ -116,142 +118,69 @@ def _source(dataset: Any, version: str) -> str:
         ) from error
 
 
-def _hash(value: Any, what: str, *, paths: bool = False) -> str:
-    content = _Content(paths=paths)
+def hash_of(value: Any, what: str) -> str:
+    """Return the hash of a value by its content. Raises TypeError, which calls it `what`, if it has none."""
+    return _hash(what, _KeyContent().of(value))
+
+
+def _hash(what: str, pieces: Iterator[bytes]) -> str:
     try:
-        if paths:
-            content.add_dataset(value)
-        else:
-            content.add(value)
+        return digest_of(pieces)
     except RecursionError:
         raise TypeError(f"the {what} is nested too deeply to have a fingerprint") from None
     except Exception as error:
         raise TypeError(
             f"the {what} has no fingerprint ({type(error).__name__}: {error})"
         ) from error
-    return content.hexdigest()
 
 
-class _Content:
-    """The hash of values by their content. Code of installed packages counts by name, other code by content.
+class _KeyContent(Content):
+    """Yields the bytes that stand for values, and for datasets by what they read. Folders do not count.
 
-    Args:
-        paths: texts may be paths. Of a file its size and time of change count.
+    Raises what pickle raises for an object that it cannot keep.
     """
 
-    def __init__(self, *, paths: bool = False) -> None:
-        self._digest = blake2b(digest_size=16)
-        self._paths = paths
-        self._met: dict[int, Any] = {}
-
-    def hexdigest(self) -> str:
-        """Return the hash of what was added, as 32 hex digits."""
-        return self._digest.hexdigest()
-
-    def add(self, value: Any) -> None:
-        """Add a value. Raises what pickling raises, if it has no content that can be known."""
-        is_path = isinstance(value, os.PathLike)
-        if is_path:
-            value = os.fspath(value)
-        if isinstance(value, _PLAIN):
-            self._add_text(f"{type(value).__name__} {value!r}")
-            if self._paths and isinstance(value, str) and (is_path or _may_be_path(value)):
-                self._add_file(value)
-        elif isinstance(value, torch.Tensor | np.ndarray):
-            self._add_text(fingerprint(value))
-        elif isinstance(
-            value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType
-        ):
-            self._add_code(value)
-        elif id(value) in self._met:
-            self._add_text("met")
+    def of_text(self, value: str | os.PathLike[str]) -> Iterator[bytes]:
+        text = os.fspath(value)
+        may_be_path = isinstance(value, os.PathLike) or _may_be_path(text)
+        if self.paths and may_be_path and os.path.isfile(text):
+            yield from of_path(text)
         else:
-            self._met[id(value)] = value  # which keeps its id its own
-            self._add_compound(value)
-            self._add_text("end")
+            yield os.fsencode(text)
 
-    def _add_compound(self, value: Any) -> None:
-        if isinstance(value, tuple | list | Mapping):
-            self._add_text(type(value).__qualname__)
-            items = value.items() if isinstance(value, Mapping) else value
-            if not self._paths and all(type(item) in _PLAIN for item in items):
-                self._add_text(repr(list(items)))  # a million numbers at once
-                return
-            for item in items:
-                self.add(item)
-        elif isinstance(value, set | frozenset):
-            self._add_text(repr(sorted(map(repr, value))))
-        elif isinstance(value, partial):
-            self.add((value.func, value.args, value.keywords))
-        elif isinstance(value, types.MethodType):
-            self.add((value.__func__, value.__self__))
-        elif isinstance(value, Dataset):
-            self.add_dataset(value)
+    def of_compound(self, value: Any) -> Iterator[bytes]:
+        if isinstance(value, Dataset):
+            yield from self.of_dataset(value)
+        elif isinstance(value, types.FunctionType | type):
+            yield from Content().of(value)  # code may name what pickle cannot keep, such as a lock
         else:
-            self._add_object(value)
+            yield from super().of_compound(value)
 
-    def _add_object(self, value: Any, without: Sequence[str] = ()) -> None:
-        """Add what pickle would keep of an object; of its attributes all but those of the names `without`."""
-        reduce: Callable[[Any], Any] | None = copyreg.dispatch_table.get(type(value))
-        reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
-        if isinstance(reduced, str):
-            self._add_text(reduced)
-            return
-        for part in reduced[:2]:
-            self.add(part)
-        for part in reduced[2:]:
-            if isinstance(part, dict):
-                part = {name: part[name] for name in sorted(part, key=repr) if name not in without}
-            self.add(list(part) if isinstance(part, Iterator) else part)
+    def kept(self, value: Any) -> Any:
+        return reduced(value)
 
-    def add_dataset(self, dataset: Any) -> None:
-        """Add what a dataset reads. Its transforms are another part of the key."""
-        self.add(type(dataset))
+    def of_dataset(self, dataset: Any) -> Iterator[bytes]:
+        """Yield what a dataset reads. Its transforms are another part of the key."""
+        yield from self.of(type(dataset))
         own = sorted(getattr(dataset, "__dict__", {}).items())
         settings = {name: value for name, value in own if _says_how_to_read(name, value)}
         if isinstance(dataset, Subset):
-            self.add((fingerprint(torch.as_tensor(dataset.indices)), dataset.dataset))
+            yield from self.of((torch.as_tensor(dataset.indices), dataset.dataset))
         elif isinstance(dataset, ConcatDataset):
-            self.add(list(dataset.datasets))
+            yield from self.of(list(dataset.datasets))
         elif isinstance(set_id := getattr(dataset, "set_id", None), str):
-            self.add((set_id, settings))
+            yield from self.of((set_id, settings))
         elif isinstance(hugging_face := getattr(dataset, "_fingerprint", None), str):
-            self.add(hugging_face)
+            yield from self.of(hugging_face)
         elif (index := _index_of(dataset)) is not None:
-            self.add((index, settings))
+            yield from self.of((index, settings))
         elif (samples := _files_of(dataset)) is not None:
             for path, target in samples:
-                self._add_text(f"{path} {target}")
-                self._add_file(path)
-            self.add(settings)
+                yield from of_path(path)
+                yield str(target).encode()
+            yield from self.of(settings)
         else:
-            self._add_object(dataset, TRANSFORMS)
-
-    def _add_code(self, value: Any) -> None:
-        name = getattr(value, "__qualname__", value.__name__)
-        # Own code counts the same in a script, which is `__main__`, and in a module.
-        self._add_text(
-            f"{getattr(value, '__module__', '')} {name}" if is_installed(value) else name
-        )
-        if isinstance(value, types.FunctionType) and not is_installed(value):
-            self._add_text(fingerprint(value))
-        elif isinstance(value, type):
-            for base in value.__mro__:
-                if not is_installed(base):
-                    self._add_text(fingerprint(base))
-
-    def _add_file(self, path: str) -> None:
-        try:
-            about = os.stat(path)
-        except (OSError, ValueError):  # a text that is no path
-            return
-        if os.path.isfile(path):
-            self._add_text(f"{about.st_size} {about.st_mtime_ns}")
-
-    def _add_text(self, text: str) -> None:
-        encoded = text.encode("utf-8", "surrogateescape")
-        self._digest.update(len(encoded).to_bytes(8, "little"))
-        self._digest.update(encoded)
+            yield from self.of_object(dataset, TRANSFORMS)
 
 
 def _may_be_path(text: str) -> bool:

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
-import sys
-import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, Subset
-from tqdm import tqdm
+from torch import Tensor
 
-from fastload.cores import usable_cores
 from fastload.datasets.manifest import read_index
-from fastload.errors import PrepareError
-from fastload.evaluating import evaluating
-from fastload.fingerprint import fingerprint
 from fastload.store.dataset import SetDataset
-from fastload.store.feature_key import key_of, random_transforms
-from fastload.store.feature_run import Ahead, Run
-from fastload.store.prepare import prepare
+from fastload.store.feature_key import key_of
+from fastload.store.model_run import Forward, shown
+from fastload.store.model_set import ModelSet, loader_options, part_ranges
+from fastload.store.ranks import ALONE, meet
 from fastload.store.read import get
-from fastload.store.root import locate
 
-ROWS_OF_PART, MOST_PARTS = 512, 64
-BATCH_SIZE = 64
-_ORDER = "features lie in the order of the dataset: shuffle them when you read them"
-_REFUSED = {
-    "shuffle": _ORDER,
-    "sampler": _ORDER,
-    "batch_sampler": _ORDER,
-    "generator": "pass seed=",
-    "drop_last": "every sample gets its row",
-    "in_order": _ORDER,
-}
+MOST_PARTS = 64
 
 
 def features(
@@ -93,130 +76,43 @@ def features(
     StoreFullError after the first batch, if all rows will not fit; TypeError if the dataset has no fingerprint, or the
     model does not return a tensor of a row for each sample; and what dataset and model raise.
     """
-    options = _options(loader, dataset)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating dtype of torch, got {dtype!r}")
-    ranges = _ranges(len(dataset), parts)
-    changing = [options.get("seed"), options.get("collate_fn"), data, label]
-    key = key_of(dataset, model, dtype=dtype, loader=changing, version=version)
-    place = os.path.join(*locate(name, root))
-    if not _is_there(place, key, replace=replace):
-        if found := random_transforms(dataset):
-            warnings.warn(
-                f"fastload: features keep what random transforms drew once, here {', '.join(found)}: every epoch reads "
-                "the same values. Give the dataset a transform that draws nothing, or make several sets with other "
-                'seeds, loader={"seed": ...}',
-                stacklevel=2,
-            )
-        about = {
-            **(made or {}),
-            "features": key,
-            "model": type(model).__qualname__,
-            "dataset": _described(dataset),
-        }
-        with (
-            evaluating(model, device) as on,
-            _bar(place, len(dataset), progress) as bar,
-            Ahead(dataset, ranges, options) as batches,
-        ):
-            run = Run(
-                batches=batches,
-                model=model,
-                device=on,
-                dtype=dtype,
-                data=data,
-                label=label,
-                rows=len(dataset),
-                folder=os.path.dirname(place),
-                bar=bar,
-                fastload_fingerprint=fingerprint(key),
-            )
-            try:
-                prepare(
-                    run,
-                    ranges,
-                    place,
-                    workers=0,
-                    classes=_classes(dataset),
-                    made=about,
-                    replace=replace,
-                )
-            except PrepareError:
-                if run.error is None:
-                    raise
-                raise run.error from None
+    with meet(ALONE) as ranks:
+        options = loader_options(loader, dataset, "features", ranks)
+        changing = [options.get("seed"), options.get("collate_fn"), data, label]
+        made_of = ModelSet(
+            kind="features",
+            dataset=dataset,
+            forward=Forward(model, partial(_split, data=data, label=label), _x, dtype),
+            ranges=part_ranges(len(dataset), parts, most=MOST_PARTS),
+            key=key_of(dataset, model, dtype=dtype, loader=changing, version=version),
+            options=options,
+        )
+        place = made_of.make(
+            name, ranks, device=device, root=root, made=made, replace=replace, progress=progress
+        )
     columns = [column for column, _ in read_index(place).schema]
     return get(place, data="x", label="y" if "y" in columns else None)
 
 
-def _options(given: Mapping[str, Any] | None, dataset: Any) -> dict[str, Any]:
-    """Return the arguments of the loader. Raises TypeError and ValueError for those that features cannot have."""
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise TypeError(
-            f"features need a dataset with a length and samples by index, got {type(dataset).__name__}"
-        )
-    given = dict(given or {})
-    for name, reason in _REFUSED.items():
-        if name in given:
-            raise ValueError(f"loader: {name} cannot be given: {reason}")
-    if given.get("on_error") == "skip":
-        raise ValueError(
-            'loader: on_error="skip" would leave rows out: give a function that returns another sample'
-        )
-    options = {"batch_size": BATCH_SIZE, "num_workers": usable_cores(), "seed": 0, **given}
-    size = options["batch_size"]
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"loader: batch_size must be an integer of at least 1, got {size!r}")
-    return options
+def _x(outputs: Any) -> dict[str, Any]:
+    return {"x": outputs}
 
 
-def _ranges(rows: int, parts: int | None) -> list[range]:
-    """Return the rows of each part."""
-    if not rows:
-        raise ValueError("the dataset has no samples")
-    if parts is None:
-        parts = min(MOST_PARTS, math.ceil(rows / ROWS_OF_PART))
-    if not 1 <= parts <= rows:
-        raise ValueError(f"parts must be 1 to {rows}, the rows of the dataset, got {parts!r}")
-    return [range(k * rows // parts, (k + 1) * rows // parts) for k in range(parts)]
-
-
-def _is_there(place: str, key: Mapping[str, str], *, replace: bool) -> bool:
-    """Return whether the features of this key are at `place`. Raises FileExistsError if another set is."""
-    try:
-        there = read_index(place).made.get("features")
-    except FileNotFoundError:
-        return False
-    if there == key or replace:
-        return bool(there == key)
-    reason = "which features() did not make"
-    if isinstance(there, dict):
-        differing = [part for part in key if there.get(part) != key[part]]
-        reason = f"of features of another {' and another '.join(differing)}"
-    raise FileExistsError(
-        17,
-        f"there is a set of this name, {reason}: choose another name, or pass replace=True to make it again",
-        place,
-    )
-
-
-def _described(dataset: Any) -> str:
-    kind: Any = type(dataset)
-    # That of `object` has an address, which is another one in each process.
-    return str(kind.__qualname__) if kind.__repr__ is object.__repr__ else repr(dataset)[:200]
-
-
-def _classes(dataset: Any) -> list[str]:
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return [str(name) for name in getattr(dataset, "classes", None) or ()]
-
-
-def _bar(place: str, rows: int, progress: bool) -> Any:
-    return tqdm(
-        desc=f"Features {os.path.basename(place)}",
-        total=rows,
-        unit="row",
-        file=sys.stderr,
-        disable=None if progress else True,
+def _split(batch: Any, data: str | None, label: str | None) -> tuple[Any, Any]:
+    """Return what the model gets of a batch, and its labels, or None."""
+    if isinstance(batch, Mapping):
+        missing = [name for name in (data, label) if name is not None and name not in batch]
+        if data is None or missing:
+            raise TypeError(
+                f"the samples are dicts of {list(batch)}: name the model's input and the label, data=, label="
+            )
+        return batch[data], None if label is None else batch[label]
+    if isinstance(batch, Tensor):
+        return batch, None
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise TypeError(
+        f"expected samples (x, y), single tensors or dicts, got {shown(batch)} as a batch"
     )

@@ -11,12 +11,12 @@ from typing import Protocol
 from fastload.datasets.manifest import INDEX, STAGING, Index, Shard, read_index
 from fastload.disk import locked_path, replace_file, write_all
 from fastload.errors import PackedDataError
-from fastload.store.parts import open_part
-from fastload.store.room import expect_room, full_is_told
+from fastload.store.parts import is_here, open_part
+from fastload.store.pieces import PIECE_BYTES
+from fastload.store.room import expect_room, room_for
 from fastload.store.root import in_memory, seal, unsealed
 
 Places = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-_PIECE = 2**22
 _SCHEMES = ("grpc://", "grpc+tcp://", "grpc+tls://")
 
 
@@ -32,14 +32,14 @@ class Source(Protocol):
         """Yield the bytes of a part's file."""
 
 
-def sources(places: Places) -> list[Source]:
+def open_sources(places: Places) -> list[Source]:
     """Return the sources that paths and URLs name."""
     if isinstance(places, str | os.PathLike):
         places = [places]
-    return [_source(os.fspath(place)) for place in places]
+    return [_opened(os.fspath(place)) for place in places]
 
 
-def _source(place: str) -> Source:
+def _opened(place: str) -> Source:
     if "://" not in place:
         return FolderSource(os.path.abspath(place))
     if not place.startswith(_SCHEMES):
@@ -75,7 +75,7 @@ class FolderSource:
     def read(self, name: str, part: Shard) -> Iterator[memoryview]:
         """Yield the bytes of a part's file."""
         with open(os.path.join(self._path(name), part.name), "rb") as file:
-            while piece := file.read(_PIECE):
+            while piece := file.read(PIECE_BYTES):
                 yield memoryview(piece)
 
     def _path(self, name: str) -> str:
@@ -83,50 +83,49 @@ class FolderSource:
         return self.where if is_set else os.path.join(self.where, name)
 
 
-def fetch_index(root: str, name: str, places: Sequence[Source]) -> None:
+def fetch_index(root: str, name: str, sources: Sequence[Source]) -> None:
     """Make the set here, of its index alone. Do nothing if it is here. Raises FileNotFoundError, PackedDataError."""
     path = os.path.join(root, name)
     if os.path.exists(os.path.join(path, INDEX)):
         return
-    for source in places:
+    for source in sources:
         if found := source.find(name):
             # Another process may be here first.
             with unsealed(root, name, free=False) as folder, suppress(FileExistsError):
                 seal(folder, root, name, found[0])
             return
     raise FileNotFoundError(
-        2, f"there is no set {name!r}, neither here nor at {_named(places)}", root
+        2, f"there is no set {name!r}, neither here nor at {_named(sources)}", root
     )
 
 
-def fetch_parts(path: str, index: Index, parts: Sequence[Shard], places: Sequence[Source]) -> None:
+def fetch_parts(path: str, index: Index, parts: Sequence[Shard], sources: Sequence[Source]) -> None:
     """Copy those of `parts` that are missing into the set at `path`, whole and checked.
 
     If several processes call this at once, one copies, and the others wait. Raises StoreFullError before a byte is
     written, PackedDataError if no source has a part, has a set of another id, or cannot be read.
     """
     with locked_path(os.path.join(path, STAGING, "lock"), needed=False):
-        missing = [p for p in parts if not os.path.exists(os.path.join(path, p.name))]
+        missing = [part for part in parts if not is_here(path, part)]
         if not missing:
             return
         expect_room(path, sum(part.bytes for part in missing))
-        name = os.path.basename(path)
-        there = _there(path, name, index, places)
+        there = _there(path, index, sources)
         for part in missing:
-            source = next((s for s in places if part.name in there.get(s.where, ())), None)
+            source = next((s for s in sources if part.name in there.get(s.where, ())), None)
             if source is None:
                 node = f" of the node {part.node}" if part.node else ""
                 raise PackedDataError(
-                    path, f"the part{node} is not at {_named(places)} either", shard=part.name
+                    path, f"the part{node} is not at {_named(sources)} either", shard=part.name
                 )
             _copy(path, index, part, source)
 
 
-def _there(path: str, name: str, index: Index, places: Sequence[Source]) -> dict[str, set[str]]:
+def _there(path: str, index: Index, sources: Sequence[Source]) -> dict[str, set[str]]:
     """Return the names of the parts that each source has."""
     there = {}
-    for source in places:
-        if found := source.find(name):
+    for source in sources:
+        if found := source.find(os.path.basename(path)):
             _expect_same(path, index, found[0], source)
             there[source.where] = found[1]
     return there
@@ -147,7 +146,7 @@ def _copy(path: str, index: Index, part: Shard, source: Source) -> None:
     whole = replace_file(
         os.path.join(path, part.name), partial=partial, durable=not in_memory(path)
     )
-    with full_is_told(path, part.bytes), whole as file:
+    with room_for(path, part.bytes), whole as file:
         for piece in source.read(name, part):
             checksum = zlib.crc32(piece, checksum)
             write_all(file.fileno(), partial, piece)
@@ -161,5 +160,5 @@ def _copy(path: str, index: Index, part: Shard, source: Source) -> None:
             _expect_same(path, index, found[0], source)
 
 
-def _named(places: Sequence[Source]) -> str:
-    return ", ".join(source.where for source in places)
+def _named(sources: Sequence[Source]) -> str:
+    return ", ".join(source.where for source in sources)

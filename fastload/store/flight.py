@@ -15,6 +15,7 @@ import hmac
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -22,10 +23,10 @@ from pyarrow import flight
 
 from fastload.datasets.manifest import Index, Shard, dump_index, parse_index, read_index
 from fastload.errors import PackedDataError
-from fastload.store.parts import open_part
+from fastload.store.parts import is_here, open_part
+from fastload.store.pieces import PIECE_BYTES
 from fastload.store.root import check_name, sets
 
-_PIECE = 2**22
 _ANSWER_S = 30.0
 """What a server may take to answer."""
 _SLOWEST = 1e6
@@ -81,7 +82,7 @@ class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
                 'a ticket is JSON: {"set": NAME, "part": FILE}'
             ) from error
         shards = {shard.name: shard for shard in self._index(name).shards}
-        if part not in shards or not self._is_here(name, shards[part]):
+        if part not in shards or not is_here(self._path(name), shards[part]):
             raise flight.FlightServerError(f"the set {name!r} has no part {part!r} on this node")
         if whole:
             return flight.GeneratorStream(_BYTES, _pieces(self._path(name, part)))
@@ -96,7 +97,7 @@ class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
         if name in {found.name for found in sets(self._root)}:
             index = self._index(name)
             yield flight.Result(dump_index(index))
-            here = [shard.name for shard in index.shards if self._is_here(name, shard)]
+            here = [shard.name for shard in index.shards if is_here(self._path(name), shard)]
             yield flight.Result(json.dumps(here).encode())
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
@@ -116,11 +117,8 @@ class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
     def _path(self, *names: str) -> str:
         return os.path.join(self._root, *names)
 
-    def _is_here(self, name: str, shard: Shard) -> bool:
-        return os.path.exists(self._path(name, shard.name))
-
     def _info(self, name: str, index: Index) -> flight.FlightInfo:
-        here = [shard for shard in index.shards if self._is_here(name, shard)]
+        here = [shard for shard in index.shards if is_here(self._path(name), shard)]
         schema = open_part(self._path(name), here[0])[0].schema if here else pa.schema([])
         tickets = [json.dumps({"set": name, "part": shard.name}).encode() for shard in here]
         return flight.FlightInfo(
@@ -134,7 +132,7 @@ class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
 
 def _pieces(path: str) -> Iterator[pa.RecordBatch]:
     with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
+        while piece := file.read(PIECE_BYTES):
             yield pa.record_batch([pa.array([piece], pa.binary())], schema=_BYTES)
 
 
@@ -159,16 +157,16 @@ class ServerSource:
     def __init__(self, where: str, *, token: str = "", authority: bytes | None = None) -> None:
         self.where = where
         self._headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
-        with _Said(where):
+        with _naming(where):
             self._client = flight.FlightClient(where, tls_root_certs=authority)
 
     def _within(self, seconds: float) -> flight.FlightCallOptions:
-        """Return the options of a call. A server that stands still would keep it for ever, and Ctrl-C out."""
+        """Return the options of a call. Without a limit, a call to a hung server never ends, and Ctrl-C waits."""
         return flight.FlightCallOptions(timeout=seconds, headers=self._headers)
 
     def find(self, name: str) -> tuple[Index, set[str]] | None:
         """Return the index of a set, and the names of the parts that lie there. Raises PackedDataError."""
-        with _Said(self.where):
+        with _naming(self.where):
             action = flight.Action("set", name.encode())
             results = [
                 r.body.to_pybytes() for r in self._client.do_action(action, self._within(_ANSWER_S))
@@ -182,26 +180,21 @@ class ServerSource:
         """Yield the bytes of a part's file. Raises PackedDataError."""
         ticket = json.dumps({"set": name, "part": part.name, "file": True}).encode()
         options = self._within(_ANSWER_S + part.bytes / _SLOWEST)
-        with _Said(self.where):
+        with _naming(self.where):
             for chunk in self._client.do_get(flight.Ticket(ticket), options):
                 yield memoryview(chunk.data.column(0)[0].as_buffer())
 
 
-class _Said:
-    """What a server has said is an error of fastload."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, flight.FlightUnauthenticatedError):
-            raise PackedDataError(
-                self._where,
-                "it wants a token, or another one: name the file that has it in $FASTLOAD_TOKEN_FILE",
-            ) from error
-        if isinstance(error, flight.FlightError | pa.ArrowException):
-            said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
-            raise PackedDataError(self._where, f"cannot be read from: {said}") from error
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Have an error of the server `where` be a PackedDataError."""
+    try:
+        yield
+    except flight.FlightUnauthenticatedError as error:
+        raise PackedDataError(
+            where,
+            "it wants a token, or another one: name the file that has it in $FASTLOAD_TOKEN_FILE",
+        ) from error
+    except (flight.FlightError, pa.ArrowException) as error:
+        said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
+        raise PackedDataError(where, f"cannot be read from: {said}") from error

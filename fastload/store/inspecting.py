@@ -16,7 +16,7 @@ from fastload.datasets.packed.packing import counted, size_text
 from fastload.errors import PackedDataError
 from fastload.store.columns import shape_of, torch_dtype
 from fastload.store.dataset import SetDataset
-from fastload.store.parts import open_part
+from fastload.store.parts import is_here, open_part
 from fastload.store.root import is_alive
 
 _LONGEST = 60
@@ -68,14 +68,9 @@ def ownership(index: Index) -> str:
     return f"of process {owner.get('pid')} on {owner.get('node')}{ended}"
 
 
-def is_here(path: str, name: str) -> bool:
-    """Return whether a set has a part in its folder."""
-    return os.path.exists(os.path.join(path, name))
-
-
 def _places(path: str, index: Index) -> str:
     """Return how many parts are here, and how many each node has."""
-    here = sum(is_here(path, shard.name) for shard in index.shards)
+    here = sum(is_here(path, shard) for shard in index.shards)
     nodes: dict[str, int] = {}
     for shard in index.shards:
         nodes[shard.node] = nodes.get(shard.node, 0) + 1
@@ -85,7 +80,7 @@ def _places(path: str, index: Index) -> str:
 
 def _first_here(path: str, index: Index) -> int | None:
     numbers = range(len(index.shards))
-    return next((k for k in numbers if is_here(path, index.shards[k].name)), None)
+    return next((k for k in numbers if is_here(path, index.shards[k])), None)
 
 
 def _kind(field: pa.Field) -> str:

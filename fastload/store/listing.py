@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 
 from fastload.datasets.manifest import INDEX
 from fastload.datasets.packed.packing import counted, size_text
-from fastload.store.inspecting import columns_of, is_here, ownership
+from fastload.store.inspecting import columns_of, ownership
+from fastload.store.parts import is_here
 from fastload.store.root import StoredSet, sets
 
 
@@ -75,7 +76,7 @@ def _listed(found: StoredSet) -> ListedSet:
         mode=index.mode,
         rows=index.rows,
         parts=len(index.shards),
-        parts_here=sum(is_here(path, shard.name) for shard in index.shards),
+        parts_here=sum(is_here(path, shard) for shard in index.shards),
         bytes=found.bytes,
         age_s=round(max(0.0, time.time() - os.path.getmtime(os.path.join(path, INDEX))), 1),
         temporary=bool(ownership(index)),

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from fastload.datasets.manifest import Shard
+from fastload.datasets.manifest import Shard, described
 from fastload.disk import write_all
 from fastload.errors import PackedDataError
-from fastload.store.room import expect_room, full_is_told
+from fastload.store.room import expect_room, room_for
 
 _FOOTER = b"ARROW1"
 
@@ -28,7 +28,7 @@ def write_part(
     expect_room(path, batch.nbytes)
     sink = _Sink(path, checksum=checksum)
     try:
-        with full_is_told(path, batch.nbytes):
+        with room_for(path, batch.nbytes):
             with pa.ipc.new_file(sink, batch.schema) as writer:
                 writer.write_batch(batch)
             if durable:
@@ -73,11 +73,18 @@ class _Sink:
             os.close(self.descriptor)
 
 
-def open_part(folder: str, shard: Shard) -> tuple[pa.RecordBatch, mmap.mmap]:
+def is_here(folder: str, shard: Shard) -> bool:
+    """Return whether a set has the file of a part in its folder."""
+    return os.path.exists(os.path.join(folder, shard.name))
+
+
+def open_part(
+    folder: str, shard: Shard, schema: tuple[tuple[str, str], ...] | None = None
+) -> tuple[pa.RecordBatch, mmap.mmap]:
     """Map a part; return its columns in the mapped memory, and that memory. No row is read yet.
 
     The mapping is private: what is written into it is seen by this process only, and never reaches the file.
-    Raises PackedDataError if the file is missing, is cut off, or has other rows.
+    Raises PackedDataError if the file is missing, is cut off, has other rows, or columns other than `schema`.
     """
 
     def fail(reason: str) -> PackedDataError:
@@ -97,10 +104,12 @@ def open_part(folder: str, shard: Shard) -> tuple[pa.RecordBatch, mmap.mmap]:
         raise fail("the file does not end as an Arrow file does: cut off or changed")
     try:
         reader = pa.ipc.open_file(pa.py_buffer(mapped))
-        batch = reader.get_batch(0) if reader.num_record_batches == 1 else None
+        batch: Any = reader.get_batch(0) if reader.num_record_batches == 1 else None
     except (pa.ArrowException, OSError) as error:
         raise fail(f"is no Arrow file: {error}") from error
     rows = None if batch is None else batch.num_rows
     if rows != shard.rows:
         raise fail(f"has {rows} rows in one batch, expected {shard.rows}: changed")
+    if schema not in (None, described(batch.schema)):
+        raise fail(f"has the columns {described(batch.schema)}, expected {schema}")
     return batch, mapped

@@ -6,10 +6,10 @@ import os
 import zlib
 from collections.abc import Iterator
 
-from fastload.datasets.manifest import Index, Shard, described, read_index
+from fastload.datasets.manifest import Index, Shard, read_index
 from fastload.datasets.packed.pieces import opened, read_piece
 from fastload.errors import PackedDataError
-from fastload.store.parts import open_part
+from fastload.store.parts import is_here, open_part
 from fastload.store.root import this_node
 
 PIECE_BYTES = 4 * 2**20
@@ -22,7 +22,7 @@ def pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
     none, the size of the file, its footer, its rows and its columns are checked, before the first piece.
     """
     if shard.checksum is None:
-        check_footer(path, index, shard)
+        open_part(path, shard, index.schema)
     with opened(path, shard) as fd:
         size = os.fstat(fd).st_size
         if size != shard.bytes:
@@ -47,14 +47,6 @@ def read_columns_index(path: str) -> Index:
     return index
 
 
-def check_footer(path: str, index: Index, shard: Shard) -> None:
-    """Raise `PackedDataError` if a part has another size, no footer, or other rows or columns. Reads no row."""
-    batch, _ = open_part(path, shard)
-    if described(batch.schema) != index.schema:
-        reason = f"has the columns {described(batch.schema)}, expected {index.schema}"
-        raise PackedDataError(path, reason, shard=shard.name)
-
-
 def parts_elsewhere(path: str, index: Index) -> dict[str, list[Shard]]:
     """Return the parts that are not at `path` because they lie on other nodes, by the name of the node."""
     nodes = {shard.node for shard in index.shards}
@@ -62,6 +54,6 @@ def parts_elsewhere(path: str, index: Index) -> dict[str, list[Shard]]:
     for shard in index.shards:
         # The parts of one node are all here, whatever the name of the node is now.
         elsewhere = len(nodes) > 1 and shard.node not in ("", this_node())
-        if elsewhere and not os.path.exists(os.path.join(path, shard.name)):
+        if elsewhere and not is_here(path, shard):
             found.setdefault(shard.node, []).append(shard)
     return found

@@ -3,56 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import os
-import reprlib
 import secrets
-import shutil
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing import current_process, get_context
 from typing import Any, Literal
 
-import pyarrow as pa
 from tqdm import tqdm
 
 from fastload.cores import usable_cores
-from fastload.datasets.manifest import REJECTED, Index, Shard, described, read_index, shard_name
-from fastload.disk import replace_file
 from fastload.errors import PrepareError
 from fastload.fingerprint import fingerprint
 from fastload.store.columns import record_batch
-from fastload.store.root import in_memory, locate, preparing, remove, seal, this_node, unsealed
+from fastload.store.preparation import Prepared, preparation, shown
 from fastload.store.work import Work
-from fastload.store.write import index_of
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What `prepare` did.
-
-    Attributes:
-        path, id, rows: of the set.
-        made, reused: the number of parts made by this call, and of those that were there.
-        skipped: (source, reason) of each source that failed, with `on_error="skip"`.
-    """
-
-    path: str
-    id: str
-    rows: int
-    made: int
-    reused: int
-    skipped: tuple[tuple[str, str], ...] = ()
-
-    def __str__(self) -> str:
-        skipped = f", {len(self.skipped)} sources skipped" if self.skipped else ""
-        return f"{self.path}: {self.rows:,} rows, {self.made} parts made, {self.reused} there already{skipped}"
 
 
 def prepare(
@@ -99,54 +68,31 @@ def prepare(
     `fastload store gc` deletes them.
     """
     _check(sources, executor, workers, on_error)
-    path, name = locate(out, root)
-    base = fingerprint(function, version)
-    given = [(fingerprint(base, source, paths=True), source) for source in sources]
-    if not given:
-        raise ValueError(f"{name}: there are no sources to prepare")
-    whole = fingerprint(*(found for found, _ in given))
-
-    def waiting() -> None:
-        if progress:
-            tqdm.write(f"{path}: another process prepares {name}; waiting for it", file=sys.stderr)
-
-    durable = not in_memory(path)
-    with preparing(path, name, wait=waiting) as folder:
-        old = _old_set(os.path.join(path, name))
-        if old is not None and old.is_made_of(whole, strict=on_error == "raise"):
-            shutil.rmtree(folder)
-            return Prepared(old.path, old.index.id, old.index.rows, 0, len(given), old.skipped)
-        if old is not None and not replace:
-            raise old.refusal(given)
-        work = Work(folder, durable if checksums is None else checksums, durable)
-        if old is not None:
-            work.take(old.path, old.index.shards)
-        there = work.notes()
-        missing = {found: source for found, source in given if found not in there}
+    with preparation(
+        fingerprint(function, version),
+        sources,
+        out,
+        root=root,
+        checksums=checksums,
+        classes=classes,
+        made=made,
+        strict=on_error == "raise",
+        replace=replace,
+        progress=progress,
+    ) as found:
+        total = len(found.given)
         with (
-            _executor(executor, workers, len(missing)) as runs,
+            _executor(executor, workers, len(found.missing)) as runs,
             tqdm(
-                desc=f"Preparing {name}",
-                total=len(given),
-                initial=sum(found in there for found, _ in given),
+                desc=f"Preparing {os.path.basename(os.fspath(out))}",
+                total=total,
+                initial=total - len(found.missing),
                 unit="part",
                 disable=None if progress else True,
             ) as bar,
         ):
-            reasons = _make(work, function, missing, runs, bar, skip=on_error == "skip")
-        skipped = tuple((_shown(source), reasons[f]) for f, source in given if f in reasons)
-        shards, schema = _shards(work, [(f, source) for f, source in given if f not in reasons])
-        about = {**(made or {}), "fingerprint": whole}
-        index = index_of(shards, schema, classes=classes, made=about)
-        with unsealed(path, name, free=old is None) as new:
-            work.gather(shards, new)
-            _write_skipped(new, skipped, durable=durable)
-            if old is not None:
-                remove(path, name)
-            place = seal(new, path, name, index)
-        shutil.rmtree(folder)
-    count = len(missing) - len(reasons)
-    return Prepared(place, index.id, index.rows, count, len(given) - len(missing), skipped)
+            reasons = _make(found.work, function, found.missing, runs, bar, skip=on_error == "skip")
+        return found.seal(reasons)
 
 
 def _check(sources: Any, executor: Any, workers: int | None, on_error: str) -> None:
@@ -188,7 +134,7 @@ def _make(
             reason = result()
         except BrokenExecutor as error:
             raise PrepareError(
-                f"a worker process ended while parts were made, of {_shown(sources[found])} or another source: killed, "
+                f"a worker process ended while parts were made, of {shown(sources[found])} or another source: killed, "
                 f"or out of memory. {bar.n} of {bar.total} parts are complete and stay: call prepare again to go on"
             ) from error
         except OSError:
@@ -196,11 +142,11 @@ def _make(
         except Exception as error:  # each engine has its own, such as Dask's KilledWorker
             reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
             raise PrepareError(
-                f"the engine gave up the source {_shown(sources[found])}: {reason}. "
+                f"the engine gave up the source {shown(sources[found])}: {reason}. "
                 f"{bar.n} of {bar.total} parts are complete and stay: call prepare again to go on"
             ) from error
         if reason is not None and not skip:
-            raise PrepareError(f"the source {_shown(sources[found])}: {reason}")
+            raise PrepareError(f"the source {shown(sources[found])}: {reason}")
         if reason is not None:
             reasons[found] = reason.splitlines()[0]
         bar.update()
@@ -275,87 +221,3 @@ def _begin(parent: int) -> None:
 
 
 _PR_SET_PDEATHSIG = 1
-
-
-def _shards(work: Work, given: list[tuple[str, Any]]) -> tuple[list[Shard], pa.Schema]:
-    """Return the parts that have rows, in order, and their schema.
-
-    Raises PrepareError, and ValueError if no part has rows.
-    """
-    shards: list[Shard] = []
-    schema, example = None, ""
-    for found, source in given:
-        note = work.note(found)
-        if note is None:
-            raise PrepareError(
-                f"the part of {_shown(source)} was made, but is not in {work.folder} on {this_node()}: all workers "
-                "must see that folder. Name one that all nodes share, and copy the set to each with fastload stage"
-            )
-        if not note.shard.rows:
-            continue
-        if schema is None:
-            schema, example = note.schema, _shown(source)
-        if not note.schema.equals(schema, check_metadata=True):
-            raise PrepareError(
-                f"the source {_shown(source)} gave the columns {described(note.schema)}, "
-                f"{example} gave {described(schema)}"
-            )
-        shards.append(dataclasses.replace(note.shard, name=shard_name(len(shards))))
-    if schema is None:
-        raise ValueError("there is nothing to prepare: no part has a row")
-    return shards, schema
-
-
-def _shown(source: Any) -> str:
-    return os.fspath(source) if isinstance(source, str | os.PathLike) else reprlib.repr(source)
-
-
-@dataclass(frozen=True)
-class _OldSet:
-    """A set that has the name already. `skipped` are the sources that it was made without."""
-
-    path: str
-    index: Index
-    skipped: tuple[tuple[str, str], ...]
-
-    def is_made_of(self, whole: str, *, strict: bool) -> bool:
-        return self.index.made.get("fingerprint") == whole and not (strict and self.skipped)
-
-    def refusal(self, given: list[tuple[str, Any]]) -> FileExistsError:
-        known = {shard.fingerprint for shard in self.index.shards}
-        new = [_shown(source) for found, source in given if found not in known]
-        reason = "made of more sources, or of these in another order"
-        if known == {""}:
-            reason = "which prepare did not make"
-        elif self.skipped:
-            reason = f"made without {len(self.skipped)} sources that failed, such as {self.skipped[0][0]}"
-        elif new:
-            reason = f"and {len(new)} of {len(given)} sources, such as {new[0]}, or the function, are not those it has"
-        return FileExistsError(
-            17,
-            f"there is a set of this name, {reason}: pass replace=True, or choose another name",
-            self.path,
-        )
-
-
-def _old_set(path: str) -> _OldSet | None:
-    try:
-        index = read_index(path)
-    except FileNotFoundError:
-        return None
-    skipped: list[tuple[str, str]] = []
-    with suppress(FileNotFoundError), open(os.path.join(path, REJECTED), "rb") as file:
-        for line in os.fsdecode(file.read()).splitlines():
-            source, _, reason = line.partition("\t")
-            skipped.append((source, reason))
-    return _OldSet(path, index, tuple(skipped))
-
-
-def _write_skipped(folder: str, skipped: Iterable[tuple[str, str]], *, durable: bool) -> None:
-    lines = [
-        " ".join(source.split()) + "\t" + " ".join(reason.split()) + "\n"
-        for source, reason in skipped
-    ]
-    if lines:
-        with replace_file(os.path.join(folder, REJECTED), durable=durable) as file:
-            file.write(os.fsencode("".join(lines)))

@@ -13,7 +13,8 @@ from fastload.datasets.manifest import Index, Shard, read_index
 from fastload.errors import PackedDataError
 from fastload.hashing import hash64
 from fastload.store.dataset import SetDataset
-from fastload.store.fetch import Places, fetch_index, fetch_parts, sources
+from fastload.store.fetch import Places, fetch_index, fetch_parts, open_sources
+from fastload.store.parts import is_here
 from fastload.store.placement import BALANCES, Balance, balanced, parts_of_rows, rows_of_nodes
 from fastload.store.root import find, locate, this_node
 
@@ -50,21 +51,21 @@ def get(
     missing or damaged or a source cannot be read, StoreFullError if there is no room for copies, ValueError if this
     node has no part, or if there is nothing to balance.
     """
-    places = sources(source) if source else []
-    root, name = locate(name, root, make=bool(places))
-    if places:
-        fetch_index(root, name, places)
+    sources = open_sources(source) if source else []
+    root, name = locate(name, root, make=bool(sources))
+    if sources:
+        fetch_index(root, name, sources)
     path = find(root, name)
     index = read_index(path)
-    rows, by_node = _rows(path, index, parts, balance)
+    rows, order = _rows(path, index, parts, balance)
     needed = index.shards if rows is None else parts_of_rows(index.shards, rows)
-    absent = [shard for shard in needed if not os.path.exists(os.path.join(path, shard.name))]
-    if absent and places:
-        fetch_parts(path, index, absent, places)
+    absent = [shard for shard in needed if not is_here(path, shard)]
+    if absent and sources:
+        fetch_parts(path, index, absent, sources)
     elif absent:
         raise PackedDataError(path, _absent(absent, len(needed)), shard=absent[0].name)
     return SetDataset(
-        path, data=data, label=label, transform=transform, rows=rows, order=by_node, index=index
+        path, data=data, label=label, transform=transform, rows=rows, order=order, index=index
     )
 
 
@@ -91,10 +92,8 @@ def _rows(
             f"{path}: the set has no part on the node {this_node()!r}, only on {', '.join(nodes)}: pass parts='all', "
             "or set $FASTLOAD_NODE if this node has another name there"
         )
-    return (
-        rows,
-        f"{balance}-{hash64(repr([(shard.node, shard.rows) for shard in index.shards])):016x}",
-    )
+    placement = hash64(repr([(shard.node, shard.rows) for shard in index.shards]))
+    return rows, f"{balance}-{placement:016x}"
 
 
 def _absent(absent: Sequence[Shard], needed: int) -> str:

@@ -24,8 +24,8 @@ def expect_room(path: str, needed: int) -> None:
 
 
 @contextmanager
-def full_is_told(path: str, needed: int) -> Iterator[None]:
-    """Have the block, which writes `needed` bytes to `path`, raise StoreFullError if there is no room."""
+def room_for(path: str, needed: int) -> Iterator[None]:
+    """Raise StoreFullError if the block, which writes `needed` bytes to `path`, finds no room."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,8 @@
 """Where sets lie by name: a folder of folders, in shared memory or on a disk.
 
     ROOT/NAME/            a sealed set
-    ROOT/.unsealed/NAME-5f3a9c01/       one that is being written, and the lock of who writes it
+    ROOT/.unsealed/NAME-5f3a9c01/       a set that a process writes
+    ROOT/.unsealed/NAME-5f3a9c01.lock   the lock that this process holds
 
 A set gets its name by a rename, which fails if the name is taken: it is published whole, and once.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 from fastload.datasets.manifest import INDEX, STAGING, Index, dump_index, read_index
 from fastload.disk import lock, locked_path, replace_file, sync_folder
 from fastload.errors import PackedDataError
-from fastload.store.room import full_is_told
+from fastload.store.room import room_for
 
 SHARED_MEMORY = "/dev/shm"
 _UNSEALED = ".unsealed"
@@ -39,7 +40,7 @@ def default_root() -> str:
 
 
 def open_root(root: str | os.PathLike[str] | None) -> str:
-    """Return the path of a root, which is made if it is not there: with mode 0700 if it is the default one.
+    """Return the path of a root. Make it if it is not there, with mode 0700 if it is the default one.
 
     Raises PermissionError if the default root belongs to another user, who could replace its sets.
     """
@@ -60,7 +61,7 @@ def locate(
 ) -> tuple[str, str]:
     """Return the root and the name of a set, whose `name` may be a path: "sets/mnist" lies in the root "sets".
 
-    With `make`, the root is made if it is not there.
+    With `make`, make the root if it is not there.
     Raises ValueError if a set cannot have the name, or if both a path and a root are given.
     """
     path = os.fspath(name)
@@ -97,36 +98,32 @@ def check_name(name: str) -> str:
 
 @contextmanager
 def unsealed(root: str, name: str, *, free: bool = True) -> Iterator[str]:
-    """Yield a new folder for a set that is being written. It is deleted after the block, unless it was sealed.
+    """Yield a new folder for a set. Delete it after the block, unless the block has sealed it.
 
     Raises FileExistsError if the name is taken, unless `free` is False.
     """
     if free:
         expect_free(root, name)
-    folder = os.path.join(root, _UNSEALED, f"{name}-{secrets.token_hex(4)}")
-    os.makedirs(os.path.dirname(folder), exist_ok=True)
-    descriptor = os.open(_lock_name(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        lock(
-            descriptor, needed=False
-        )  # before the folder is there, so that `collect` never takes it for left
-        os.mkdir(folder)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.unlink(_lock_name(folder))
-        os.close(descriptor)
+    folder = unsealed_path(root, name)
+    # Locked before it is there, so that `collect` never takes it for left.
+    with locked_path(lock_path(folder), needed=False):
+        try:
+            os.mkdir(folder)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.unlink(lock_path(folder))
 
 
 @contextmanager
 def preparing(root: str, name: str, *, wait: Callable[[], object]) -> Iterator[str]:
-    """Yield the folder in which a set is prepared, to one process at a time. It stays, unless the block deletes it.
+    """Yield the folder in which `prepare` makes a set, to one process at a time. It stays, unless the block deletes it.
 
     Args:
         wait: called before waiting for another process.
     """
     folder = os.path.join(root, _UNSEALED, check_name(name))
-    with locked_path(_lock_name(folder), wait=wait, needed=False):
+    with locked_path(lock_path(folder), wait=wait, needed=False):
         os.makedirs(folder, exist_ok=True)
         yield folder
 
@@ -149,7 +146,7 @@ def seal(folder: str, root: str, name: str, index: Index) -> str:
     """
     durable, encoded = not in_memory(root), dump_index(index)
     partial = os.path.join(folder, INDEX)
-    with full_is_told(partial, len(encoded)), replace_file(partial, durable=durable) as file:
+    with room_for(partial, len(encoded)), replace_file(partial, durable=durable) as file:
         file.write(encoded)
     path = os.path.join(root, name)
     try:
@@ -162,7 +159,13 @@ def seal(folder: str, root: str, name: str, index: Index) -> str:
     return path
 
 
-def _lock_name(folder: str) -> str:
+def unsealed_path(root: str, name: str, token: str = "") -> str:
+    """Return the path of the folder in which a set is written, a new one unless its `token` is given."""
+    return os.path.join(root, _UNSEALED, f"{name}-{token or secrets.token_hex(4)}")
+
+
+def lock_path(folder: str) -> str:
+    """Return the path of the lock of such a folder."""
     return f"{folder}.lock"
 
 
@@ -180,7 +183,7 @@ class StoredSet:
 
 
 def sets(root: str) -> Iterator[StoredSet]:
-    """Yield the sealed sets of a root by name. What cannot be read is left out."""
+    """Yield the sealed sets of a root by name. Leave out what cannot be read."""
     for name in _folders(root):
         path = os.path.join(root, name)
         if name.startswith("."):
@@ -220,7 +223,7 @@ def _discard(root: str, name: str) -> None:
     if os.path.islink(path):  # the set itself lies in another root
         os.unlink(path)
         return
-    hidden = os.path.join(root, _UNSEALED, f"{name}-{secrets.token_hex(4)}")
+    hidden = unsealed_path(root, name)
     os.makedirs(os.path.dirname(hidden), exist_ok=True)
     os.rename(path, hidden)  # gone at once; `gc` deletes it if this process is killed now
     _delete(hidden)
@@ -283,7 +286,7 @@ def collect(root: str, *, delete: bool = True) -> list[tuple[str, int]]:
     unsealed = os.path.join(root, _UNSEALED)
     for name in _folders(unsealed):
         path = os.path.join(unsealed, name)
-        with _left(_lock_name(path), delete) as is_left:
+        with _left(lock_path(path), delete) as is_left:
             if is_left and os.path.isdir(path):  # a writer may have just sealed it
                 removed.append((name, size_of(path)))
                 if delete:
@@ -323,11 +326,11 @@ def _folders(path: str) -> list[str]:
 
 
 @contextmanager
-def _left(lock_name: str, delete: bool) -> Iterator[bool]:
-    """Yield whether no writer holds this lock, nor takes it before the block ends; with `delete`, delete it then."""
+def _left(path: str, delete: bool) -> Iterator[bool]:
+    """Yield True if no writer holds this lock; none takes it before the block ends. With `delete`, delete it then."""
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(open(lock_name, "rb"))
+            file = stack.enter_context(open(path, "rb"))
         except FileNotFoundError:
             yield True
             return
@@ -339,4 +342,4 @@ def _left(lock_name: str, delete: bool) -> Iterator[bool]:
         yield True
         if delete:
             with suppress(FileNotFoundError):
-                os.unlink(lock_name)
+                os.unlink(path)

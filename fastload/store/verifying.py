@@ -11,7 +11,8 @@ from fastload.cores import usable_cores
 from fastload.datasets.manifest import Index, Shard
 from fastload.datasets.packed.packing import counted
 from fastload.datasets.packed.passes import Checks, each
-from fastload.store.pieces import check_footer, parts_elsewhere, pieces, read_columns_index
+from fastload.store.parts import open_part
+from fastload.store.pieces import parts_elsewhere, pieces, read_columns_index
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,6 @@ def verify(
 def _read(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
     """Yield the bytes of a part that its checksum covers: none if it has no checksum."""
     if shard.checksum is None:
-        check_footer(path, index, shard)
+        open_part(path, shard, index.schema)
     else:
         yield from pieces(path, index, shard)

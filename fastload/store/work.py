@@ -24,7 +24,7 @@ import pyarrow as pa
 from fastload.datasets.manifest import Shard
 from fastload.disk import replace_file
 from fastload.store.parts import open_part, write_part
-from fastload.store.room import full_is_told
+from fastload.store.room import room_for
 from fastload.store.root import this_node
 
 
@@ -69,7 +69,7 @@ class Work:
         about = {**asdict(note.shard), "schema": base64.b64encode(note.schema.serialize()).decode()}
         encoded = json.dumps(about).encode()
         name = self._name(f"{note.shard.fingerprint}.json")
-        with full_is_told(name, len(encoded)), replace_file(name, durable=self.durable) as file:
+        with room_for(name, len(encoded)), replace_file(name, durable=self.durable) as file:
             file.write(encoded)
 
     def notes(self) -> dict[str, Note]:

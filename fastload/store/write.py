@@ -58,13 +58,13 @@ def put(
     Raises FileExistsError if the name is taken, StoreFullError if there is no room, TypeError and ValueError for
     columns that cannot be kept, with the part, the column and the row. Nothing is left then.
     """
+    made = {**(made or {}), **({"owner": owner()} if temporary else {})}
     if is_dask(data):
         from fastload.store.dask import current_client, local_parts
 
         if client := current_client(client):
             from fastload.store.dask_put import DaskPut
 
-            made = about(made, temporary=temporary)
             with DaskPut(client, name, root, placement, checksums) as workers:
                 index = index_of(*workers.write(data), classes=classes, made=made)
                 workers.seal(index)
@@ -91,14 +91,9 @@ def put(
                 )
         if schema is None or not shards:
             raise ValueError(f"{name}: there is nothing to put: no part has a row")
-        index = index_of(shards, schema, classes=classes, made=about(made, temporary=temporary))
+        index = index_of(shards, schema, classes=classes, made=made)
         seal(folder, path, name, index)
     return index.id
-
-
-def about(made: Mapping[str, Any] | None, *, temporary: bool) -> dict[str, Any]:
-    """Return how a set was made, with its owner if it is a temporary one."""
-    return {**(made or {}), **({"owner": owner()} if temporary else {})}
 
 
 def index_of(
@@ -137,8 +132,7 @@ def parts_of(data: Any) -> Iterator[Any]:
     if isinstance(data, list | tuple) and all(isinstance(one, str | os.PathLike) for one in data):
         yield from parts_of_files(data)
         return
-    whole = isinstance(data, Mapping | pa.Table | pa.RecordBatch) or hasattr(data, "to_dict")
-    if whole:
+    if isinstance(data, Mapping | pa.Table | pa.RecordBatch) or hasattr(data, "to_dict"):
         yield data
         return
     for part in data:

@@ -1,11 +1,12 @@
 """Prediction on streams of messages: `fastload.predict`, and where messages come from and answers go.
 
 answers: the loop. message: what travels. json_lines: standard input, files and the side list. folder: a watched
-folder. kafka: topics.
+folder. kafka: topics. addresses: sources and sinks as a command line names them.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from fastload.stream.addresses import json_to_tensors, open_sink, open_source
 from fastload.stream.answers import Answers, predict
 from fastload.stream.json_lines import JSONLines, JSONLinesSink, SideList
 from fastload.stream.message import Message, Poison, Sink, Source
@@ -27,6 +28,9 @@ __all__ = [
     "SideList",
     "Sink",
     "Source",
+    "json_to_tensors",
+    "open_sink",
+    "open_source",
     "predict",
 ]
 

@@ -55,16 +55,12 @@ class Folder:
         self._done.mkdir(parents=True, exist_ok=True)
         # Without a bound: names are small, and the files wait on the disk in any case.
         self._names: SimpleQueue[str | None] = SimpleQueue()
-        self._given: dict[
-            str, tuple[int, int, int]
-        ] = {}  # those without an acknowledgement, as they were
+        # Files without an acknowledgement, as they were.
+        self._given: dict[str, tuple[int, int, int]] = {}
         self._stopped = False
         self._observer = InotifyObserver(generate_full_events=True)
-        self._observer.schedule(
-            _Names(self._names),
-            str(self._path),
-            event_filter=[FileClosedEvent, FileMovedEvent],
-        )
+        complete = [FileClosedEvent, FileMovedEvent]
+        self._observer.schedule(_Names(self._names), str(self._path), event_filter=complete)
         self._observer.start()  # before the first look: what comes meanwhile is found twice, not never
 
     def __iter__(self) -> Iterator[Message]:

@@ -16,6 +16,8 @@ LONGEST_LINE = 64 * 2**20
 """Bytes. A longer line is poison: it does not fill the memory."""
 _CHUNK = 2**18
 _SHOWN = 200
+_REST_MS = 200
+"""How long `stop` waits for more of a line that was read in part."""
 
 
 class JSONLines:
@@ -75,6 +77,8 @@ class JSONLines:
                 error = ValueError(f"a line of more than {LONGEST_LINE:,} bytes")
                 too_long = too_long or Poison(held[:_SHOWN].decode(errors="replace"), error)
                 held.clear()
+        if held and not too_long:
+            held += self._rest_of_line(LONGEST_LINE - len(held))
         if held or too_long:
             yield too_long or bytes(held)
 
@@ -86,11 +90,23 @@ class JSONLines:
         ready = {descriptor for descriptor, _ in both.poll()}
         return b"" if self._wake in ready else os.read(self._descriptor, _CHUNK)
 
+    def _rest_of_line(self, most: int) -> bytes:
+        """Return the rest of a line that was read in part before `stop`. The next line stays in the pipe."""
+        rest = bytearray()
+        ready = select.poll()
+        ready.register(self._descriptor, select.POLLIN)
+        while len(rest) < most and ready.poll(_REST_MS):
+            byte = os.read(self._descriptor, 1)
+            if byte in (b"", b"\n"):
+                break
+            rest += byte
+        return bytes(rest)
+
     def acknowledge(self, messages: Sequence[Message]) -> None:
         """Do nothing: a pipe takes nothing back."""
 
     def stop(self) -> None:
-        """End the iteration. A line that is not complete counts as one."""
+        """End the iteration. A line that was read in part is read to its end, if the rest comes within 0.2 s."""
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
 
@@ -104,7 +120,7 @@ class JSONLines:
 
 
 class _Lines:
-    """A file to which whole lines are appended. Half a line, which a killed process left at its end, is cut off."""
+    """Appends whole lines to a file. Cuts off half a line, which a killed process left at its end."""
 
     def __init__(self, file: str | os.PathLike[str] | IO[Any] | None) -> None:
         self._own = isinstance(file, str | os.PathLike)

@@ -86,7 +86,7 @@ class Kafka:
                 yield Message("/".join(map(str, at)), found.value(), at)
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
-        """Have the offsets after these messages stored."""
+        """Store the offsets after these messages, at the next poll."""
         self._answered.put({message.at[:2]: message.at[2] + 1 for message in messages})
 
     def _store(self) -> None:

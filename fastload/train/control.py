@@ -1,72 +1,13 @@
-"""What the ranks of a training run agree on beside their gradients: on the CPU, over Gloo."""
+"""How a signal ends a training run: all ranks between the same two steps."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 from types import FrameType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-import torch
-import torch.distributed as dist
-
-from fastload.distributed import Rank
-
-T = TypeVar("T")
-
-
-class Control:
-    """Collective calls: every rank makes the same ones in the same order. With one rank they cost nothing."""
-
-    def __init__(self, rank: Rank) -> None:
-        self.rank = rank
-        self._group: Any = dist.new_group(backend="gloo") if rank.world_size > 1 else None
-
-    def gather(self, value: T) -> list[T]:
-        """The values of all ranks, by rank, on every rank."""
-        if self._group is None:
-            return [value]
-        values: list[Any] = [None] * self.rank.world_size
-        dist.all_gather_object(values, value, group=self._group)
-        return values
-
-    def broadcast(self, value: T | None) -> T:
-        """Rank 0's value; what the others give does not count."""
-        values: list[Any] = [value]
-        if self._group is not None:
-            dist.broadcast_object_list(values, src=0, group=self._group, device=torch.device("cpu"))
-        found: T = values[0]
-        return found
-
-    def union(self, mask: torch.Tensor) -> torch.Tensor:
-        """bool[N], on the CPU: true where it is true on any rank."""
-        found = mask.to("cpu", torch.uint8)
-        if self._group is not None:
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
-        return found.bool()
-
-    def cast(self, vote: int) -> Vote:
-        """Give a vote; the greatest of all is known when it is asked for."""
-        ballot = torch.tensor([vote], dtype=torch.int64)
-        if self._group is None:
-            return Vote(ballot, None)
-        return Vote(
-            ballot, dist.all_reduce(ballot, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        )
-
-
-class Vote:
-    """A vote of all ranks that is under way."""
-
-    def __init__(self, ballot: torch.Tensor, work: Any) -> None:
-        self._ballot = ballot
-        self._work = work
-
-    def result(self) -> int:
-        """The greatest vote of any rank. Raises RuntimeError where a rank has died."""
-        if self._work is not None:
-            self._work.wait()
-        return int(self._ballot)
+from fastload.distributed import Control, Vote
 
 
 class Stopping:

@@ -12,6 +12,7 @@ import torch
 
 import fastload
 from fastload import distributed
+from fastload.distributed import Control
 from fastload.errors import FastloadError, UsageError, in_one_line
 from fastload.measure.averages import average
 from fastload.measure.loop_timer import Meter
@@ -23,7 +24,7 @@ from fastload.train.checkpoint import (
     random_states,
     restore_random_states,
 )
-from fastload.train.control import Control, Stopping, signal_name
+from fastload.train.control import Stopping, signal_name
 from fastload.train.data import Batch, Cached, Replayed, cached, open_dataset, open_loader, upcoming
 from fastload.train.learner import Learner, open_learner
 from fastload.train.recipe import Recipe, TrainError

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 import fastload
-from fastload.distributed import Rank
+from fastload.distributed import Control, Rank
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.averages import Quantiles, figure
 from fastload.measure.loop_timer import QUANTILES, Measured
 from fastload.telemetry.diagnosis import bound
-from fastload.train.control import Control, signal_name
+from fastload.train.control import signal_name
 from fastload.train.data import Cached
 from fastload.train.learner import Learner, describe
 from fastload.train.recipe import Recipe

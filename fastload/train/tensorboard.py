@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import torch
 
+from fastload.distributed import Control
 from fastload.telemetry import Stats
-from fastload.train.control import Control
 from fastload.train.profiling import ACTIVE, WAIT, WARMUP, profile_steps
 from fastload.train.recipe import Recipe, TrainError
 from fastload.train.scalars import Scalars, loader_scalars

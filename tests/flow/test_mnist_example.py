@@ -1,4 +1,7 @@
-"""Promise: `fastload flow run examples/mnist.toml` goes from download to accuracy, and images keep their labels."""
+"""Promise: `fastload flow run examples/mnist.toml` goes from download to accuracy, and images keep their labels.
+
+The sets may lie in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
+from fastload.store import get
+from fastload.store.root import SHARED_MEMORY
 from tests.distributed.launching import LAUNCHERS, ROOT, command, run
 
 pytestmark = pytest.mark.slow
@@ -87,6 +93,25 @@ def test_labels_shifted_by_one_row_give_chance(tmp_path: Path) -> None:
     ended = flow("mpich", file)
     assert ended.returncode == 0, ended.stderr
     assert accuracy(ended.stdout) < 20
+
+
+@pytest.mark.timeout(500)
+def test_a_set_in_shared_memory_is_the_hand_over(tmp_path: Path) -> None:
+    pipeline(tmp_path, ranks=2)
+    download = ("mnist/download.py", "raw", "--synthetic", "--train", "4000", "--test", "2000")
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as sets:
+        for ranks, arguments in (
+            (1, download),
+            (2, ("mnist/prepare.py", "raw", sets)),
+            (2, ("mnist/train.py", sets, "--lr", "0.1")),
+        ):
+            ended = run(command("mpich", ranks, *arguments), tmp_path)
+            assert ended.code == 0, ended.text
+        assert accuracy(ended.text) > 50
+        with_labels = get(f"{sets}/train", data="x", label="y")
+        mapped = Path("/proc/self/maps").read_text()
+        assert len(with_labels) == 4000
+        assert f"{sets}/train/" in mapped
 
 
 @pytest.mark.timeout(500)

@@ -535,6 +535,20 @@ def test_what_a_model_computes_counts_and_its_mode_does_not() -> None:
     assert key(Scaled()) != key(Scaled(buffer=2))
     assert key(nn.Conv2d(1, 1, 3, padding=1).eval())[1] != key(nn.Conv2d(1, 1, 3))[1]
     assert key_of(Numbers(), model=doubled) != key_of(Numbers(), model=tripled)
+    orders = [nn.ReLU, nn.Sigmoid, nn.ReLU], [nn.ReLU, nn.Sigmoid, nn.Sigmoid]
+    assert len({key(nn.Sequential(*(kind() for kind in order)))[1] for order in orders}) == 2
+
+
+LOCK = threading.Lock()
+
+
+def locked(image: torch.Tensor) -> torch.Tensor:
+    with LOCK:
+        return image
+
+
+def test_code_may_name_what_has_no_content() -> None:
+    assert key_of(Numbers(transform=locked))["transform"] != key_of(Numbers())["transform"]
 
 
 # ---- killed, and full ----
@@ -639,7 +653,7 @@ def test_too_little_room_is_known_after_the_first_batch(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"loader": {"shuffle": True}}, "shuffle cannot be given: features lie in the order"),
+        ({"loader": {"shuffle": True}}, "shuffle cannot be given: rows lie in the order"),
         ({"loader": {"sampler": [1]}}, "sampler cannot be given"),
         ({"loader": {"drop_last": True}}, "drop_last cannot be given: every sample gets its row"),
         ({"loader": {"on_error": "skip"}}, "would leave rows out"),

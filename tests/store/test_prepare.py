@@ -353,6 +353,14 @@ def test_a_fingerprint_sees_what_a_function_reaches(
     assert fingerprint(function) != before
 
 
+def test_a_fingerprint_tells_texts_from_numbers_and_one_thing_met_again_from_another() -> None:
+    """Parts of the sources 1 and "1" would be one, and so would those of two orders of the same steps."""
+    assert fingerprint("1") != fingerprint(1)
+    assert fingerprint("1", paths=True) != fingerprint(1, paths=True)
+    chains = [Chain(*order) for order in ([ones, helper, ones], [ones, helper, helper])]
+    assert fingerprint(chains[0]) != fingerprint(chains[1])
+
+
 def test_a_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
     given = "({'b', 'a', 'c'}, ('a.jpg', 3), {'k': 1.5}, range(3), None, b'x')"
     program = f"from fastload.fingerprint import fingerprint; print(fingerprint({given}))"

@@ -92,6 +92,41 @@ def test_stop_wakes_a_reader_that_waits_and_keeps_what_was_read() -> None:
     assert [message.value for message in got] == [1, 2]
 
 
+def test_stop_reads_a_line_to_its_end_and_leaves_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(json_lines, "_CHUNK", 7)
+    reading, writing = os.pipe()
+    os.write(writing, b'1\n{"a": 2}\n3\n')
+    with os.fdopen(reading, "rb", buffering=0) as pipe:
+        source = JSONLines(pipe)
+        messages = iter(source)
+        assert next(messages).value == 1  # of the first chunk, which ends within the second line
+        source.stop()
+        assert [message.value for message in messages] == [{"a": 2}]
+        source.close()
+        assert pipe.read(100) == b"3\n"
+    os.close(writing)
+
+
+def test_a_line_whose_rest_does_not_come_is_poison_after_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(json_lines, "_REST_MS", 0)
+    reading, writing = os.pipe()
+    os.write(writing, b'1\n{"a":')
+    with os.fdopen(reading, "rb") as pipe:
+        source = JSONLines(pipe)
+        messages = iter(source)
+        assert next(messages).value == 1
+        source.stop()
+        (half,) = messages
+        source.close()
+    os.close(writing)
+    assert isinstance(half.value, Poison)
+    assert half.value.text == '{"a":'
+
+
 def test_a_file_without_a_descriptor_is_refused() -> None:
     with pytest.raises(io.UnsupportedOperation):
         JSONLines(io.StringIO("1\n"))

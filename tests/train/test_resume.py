@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_training(tmp_path: Path
 
 
 def test_a_checkpoint_is_not_written_over_by_a_run_that_does_not_resume(tmp_path: Path) -> None:
-    from fastload.train.control import Control
+    from fastload.distributed import Control
     from fastload.train.loop import begin
 
     train(tmp_path)

@@ -25,11 +25,11 @@ pytest.importorskip("PIL")
 
 import fastload
 from fastload.cli import main
-from fastload.distributed import Rank, device_of
+from fastload.distributed import Control, Rank, device_of
 from fastload.errors import RankError
 from fastload.testing import SlowDataset
 from fastload.train.checkpoint import NAME, Checkpoint
-from fastload.train.control import Control, Stopping
+from fastload.train.control import Stopping
 from fastload.train.learner import Learner, choose_device, open_learner
 from fastload.train.loop import Trained, begin, fit, train
 from fastload.train.models import ModelError, TinyConvNet, build_model

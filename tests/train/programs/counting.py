@@ -22,8 +22,8 @@ from torch.utils.data import Dataset
 
 import fastload
 from fastload import distributed
+from fastload.distributed import Control
 from fastload.train import checkpoint
-from fastload.train.control import Control
 from fastload.train.learner import Learner, across_ranks
 from fastload.train.loop import Trained, begin, fit
 from fastload.train.recipe import Recipe

@@ -1,0 +1,368 @@
+"""`fastload predict`: a model answers each sample of a dataset, into a set, or each message of a stream."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from inspect import isclass, isroutine
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fastload.cli._common import (
+    Number,
+    OnRanks,
+    device_named,
+    found_at,
+    made_at,
+    require,
+    sigterm_raises,
+)
+from fastload.errors import PredictError, PrepareError, UsageError, in_one_line
+
+_OF_SETS = {"name", "inputs", "data_version", "parts", "root", "replace"}
+_OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
+
+
+@click.command(cls=OnRanks)
+@click.argument("model", metavar="MODEL")
+@click.argument("dataset", required=False, metavar="[DATASET]")
+@click.option(
+    "-b",
+    "--batch-size",
+    default=64,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Samples or messages in a batch.",
+)
+@click.option(
+    "-w",
+    "--num-workers",
+    type=click.IntRange(0, 1024),
+    help="Threads that load samples or decode messages, per rank.  [default: one for each core]",
+)
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="Device of the model: auto, cpu, cuda, cuda:1. auto: an accelerator for each rank if there are any.",
+)
+@click.option(
+    "--name",
+    help="With DATASET: name of the set: letters, digits and _.+=-, or a path that ends in such a name. All ranks must "
+    "see its folder.",
+)
+@click.option(
+    "--inputs",
+    metavar="MODULE:NAME",
+    help="With DATASET: function of a batch that returns what the model gets.  [default: the first of a tuple or list, "
+    "else the batch]",
+)
+@click.option(
+    "--parts",
+    type=click.IntRange(min=1),
+    help="With DATASET: parts of the set, which the ranks share.  [default: one for each 512 samples, at most 1024]",
+)
+@click.option(
+    "--data-version",
+    default="",
+    help="With DATASET: text that names its samples, if their content cannot be found out. Change it when they change.",
+)
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With DATASET: folder of the sets.  [default: $FASTLOAD_STORE, or a folder in shared memory]",
+)
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="With DATASET: replace a set of this name that was made of other things.",
+)
+@click.option(
+    "--source",
+    default="-",
+    show_default=True,
+    metavar="SOURCE",
+    help="Messages: -, a file of JSON lines, a folder to watch, or kafka://SERVERS/TOPIC?group=GROUP.",
+)
+@click.option(
+    "--sink",
+    default="-",
+    show_default=True,
+    metavar="SINK",
+    help="Answers: -, a file (.jsonl), a folder, or kafka://SERVERS/TOPIC.",
+)
+@click.option(
+    "--decode",
+    metavar="MODULE:NAME",
+    help="Function that makes a sample of a message: of a line's JSON value, the path of a file, or the bytes from "
+    "Kafka.  [default: JSON; numbers and lists of numbers become float32 tensors]",
+)
+@click.option(
+    "--key",
+    help="Member of each line's object that is the key of its answer.  [default: line 1, line 2 ...]",
+)
+@click.option(
+    "--failed",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of JSON lines for messages that have no answer, with their errors.  [default: the first of them ends "
+    "the command]",
+)
+@click.option(
+    "--max-wait-ms",
+    default=5.0,
+    show_default=True,
+    type=Number(min=0),
+    help="Milliseconds after its first message when a batch is answered that is not full.",
+)
+@click.pass_context
+def predict(context: click.Context, /, model: str, dataset: str | None, **options: Any) -> None:
+    """Answer each sample of a dataset, or each message of a stream.
+
+    MODEL and DATASET are where Python finds them: MODULE:NAME, or MODULE:FUNCTION for a function or a class that makes
+    them without arguments. Modules are looked for in the current folder too. A function with arguments is itself the
+    model.
+
+    With DATASET, row i of the set --name is the answer for sample i. Started by mpiexec, srun or torchrun, each process
+    is a rank and makes its share of the parts. If the same command is run again, on any number of ranks, it makes only
+    the parts that are missing.
+
+    Without DATASET, messages come from --source, and their answers go to --sink. Ctrl-C and SIGTERM end the source:
+    what was read is answered, and the exit code is 0. A second signal ends the process at once. Messages of a folder
+    or of Kafka that were not answered come again at the next start. The last line on standard error says how many were
+    answered, how many failed, and the seconds.
+
+    \b
+    Examples:
+        fastload predict my_project:load_model my_project:test_set --name answers
+        mpiexec -n 4 fastload predict my_project:load_model my_project:test_set --name /project/sets/answers
+        fastload predict my_project:load_model < questions.jsonl > answers.jsonl
+        fastload predict my_project:load_model --source inbox --decode my_project:read_image --sink answers \\
+            --failed failed.jsonl
+        fastload predict my_project:load_model --source 'kafka://host:9092/in?group=g' --sink kafka://host:9092/out
+
+    \b
+    Then, in Python:
+        answers = fastload.store.get("answers")
+    """
+    _check_form(context, "DATASET" if dataset else "")
+    shared = {name: options.pop(name) for name in ("batch_size", "num_workers")}
+    device = options.pop("device")
+    if dataset is not None:
+        require("arrow", pyarrow="pyarrow")
+        given = {name: options[name] for name in _OF_SETS}
+        with sigterm_raises():
+            _predict_set(model, dataset, device, shared, **given)
+    else:
+        given = {name: options[name] for name in _OF_STREAMS}
+        _predict_stream(_model(model), device_named(device), shared, **given)
+
+
+def _check_form(context: click.Context, dataset: str) -> None:
+    """Raise UsageError for options of the other form."""
+    given = {
+        param.opts[-1]: param.name
+        for param in context.command.params
+        if context.get_parameter_source(param.name or "") is click.core.ParameterSource.COMMANDLINE
+    }
+    wrong = [
+        option for option, name in given.items() if name in (_OF_STREAMS if dataset else _OF_SETS)
+    ]
+    if wrong and dataset:
+        raise UsageError(f"{wrong[0]} is for streams: leave it out, or leave out DATASET")
+    if wrong:
+        raise UsageError(f"{wrong[0]} is for datasets: give a DATASET after MODEL, or leave it out")
+    if dataset and "--name" not in given:
+        raise UsageError("The set of the answers has no name: give --name")
+
+
+def _model(path: str) -> Any:
+    """Return the model at MODULE:NAME. A class, or a function that can be called without arguments, makes it."""
+    found = found_at(path)
+    if isclass(found) or (isroutine(found) and _takes_nothing(found)):
+        found = made_at(path)
+    if not callable(found):
+        raise UsageError(
+            f"{path} is no model: expected a module or a function that takes a batch, found {type(found).__name__}"
+        )
+    return found
+
+
+def _takes_nothing(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+# ---- a dataset ----
+
+
+def _predict_set(
+    model: str,
+    dataset: str,
+    device: str,
+    loader: dict[str, Any],
+    *,
+    name: str,
+    inputs: str | None,
+    data_version: str,
+    **given: Any,
+) -> None:
+    import torch
+
+    from fastload import distributed, store
+
+    began = time.perf_counter()
+    samples = _dataset(dataset, name, given["root"], given["parts"])
+    answering = _model(model)
+    rank = distributed.detect_rank().rank
+    on = device_named(device)
+    if rank.world_size > 1:
+        distributed.init("gloo")
+        if on.type == "cpu":
+            torch.set_num_threads(distributed.cores())
+        elif on.index is None:
+            count = torch.accelerator.device_count()
+            on = torch.device(on.type, distributed.device_of(rank, count))
+    try:
+        found = store.predictions(
+            name,
+            dataset=samples,
+            model=answering,
+            inputs=found_at(inputs) if inputs else None,
+            loader={key: value for key, value in loader.items() if value is not None},
+            device=on,
+            rank=rank,
+            version=data_version,
+            progress=True,
+            **given,
+        )
+    except PrepareError as error:
+        if error.__cause__ is not None and rank.world_size > 1:
+            traceback.print_exception(error.__cause__)
+        raise
+    except FileExistsError as error:
+        text = in_one_line(error).replace("pass replace=True", "pass --replace")
+        raise click.ClickException(text) from error
+    except TypeError as error:
+        if "Pass version=" not in str(error):
+            raise
+        text = in_one_line(error).replace("Pass version=", "Give --data-version")
+        raise click.ClickException(text) from error
+    if rank.rank == 0:
+        shapes = ", ".join(f"{column} {_shape(value)}" for column, value in found[0].items())
+        click.echo(f"{len(found):,} rows of {shapes}, after {time.perf_counter() - began:.1f} s")
+        click.echo(found.path)
+
+
+def _dataset(path: str, name: str, root: Path | None, parts: int | None) -> Any:
+    """Return the dataset at MODULE:NAME. Raises UsageError if no set of its answers can be made as asked."""
+    from fastload.store.root import locate
+
+    found = made_at(path)
+    if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
+        raise UsageError(
+            f"{path}: expected a dataset with a length and samples by index, found {type(found).__name__}"
+        )
+    rows = len(found)
+    if not rows:
+        raise UsageError(f"{path}: the dataset has no samples")
+    if parts is not None and parts > rows:
+        raise UsageError(
+            f"--parts {parts}: the dataset has {rows} samples; give at most as many parts"
+        )
+    try:
+        locate(name, root, make=False)
+    except ValueError as error:
+        raise UsageError(f"--name {name}: {error}") from error
+    return found
+
+
+def _shape(value: Any) -> str:
+    kind = str(value.dtype).removeprefix("torch.")
+    return f"{kind}[{', '.join(map(str, value.shape))}]" if value.shape else kind
+
+
+# ---- a stream ----
+
+
+def _predict_stream(
+    model: Any,
+    device: Any,
+    loader: dict[str, Any],
+    *,
+    source: str,
+    sink: str,
+    decode: str | None,
+    key: str | None,
+    failed: Path | None,
+    max_wait_ms: float,
+) -> None:
+    from fastload import stream
+
+    began = time.perf_counter()
+    decoder = found_at(decode) if decode else stream.json_to_tensors
+    with ExitStack() as stack:
+        writing = stack.enter_context(closing(_opened(stream.open_sink, sink)))
+        aside = stack.enter_context(closing(stream.SideList(failed))) if failed else None
+        answers = stack.enter_context(
+            stream.predict(
+                model,
+                _opened(stream.open_source, source, key=key),
+                decode=decoder,
+                device=device,
+                max_wait_ms=max_wait_ms,
+                on_failed=aside,
+                **loader,
+            )
+        )
+        try:
+            with _signals_call(answers.stop):
+                answers.write_to(writing)
+        except PredictError as error:
+            text = in_one_line(error).replace("Give predict() on_failed=", "Give --failed FILE")
+            raise PredictError(text) from error
+        finally:
+            seconds = time.perf_counter() - began
+            click.echo(
+                f"{answers.answered:,} answered, {answers.failed:,} failed, {seconds:.1f} s",
+                err=True,
+            )
+
+
+def _opened(opening: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """Return what `opening` returns. Raises ClickException if a library of it is not installed."""
+    try:
+        return opening(*given, **options)
+    except ModuleNotFoundError as error:
+        raise click.ClickException(in_one_line(error)) from error
+
+
+@contextmanager
+def _signals_call(stop: Callable[[], None]) -> Iterator[None]:
+    """Have the first SIGINT or SIGTERM in the block call `stop`. A second one ends the process."""
+
+    def arrive(number: int, frame: Any) -> None:
+        for taken in before:
+            signal.signal(taken, signal.SIG_DFL)
+        stop()
+
+    # A shell ignores SIGINT in what it starts with &, and so does this.
+    numbers = [
+        n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN
+    ]
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, arrive)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

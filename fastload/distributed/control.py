@@ -1,0 +1,79 @@
+"""What ranks agree on beside tensors on their devices: on the CPU, over Gloo."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from fastload.distributed.detect import Rank
+
+T = TypeVar("T")
+
+
+class Control:
+    """Collective calls: every rank makes the same ones in the same order. With one rank they cost nothing.
+
+    Args:
+        timeout: how long a rank waits in a call for the others. None: as long as `init` said.
+    """
+
+    def __init__(self, rank: Rank, *, timeout: timedelta | None = None) -> None:
+        self.rank = rank
+        self._group: Any = None
+        if rank.world_size > 1:
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
+
+    def close(self) -> None:
+        """Leave the group. A rank that still waits in it for this one gets an error."""
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, by rank, on every rank."""
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * self.rank.world_size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def broadcast(self, value: T | None) -> T:
+        """Rank 0's value; what the others give does not count."""
+        values: list[Any] = [value]
+        if self._group is not None:
+            dist.broadcast_object_list(values, src=0, group=self._group, device=torch.device("cpu"))
+        found: T = values[0]
+        return found
+
+    def union(self, mask: torch.Tensor) -> torch.Tensor:
+        """bool[N], on the CPU: true where it is true on any rank."""
+        found = mask.to("cpu", torch.uint8)
+        if self._group is not None:
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        return found.bool()
+
+    def cast(self, vote: int) -> Vote:
+        """Give a vote; the greatest of all is known when it is asked for."""
+        ballot = torch.tensor([vote], dtype=torch.int64)
+        if self._group is None:
+            return Vote(ballot, None)
+        return Vote(
+            ballot, dist.all_reduce(ballot, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        )
+
+
+class Vote:
+    """A vote of all ranks that is under way."""
+
+    def __init__(self, ballot: torch.Tensor, work: Any) -> None:
+        self._ballot = ballot
+        self._work = work
+
+    def result(self) -> int:
+        """The greatest vote of any rank. Raises RuntimeError where a rank has died."""
+        if self._work is not None:
+            self._work.wait()
+        return int(self._ballot)

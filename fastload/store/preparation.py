@@ -1,0 +1,236 @@
+"""A set that is being prepared: which of its parts are missing, and how its parts become the set."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import reprlib
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from tqdm import tqdm
+
+from fastload.datasets.manifest import REJECTED, Index, Shard, described, read_index, shard_name
+from fastload.disk import replace_file
+from fastload.errors import PrepareError
+from fastload.fingerprint import fingerprint
+from fastload.store.root import in_memory, locate, preparing, remove, seal, this_node, unsealed
+from fastload.store.work import Work
+from fastload.store.write import index_of
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare` did.
+
+    Attributes:
+        path, id, rows: of the set.
+        made, reused: the number of parts made by this call, and of those that were there.
+        skipped: (source, reason) of each source that failed, with `on_error="skip"`.
+    """
+
+    path: str
+    id: str
+    rows: int
+    made: int
+    reused: int
+    skipped: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        skipped = f", {len(self.skipped)} sources skipped" if self.skipped else ""
+        return f"{self.path}: {self.rows:,} rows, {self.made} parts made, {self.reused} there already{skipped}"
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A set that is being prepared. Other processes may get a copy of this, and write parts into `work`.
+
+    Attributes:
+        name: of the set.
+        work: where parts are written.
+        given: fingerprint and source of each part, in the order of the set.
+        missing: sources whose parts are not there, by fingerprint; none if the set itself is there.
+    """
+
+    name: str
+    work: Work
+    given: list[tuple[str, Any]]
+    missing: dict[str, Any]
+    _root: str
+    _classes: tuple[str, ...]
+    _made: dict[str, Any]
+    _old: _OldSet | None
+    _is_there: bool
+
+    def seal(self, reasons: Mapping[str, str] | None = None) -> Prepared:
+        """Make the set of the parts, all of which are there but those with `reasons`: why a source failed.
+
+        Only the process that has opened this may call it, once.
+        """
+        reasons, reused = reasons or {}, len(self.given) - len(self.missing)
+        if self._is_there:
+            assert self._old is not None
+            shutil.rmtree(self.work.folder)
+            index = self._old.index
+            return Prepared(self._old.path, index.id, index.rows, 0, reused, self._old.skipped)
+        skipped = tuple((shown(source), reasons[f]) for f, source in self.given if f in reasons)
+        shards, schema = _shards(self.work, [(f, s) for f, s in self.given if f not in reasons])
+        index = index_of(shards, schema, classes=self._classes, made=self._made)
+        with unsealed(self._root, self.name, free=self._old is None) as new:
+            self.work.gather(shards, new)
+            _write_skipped(new, skipped, durable=self.work.durable)
+            if self._old is not None:
+                remove(self._root, self.name)
+            place = seal(new, self._root, self.name, index)
+        shutil.rmtree(self.work.folder)
+        made = len(self.missing) - len(reasons)
+        return Prepared(place, index.id, index.rows, made, reused, skipped)
+
+
+@contextmanager
+def preparation(
+    base: str,
+    sources: Iterable[Any],
+    out: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    checksums: bool | None = None,
+    classes: Iterable[str] = (),
+    made: Mapping[str, Any] | None = None,
+    strict: bool = True,
+    replace: bool = False,
+    progress: bool = False,
+) -> Iterator[Preparation]:
+    """Yield what `prepare` needs to know of a set, to one process at a time.
+
+    Args:
+        base: the fingerprint of what makes a part of a source.
+        strict: whether a set that was made without some sources counts as another one.
+        out, root, checksums, classes, made, replace, progress: see `prepare`.
+
+    Raises FileExistsError if there is another set of this name, ValueError if there are no sources.
+    """
+    path, name = locate(out, root)
+    given = [(fingerprint(base, source, paths=True), source) for source in sources]
+    if not given:
+        raise ValueError(f"{name}: there are no sources to prepare")
+    whole = fingerprint(*(found for found, _ in given))
+
+    def waiting() -> None:
+        if progress:
+            tqdm.write(f"{path}: another process prepares {name}; waiting for it", file=sys.stderr)
+
+    durable = not in_memory(path)
+    with preparing(path, name, wait=waiting) as folder:
+        old = _old_set(os.path.join(path, name))
+        is_there = old is not None and old.is_made_of(whole, strict=strict)
+        if old is not None and not is_there and not replace:
+            raise old.refusal(given)
+        work = Work(folder, durable if checksums is None else checksums, durable)
+        missing = {}
+        if not is_there:
+            if old is not None:
+                work.take(old.path, old.index.shards)
+            there = work.notes()
+            missing = {found: source for found, source in given if found not in there}
+        yield Preparation(
+            name,
+            work,
+            given,
+            missing,
+            path,
+            tuple(classes),
+            {**(made or {}), "fingerprint": whole},
+            old,
+            is_there,
+        )
+
+
+def _shards(work: Work, given: list[tuple[str, Any]]) -> tuple[list[Shard], pa.Schema]:
+    """Return the parts that have rows, in order, and their schema.
+
+    Raises PrepareError, and ValueError if no part has rows.
+    """
+    shards: list[Shard] = []
+    schema, example = None, ""
+    for found, source in given:
+        note = work.note(found)
+        if note is None:
+            raise PrepareError(
+                f"the part of {shown(source)} was made, but is not in {work.folder} on {this_node()}: all workers "
+                "must see that folder. Name one that all nodes share, and copy the set to each with fastload stage"
+            )
+        if not note.shard.rows:
+            continue
+        if schema is None:
+            schema, example = note.schema, shown(source)
+        if not note.schema.equals(schema, check_metadata=True):
+            raise PrepareError(
+                f"the source {shown(source)} gave the columns {described(note.schema)}, "
+                f"{example} gave {described(schema)}"
+            )
+        shards.append(dataclasses.replace(note.shard, name=shard_name(len(shards))))
+    if schema is None:
+        raise ValueError("there is nothing to prepare: no part has a row")
+    return shards, schema
+
+
+def shown(source: Any) -> str:
+    """Return a source as errors name it."""
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else reprlib.repr(source)
+
+
+@dataclass(frozen=True)
+class _OldSet:
+    """A set that has the name already. `skipped` are the sources that it was made without."""
+
+    path: str
+    index: Index
+    skipped: tuple[tuple[str, str], ...]
+
+    def is_made_of(self, whole: str, *, strict: bool) -> bool:
+        return self.index.made.get("fingerprint") == whole and not (strict and self.skipped)
+
+    def refusal(self, given: list[tuple[str, Any]]) -> FileExistsError:
+        known = {shard.fingerprint for shard in self.index.shards}
+        new = [shown(source) for found, source in given if found not in known]
+        reason = "made of more sources, or of these in another order"
+        if known == {""}:
+            reason = "which prepare did not make"
+        elif self.skipped:
+            reason = f"made without {len(self.skipped)} sources that failed, such as {self.skipped[0][0]}"
+        elif new:
+            reason = f"and {len(new)} of {len(given)} sources, such as {new[0]}, or the function, are not those it has"
+        return FileExistsError(
+            17,
+            f"there is a set of this name, {reason}: pass replace=True, or choose another name",
+            self.path,
+        )
+
+
+def _old_set(path: str) -> _OldSet | None:
+    try:
+        index = read_index(path)
+    except FileNotFoundError:
+        return None
+    skipped: list[tuple[str, str]] = []
+    with suppress(FileNotFoundError), open(os.path.join(path, REJECTED), "rb") as file:
+        for line in os.fsdecode(file.read()).splitlines():
+            source, _, reason = line.partition("\t")
+            skipped.append((source, reason))
+    return _OldSet(path, index, tuple(skipped))
+
+
+def _write_skipped(folder: str, skipped: Iterable[tuple[str, str]], *, durable: bool) -> None:
+    lines = [
+        " ".join(source.split()) + "\t" + " ".join(reason.split()) + "\n"
+        for source, reason in skipped
+    ]
+    if lines:
+        with replace_file(os.path.join(folder, REJECTED), durable=durable) as file:
+            file.write(os.fsencode("".join(lines)))

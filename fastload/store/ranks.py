@@ -1,0 +1,135 @@
+"""Several ranks that make one set: each makes its share of the parts, rank 0 seals, and all end alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+from fastload import distributed
+from fastload.cores import usable_cores
+from fastload.distributed import Control, Rank, detect_rank
+from fastload.errors import PrepareError, RankError
+
+T = TypeVar("T")
+
+_PATIENCE = timedelta(days=20)
+"""How long a rank that is done waits for the others. One that has died is noticed at once."""
+
+
+class Ranks:
+    """The ranks of a job, of which each calls the same methods in the same order. One rank alone waits for nothing."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self.rank = control.rank
+
+    def __str__(self) -> str:
+        return "" if self.rank.world_size == 1 else f", {self.rank}"
+
+    def parts(self, parts: Sequence[T]) -> Iterator[T]:
+        """Yield the parts that this rank is to make, of all that are missing. Each is given to exactly one rank.
+
+        A part is asked for when the loader begins to read it, so parts may be given out one by one.
+        """
+        rank, size = self.rank.rank, self.rank.world_size
+        yield from parts[rank * len(parts) // size : (rank + 1) * len(parts) // size]
+
+    def cores(self) -> int:
+        """Return how many threads this rank can keep busy."""
+        return usable_cores() if self.rank.world_size == 1 else distributed.cores()
+
+    def each(self, function: Callable[[], T]) -> T:
+        """Call `function`, and return what it returns, once it has ended on all ranks.
+
+        If it raises on some ranks, all raise PrepareError with the first of them and its reason. If it raises on all,
+        each raises its own error: it is the fault of no rank.
+        """
+        error: Exception | None = None
+        try:
+            value = function()
+        except Exception as raised:
+            error = raised
+        reasons = self._told(lambda: self._control.gather(_reason(error)))
+        failed = [rank for rank, reason in enumerate(reasons) if reason is not None]
+        if error is not None and len(failed) == len(reasons):
+            raise error
+        if failed:
+            first = failed[0] if error is None else self.rank.rank
+            raise self._failed(first, reasons[first]) from error
+        return value
+
+    def first(self, function: Callable[[], T]) -> T:
+        """Call `function` on rank 0 alone. Return what it returns there, on other ranks a copy that was pickled.
+
+        If it raises, the others raise PrepareError with the reason.
+        """
+        value: T | None = None
+        error: Exception | None = None
+        if self.rank.rank == 0:
+            try:
+                value = function()
+            except Exception as raised:
+                error = raised
+        found, reason = self._told(lambda: self._control.broadcast((value, _reason(error))))
+        if error is not None:
+            raise error
+        if reason is not None:
+            raise self._failed(0, reason)
+        return found  # type: ignore[return-value]
+
+    def expect_same(self, key: Mapping[str, str]) -> None:
+        """Raise PrepareError, on all ranks, if a rank has other parts of a key than rank 0."""
+        keys = self._told(lambda: self._control.gather(dict(key)))
+        for rank, other in enumerate(keys):
+            differing = [name for name in key if other[name] != keys[0][name]]
+            if differing:
+                raise PrepareError(
+                    f"rank {rank} of {len(keys)} has another {' and another '.join(differing)} than rank 0: give all "
+                    "ranks the same model and dataset, with the same weights"
+                )
+
+    def _told(self, call: Callable[[], T]) -> T:
+        """Return what a collective call returns. Raises PrepareError if another rank has ended."""
+        try:
+            return call()
+        except RuntimeError as error:
+            raise PrepareError(
+                f"{self.rank}: another rank has ended, or was killed: the launcher may say why. Complete parts stay: "
+                "start the ranks again to go on"
+            ) from error
+
+    def _failed(self, rank: int, reason: str | None) -> PrepareError:
+        return PrepareError(
+            f"rank {rank} of {self.rank.world_size} failed ({reason}). Complete parts stay: start the ranks again to "
+            "go on"
+        )
+
+
+def _reason(error: Exception | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"
+
+
+ALONE = Rank(0, 1, 0, 1, "none")
+
+
+@contextmanager
+def meet(rank: Rank | None) -> Iterator[Ranks]:
+    """Yield the ranks of this job, once all of them are here. None: those that a launcher has started.
+
+    Raises RankError if `rank` is not one that a launcher has started.
+    """
+    rank = rank or detect_rank().rank
+    if rank.world_size > 1:
+        joined = distributed.init("gloo")
+        if (joined.rank, joined.world_size) != (rank.rank, rank.world_size):
+            raise RankError(
+                f"rank= is {rank}, and this process was started as {joined}: leave rank= out, or start the ranks with "
+                "torchrun, mpiexec or srun"
+            )
+    control = Control(rank, timeout=_PATIENCE)
+    try:
+        yield Ranks(control)
+    finally:
+        control.close()

@@ -1,0 +1,104 @@
+"""Sources and sinks by their address: -, a file, a folder, or kafka://SERVERS/TOPIC."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import torch
+
+from fastload.errors import UsageError
+from fastload.stream.json_lines import JSONLines, JSONLinesSink
+from fastload.stream.message import Sink, Source
+
+
+def open_source(address: str, *, key: str | None = None) -> Source:
+    """Return the source at an address.
+
+    Args:
+        address: "-", which is standard input, or a file of JSON lines; a folder to watch; or
+            "kafka://SERVERS/TOPIC?group=GROUP". Topics may be several, with commas.
+        key: of lines, see `JSONLines`.
+
+    Raises UsageError if it is no such address, ModuleNotFoundError if its library is not installed, and what the source
+    raises.
+    """
+    of_kafka = address.startswith("kafka:")
+    if key is not None and (of_kafka or os.path.isdir(address)):
+        raise UsageError(
+            f"the key {key!r} is a member of JSON lines, and {address} has none: leave it out, as files and messages "
+            "of Kafka have keys of their own"
+        )
+    if of_kafka:
+        servers, topics, group = _of_kafka(address)
+        if not group:
+            raise UsageError(
+                f"{address} names no group of consumers: add it, kafka://SERVERS/TOPIC?group=GROUP"
+            )
+        from fastload.stream.kafka import Kafka
+
+        return Kafka(topics.split(","), group=group, servers=servers)
+    if os.path.isdir(address):
+        from fastload.stream.folder import Folder
+
+        return Folder(address)
+    if address != "-" and not os.path.exists(address):
+        raise UsageError(
+            f"there is no source {address}: give a file of JSON lines, a folder, - for standard input, or "
+            "kafka://SERVERS/TOPIC?group=GROUP"
+        )
+    return JSONLines(None if address == "-" else address, key=key)
+
+
+def open_sink(address: str) -> Sink:
+    """Return the sink at an address: "-", a file to which JSON lines are appended, a folder, or "kafka://SERVERS/TOPIC".
+
+    What is not there yet becomes a file if the name has a suffix, such as .jsonl, and a folder if it has none.
+    Raises what `open_source` raises.
+    """
+    if address.startswith("kafka:"):
+        servers, topic, _ = _of_kafka(address)
+        from fastload.stream.kafka import KafkaSink
+
+        return KafkaSink(topic, servers=servers)
+    if address == "-":
+        return JSONLinesSink(None)
+    is_new_folder = not os.path.exists(address) and not os.path.splitext(address)[1]
+    if is_new_folder or os.path.isdir(address):
+        from fastload.stream.folder import FolderSink
+
+        return FolderSink(address)
+    return JSONLinesSink(address)
+
+
+def _of_kafka(address: str) -> tuple[str, str, str]:
+    """Return servers, topic, and group or ""."""
+    parts = urlsplit(address)
+    query, topic = parse_qs(parts.query), parts.path.strip("/")
+    if not parts.netloc or not topic or "/" in topic or query.keys() - {"group"}:
+        raise UsageError(
+            f"expected kafka://SERVERS/TOPIC?group=GROUP, such as kafka://host:9092/in?group=g, got {address!r}"
+        )
+    return parts.netloc, topic, query.get("group", [""])[0]
+
+
+def json_to_tensors(value: Any) -> Any:
+    """Return a sample of JSON: numbers and lists of numbers become float32 tensors, within objects too.
+
+    Args:
+        value: a JSON value, bytes of JSON, or the path of a file of JSON.
+    """
+    if isinstance(value, os.PathLike):
+        value = Path(value).read_bytes()
+    return _tensors(json.loads(value) if isinstance(value, bytes) else value)
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _tensors(member) for name, member in value.items()}
+    return (
+        torch.tensor(value, dtype=torch.float32) if isinstance(value, int | float | list) else value
+    )
