@@ -28,6 +28,10 @@ class Terms:
     def __len__(self) -> int:
         return -(-self.length // self.shard)
 
+    def shared(self) -> str:
+        """Return what all workers must have in common."""
+        return f"length={self.length}, shard={self.shard}, lease_s={self.lease_s:g}, max_tries={self.max_tries}"
+
     def rows(self, number: int, begin: int = 0) -> range:
         """Return the positions of a shard, from its row `begin` on."""
         start = number * self.shard
@@ -74,15 +78,6 @@ class Joined:
     worker: int
     pid: int
 
-    def agree(self, what: str, ours: str) -> None:
-        """Raise ValueError if another worker has said otherwise."""
-        theirs = self.connection.compare_set(f"about/{what}", "", ours)
-        if theirs != ours:
-            raise ValueError(
-                f"these leases have {what} {ours!r}, and those of another worker, in the same store, {theirs!r}. Give "
-                "all workers the same arguments, and other leases another name="
-            )
-
 
 @dataclass(frozen=True)
 class Lease:
@@ -105,6 +100,7 @@ class Epoch:
         self.number = number
         self._order = order
         self._done: set[int] = set()  # of the shards, as far as this worker knows
+        self._complete = False
         self._fresh = True  # whether there may be a shard that no worker has asked for
         self._seen = -1  # changes of the watch when the last scan began
         self._held: dict[int, Lease] = {}
@@ -142,9 +138,13 @@ class Epoch:
     def is_complete(self) -> bool:
         """Return whether all shards are acknowledged."""
         count = len(self._terms)
-        return len(self._done) == count or (
-            self._joined.connection.add(self._key("done"), 0) == count
-        )
+        if not self._complete:
+            self._complete = self._joined.connection.add(self._key("done"), 0) == count
+        if not self._complete and len(self._done) == count:
+            # A worker was killed after it acknowledged a shard and before it counted it.
+            self._complete = True
+            self._joined.watch.tell()
+        return self._complete
 
     def _scan(self) -> Lease | None:
         """Look at all shards for one that can be leased: of a worker that died, or that was given back."""
@@ -192,8 +192,14 @@ class Epoch:
     def trained(self, lease: Lease) -> None:
         """Acknowledge a shard. If another worker has leased it meanwhile, raise LeaseLostError or warn."""
         joined = self._joined
+        if self._held.get(lease.shard) is not lease:
+            raise LeaseLostError(
+                f"shard {lease.shard} of epoch {self.number} was given back: these leases were closed, or began an "
+                "epoch again, while a loop went on with this one. Use one loop at a time, or other leases for each"
+            )
         del self._held[lease.shard]
         self._rows_trained.pop(lease.shard, None)
+        self._seen = -1  # this may be the last: look at all shards before waiting for a word from others
         done = str(lease.held.acknowledged())
         found = joined.connection.compare_set(self._key(lease.shard), str(lease.held), done)
         if found != done:
@@ -204,7 +210,7 @@ class Epoch:
             joined.watch.tell()
 
     def progressed(self, lease: Lease, rows: int) -> None:
-        """Record that the loop has received so many rows of a shard."""
+        """Record that the loop has received the first `rows` rows of a shard."""
         self._rows_trained[lease.shard] = rows
 
     def give_back(self, *, failed: bool = False) -> None:

@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from fastload.elastic.epoch import Epoch, Joined, LeasesState, Terms
 from fastload.elastic.stores import Connection, find_store
 from fastload.elastic.watch import Watch
-from fastload.errors import FastloadError, StateError
+from fastload.errors import FastloadError, StateError, StoreLostError
 from fastload.sampler import integer
 
 
@@ -104,10 +104,10 @@ class Leases:
         Args:
             order: describes the order of the samples. Raises ValueError if another worker has another.
         """
+        joined = self._join()
         if self._epoch is not None:
             self._epoch.give_back()
-        joined = self._join()
-        joined.agree("order", order)
+        joined.connection.agree("order", order)
         self._epoch = Epoch(self.terms, joined, number, order)
         if number < self._state.epoch:
             self._epoch.restore(replace(self._state, done=[[0, len(self)]], partial={}))
@@ -122,15 +122,23 @@ class Leases:
         A batch that the loop has received counts as trained: of a shard that this worker has half trained, a resumed
         run reads the other half. A shard that another worker holds is read again as a whole.
         """
+        self._forget_parent()
         return asdict(self._state if self._epoch is None else self._epoch.state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state: epochs before its own are over, and that begins with the shards that are not done.
 
-        Each worker calls this.
+        Each worker calls this, before its first epoch.
 
         Raises StateError if the state is of a dataset of another length, or of shards of another size.
         """
+        self._forget_parent()
+        if self._epoch is not None:
+            raise StateError(
+                "epoch: these leases have begun one, and their store may count shards as done that the state does not. "
+                "Make new Leases, with a store or a name= that no run has used, and load the state before the first "
+                "epoch"
+            )
         try:
             loaded = LeasesState(**state)
         except TypeError as error:
@@ -143,7 +151,7 @@ class Leases:
             "length",
             "shard",
         )
-        self._state, self._epoch = loaded, None
+        self._state = loaded
 
     def close(self, *, failed: bool = False) -> None:
         """Give back the shards that this worker holds, and end its threads. Any number of calls.
@@ -151,21 +159,33 @@ class Leases:
         Args:
             failed: these leases count as tries; see `max_tries`.
         """
-        if self._epoch is not None:
-            self._epoch.give_back(failed=failed)
-        if self._joined is not None:
-            self._joined.watch.close()
-            self._joined = None
+        self._forget_parent()
+        joined, self._joined = self._joined, None
+        if joined is None:
+            return
+        try:
+            if self._epoch is not None:
+                self._epoch.give_back(failed=failed)
+        except StoreLostError:
+            pass  # there is nobody to give them back to
+        finally:
+            joined.watch.close()
+
+    def _forget_parent(self) -> None:
+        """Forget, in a fork, what the parent holds, and its connections, which it goes on using."""
+        if self._joined is not None and self._joined.pid != os.getpid():
+            self._joined = self._epoch = None
 
     def _join(self) -> Joined:
-        if self._joined is not None and self._joined.pid == os.getpid():
+        self._forget_parent()
+        if self._joined is not None:
             return self._joined
         if self._store is None:
             self._store = find_store()
         connection = Connection(PrefixStore(f"fastload/{self.name}", self._store))
+        connection.agree("arguments", self.terms.shared())
         worker = connection.add("workers", 1)
         watch = Watch(connection, worker, self.terms.lease_s)
         weakref.finalize(self, watch.close).atexit = False
         self._joined = Joined(connection, watch, worker, os.getpid())
-        self._joined.agree("sizes", f"length={self.terms.length}, shard={self.terms.shard}")
         return self._joined

@@ -104,7 +104,8 @@ class LeasedBatches(Iterator[list[int]]):
         self._given = 0  # batches that the loop has not received
         self._rows = range(0)  # of the latest lease, those that were not given
         self._leases: dict[int, Lease] = {}  # by shard, those with batches in flight
-        self._left: dict[int, int] = {}  # by shard, the rows that the loop has not received
+        self._ends: dict[int, int] = {}  # by shard: all rows before this position were received
+        self._early: dict[int, int] = {}  # received before those in front of them: from where, up to where
         self._trained: deque[Lease] = (
             deque()
         )  # all rows received; acknowledged once the loop asks for more
@@ -146,12 +147,15 @@ class LeasedBatches(Iterator[list[int]]):
             return
         self._given -= 1
         self._acknowledge()
-        shard = batch.position // self._sampler.leases.terms.shard
-        lease = self._leases[shard]
-        self._left[shard] -= batch.size
-        self._begun().progressed(lease, len(lease.rows) - self._left[shard] + lease.held.begin)
-        if not self._left[shard]:
-            del self._left[shard]
+        size = self._sampler.leases.terms.shard
+        shard = batch.position // size
+        self._early[batch.position] = batch.position + batch.size
+        while (end := self._early.pop(self._ends[shard], None)) is not None:
+            self._ends[shard] = end
+        lease, end = self._leases[shard], self._ends[shard]
+        self._begun().progressed(lease, end - shard * size)
+        if end == lease.rows.stop:
+            del self._ends[shard]
             self._trained.append(self._leases.pop(shard))
 
     def _begun(self) -> Epoch:
@@ -162,7 +166,7 @@ class LeasedBatches(Iterator[list[int]]):
     def _take(self, lease: Lease) -> None:
         self._rows = lease.rows
         self._leases[lease.shard] = lease
-        self._left[lease.shard] = len(lease.rows)
+        self._ends[lease.shard] = lease.rows.start
 
     def _acknowledge(self) -> None:
         while self._trained:

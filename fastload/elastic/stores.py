@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -16,7 +17,8 @@ from fastload.torch_private import default_store
 
 T = TypeVar("T")
 
-_RETRY_S = (0.2, 1.0, 3.0)
+_RETRY_S = (0.2, 1.0)
+_RECONNECT = timedelta(seconds=3)  # torch would try for 300 s to reach a store that has gone
 _FOREVER = timedelta(days=30)
 
 
@@ -31,22 +33,33 @@ def find_store() -> Store:
     if dist.is_available() and dist.is_initialized():
         found: Store = default_store()
         return found
+    if os.environ.get("WORLD_SIZE", "1") not in ("0", "1"):
+        warnings.warn(
+            f"fastload: WORLD_SIZE is {os.environ['WORLD_SIZE']} in the environment, and these leases have no store "
+            "that other processes share: each process reads all samples. Give Leases store=, start the processes by "
+            "torchrun, or call torch.distributed.init_process_group() first",
+            stacklevel=4,
+        )
     return HashStore()
 
 
 class Connection:
-    """A connection of its own to a store, for one thread at a time.
+    """A connection of its own to a store.
 
     A blocked `wait` keeps a connection busy. So a thread that waits has another one than those that ask.
     """
 
     def __init__(self, store: Store) -> None:
-        self._origin = store
         self._store: Store = store.clone()
+        inner = self._store
+        while isinstance(inner, PrefixStore):
+            inner = inner.underlying_store
+        if isinstance(inner, TCPStore):  # others share the time-out with the store of the user
+            inner.set_timeout(_RECONNECT)
 
     def cloned(self) -> Connection:
         """Return another connection to the same store."""
-        return Connection(self._origin)
+        return Connection(self._store)
 
     def read(self, key: str) -> str:
         """Return the text of a key, "" if it is absent, without waiting for it. No counter may have this key."""
@@ -66,6 +79,15 @@ class Connection:
         Tried again after a broken connection. So `desired` must be a text that no other worker sets here.
         """
         return self._asked(lambda store: store.compare_set(key, expected, desired)).decode()
+
+    def agree(self, what: str, ours: str) -> None:
+        """Raise ValueError if another worker has said otherwise."""
+        theirs = self.compare_set(f"about/{what}", "", ours)
+        if theirs != ours:
+            raise ValueError(
+                f"these leases have {what} {ours!r}, and those of another worker, in the same store, {theirs!r}. Give "
+                "all workers the same arguments, and other leases another name="
+            )
 
     def set(self, key: str, text: str) -> None:
         """Set a key."""
@@ -101,7 +123,7 @@ class Connection:
             except RuntimeError:  # torch's errors of the store, and of files
                 time.sleep(delay)
             try:
-                self._store = self._origin.clone()
+                self._store = self._store.clone()
             except RuntimeError:
                 continue
         try:

@@ -6,6 +6,7 @@ No clocks are compared: a worker is dead if its beat has not changed for most of
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from itertools import count
@@ -33,6 +34,7 @@ class Watch:
     """
 
     def __init__(self, connection: Connection, worker: int, lease_s: float) -> None:
+        self._pid = os.getpid()
         self._connection = connection
         self._worker = worker
         self._beat_s = lease_s / BEATS
@@ -88,6 +90,8 @@ class Watch:
 
     def close(self) -> None:
         """End the threads."""
+        if self._pid != os.getpid():
+            return  # a fork has no threads, and its parent goes on using the connection
         self._closing.set()
         self.tell()
         for thread in self._threads:
