@@ -151,6 +151,7 @@ class SampledOrder(Order):
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
         """See `Order`."""
         super().begin(seed, recorders)
+        self._placed_keys = StreamKeys(seed, self.epoch)
         self._keys = StreamKeys(
             seed, self.epoch, rank=self._rank, world_size=self.initial.world_size
         )
@@ -228,7 +229,7 @@ class SampledOrder(Order):
         try:
             given = next(self._indices)
             if isinstance(given, PlacedBatch):
-                place["position"] = given.position
+                place |= {"position": given.position, "keys": self._placed_keys}
             if self._delivered.draws is not None:
                 self._checksum = sampler_state.checksum(given, self._checksum)
             return self._make_batch(given, **place, checksum=self._checksum)

@@ -42,7 +42,7 @@ FOLDER_IMPORTS: dict[str, set[str]] = {
     "flow": {"distributed"},
     "image": set(),
     "measure": set(),
-    "store": {"datasets", "distributed"},
+    "store": {"datasets", "distributed", "elastic"},
     "stream": set(),
     "train": {"datasets", "distributed", "image", "measure"},
 }
