@@ -120,7 +120,9 @@ class LeasedBatches(Iterator[list[int]]):
         lease = epoch.lease()
         if lease is not None:
             self._take(lease)
-        return lease is not None or epoch.is_complete()
+            return True
+        # What is in flight has yet to be acknowledged, also if others have ended the epoch: they took its shards over.
+        return not self._given and not self._trained and epoch.is_complete()
 
     def __next__(self) -> list[int]:
         if not self._rows and not self.is_ready():
