@@ -41,6 +41,7 @@ FOLDER_IMPORTS: dict[str, set[str]] = {
     "flow": {"distributed"},
     "image": set(),
     "measure": set(),
+    "parameters": {"distributed"},
     "store": {"datasets", "distributed"},
     "stream": set(),
     "train": {"datasets", "distributed", "image", "measure"},
@@ -54,6 +55,8 @@ KERNELS = {
     PACKAGE / "image" / name for name in ("kernels/__init__.py", "kernels/build.py", "libjpeg.py")
 }
 """May have a thread and locks: they wait for the compiler, and never run code of the user's."""
+PARAMETERS = {PACKAGE / "parameters" / name for name in ("server.py", "pushes.py")}
+"""May have a lock each: a server, whose calls come from threads of gRPC, and a client, whose pushes have an order."""
 
 THREADS = {
     "_thread.start_new_thread",
@@ -301,7 +304,7 @@ def test_threads_are_started_in_workers_only(path: Path) -> None:
     [
         p
         for p in MODULES
-        if p not in {PACKAGE / "window.py", PACKAGE / "waiting.py", FAKES} | KERNELS
+        if p not in {PACKAGE / "window.py", PACKAGE / "waiting.py", FAKES} | KERNELS | PARAMETERS
         and p.parent.name != "isolation"
     ],
     ids=by_name,
