@@ -127,16 +127,9 @@ class Pushes:
         restarted = link.incarnation not in ("", hello["incarnation"])
         forgotten = hello["last"] < link.floor or (link.initialised and not hello["initialised"])
         if forgotten or (restarted and not hello["kept"]):
-            self._lost(
+            raise lost(
                 link, hello["version"], f"pushes of worker {self.worker} that it does not keep"
             )
-
-    def _lost(self, link: Link, version: int, what: str) -> None:
-        raise ParametersLostError(
-            f"{link.name} has restarted at version {version}, and lacks {what}. End all servers and workers, and start "
-            "them again: they resume from the newest checkpoint. Checkpoints more often, or a larger retained_bytes, "
-            "make this rarer"
-        )
 
     def _sent_again(self, link: Link, hello: Answer) -> list[str]:
         """Send what the server lacks; return the incarnations that answered."""
@@ -148,7 +141,7 @@ class Pushes:
         more = {} if self.grads_to_wait else {"fresh": False}
         first = pushes[0][0] if pushes else self._sequence + 1
         if not self.grads_to_wait and first > hello["last"] + 1:
-            self._lost(link, hello["version"], f"push {hello['last'] + 1} of {self.worker}")
+            raise lost(link, hello["version"], f"push {hello['last'] + 1} of {self.worker}")
         for sequence, pushed in pushes:
             arguments = {"worker": self.worker, "sequence": sequence, "gradients": pushed, **more}
             answers.append(link.call(method, arguments))
@@ -162,7 +155,7 @@ class Pushes:
         """Return the order of pushes from the position that a server needs next."""
         answer = self.ask(self.links[0], "decisions", since=reached["next"])
         if answer["start"] > reached["next"] or answer["end"] < reached["next"]:
-            self._lost(
+            raise lost(
                 link, reached["version"], "the order of pushes, which server 0 does not keep"
             )
         return {"start": answer["start"], "entries": answer["entries"]}
@@ -241,7 +234,7 @@ class Pushes:
     def _commit(self, order: Mapping[str, Any], discarded: int | None) -> list[int]:
         """Tell all servers the order of pushes; return their versions."""
         if "end" in order and order["end"] < max(link.next for link in self.links):
-            self._lost(self.links[0], -1, "the order of pushes that others have followed")
+            raise lost(self.links[0], -1, "the order of pushes that others have followed")
         about = {"worker": self.worker, "discarded": discarded}
         told = {**about, "start": order["start"], "entries": order["entries"]}
         answers = self.ask_each([(link.number, "commit", told) for link in self.links])
@@ -263,7 +256,7 @@ class Pushes:
             if now - since > self._patience_s:
                 version = answers[number]["version"]
                 what = f"push {sequence} of worker {worker}, which gives no sign of life"
-                self._lost(self.links[number], version, what)
+                raise lost(self.links[number], version, what)
 
     # ---- checkpoints ----
 
@@ -300,3 +293,12 @@ def _without_errors(answers: Sequence[Answer | ParametersError]) -> list[Answer]
         if isinstance(answer, ParametersError):
             raise answer
     return list(answers)  # type: ignore[arg-type]  # no error is left
+
+
+def lost(link: Link, version: int, what: str) -> ParametersLostError:
+    """Return the error of a server that has restarted without something."""
+    return ParametersLostError(
+        f"{link.name} has restarted at version {version}, and lacks {what}. End all servers and workers, and start "
+        "them again: they resume from the newest checkpoint. Checkpoints more often, or a larger retained_bytes, "
+        "make this rarer"
+    )

@@ -73,9 +73,9 @@ class Server:
         self._grads_to_wait = grads_to_wait
         self._tolerance = tolerance
         self._scales = scale_by_staleness
-        self._folder = os.fspath(folder)
+        self.folder = os.fspath(folder)
         self._every = checkpoint_every
-        self._saves = Saves(self._folder, number, of, keep=keep)
+        self._saves = Saves(self.folder, number, of, keep=keep)
         self._steps_done = position = 0
         for contents in self._saves.load(rejoin=rejoin):
             self._part.add_contents(contents["part"], number=number, of=of)
@@ -87,7 +87,7 @@ class Server:
         journal = None
         if number == 0 and grads_to_wait:
             decided = self._steps_done * pushes
-            journal = Journal(self._folder, base=position, pushes=decided, resume=rejoin)
+            journal = Journal(self.folder, base=position, pushes=decided, resume=rejoin)
         self._order = Order(
             pushes,
             position=position,
@@ -97,6 +97,11 @@ class Server:
             oldest=lambda: self.version - tolerance,
         )
         self._order.advance()
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether pushes wait for others."""
+        return self._grads_to_wait is not None
 
     # ---- calls of clients ----
 
@@ -114,7 +119,7 @@ class Server:
             "number": self.number,
             "of": self.of,
             "grads_to_wait": self._grads_to_wait,
-            "kept": bool(self._folder),
+            "kept": bool(self.folder),
             "initialised": self._initialised,
             "version": self.version,
             "last": self._last.get(worker, (0, 0))[0],
