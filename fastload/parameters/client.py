@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, Protocol, overload
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -20,6 +21,13 @@ Named = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 """Tensors by name: a dict, or pairs such as `model.named_parameters()`."""
 RowGradients = Mapping[str, tuple[Tensor, Tensor] | Tensor]
 """By table ids and a gradient for each, or a sparse gradient as `nn.Embedding(sparse=True)` has it."""
+
+
+class Flushed(Protocol):
+    """Pushes on a thread of its own."""
+
+    def flush(self) -> None:
+        """Wait for the push under way."""
 
 
 class _Rows(NamedTuple):
@@ -72,6 +80,14 @@ class PSClient:
         self._pushes = Pushes(
             self.ps_stubs, worker or "worker", patience_s=patience_s, retained_bytes=retained_bytes
         )
+
+        self._flushed: WeakSet[Flushed] = WeakSet()
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether the servers wait for the pushes of several workers before a step."""
+        self._pushes.connect()
+        return self._pushes.grads_to_wait is not None
 
     # ---- dense parameters ----
 
@@ -134,7 +150,7 @@ class PSClient:
     def pull_embedding_vectors(self, layer_name: str, embedding_ids: Tensor) -> Tensor:
         """Return the row of each id, [n, dim], in their order. An id may come several times; new rows are made."""
         self._pushes.connect()
-        ids = _flat(embedding_ids)
+        ids = flat_ids(embedding_ids)
         if self.ps_num == 1 or not len(ids):
             arguments = {"table": layer_name, "ids": ids}
             rows: Tensor = self._pushes.ask_each([(0, "rows", arguments)])[0]["rows"]
@@ -239,8 +255,14 @@ class PSClient:
 
     def checkpoint(self) -> int:
         """Have all servers save, in their folder; return the version of the checkpoint."""
+        for table in list(self._flushed):
+            table.flush()
         self._pushes.connect()
         return self._pushes.checkpoint()
+
+    def flush_before_checkpoint(self, table: Flushed) -> None:
+        """Have `checkpoint` wait for the pushes of `table`, as long as the table lives."""
+        self._flushed.add(table)
 
     def close(self) -> None:
         """Close the connections."""
@@ -248,7 +270,8 @@ class PSClient:
             stub.close()
 
 
-def _flat(ids: Tensor) -> Tensor:
+def flat_ids(ids: Tensor) -> Tensor:
+    """Return ids as int64[n] on the CPU. Raise TypeError if they are no whole numbers."""
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"ids must be whole numbers, got {ids.dtype}")
     return ids.detach().cpu().reshape(-1).long().contiguous()
@@ -261,7 +284,7 @@ def _rows(given: tuple[Tensor, Tensor] | Tensor, number: int) -> _Rows:
         ids, values = given._indices()[0], given._values()
     else:
         ids, values = given
-    ids = _flat(ids)
+    ids = flat_ids(ids)
     values = values.detach().cpu().reshape(-1, values.shape[-1])
     if len(ids) != len(values):
         raise ValueError(f"there are {len(ids)} ids and {len(values)} gradients of rows")
