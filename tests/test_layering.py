@@ -55,8 +55,11 @@ KERNELS = {
     PACKAGE / "image" / name for name in ("kernels/__init__.py", "kernels/build.py", "libjpeg.py")
 }
 """May have a thread and locks: they wait for the compiler, and never run code of the user's."""
-PARAMETERS = {PACKAGE / "parameters" / name for name in ("server.py", "pushes.py")}
-"""May have a lock each: a server, whose calls come from threads of gRPC, and a client, whose pushes have an order."""
+PARAMETERS = {PACKAGE / "parameters" / name for name in ("server.py", "pushes.py", "prefetched.py")}
+"""May have locks: a server, whose calls come from threads of gRPC, a client, whose pushes have an order, and the rows
+that a loader's threads pull ahead."""
+PUSHES = {PACKAGE / "parameters" / "embedding.py"}
+"""May have a thread: it pushes gradients beside the next step, and never runs code of the user's."""
 
 THREADS = {
     "_thread.start_new_thread",
@@ -293,7 +296,9 @@ def test_a_circle_is_seen_wherever_its_imports_stand() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in MODULES if p not in {PACKAGE / "workers.py", FAKES} | KERNELS], ids=by_name
+    "path",
+    [p for p in MODULES if p not in {PACKAGE / "workers.py", FAKES} | KERNELS | PUSHES],
+    ids=by_name,
 )
 def test_threads_are_started_in_workers_only(path: Path) -> None:
     assert not used(path.read_text(), THREADS)

@@ -13,12 +13,23 @@ checkpoint.py  files                                   wire.py        values wit
 transport.py   how clients reach servers               flight.py      over Arrow Flight
 link.py        one client's way to one server          pushes.py      to all, also to one that restarts
 client.py      PSClient                                serve.py       a server as a process
+embedding.py   a table as a layer                      prefetched.py  rows pulled ahead, never stale
 """
 
 from fastload.parameters.client import PSClient
+from fastload.parameters.embedding import Embedding
 from fastload.parameters.optimizer import Optimizer
 from fastload.parameters.server import Server
 from fastload.parameters.tables import TableInfo
 from fastload.parameters.transport import InProcess, Stub, connect
 
-__all__ = ["InProcess", "Optimizer", "PSClient", "Server", "Stub", "TableInfo", "connect"]
+__all__ = [
+    "Embedding",
+    "InProcess",
+    "Optimizer",
+    "PSClient",
+    "Server",
+    "Stub",
+    "TableInfo",
+    "connect",
+]
