@@ -170,7 +170,9 @@ class Pushes:
     ) -> tuple[bool, int, list[Mapping[str, Any]]]:
         """Push a part to each server; return whether it was accepted, the version, and of each the fresh rows."""
         with self._lock:
-            if self._has_old_rows:  # of a server that has restarted, and waits for pushes of other workers
+            if (
+                self._has_old_rows
+            ):  # of a server that has restarted, and waits for pushes of other workers
                 self._has_old_rows = False
                 rows = self._rows_of(parts) if fresh else []
                 return False, max(self._commit(self._order_from_0(), None)), rows

@@ -224,7 +224,7 @@ class Server:
             "last": self._last,
             "part": self._part.contents(),
         }
-        self._saves.save(version, contents)
+        self._saves.save(int(version), contents)
         return {}
 
     def close(self) -> None:

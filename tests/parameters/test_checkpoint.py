@@ -40,7 +40,10 @@ def begin(client: PSClient) -> None:
 
 def parameters(client: PSClient) -> dict[str, list[Any]]:
     rows = client.pull_embedding_vectors("t", torch.arange(-20, 20))
-    return {**{name: value.tolist() for name, value in client.pull_variable().items()}, "t": rows.tolist()}
+    return {
+        **{name: value.tolist() for name, value in client.pull_variable().items()},
+        "t": rows.tolist(),
+    }
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
@@ -91,7 +94,9 @@ def test_a_checkpoint_that_lacks_a_part_is_not_taken(missing: int, tmp_path: Pat
     (tmp_path / "version-4" / f"part-{missing}-of-2.arrow").unlink()
     for number in (2, 3):
         assert parameters(PSClient(connect(servers(number, tmp_path)))) == saved
-    assert not list((tmp_path / "version-4").glob("part-?-of-2.arrow")), "a part of another life is gone"
+    assert not list((tmp_path / "version-4").glob("part-?-of-2.arrow")), (
+        "a part of another life is gone"
+    )
 
 
 @pytest.mark.parametrize("where", [0.5, -1])
@@ -111,7 +116,9 @@ def test_a_damaged_part_is_named(where: float, tmp_path: Path) -> None:
         servers(2, tmp_path)
 
 
-def test_a_part_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = PSClient(connect(servers(1, tmp_path)))
     begin(client)
 
@@ -129,7 +136,9 @@ def test_another_optimizer_is_refused(tmp_path: Path) -> None:
     client = PSClient(connect(servers(1, tmp_path, optimizer=Optimizer(name="adam"))))
     begin(client)
     client.checkpoint()
-    with pytest.raises(ValueError, match="made with the optimizer 'adam', and this server has 'sgd'"):
+    with pytest.raises(
+        ValueError, match="made with the optimizer 'adam', and this server has 'sgd'"
+    ):
         servers(1, tmp_path)
 
 

@@ -14,17 +14,24 @@ import pytest
 import torch
 
 from fastload.errors import ParametersError, UsageError
-from fastload.parameters import Optimizer, PSClient, Server, connect
-from fastload.parameters import wire
+from fastload.parameters import Optimizer, PSClient, Server, connect, wire
 from fastload.parameters.flight import FlightStub, ParameterServer
 
 
 @contextmanager
-def served(number: int = 1, host: str = "127.0.0.1", token: str = "", certificate: Any = None, **options: Any) -> Iterator[list[str]]:
+def served(
+    number: int = 1,
+    host: str = "127.0.0.1",
+    token: str = "",
+    certificate: Any = None,
+    **options: Any,
+) -> Iterator[list[str]]:
     with ExitStack() as stack:
         fronts = [
             stack.enter_context(
-                ParameterServer(Server(i, number, **options), host, token=token, certificate=certificate)
+                ParameterServer(
+                    Server(i, number, **options), host, token=token, certificate=certificate
+                )
             )
             for i in range(number)
         ]
@@ -75,7 +82,9 @@ def test_all_is_as_in_process_and_aligned(
             ids = torch.tensor([3, -1, 2**62, 3])
             rows = client.pull_embedding_vectors("t", ids)
             gradients = {"w": torch.ones(7, 3)}, {"t": (ids, rows)}
-            accepted, version, fresh = client.push_gradients(*gradients, 0.1, [0] * number, fresh=True)
+            accepted, version, fresh = client.push_gradients(
+                *gradients, 0.1, [0] * number, fresh=True
+            )
             values = client.pull_variable()
             tensors = [*values.values(), rows, *fresh["t"]]
             assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
@@ -90,10 +99,15 @@ def test_all_is_as_in_process_and_aligned(
     assert torch.equal(rows, other_rows)
 
 
-@pytest.mark.parametrize(("token", "said"), [("", "wants a token: give token="), ("other", "wants another token")])
+@pytest.mark.parametrize(
+    ("token", "said"), [("", "wants a token: give token="), ("other", "wants another token")]
+)
 def test_a_caller_without_the_token_is_refused(token: str, said: str) -> None:
     with served(token="right") as addresses:
-        with client_of(addresses, token=token) as client, pytest.raises(ParametersError, match=said):
+        with (
+            client_of(addresses, token=token) as client,
+            pytest.raises(ParametersError, match=said),
+        ):
             client.pull_variable()
         with client_of(addresses, token="right") as client:
             assert client.pull_variable() == {}
@@ -113,7 +127,10 @@ def test_other_machines_are_not_served_without_a_token(host: str) -> None:
 
 
 def test_with_a_token_other_machines_are_served() -> None:
-    with served(host="0.0.0.0", token="right") as addresses, client_of(addresses, token="right") as client:
+    with (
+        served(host="0.0.0.0", token="right") as addresses,
+        client_of(addresses, token="right") as client,
+    ):
         assert client.pull_variable() == {}
 
 
@@ -137,10 +154,14 @@ def test_tls_with_a_certificate_that_the_client_knows(certificate: tuple[bytes, 
             assert client.pull_variable()["w"].tolist() == [1, 1]
 
 
-def test_tls_with_a_certificate_that_the_client_does_not_know(certificate: tuple[bytes, bytes]) -> None:
+def test_tls_with_a_certificate_that_the_client_does_not_know(
+    certificate: tuple[bytes, bytes],
+) -> None:
     with served(certificate=certificate) as addresses:
         client = PSClient(connect(addresses), patience_s=0.1)
-        with pytest.raises(ParametersError, match=r"grpc\+tls://localhost:\d+ gives no answer for 0.1 s"):
+        with pytest.raises(
+            ParametersError, match=r"grpc\+tls://localhost:\d+ gives no answer for 0.1 s"
+        ):
             client.pull_variable()
         client.close()
 

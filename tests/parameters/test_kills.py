@@ -32,7 +32,9 @@ NAMES = "abcdef"
 class Processes:
     """Servers as processes, and what restarts them."""
 
-    def __init__(self, program: subprocess.Popen[str], folder: Path, number: int, **options: Any) -> None:
+    def __init__(
+        self, program: subprocess.Popen[str], folder: Path, number: int, **options: Any
+    ) -> None:
         self._program, self._folder, self._of = program, folder, number
         self._options = options
         self.pids = [self._start(i, rejoin=False) for i in range(number)]
@@ -42,7 +44,11 @@ class Processes:
         about = {"number": number, "of": self._of, "optimizer": OPTIMIZER, "options": options}
         assert self._program.stdin is not None
         assert self._program.stdout is not None
-        print(json.dumps({**about, "store": str(self._folder / "store")}), file=self._program.stdin, flush=True)
+        print(
+            json.dumps({**about, "store": str(self._folder / "store")}),
+            file=self._program.stdin,
+            flush=True,
+        )
         return int(self._program.stdout.readline())
 
     def kill(self, number: int) -> None:
@@ -58,7 +64,11 @@ class Processes:
 def forking() -> Iterator[subprocess.Popen[str]]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"}
     program = subprocess.Popen(
-        [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, str(PROGRAM)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     try:
         yield program
@@ -73,7 +83,9 @@ def forking() -> Iterator[subprocess.Popen[str]]:
 class Deadly:
     """A stub whose server is killed at some messages."""
 
-    def __init__(self, stub: Stub, number: int, processes: Processes, draw: Callable[[str], str]) -> None:
+    def __init__(
+        self, stub: Stub, number: int, processes: Processes, draw: Callable[[str], str]
+    ) -> None:
         self._stub, self._number = stub, number
         self._processes, self._draw = processes, draw
 
@@ -122,7 +134,9 @@ def train(clients: list[PSClient], steps: int) -> dict[str, Any]:
                 ids = torch.tensor([k, step, 50, 51])
                 rows = client.pull_embedding_vectors("t", ids)
                 dense = {name: value * 0.1 + k + 1 for name, value in values[k].items()}
-                accepted, _ = client.push_gradients(dense, {"t": (ids, rows * 0.1 + 1)}, None, versions[k])
+                accepted, _ = client.push_gradients(
+                    dense, {"t": (ids, rows * 0.1 + 1)}, None, versions[k]
+                )
                 if not accepted:
                     settle(step)
     settle(steps)

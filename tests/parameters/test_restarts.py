@@ -87,13 +87,17 @@ class Worker:
         self._values: dict[str, torch.Tensor] = {}
 
     def pull(self) -> None:
-        self._values |= self.client.pull_dense_parameters(range(self.client.ps_num), self.versions)[0]
+        self._values |= self.client.pull_dense_parameters(range(self.client.ps_num), self.versions)[
+            0
+        ]
 
     def push(self) -> bool:
         dense = {k: v * 0.1 + self._number + 1 for k, v in self._values.items()}
         ids = torch.tensor([self._number, 7, 8, 7])
         rows = self.client.pull_embedding_vectors("t", ids)
-        return self.client.push_gradients(dense, {"t": (ids, rows * 0.1 + 1)}, None, self.versions)[0]
+        return self.client.push_gradients(dense, {"t": (ids, rows * 0.1 + 1)}, None, self.versions)[
+            0
+        ]
 
 
 def parameters(job: Job, workers: list[Worker], step: int) -> dict[str, Any]:
@@ -191,7 +195,9 @@ def test_each_message_of_a_push_can_be_the_last_of_a_server(after: bool, tmp_pat
         job.close()
 
 
-def test_a_worker_that_ends_before_the_last_message_is_completed_by_the_next(tmp_path: Path) -> None:
+def test_a_worker_that_ends_before_the_last_message_is_completed_by_the_next(
+    tmp_path: Path,
+) -> None:
     job = Job(str(tmp_path), 2, set(), grads_to_wait=2)
     one, two = begin(job, 2)
     for worker in (one, two):
@@ -222,14 +228,19 @@ def test_a_push_that_only_a_dead_worker_had_is_an_error_that_says_so(tmp_path: P
     del one
     job.restart(1)
     assert not two.push(), "its rows were old"
-    with pytest.raises(ParametersLostError, match=r"server 1 has restarted at version 0, and lacks push 1 of worker"):
+    with pytest.raises(
+        ParametersLostError,
+        match=r"server 1 has restarted at version 0, and lacks push 1 of worker",
+    ):
         for _ in range(3):
             impatient.push()
     job.close()
 
 
 @pytest.mark.parametrize("grads_to_wait", [None, 1])
-def test_pushes_beyond_the_bound_are_an_error_that_says_so(grads_to_wait: int | None, tmp_path: Path) -> None:
+def test_pushes_beyond_the_bound_are_an_error_that_says_so(
+    grads_to_wait: int | None, tmp_path: Path
+) -> None:
     job = Job(str(tmp_path), 2, set(), grads_to_wait=grads_to_wait)
     begin(job, 1)
     worker = Worker(job.client(retained_bytes=100), 0)
