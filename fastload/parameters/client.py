@@ -203,8 +203,9 @@ class PSClient:
     ) -> tuple[bool, int] | tuple[bool, int, dict[str, tuple[Tensor, Tensor]]]:
         """Push gradients to all servers; return whether they were accepted, and the newest version of a server.
 
-        Asynchronous servers accept all. Synchronous ones reject gradients that are too old: pull, compute and push
-        again. Gradients of one id add up. The arguments are not changed, and may be changed after the call.
+        Asynchronous servers accept all. Synchronous ones reject gradients that are too old, and those of rows that came
+        from a server that has restarted and waits for other workers: pull, compute and push again. Gradients of one id
+        add up. The arguments are not changed, and may be changed after the call.
 
         Args:
             grads: of dense parameters; those without a gradient, None, are left out.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ class Journal:
         self, folder: str, *, base: int = 0, pushes: int = 0, resume: bool = False
     ) -> None:
         self._path = os.path.join(folder, _NAME) if folder else ""
-        self._descriptor = -1
+        self._file: io.FileIO | None = None
         self.base, self._pushes_before = base, pushes
         self._last: dict[str, int] = {}  # by worker the number of its last push
         self._entries: list[Entry] = []
@@ -57,9 +58,9 @@ class Journal:
 
     def append(self, entry: Entry) -> None:
         """Add an entry. It survives the end of this process, and a loss of power, if there is a folder."""
-        if self._descriptor >= 0:
-            write_all(self._descriptor, self._path, _line(entry))
-            os.fdatasync(self._descriptor)
+        if self._file is not None:
+            write_all(self._file.fileno(), self._path, _line(entry))
+            os.fdatasync(self._file.fileno())
         self._note(entry)
         if not self._path and len(self._entries) > 2 * _KEPT:
             self.forget(self.end - _KEPT)
@@ -83,9 +84,9 @@ class Journal:
 
     def close(self) -> None:
         """Close the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _note(self, entry: Entry) -> None:
         self._entries.append(entry)
@@ -108,7 +109,7 @@ class Journal:
         about = {"base": self.base, "pushes": self._pushes_before, "last": self._last}
         with replace_file(self._path) as file:
             file.write(json.dumps(about).encode() + b"\n" + _lines(self._entries))
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._file = io.FileIO(self._path, "ab")
 
 
 def _line(entry: Entry) -> bytes:

@@ -45,6 +45,7 @@ class Pushes:
         )  # owns all below, the links' pushes, and what is known of the servers
         self._sequence = 0
         self._missing: dict[tuple[int, str, int], float] = {}
+        self._has_old_rows = False
         self.grads_to_wait: int | None = None
         for link in self.links:
             link.forget()
@@ -89,6 +90,8 @@ class Pushes:
         while answer["incarnation"] != link.incarnation or "expected" in answer:
             self._catch_up(link, "" if "expected" in answer else answer["incarnation"])
             answer = link.call(method, arguments)
+        if answer.get("behind"):
+            self._has_old_rows = True
         return answer
 
     def add_tables(self, infos: Sequence[Mapping[str, Any]]) -> None:
@@ -167,6 +170,12 @@ class Pushes:
     ) -> tuple[bool, int, list[Mapping[str, Any]]]:
         """Push a part to each server; return whether it was accepted, the version, and of each the fresh rows."""
         with self._lock:
+            if (
+                self._has_old_rows
+            ):  # of a server that has restarted, and waits for pushes of other workers
+                self._has_old_rows = False
+                rows = self._rows_of(parts) if fresh else []
+                return False, max(self._commit(self._order_from_0(), None)), rows
             self._sequence += 1
             for link, part in zip(self.links, parts, strict=True):
                 link.retain(self._sequence, part)
@@ -176,9 +185,7 @@ class Pushes:
             else:
                 accepted = True
                 version, rows = self._at_once(parts, fresh)
-            for link in self.links:
-                if not link.kept:
-                    link.replace(self._sequence, None)
+            _drop([link for link in self.links if not link.kept], self._sequence)
             return accepted, version, rows
 
     def _at_once(self, parts: Sequence[Pushed], fresh: bool) -> tuple[int, list[Mapping[str, Any]]]:
@@ -200,7 +207,7 @@ class Pushes:
             [(i, "stage", {**about, "gradients": part}) for i, part in enumerate(parts)]
         )
         if any(map(_is_refusal, staged)):
-            self._drop()
+            _drop(self.links, self._sequence)
             self._commit({"start": 0, "entries": []}, self._sequence)
         _without_errors(staged)
         version = min(part["version"] for part in parts)
@@ -208,13 +215,12 @@ class Pushes:
         answer = self.ask(self.links[0], "decide", **about, version=version, since=since)
         accepted = answer["accepted"]
         if not accepted:
-            self._drop()
+            _drop(self.links, self._sequence)
         versions = self._commit(answer, None if accepted else self._sequence)
         return accepted, max(versions)
 
-    def _drop(self) -> None:
-        for link in self.links:
-            link.replace(self._sequence, None)
+    def _order_from_0(self) -> Answer:
+        return self.ask(self.links[0], "decisions", since=min(link.next for link in self.links))
 
     def _rows_of(self, parts: Sequence[Pushed]) -> list[Mapping[str, Any]]:
         """Return of each server the rows that a push has named, as they are now."""
@@ -281,6 +287,11 @@ class Pushes:
                     )
                 time.sleep(_NAP_S)  # the other worker has to notice that the server has restarted
             return version
+
+
+def _drop(links: Sequence[Link], sequence: int) -> None:
+    for link in links:
+        link.replace(sequence, None)
 
 
 def _is_refusal(answer: Answer | ParametersError) -> bool:

@@ -148,8 +148,9 @@ class Server:
         return {"initialised": self._initialised, "version": self.version, "values": values}
 
     def rows(self, table: str, ids: Tensor) -> dict[str, Any]:
-        """Return the rows of `ids`, in this order."""
-        return {"rows": self._part.table(table).rows(ids)}
+        """Return the rows of `ids`, in this order, and whether steps that were decided are still to be made."""
+        behind = bool(self._order.missing())
+        return {"rows": self._part.table(table).rows(ids), "behind": behind}
 
     def push(
         self, worker: str, sequence: int, gradients: Mapping[str, Any], fresh: bool
@@ -223,7 +224,7 @@ class Server:
             "last": self._last,
             "part": self._part.contents(),
         }
-        self._saves.save(version, contents)
+        self._saves.save(int(version), contents)
         return {}
 
     def close(self) -> None:

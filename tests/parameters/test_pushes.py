@@ -49,11 +49,15 @@ class Worker:
             model.user.weight.copy_(self.client.pull_embedding_vectors("user", torch.arange(20)))
 
     def pull(self) -> None:
-        values, uninitialised = self.client.pull_dense_parameters(range(self.client.ps_num), self.versions)
+        values, uninitialised = self.client.pull_dense_parameters(
+            range(self.client.ps_num), self.versions
+        )
         assert not uninitialised
         self.model.dense.load_state_dict({**self.model.dense.state_dict(), **values})
         with torch.no_grad():
-            self.model.user.weight.copy_(self.client.pull_embedding_vectors("user", torch.arange(20)))
+            self.model.user.weight.copy_(
+                self.client.pull_embedding_vectors("user", torch.arange(20))
+            )
 
     def push(self, ids: Tensor, wanted: Tensor) -> bool:
         self.model.zero_grad()
@@ -75,7 +79,9 @@ def servers(number: int, **options: Any) -> list[Server]:
     return [Server(i, number, **options) for i in range(number)]
 
 
-def local_step(model: Model, dense: Any, rows: list[Tensor], each: list[Any], ids: Tensor, y: Tensor) -> None:
+def local_step(
+    model: Model, dense: Any, rows: list[Tensor], each: list[Any], ids: Tensor, y: Tensor
+) -> None:
     """One step of torch: each row is a parameter, so that rows without a gradient keep their state."""
     with torch.no_grad():
         model.user.weight.copy_(torch.stack(rows))
@@ -159,7 +165,9 @@ def test_one_client_serves_many_threads() -> None:
     def push(number: int) -> None:
         for _ in range(50):
             ids = torch.tensor([number, 100])
-            _, _, fresh = client.push_gradients({}, {"t": (ids, -torch.ones(2, 2))}, None, [0] * 3, fresh=True)
+            _, _, fresh = client.push_gradients(
+                {}, {"t": (ids, -torch.ones(2, 2))}, None, [0] * 3, fresh=True
+            )
             assert fresh["t"][0].tolist() == [number, 100]
             assert torch.equal(client.pull_embedding_vectors("t", ids[:1]), fresh["t"][1][:1])
 
@@ -216,7 +224,9 @@ def test_pushes_that_are_repeated_are_applied_once(grads_to_wait: int | None, ev
     client.push_embedding_table_infos([TableInfo("t", 1, "zeros")])
     for number in range(20):
         gradients = torch.full((2, 1), -1.0)
-        assert client.push_gradients({}, {"t": (torch.tensor([0, 1]), gradients)}, None, [number] * 2) == (
+        assert client.push_gradients(
+            {}, {"t": (torch.tensor([0, 1]), gradients)}, None, [number] * 2
+        ) == (
             True,
             number + 1,
         )
@@ -235,10 +245,14 @@ def test_the_learning_rate_is_divided_by_the_age_of_gradients_if_that_is_asked_f
 
 
 def test_gradients_that_are_too_old_are_rejected_by_all_servers() -> None:
-    client = PSClient(connect(servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=1, tolerance=1)))
+    client = PSClient(
+        connect(servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=1, tolerance=1))
+    )
     client.push_embedding_table_infos([TableInfo("t", 1, "zeros")])
     gradients = {"t": (torch.tensor([0, 1]), -torch.ones(2, 1))}
-    assert [client.push_gradients({}, gradients, None, v) for v in ([0, 0], [0, 0], [1, 0], [1, 1])] == [
+    assert [
+        client.push_gradients({}, gradients, None, v) for v in ([0, 0], [0, 0], [1, 0], [1, 1])
+    ] == [
         (True, 1),
         (True, 2),
         (False, 2),
@@ -276,7 +290,9 @@ def test_the_names_of_the_document() -> None:
     assert [client.push_dense_parameters({}, i, 9) for i in range(2)] == [False, False]
     pulled, uninitialised = client.pull_dense_parameters([0, 1], versions)
     assert (versions, uninitialised) == ([7, 7], [])
-    assert {name: value[0].item() for name, value in pulled.items()} == dict(zip(names, range(4), strict=True))
+    assert {name: value[0].item() for name, value in pulled.items()} == dict(
+        zip(names, range(4), strict=True)
+    )
     assert client.pull_dense_parameters([0, 1], versions) == ({}, []), "nothing newer"
     assert client.pull_variable().keys() == set(names)
     client.push_embedding_table_infos([("t", 3, "zeros"), TableInfo("t", 3, "zeros")])
@@ -301,9 +317,41 @@ def test_a_sparse_gradient_of_torch_is_taken_and_stays_unchanged() -> None:
     assert client.pull_embedding_vectors("t", torch.tensor([3, 5]))[:, 0].tolist() == [-2.0, -1.0]
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
+@pytest.mark.parametrize("grads_to_wait", [None, 2])
+def test_the_callers_gradients_stay_and_may_be_changed_afterwards(
+    optimizer: Optimizer, grads_to_wait: int | None
+) -> None:
+    results = []
+    for overwrite in (False, True):
+        client = PSClient(connect(servers(2, optimizer=optimizer, grads_to_wait=grads_to_wait)))
+        client.push_embedding_table_infos([("t", 2)])
+        for i in range(2):
+            client.push_dense_parameters({"w": torch.ones(3)}, i, 0)
+        for step in range(4):
+            dense, ids, rows = (
+                torch.arange(3.0),
+                torch.tensor([4, 1, 4]),
+                torch.arange(6.0).view(3, 2),
+            )
+            client.push_gradients({"w": dense}, {"t": (ids, rows)}, None, [step] * 2)
+            assert dense.tolist() == [0, 1, 2]
+            assert (ids.tolist(), rows.flatten().tolist()) == ([4, 1, 4], list(range(6)))
+            if overwrite:
+                for tensor in (dense, ids, rows):
+                    tensor.zero_()
+        rows = client.pull_embedding_vectors("t", torch.arange(5))
+        results.append((client.pull_variable()["w"].tolist(), rows.tolist()))
+    assert results[0] == results[1]
+
+
 def test_stubs_in_another_order_are_refused() -> None:
     parts = servers(2)
-    with pytest.raises(ParametersError, match="is server 1 of 2, and this client takes it for server 0"):
+    with pytest.raises(
+        ParametersError, match="is server 1 of 2, and this client takes it for server 0"
+    ):
         PSClient(connect(parts[::-1])).pull_variable()
-    with pytest.raises(ParametersError, match="server 0 of 2, and this client takes it for server 0 of 1"):
+    with pytest.raises(
+        ParametersError, match="server 0 of 2, and this client takes it for server 0 of 1"
+    ):
         PSClient(connect(parts[:1])).pull_variable()

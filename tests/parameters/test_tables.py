@@ -49,7 +49,9 @@ def test_rows_depend_neither_on_order_nor_on_the_number_of_servers(
     assert torch.equal(many.pull_embedding_vectors("user", asked), rows)
 
 
-@pytest.mark.parametrize(("initializer", "spread"), [("uniform(0.3)", 0.3 / 3**0.5), ("normal(2)", 2.0)])
+@pytest.mark.parametrize(
+    ("initializer", "spread"), [("uniform(0.3)", 0.3 / 3**0.5), ("normal(2)", 2.0)]
+)
 def test_new_rows_are_spread_as_the_initializer_says(initializer: str, spread: float) -> None:
     rows = Table(TableInfo("t", 50, initializer), Optimizer()).rows(torch.arange(2000))
     assert abs(rows.mean()) < 0.02 * spread
