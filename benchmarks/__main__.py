@@ -36,6 +36,7 @@ NAMES = (
     "features",
     "store",
     "stream",
+    "parameters",
 )
 ASKED_FOR = ("peers",)
 """Benchmarks that are run where they are named: they want packages that the others do without."""
@@ -93,7 +94,8 @@ def main(
     """Measure fastload against torch's DataLoader: all benchmarks but peers, or those named.
 
     Names: images, latency, engine, tensor_dataset, memory, collate, thread_cost, randomness, beside, decode,
-    packing, features, store, stream; and peers, fastload beside other loaders. README.md says what each one is.
+    packing, features, store, stream, parameters; and peers, fastload beside other loaders. README.md says what each
+    one is.
 
     Every case is a fresh process, and cases take turns, so leave the machine to them. An aim that is not met is
     reported and is no failure; a case that breaks is one (exit status 1). Ctrl-C ends with the table of the

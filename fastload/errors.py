@@ -178,6 +178,14 @@ class FlowError(FastloadError, RuntimeError):
     """A graph cannot run, or a task of it failed. The message names the task, the reason and the log."""
 
 
+class ParametersError(FastloadError, RuntimeError):
+    """A parameter server refused a call, or cannot be reached. The message names the server and says what to do."""
+
+
+class ParametersLostError(ParametersError):
+    """A server has restarted without pushes that no worker can send again. The message names server and version."""
+
+
 def in_one_line(error: BaseException) -> str:
     """Return a user's error as the line that a command prints, without type, notes and traceback."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:

@@ -42,6 +42,7 @@ FOLDER_IMPORTS: dict[str, set[str]] = {
     "flow": {"distributed"},
     "image": set(),
     "measure": set(),
+    "parameters": {"distributed"},
     "store": {"datasets", "distributed", "elastic"},
     "stream": set(),
     "train": {"datasets", "distributed", "image", "measure"},
@@ -55,6 +56,11 @@ KERNELS = {
     PACKAGE / "image" / name for name in ("kernels/__init__.py", "kernels/build.py", "libjpeg.py")
 }
 """May have a thread and locks: they wait for the compiler, and never run code of the user's."""
+PARAMETERS = {PACKAGE / "parameters" / name for name in ("server.py", "pushes.py", "prefetched.py")}
+"""May have locks: a server, whose calls come from threads of gRPC, a client, whose pushes have an order, and the rows
+that a loader's threads pull ahead."""
+PUSHES = {PACKAGE / "parameters" / "embedding.py"}
+"""May have a thread: it pushes gradients beside the next step, and never runs code of the user's."""
 
 WATCHES = {PACKAGE / "elastic" / "watch.py"}
 """May have threads and locks: they beat and wait while the loop trains, and never run code of the user's."""
@@ -295,7 +301,7 @@ def test_a_circle_is_seen_wherever_its_imports_stand() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in MODULES if p not in {PACKAGE / "workers.py", FAKES} | KERNELS | WATCHES],
+    [p for p in MODULES if p not in {PACKAGE / "workers.py", FAKES} | KERNELS | WATCHES | PUSHES],
     ids=by_name,
 )
 def test_threads_are_started_in_workers_only(path: Path) -> None:
@@ -307,7 +313,11 @@ def test_threads_are_started_in_workers_only(path: Path) -> None:
     [
         p
         for p in MODULES
-        if p not in {PACKAGE / "window.py", PACKAGE / "waiting.py", FAKES} | KERNELS | WATCHES
+        if p
+        not in {PACKAGE / "window.py", PACKAGE / "waiting.py", FAKES}
+        | KERNELS
+        | WATCHES
+        | PARAMETERS
         and p.parent.name != "isolation"
     ],
     ids=by_name,

@@ -15,6 +15,7 @@ from fastload.cli.images import images
 from fastload.cli.inspect import inspect
 from fastload.cli.mnist import mnist
 from fastload.cli.pack import pack
+from fastload.cli.parameters import parameters
 from fastload.cli.predict import predict
 from fastload.cli.stage import stage
 from fastload.cli.store import store
@@ -53,6 +54,7 @@ for command in (
     bench,
     check,
     pack,
+    parameters,
     verify,
     inspect,
     env,

@@ -178,6 +178,18 @@ def device_named(name: str) -> Any:
     return device
 
 
+def read_token(path: Path | None) -> str:
+    """Return the token in a file that only its owner can read."""
+    if path is None:
+        return ""
+    if path.stat().st_mode & 0o077:
+        raise click.UsageError(f"{path}: others can read the token: chmod 600 {path}")
+    token = path.read_text().strip()
+    if not token:
+        raise click.UsageError(f"{path}: there is no token in it")
+    return token
+
+
 def list_options(command: F) -> F:
     """Add the options that name a list of images."""
     listed = click.option(

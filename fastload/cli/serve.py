@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fastload.cli._common import sigterm_raises
+from fastload.cli._common import read_token, sigterm_raises
 
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -60,7 +60,7 @@ def serve(
 
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("give both --tls-cert and --tls-key, or none")
-    token = _token(token_file)
+    token = read_token(token_file)
     if not token and not insecure and not _is_loopback(host):
         raise click.UsageError(
             f"--host {host} lets other hosts read all sets: give --token-file, or --insecure if that is meant"
@@ -79,18 +79,6 @@ def serve(
     with sigterm_raises(), server:
         click.echo(f"{path}: served at {scheme}://{host}:{server.port}")
         server.serve()
-
-
-def _token(path: Path | None) -> str:
-    """Return the token in a file that only its owner can read."""
-    if path is None:
-        return ""
-    if path.stat().st_mode & 0o077:
-        raise click.UsageError(f"{path}: others can read the token: chmod 600 {path}")
-    token = path.read_text().strip()
-    if not token:
-        raise click.UsageError(f"{path}: there is no token in it")
-    return token
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,0 +1,167 @@
+"""`fastload parameters`: parameters on servers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fastload.cli._common import Number, Terminated, read_token, require, sigterm_raises
+
+_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+_INTERRUPTED, _TERMINATED = 130, 143
+
+
+@click.group()
+def parameters() -> None:
+    """Keep parameters on servers: dense ones, and tables of rows that do not fit into one process.
+
+    For asynchronous training, workers that come and go, and large tables on nodes without GPUs. If all parameters fit
+    everywhere, DistributedDataParallel is faster.
+    """
+    require("arrow", pyarrow="pyarrow")
+
+
+@parameters.command()
+@click.option(
+    "--store",
+    "store_path",
+    type=click.Path(dir_okay=False),
+    help="File that servers and workers share, into which each server writes its address. No job may have used it "
+    "before.  [default: torchrun's store]",
+)
+@click.option("--number", type=click.IntRange(0), help="Number of this server.  [default: rank]")
+@click.option("--of", type=click.IntRange(1), help="Number of servers.  [default: number of ranks]")
+@click.option(
+    "--optimizer",
+    type=click.Choice(["sgd", "adagrad", "adam"]),
+    default="sgd",
+    show_default=True,
+    help="Rule by which gradients change parameters.",
+)
+@click.option("--lr", type=Number(0), default=0.01, show_default=True, help="Learning rate.")
+@click.option("--momentum", type=Number(0), default=0.0, show_default=True, help="Of sgd.")
+@click.option(
+    "--grads-to-wait",
+    type=click.IntRange(1),
+    help="Pushes whose mean makes a step.  [default: asynchronous, each push makes one]",
+)
+@click.option(
+    "--tolerance",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Versions that gradients of synchronous pushes may be old.",
+)
+@click.option(
+    "--scale-by-staleness",
+    is_flag=True,
+    help="Divide the learning rate of an asynchronous push by the age of its gradients, in versions.",
+)
+@click.option(
+    "--checkpoint",
+    "folder",
+    type=click.Path(file_okay=False),
+    help="Folder of checkpoints, shared by all servers.  [default: none, and a server that dies is lost]",
+)
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Versions between checkpoints; 0: only when a worker asks, and at the end.",
+)
+@click.option(
+    "--keep", type=click.IntRange(1), default=3, show_default=True, help="Checkpoints to keep."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of new rows.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=True,
+    help="Port to listen on; 0: any free one.",
+)
+@click.option("--name", help="Name by which workers reach this machine.  [default: its address]")
+@click.option("--token-file", type=_file, help="File with the token that workers must have.")
+@click.option("--tls-cert", type=_file, help="Certificate chain, PEM; needs --tls-key.")
+@click.option("--tls-key", type=_file, help="Private key of the certificate, PEM.")
+def serve(
+    store_path: str | None,
+    number: int | None,
+    of: int | None,
+    optimizer: Any,
+    lr: float,
+    momentum: float,
+    folder: str | None,
+    host: str,
+    port: int,
+    name: str | None,
+    token_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    **options: Any,
+) -> None:
+    """Run one server for each rank of torchrun, mpiexec or srun.
+
+    Workers connect with fastload.parameters.connect("file:///PATH OF THE STORE"). Each server resumes from the newest
+    checkpoint that is complete, also of another number of servers. Ctrl-C or SIGTERM saves and ends it.
+
+    A server that was killed is started again alone, with the same store, --number and --of. It goes on from the
+    checkpoint, and the workers send it what it lacks.
+
+    Other hosts need a token, and without TLS anyone on the way can read it.
+
+    \b
+    Examples:
+        mpiexec -n 2 fastload parameters serve --store /shared/run7 --optimizer adagrad --lr 0.05 \\
+            --checkpoint /shared/checkpoints --checkpoint-every 1000
+        fastload parameters serve --store /shared/run7 --number 1 --of 2 --checkpoint /shared/checkpoints ...
+    """
+    from fastload.distributed import detect_rank
+    from fastload.parameters import Optimizer, Server
+    from fastload.parameters.flight import ParameterServer
+    from fastload.parameters.serve import end, job_store, reached_as, wait_for_the_end
+    from fastload.parameters.transport import is_published, publish
+
+    if (tls_cert is None) != (tls_key is None):
+        raise click.UsageError("give both --tls-cert and --tls-key, or none")
+    if (number is None) != (of is None):
+        raise click.UsageError("give both --number and --of, or none")
+    if number is None or of is None:
+        rank = detect_rank().rank
+        number, of = rank.rank, rank.world_size
+    if number >= of:
+        raise click.UsageError(f"servers are counted from 0: there is no server {number} of {of}")
+    certificate = (tls_cert.read_bytes(), tls_key.read_bytes()) if tls_cert and tls_key else None
+    token = read_token(token_file)
+    store = job_store(store_path)
+    server = Server(
+        number,
+        of,
+        optimizer=Optimizer(name=optimizer, lr=lr, momentum=momentum),
+        folder=folder or "",
+        rejoin=store is not None and is_published(store, number),
+        **options,
+    )
+    try:
+        front = ParameterServer(server, host, port, token=token, certificate=certificate)
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
+    with sigterm_raises():
+        try:
+            address = front.address(name or reached_as(host))
+            if store is not None:
+                publish(store, number, of, address)
+            click.echo(f"server {number} of {of} at version {server.version}: served at {address}")
+            wait_for_the_end()
+        except KeyboardInterrupt as end_of_it:
+            version = end(server, store)
+            click.echo(f"server {number} of {of} has ended at version {version}", err=True)
+            # Workers keep streams open, for which the end of the interpreter would wait.
+            sys.stdout.flush()
+            os._exit(_TERMINATED if isinstance(end_of_it, Terminated) else _INTERRUPTED)

@@ -1,0 +1,181 @@
+"""Checkpoints: `version-V/part-I-of-N.arrow` for each server. One counts only if all of its parts are there.
+
+A part is an Arrow file: JSON in the metadata of its schema, and the bytes of all tensors. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from fastload.disk import replace_file
+from fastload.errors import ParametersError
+from fastload.parameters.wire import SCHEMA, Encoded, Gathered, bytes_of, decode
+
+_KEY = b"fastload.parameters"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that is complete."""
+
+    folder: str
+    version: int
+    of: int
+
+    def read(self, number: int) -> dict[str, Any]:
+        """Return what server `number` saved. Raise ParametersError if the file is damaged."""
+        return _read(_path(self.folder, self.version, number, self.of))
+
+
+Last = dict[str, tuple[int, int]]
+"""By worker its last push that a server has applied, and the version after it."""
+
+
+class Saves:
+    """The checkpoints of one server: those that it has written, and that may not be complete yet.
+
+    Attributes:
+        last: what was applied when the newest complete one was saved.
+    """
+
+    def __init__(self, folder: str, number: int, of: int, *, keep: int) -> None:
+        self._folder, self._number, self._of, self._keep = folder, number, of, keep
+        self._written: list[tuple[int, int, Last]] = []
+        self.last: Last = {}
+
+    def load(self, *, rejoin: bool) -> list[dict[str, Any]]:
+        """Return the parts of the newest complete checkpoint that this server needs: its own, or all of another number.
+
+        Without `rejoin` the server's parts of newer ones are removed: the job goes on from this one.
+        """
+        if not self._folder:
+            return []
+        os.makedirs(self._folder, exist_ok=True)
+        found = newest(self._folder)
+        if not rejoin:
+            _remove_newer(self._folder, found.version if found else -1, self._number)
+        if found is None:
+            return []
+        if found.of != self._of:
+            return [{**found.read(number), "last": {}} for number in range(found.of)]
+        contents = found.read(self._number)
+        contents["last"] = {w: (int(s), int(v)) for w, (s, v) in contents["last"].items()}
+        self.last = dict(contents["last"])
+        return [contents]
+
+    def save(self, version: int, contents: dict[str, Any]) -> None:
+        """Write this server's part of a checkpoint, if it has a folder."""
+        if self._folder:
+            save(self._folder, version, self._number, self._of, contents)
+            self._written.append((version, contents["position"], dict(contents["last"])))
+
+    def completed(self) -> int | None:
+        """Return the position of the newest checkpoint that has become complete since the last call, or None."""
+        for number, (version, position, last) in reversed(list(enumerate(self._written))):
+            if is_complete(self._folder, version, self._of):
+                self.last = last
+                del self._written[: number + 1]
+                if self._number == 0:
+                    _remove_older(self._folder, self._keep)
+                return position
+        return None
+
+
+def save(folder: str, version: int, number: int, of: int, contents: dict[str, Any]) -> None:
+    """Write the part of one server. It is there completely, or not at all."""
+    path = _path(folder, version, number, of)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    encoded = Encoded(contents)
+    crc = 0
+    for batch in encoded.batches():
+        crc = zlib.crc32(bytes_of(batch).data, crc)
+    about = {_KEY: encoded.text, b"bytes": str(encoded.size), b"crc32": str(crc)}
+    with (
+        replace_file(path) as file,
+        pa.ipc.new_file(file, SCHEMA.with_metadata(about)) as writer,
+    ):
+        for batch in encoded.batches():
+            writer.write_batch(batch)
+
+
+def newest(folder: str) -> Found | None:
+    """Return the newest complete checkpoint, or None."""
+    return next(_complete(folder), None)
+
+
+def is_complete(folder: str, version: int, of: int) -> bool:
+    """Return whether all parts are there."""
+    return all(os.path.exists(_path(folder, version, number, of)) for number in range(of))
+
+
+def _remove_newer(folder: str, version: int, number: int) -> None:
+    """Remove this server's parts of newer checkpoints, none of which is complete: it goes on from `version`."""
+    for found in _versions(folder):
+        for name in os.listdir(_folder(folder, found)) if found > version else ():
+            if name.startswith(f"part-{number}-of-"):
+                os.unlink(os.path.join(_folder(folder, found), name))
+
+
+def _remove_older(folder: str, keep: int) -> None:
+    """Remove all but the newest `keep` complete checkpoints, and older incomplete ones."""
+    kept = [each.version for each in _complete(folder)][:keep]
+    for found in _versions(folder):
+        if kept and found < kept[-1]:
+            shutil.rmtree(_folder(folder, found), ignore_errors=True)
+
+
+def _complete(folder: str) -> Iterator[Found]:
+    for version in _versions(folder):
+        names = []
+        with suppress(FileNotFoundError):
+            names = os.listdir(_folder(folder, version))
+        sizes = {
+            int(found[1]) for n in names if (found := re.fullmatch(r"part-0-of-(\d+)\.arrow", n))
+        }
+        of = [size for size in sizes if is_complete(folder, version, size)]
+        if of:  # if there are several, they are of the same version: the newest files
+            last = max(of, key=lambda size: os.stat(_path(folder, version, 0, size)).st_mtime_ns)
+            yield Found(folder, version, last)
+
+
+def _versions(folder: str) -> list[int]:
+    """Return the versions that there is anything of, the newest first."""
+    found = (re.fullmatch(r"version-(\d+)", name) for name in os.listdir(folder))
+    return sorted((int(name[1]) for name in found if name), reverse=True)
+
+
+def _folder(folder: str, version: int) -> str:
+    return os.path.join(folder, f"version-{version}")
+
+
+def _path(folder: str, version: int, number: int, of: int) -> str:
+    return os.path.join(_folder(folder, version), f"part-{number}-of-{of}.arrow")
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with pa.memory_map(path) as file, pa.ipc.open_file(file) as reader:
+            about = reader.schema.metadata
+            gathered = Gathered(int(about[b"bytes"]))
+            crc = 0
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                crc = zlib.crc32(bytes_of(batch).data, crc)
+                gathered.add(batch)
+        if gathered.missing or crc != int(about[b"crc32"]):
+            raise ValueError("its bytes have changed since it was written")
+        contents: dict[str, Any] = decode(about[_KEY], gathered.content)
+        return contents
+    except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+        raise ParametersError(
+            f"{path} is no part of a checkpoint: {error}. Remove its folder, and the one before it is taken"
+        ) from error

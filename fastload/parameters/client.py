@@ -1,0 +1,301 @@
+"""`PSClient`: what a worker calls, under the names of ElasticDL's design for PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal, NamedTuple, Protocol, overload
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from fastload.parameters.link import Pushed
+from fastload.parameters.optimizer import checked_rate
+from fastload.parameters.partition import merged, owners, string_to_id
+from fastload.parameters.pushes import Pushes
+from fastload.parameters.tables import TableInfo
+from fastload.parameters.transport import Stub
+
+Named = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+"""Tensors by name: a dict, or pairs such as `model.named_parameters()`."""
+RowGradients = Mapping[str, tuple[Tensor, Tensor] | Tensor]
+"""By table ids and a gradient for each, or a sparse gradient as `nn.Embedding(sparse=True)` has it."""
+
+
+class Flushed(Protocol):
+    """Pushes on a thread of its own."""
+
+    def flush(self) -> None:
+        """Wait for the push under way."""
+
+
+class _Rows(NamedTuple):
+    """What a push has for one table: distinct ids, the sums of their gradients, and which server has each id."""
+
+    ids: Tensor
+    gradients: Tensor
+    owners: Tensor
+
+
+class PSClient:
+    """The parameters of a model, on servers.
+
+        client = PSClient(connect(["grpc://node1:7000", "grpc://node2:7000"]))
+        for i in range(client.ps_num):
+            client.push_dense_parameters(model.named_parameters(), i, 0)
+        versions = [-1] * client.ps_num
+        values, _ = client.pull_dense_parameters(range(client.ps_num), versions)
+
+    Args:
+        ps_stubs: what `connect` returns, in the order of the servers.
+        worker: a name for messages. Two clients of one name are two workers all the same.
+        patience_s: how long a server may give no answer, or lack what another worker has to send again, before a call
+            raises.
+        retained_bytes: pushes that are kept for each server, to send them again if it restarts from its checkpoint.
+
+    Calls may be made from several threads. Pulls run at the same time; pushes go one after another. Each call goes to
+    all servers at once. It is repeated if a connection breaks, and a push is applied once all the same.
+
+    Raises `ParametersError` if a server refuses a call or gives no answer, `ParametersLostError` if one has restarted
+    without pushes that cannot be sent again.
+
+    Every tensor that is returned is the caller's, on the CPU, and begins at a multiple of 64 bytes.
+    """
+
+    def __init__(
+        self,
+        ps_stubs: Sequence[Stub],
+        worker: str | None = None,
+        *,
+        patience_s: float = 60.0,
+        retained_bytes: int = 2**30,
+    ) -> None:
+        if not ps_stubs:
+            raise ValueError("ps_stubs is empty: a client needs one server or more")
+        self.ps_stubs = list(ps_stubs)
+        self.ps_num = len(self.ps_stubs)
+        self.parameter_to_ps: dict[str, int] = {}
+        self.ps_to_parameter: dict[int, list[str]] = {}
+        self._pushes = Pushes(
+            self.ps_stubs, worker or "worker", patience_s=patience_s, retained_bytes=retained_bytes
+        )
+
+        self._flushed: WeakSet[Flushed] = WeakSet()
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether the servers wait for the pushes of several workers before a step."""
+        self._pushes.connect()
+        return self._pushes.grads_to_wait is not None
+
+    # ---- dense parameters ----
+
+    def partition_dense_parameters(self, names: Iterable[str]) -> None:
+        """Note which server has which dense parameter: `string_to_id`. The other calls do so for new names."""
+        for name in names:
+            if name not in self.parameter_to_ps:
+                number = self.parameter_to_ps[name] = string_to_id(name, self.ps_num)
+                self.ps_to_parameter.setdefault(number, []).append(name)
+
+    def push_dense_parameters(self, parameters: Named, ps_id: int, version: int) -> bool:
+        """Give server `ps_id` the first values of those parameters that are its own; return whether it took them.
+
+        The first worker's values are taken; later ones are not.
+        """
+        self._pushes.connect()
+        values = dict(parameters)
+        self.partition_dense_parameters(values)
+        own = {name: t for name, t in values.items() if self.parameter_to_ps[name] == ps_id}
+        link = self._pushes.links[ps_id]
+        taken: bool = self._pushes.ask(link, "initialise", values=own, version=version)["taken"]
+        link.initialised = True
+        return taken
+
+    def pull_dense_parameters(
+        self, ps_ids: Iterable[int], model_versions: list[int]
+    ) -> tuple[dict[str, Tensor], list[int]]:
+        """Return the parameters of those servers that have newer ones, and the servers that have none yet.
+
+        Args:
+            model_versions: by server the version that the caller has, -1 for none. Changed to what it has now.
+        """
+        self._pushes.connect()
+        numbers = list(ps_ids)
+        calls = [(i, "pull", {"version": model_versions[i]}) for i in numbers]
+        values: dict[str, Tensor] = {}
+        uninitialised = []
+        for i, answer in zip(numbers, self._pushes.ask_each(calls), strict=True):
+            if not answer["initialised"]:
+                uninitialised.append(i)
+            else:
+                values |= answer["values"]
+                model_versions[i] = answer["version"]
+        return values, uninitialised
+
+    def pull_variable(self) -> dict[str, Tensor]:
+        """Return the dense parameters of all servers."""
+        return self.pull_dense_parameters(range(self.ps_num), [-1] * self.ps_num)[0]
+
+    # ---- tables ----
+
+    def push_embedding_table_infos(
+        self, infos: Iterable[TableInfo | tuple[str, int] | tuple[str, int, str]]
+    ) -> None:
+        """Make tables, each `TableInfo` or (name, dim, initializer). Those that are there stay as they are."""
+        self._pushes.connect()
+        made = [info if isinstance(info, TableInfo) else TableInfo(*info) for info in infos]
+        self._pushes.add_tables([asdict(info) for info in made])
+
+    def pull_embedding_vectors(self, layer_name: str, embedding_ids: Tensor) -> Tensor:
+        """Return the row of each id, [n, dim], in their order. An id may come several times; new rows are made."""
+        self._pushes.connect()
+        ids = flat_ids(embedding_ids)
+        if self.ps_num == 1 or not len(ids):
+            arguments = {"table": layer_name, "ids": ids}
+            rows: Tensor = self._pushes.ask_each([(0, "rows", arguments)])[0]["rows"]
+            return rows
+        owner = owners(ids, self.ps_num)
+        places = [(owner == i).nonzero()[:, 0] for i in range(self.ps_num)]
+        calls = [
+            (i, "rows", {"table": layer_name, "ids": ids[where]})
+            for i, where in enumerate(places)
+            if len(where)
+        ]
+        answers = self._pushes.ask_each(calls)
+        found = torch.empty(len(ids), answers[0]["rows"].shape[1])
+        for (i, _, _), answer in zip(calls, answers, strict=True):
+            found.index_copy_(0, places[i], answer["rows"])
+        return found
+
+    # ---- gradients ----
+
+    @overload
+    def push_gradients(
+        self,
+        grads: Named,
+        edl_grads: RowGradients,
+        learning_rate: float | None,
+        model_versions: Sequence[int],
+        *,
+        fresh: Literal[False] = False,
+    ) -> tuple[bool, int]: ...
+
+    @overload
+    def push_gradients(
+        self,
+        grads: Named,
+        edl_grads: RowGradients,
+        learning_rate: float | None,
+        model_versions: Sequence[int],
+        *,
+        fresh: Literal[True],
+    ) -> tuple[bool, int, dict[str, tuple[Tensor, Tensor]]]: ...
+
+    def push_gradients(
+        self,
+        grads: Named,
+        edl_grads: RowGradients,
+        learning_rate: float | None,
+        model_versions: Sequence[int],
+        *,
+        fresh: bool = False,
+    ) -> tuple[bool, int] | tuple[bool, int, dict[str, tuple[Tensor, Tensor]]]:
+        """Push gradients to all servers; return whether they were accepted, and the newest version of a server.
+
+        Asynchronous servers accept all. Synchronous ones reject gradients that are too old, and those of rows that came
+        from a server that has restarted and waits for other workers: pull, compute and push again. Gradients of one id
+        add up. The arguments are not changed, and may be changed after the call.
+
+        Args:
+            grads: of dense parameters; those without a gradient, None, are left out.
+            edl_grads: of rows, by table.
+            learning_rate: None: the servers'.
+            model_versions: by server the version that the gradients were computed with.
+            fresh: also return the rows that were named, by table: distinct ids, ascending, and their rows. Those of
+                asynchronous servers are as this push left them.
+        """
+        self._pushes.connect()
+        dense = {name: gradient for name, gradient in dict(grads).items() if gradient is not None}
+        self.partition_dense_parameters(dense)
+        tables = {name: _rows(given, self.ps_num) for name, given in edl_grads.items()}
+        parts = self._parts(dense, tables, checked_rate(learning_rate), model_versions)
+        accepted, version, answers = self._pushes.push(parts, fresh=fresh)
+        if not fresh:
+            return accepted, version
+        return accepted, version, {name: _fresh(name, tables[name], answers) for name in tables}
+
+    def _parts(
+        self,
+        dense: Mapping[str, Tensor],
+        tables: Mapping[str, _Rows],
+        lr: float | None,
+        versions: Sequence[int],
+    ) -> list[Pushed]:
+        # What a server in this process, or a repeated push, would read later must not change meanwhile.
+        kept = self._pushes.grads_to_wait or any(link.kept for link in self._pushes.links)
+        parts: list[Pushed] = []
+        for i in range(self.ps_num):
+            own = {k: v.detach() for k, v in dense.items() if self.parameter_to_ps[k] == i}
+            named = {}
+            for name, rows in tables.items():
+                where = rows.owners == i
+                if where.any():
+                    named[name] = rows.ids[where], rows.gradients[where]
+            parts.append(
+                {
+                    "version": int(versions[i]),
+                    "lr": lr,
+                    "dense": {k: v.clone() for k, v in own.items()} if kept else own,
+                    "rows": named,
+                }
+            )
+        return parts
+
+    # ---- the servers ----
+
+    def checkpoint(self) -> int:
+        """Have all servers save, in their folder; return the version of the checkpoint."""
+        for table in list(self._flushed):
+            table.flush()
+        self._pushes.connect()
+        return self._pushes.checkpoint()
+
+    def flush_before_checkpoint(self, table: Flushed) -> None:
+        """Have `checkpoint` wait for the pushes of `table`, as long as the table lives."""
+        self._flushed.add(table)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for stub in self.ps_stubs:
+            stub.close()
+
+
+def flat_ids(ids: Tensor) -> Tensor:
+    """Return ids as int64[n] on the CPU. Raise TypeError if they are no whole numbers."""
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"ids must be whole numbers, got {ids.dtype}")
+    return ids.detach().cpu().reshape(-1).long().contiguous()
+
+
+def _rows(given: tuple[Tensor, Tensor] | Tensor, number: int) -> _Rows:
+    if isinstance(given, Tensor):
+        if given.layout != torch.sparse_coo or given.sparse_dim() != 1:
+            raise TypeError("a gradient of rows is (ids, gradients), or a sparse tensor of rows")
+        ids, values = given._indices()[0], given._values()
+    else:
+        ids, values = given
+    ids = flat_ids(ids)
+    values = values.detach().cpu().reshape(-1, values.shape[-1])
+    if len(ids) != len(values):
+        raise ValueError(f"there are {len(ids)} ids and {len(values)} gradients of rows")
+    distinct, sums = merged(ids, values)
+    return _Rows(distinct, sums, owners(distinct, number))
+
+
+def _fresh(name: str, rows: _Rows, answers: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor]:
+    found = torch.empty(rows.gradients.shape)
+    for i, answer in enumerate(answers):
+        if name in answer:
+            found[rows.owners == i] = answer[name]
+    return rows.ids, found

@@ -1,0 +1,209 @@
+"""`Embedding`: a table on servers as a layer of a model, whose rows the loader's threads pull ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from fastload.parameters.client import PSClient
+from fastload.parameters.prefetched import Prefetched, PrefetchingCollate
+from fastload.parameters.tables import TableInfo
+from fastload.parameters.transport import connect
+
+
+class Embedding(nn.Module):
+    """Rows of a table on servers, by their ids: int64[...] become float32[..., dim].
+
+        table = Embedding("user", dim=64, client=client)
+        loader = DataLoader(data, 512, num_workers=4, collate_fn=table.prefetching("user", default_collate))
+        for batch in loader:
+            loss = head(table(batch["user"]), batch["x"])
+            loss.backward()
+            table.push(0.05)
+
+    Args:
+        name: of the table.
+        dim: numbers in a row.
+        client: of the servers. None: a server in this process, with torch's SGD.
+        rows: ids must be below this; None: any int64. A row is made when its id is first pulled.
+        initializer: how a new row is drawn, as `TableInfo` has it.
+        staleness: 0: `push` returns once the servers have it. 1: it runs on a thread beside the next step, so a forward
+            pass may lack the newest push, and no other. An error of it is raised by the next forward pass, `push`,
+            `flush` or `close`.
+        kept_batches: batches whose rows are kept at most. Give more than the loader has on their way, which is
+            `prefetch_batches` and `num_workers` together. Memory: a batch's distinct rows for each, twice if all of
+            them are pushed.
+
+    The layer has no parameters: optimizers, DDP and `state_dict()` do not see it. `forward` makes gradients for `push`
+    in training, and only pulls in evaluation and without gradients. A process must have one `Embedding` for a table.
+    Raises `ParametersError` if the servers refuse a call or give no answer, IndexError if an id is outside `rows`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        *,
+        client: PSClient | None = None,
+        rows: int | None = None,
+        initializer: str = "uniform",
+        staleness: Literal[0, 1] = 0,
+        kept_batches: int = 64,
+    ) -> None:
+        super().__init__()
+        if staleness not in (0, 1) or kept_batches < 1:
+            raise ValueError(
+                f"staleness must be 0 or 1 and kept_batches 1 or more, got {staleness} and {kept_batches}"
+            )
+        self.name, self.dim, self.rows, self.staleness = name, dim, rows, staleness
+        info = TableInfo(name, dim, initializer)
+        self._owns_client = client is None
+        self._client = PSClient(connect(None)) if client is None else client
+        self._client.push_embedding_table_infos([info])
+        self._client.flush_before_checkpoint(self)
+        self._pulls = Prefetched(self._pull, kept=kept_batches)
+        self._prefetches = False
+        self._gradients: list[tuple[Tensor, Tensor]] = []  # appended to by threads of autograd
+        self._pool: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
+
+    def prefetching(self, key: Any, collate_fn: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
+        """Return a `collate_fn` that also pulls the rows of a batch, on the loader's threads.
+
+        Args:
+            key: where the ids are: `batch[key]`, or a function of the batch.
+            collate_fn: makes the batch, such as `torch.utils.data.default_collate`.
+
+        The batch is that of `collate_fn`. `forward` finds the rows by the values of the ids, so these may be pinned or
+        moved to a device. Several tables: `b.prefetching("b", a.prefetching("a", default_collate))`.
+        """
+        self._refuse_synchronous("prefetching")
+        self._prefetches = True
+        return PrefetchingCollate(self._pulls, key, collate_fn)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the row of each id, on the device of the ids."""
+        if self._running is not None and self._running.done():
+            self.flush()
+        pull = self._pulls.take(ids)
+        rows = pull.rows.to(ids.device)
+        if self.training and torch.is_grad_enabled():
+            rows.requires_grad_()
+            rows.register_post_accumulate_grad_hook(partial(self._add, pull.ids))  # type: ignore[no-untyped-call]
+        return nn.functional.embedding(pull.places.to(ids.device).view(ids.shape), rows)
+
+    def push(self, learning_rate: float | None = None) -> None:
+        """Push the gradients of all backward passes since the last push, added up by id.
+
+        Args:
+            learning_rate: None: the servers'. Servers with `scale_by_staleness` do not scale it: they are not told
+                which version the rows had.
+        """
+        self._refuse_synchronous("push")
+        self.flush()
+        ids, gradients = self._taken()
+        if not len(ids):
+            return
+        push = partial(self._push, ids, gradients, learning_rate)
+        if self.staleness == 0:
+            return self._pulls.push(push)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, f"fastload-push-{self.name}")
+        self._running = self._pool.submit(self._pulls.push, push)
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Take what `push` would push: ids and their gradients, for `PSClient.push_gradients`.
+
+        This is for synchronous servers, which count a push of dense parameters and tables as one. It does not go
+        together with `prefetching`, which has to see each push.
+        """
+        if self._prefetches:
+            raise ValueError(
+                f"the rows of table {self.name!r} are prefetched, so its gradients go by push(). Leave out "
+                "prefetching() to push them yourself"
+            )
+        return self._taken()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients that were not pushed. `zero_grad()` of the model around it does not call this."""
+        self._gradients.clear()
+        super().zero_grad(set_to_none)
+
+    def train(self, mode: bool = True) -> Self:
+        """Begin training or evaluation. Evaluation has all pushes."""
+        if not mode:
+            self.flush()
+        return super().train(mode)
+
+    def flush(self) -> None:
+        """Wait for the push under way, and raise its error."""
+        if (running := self._running) is not None:
+            wait([running])
+            self._running = None
+            running.result()
+
+    def close(self) -> None:
+        """Flush, and end the thread. A client that was given stays open."""
+        try:
+            self.flush()
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+            if self._owns_client:
+                self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def extra_repr(self) -> str:
+        """Return what `repr` shows."""
+        return f"{self.name!r}, dim={self.dim}, rows={self.rows}, staleness={self.staleness}"
+
+    def counts(self) -> dict[str, int]:
+        """Return how many batches were prefetched, how many pulled by `forward`, and how many rows were patched."""
+        return dict(self._pulls.counts)
+
+    def _pull(self, ids: Tensor) -> Tensor:
+        if self.rows is not None and len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < self.rows:
+            raise IndexError(
+                f"table {self.name!r} has {self.rows} rows, and ids from {ids[0]} to {ids[-1]} were given. Give ids "
+                "below `rows`"
+            )
+        return self._client.pull_embedding_vectors(self.name, ids)
+
+    def _add(self, ids: Tensor, rows: Tensor) -> None:
+        """Take the gradient of rows at the end of a backward pass. The graph holds it, so nothing else keeps them."""
+        assert rows.grad is not None
+        self._gradients.append((ids, rows.grad))
+        rows.grad = None
+
+    def _taken(self) -> tuple[Tensor, Tensor]:
+        taken, self._gradients = self._gradients, []
+        if not taken:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, self.dim)
+        ids, gradients = zip(*taken, strict=True)
+        return torch.cat(ids), torch.cat([each.cpu() for each in gradients])
+
+    def _push(self, ids: Tensor, gradients: Tensor, lr: float | None) -> tuple[Tensor, Tensor]:
+        never = [
+            2**62
+        ] * self._client.ps_num  # no gradient is older: the versions of its rows are not known
+        named = {self.name: (ids, gradients)}
+        _, _, fresh = self._client.push_gradients({}, named, lr, never, fresh=True)
+        return fresh[self.name]
+
+    def _refuse_synchronous(self, call: str) -> None:
+        if self._client.synchronous:
+            raise ValueError(
+                f"{call}() is for asynchronous servers, and these wait for several pushes. Push dense parameters and "
+                "tables together: client.push_gradients(dense, {name: table.gradients()}, lr, versions)"
+            )

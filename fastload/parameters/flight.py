@@ -1,0 +1,228 @@
+"""A `Server` over Arrow Flight, and the stub that reaches it.
+
+A call is a message on a stream of DoExchange: record batches of one column of bytes, at most 64 MiB each. The first
+has metadata: the number of bytes in all, 8 bytes, and JSON. The answer has the same form. A stream is kept open and
+serves one call after another: half the time of a stream for each. The client has as many as it has calls at a time.
+
+A call needs the header `authorization: Bearer TOKEN`, if the server has a token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from fastload.errors import ParametersError, UsageError
+from fastload.parameters.server import Server
+from fastload.parameters.transport import Answer, ServerGoneError
+from fastload.parameters.wire import SCHEMA, Encoded, Gathered, decode
+
+_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a new client does not wait as long as one that failed
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 330_000),  # servers end connections that are asked more often
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
+_CALL = flight.FlightDescriptor.for_command(b"call")
+
+
+def _send(writer: Any, value: Any) -> None:
+    encoded = Encoded(value)
+    head = pa.py_buffer(struct.pack("<q", encoded.size) + encoded.text)
+    for batch in encoded.batches():
+        if head is None:
+            writer.write_batch(batch)
+        else:
+            writer.write_with_metadata(batch, head)
+            head = None
+
+
+def _receive(reader: Any) -> Any:
+    """Return a value. Raise StopIteration at the end of the stream."""
+    chunk = reader.read_chunk()
+    head = chunk.app_metadata.to_pybytes()
+    gathered = Gathered(struct.unpack_from("<q", head)[0])
+    gathered.add(chunk.data)
+    while gathered.missing:
+        gathered.add(reader.read_chunk().data)
+    return decode(head[8:], gathered.content)
+
+
+class ParameterServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Answers calls of clients with a `Server`.
+
+    Args:
+        host, port: to listen on; port 0 is any free one.
+        token: that calls must bear. Without one only this machine may call.
+        certificate: (chain, key) in PEM, for TLS.
+
+    `shutdown()` waits for clients to close their streams.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        token: str = "",
+        certificate: tuple[bytes, bytes] | None = None,
+    ) -> None:
+        if not token and not is_loopback(host):
+            raise UsageError(
+                f"host {host} lets other machines change the parameters, and there is no token. Give one, or listen on "
+                "127.0.0.1"
+            )
+        self._server = server
+        self._scheme = "grpc+tls" if certificate else "grpc"
+        super().__init__(
+            f"{self._scheme}://{host}:{port}",
+            tls_certificates=[certificate] if certificate else None,
+            middleware={"token": _Token(token)} if token else None,
+        )
+
+    def address(self, host: str) -> str:
+        """Return where clients reach it, by a name of this machine."""
+        return f"{self._scheme}://{host}:{self.port}"
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Answer the calls on a stream, until the client closes it."""
+        writer.begin(SCHEMA)
+        while True:
+            try:
+                call = _receive(reader)
+            except StopIteration:
+                return
+            try:
+                answer = self._server.answer(call["method"], call["arguments"])
+            except ParametersError as error:
+                answer = {"error": str(error)}
+            except Exception as error:  # of a call that is none, or a full disk: the client says it
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            _send(writer, answer)
+
+
+class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses calls without the token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
+        """Check the header of a call."""
+        found = [value.encode() for value in headers.get("authorization", [])]
+        if not any(hmac.compare_digest(value, self._expected) for value in found):
+            raise flight.FlightUnauthenticatedError("another token" if found else "a token")
+
+
+class _Stream:
+    """A connection with an open stream, for one call at a time."""
+
+    def __init__(self, address: str, token: str, authority: bytes | None) -> None:
+        _refuse_fork()
+        self._client = flight.FlightClient(
+            address, tls_root_certs=authority, generic_options=_OPTIONS
+        )
+        headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
+        options = flight.FlightCallOptions(headers=headers)
+        self._writer, self._reader = self._client.do_exchange(_CALL, options)
+        self._writer.begin(SCHEMA)
+
+    def send(self, value: Any) -> None:
+        _send(self._writer, value)
+
+    def receive(self) -> Any:
+        return _receive(self._reader)
+
+    def close(self) -> None:
+        with suppress(flight.FlightError, pa.ArrowException):
+            self._writer.close()
+        self._client.close()
+
+
+class FlightStub:
+    """Reaches the server at the address that `find` returns. It is asked for each new connection."""
+
+    def __init__(
+        self, find: Callable[[], str], *, token: str = "", authority: bytes | None = None
+    ) -> None:
+        self._find = find
+        self._token, self._authority = token, authority
+        self._idle: list[_Stream] = []
+        self.name = "the server"
+
+    def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
+        """Send a call; return what waits for the answer."""
+        stream: _Stream | None = None
+        try:
+            stream = self._stream()
+            stream.send({"method": method, "arguments": arguments})
+        except (flight.FlightError, pa.ArrowException) as error:
+            raise self._broken(stream, error) from error
+        return lambda: self._answer(stream)
+
+    def close(self) -> None:
+        """Close the connections that no call uses."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _stream(self) -> _Stream:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            address = self._find()
+            self.name = f"the server at {address}"
+            return _Stream(address, self._token, self._authority)
+
+    def _answer(self, stream: _Stream) -> Answer:
+        try:
+            answer: Answer = stream.receive()
+        except (flight.FlightError, pa.ArrowException, StopIteration) as error:
+            raise self._broken(stream, error) from error
+        self._idle.append(stream)
+        if "error" in answer:
+            raise ParametersError(f"{self.name}: {answer['error']}")
+        return answer
+
+    def _broken(self, stream: _Stream | None, error: Exception) -> Exception:
+        """Return what a broken stream means, and close all of them: they lead to a server that may be gone."""
+        if stream is not None:
+            stream.close()
+        self.close()
+        if isinstance(error, flight.FlightUnauthenticatedError):
+            return ParametersError(
+                f"{self.name} wants {'another token' if self._token else 'a token'}: give token=, or name the file "
+                "that has it in $FASTLOAD_TOKEN_FILE"
+            )
+        said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
+        return ServerGoneError(said or "the connection was closed")
+
+
+_user = 0  # the process that has used gRPC
+
+
+def _refuse_fork() -> None:
+    global _user
+    if _user and _user != os.getpid():
+        raise ParametersError(
+            "this process was forked from one that talks to parameter servers, which gRPC does not survive. Use "
+            'threads or the start method "spawn", or fork before the first call'
+        )
+    _user = os.getpid()
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

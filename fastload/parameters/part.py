@@ -1,0 +1,163 @@
+"""`Part`: the parameters that one server has, and the one way in which gradients change them. Not thread-safe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastload.errors import ParametersError
+from fastload.parameters.optimizer import Optimizer
+from fastload.parameters.partition import merged, owners, string_to_id
+from fastload.parameters.tables import Table, TableInfo
+
+Rows = tuple[Tensor, Tensor]
+"""Distinct ids, and a gradient for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """What a push has for one server.
+
+    Attributes:
+        version: the version of the parameters that they were computed with.
+        lr: learning rate; None: the server's.
+    """
+
+    version: int = -1
+    lr: float | None = None
+    dense: Mapping[str, Tensor] = field(default_factory=dict)
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+
+
+def mean(pushes: Sequence[Gradients]) -> Gradients:
+    """Return the mean of some pushes. A gradient that a push lacks is zero. The learning rate is the last push's."""
+    share = 1 / len(pushes)
+    dense: dict[str, Tensor] = {}
+    rows: dict[str, list[Rows]] = {}
+    for push in pushes:
+        for name, gradient in push.dense.items():
+            scaled = gradient * share
+            dense[name] = dense[name].add_(scaled) if name in dense else scaled
+        for name, named in push.rows.items():
+            rows.setdefault(name, []).append(named)
+    together = {}
+    for name, all_rows in rows.items():
+        ids, values = zip(*all_rows, strict=True)
+        distinct, sums = merged(torch.cat(ids), torch.cat(values))
+        together[name] = distinct, sums.mul_(share)
+    return Gradients(version=pushes[-1].version, lr=pushes[-1].lr, dense=dense, rows=together)
+
+
+class Part:
+    """Dense parameters by name and tables by name, with the state of the optimizer."""
+
+    def __init__(self, optimizer: Optimizer, *, seed: int = 0) -> None:
+        self._optimizer = optimizer
+        self._seed = seed
+        self.dense: dict[str, Tensor] = {}
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self.tables: dict[str, Table] = {}
+
+    def add_dense(self, values: Mapping[str, Tensor]) -> None:
+        """Add parameters that are not there."""
+        new = {name: value.detach().clone() for name, value in values.items()}
+        if new:
+            self._optimizers.append(self._optimizer.of(new.values()))
+        self.dense |= new
+
+    def add_table(self, info: TableInfo) -> None:
+        """Add a table, unless it is there. Raise ParametersError if it is another one of this name."""
+        there = self.tables.get(info.name)
+        if there is None:
+            self.tables[info.name] = Table(info, self._optimizer, seed=self._seed)
+        elif there.info != info:
+            raise ParametersError(
+                f"the table {info.name!r} is there with {there.info}, and was to be made with {info}. Give it the same "
+                "everywhere, or another name"
+            )
+
+    def table(self, name: str) -> Table:
+        """Return a table. Raise ParametersError if there is none of this name."""
+        if name not in self.tables:
+            known = ", ".join(map(repr, self.tables)) or "none"
+            raise ParametersError(
+                f"there is no table {name!r}; the tables: {known}. Call push_embedding_table_infos first"
+            )
+        return self.tables[name]
+
+    def check(self, gradients: Gradients) -> None:
+        """Raise ParametersError if these gradients cannot be applied."""
+        for name, gradient in gradients.dense.items():
+            if name not in self.dense:
+                raise ParametersError(
+                    f"there is no dense parameter {name!r} here. Call push_dense_parameters first"
+                )
+            if gradient.shape != self.dense[name].shape:
+                raise ParametersError(
+                    f"the gradient of {name!r} has the shape {tuple(gradient.shape)}, the parameter "
+                    f"{tuple(self.dense[name].shape)}"
+                )
+        for name, (ids, values) in gradients.rows.items():
+            wanted = (len(ids), self.table(name).info.dim)
+            if values.shape != wanted:
+                raise ParametersError(
+                    f"the gradients of rows of {name!r} have the shape {tuple(values.shape)}, and must have {wanted}"
+                )
+
+    def apply(self, gradients: Gradients, *, divisor: int = 1) -> None:
+        """Apply gradients that were checked. The learning rate is divided by `divisor`."""
+        lr = (self._optimizer.lr if gradients.lr is None else gradients.lr) / divisor
+        for name, gradient in gradients.dense.items():
+            self.dense[name].grad = gradient.to(self.dense[name].dtype)
+        for optimizer in self._optimizers if gradients.dense else ():
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+        for name in gradients.dense:
+            self.dense[name].grad = None
+        for name, (ids, values) in gradients.rows.items():
+            self.tables[name].apply(ids, values.float(), lr)
+
+    def contents(self) -> dict[str, Any]:
+        """Return all of it as plain values and tensors, which hold until the next change."""
+        state: dict[str, dict[str, Tensor]] = {}
+        names = {id(value): name for name, value in self.dense.items()}
+        for optimizer in self._optimizers:
+            for parameter, kept in optimizer.state.items():
+                tensors = {key: value for key, value in kept.items() if torch.is_tensor(value)}
+                state[names[id(parameter)]] = tensors
+        tables = [
+            {"info": asdict(table.info), "columns": table.columns()}
+            for table in self.tables.values()
+        ]
+        return {
+            "optimizer": asdict(self._optimizer),
+            "dense": dict(self.dense),
+            "state": state,
+            "tables": tables,
+        }
+
+    def add_contents(self, contents: Mapping[str, Any], *, number: int, of: int) -> None:
+        """Add what belongs to server `number` of so many out of the contents of any part."""
+        if contents["optimizer"]["name"] != self._optimizer.name:
+            raise ValueError(
+                f"the checkpoint was made with the optimizer {contents['optimizer']['name']!r}, and this server has "
+                f"{self._optimizer.name!r}. Use the same"
+            )
+        dense = {k: v for k, v in contents["dense"].items() if string_to_id(k, of) == number}
+        self.add_dense(dense)
+        for optimizer in self._optimizers[-1:] if dense else ():
+            for name in dense:
+                optimizer.state[self.dense[name]].update(
+                    {key: value.clone() for key, value in contents["state"].get(name, {}).items()}
+                )
+        for saved in contents["tables"]:
+            self.add_table(TableInfo(**saved["info"]))
+            columns = saved["columns"]
+            own = owners(columns["id"], of) == number
+            mine = {name: column[own] for name, column in columns.items()}
+            self.tables[saved["info"]["name"]].add(mine)

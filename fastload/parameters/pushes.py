@@ -1,0 +1,315 @@
+"""`Pushes`: what a client says to all its servers, and says again to one that has restarted."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastload.errors import ParametersError, ParametersLostError
+from fastload.parameters.link import Link, NoAnswerError, Pushed
+from fastload.parameters.transport import Answer, Stub
+
+_NAP_S = 0.05
+_NOTHING: Pushed = {"version": -1, "lr": None, "dense": {}, "rows": {}}
+
+
+class Pushes:
+    """The servers as one client sees them. Calls may be made from several threads; pushes go one after another.
+
+    A server that was killed and restarts has another incarnation. The first call that notices sends it again all that
+    its checkpoint lacks.
+    """
+
+    def __init__(
+        self, stubs: Sequence[Stub], worker: str, *, patience_s: float, retained_bytes: int
+    ) -> None:
+        self.links = [
+            Link(number, stub, patience_s=patience_s, retained_bytes=retained_bytes)
+            for number, stub in enumerate(stubs)
+        ]
+        self._name = worker
+        self._patience_s = patience_s
+        self._infos: dict[str, Mapping[str, Any]] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        # A worker that was started again, or forked, is another one, which counts its pushes from 1 again.
+        self.worker = f"{self._name}-{secrets.token_hex(6)}"
+        self._lock = (
+            threading.RLock()
+        )  # owns all below, the links' pushes, and what is known of the servers
+        self._sequence = 0
+        self._missing: dict[tuple[int, str, int], float] = {}
+        self._has_old_rows = False
+        self.grads_to_wait: int | None = None
+        for link in self.links:
+            link.forget()
+
+    # ---- calls ----
+
+    def connect(self) -> None:
+        """Meet all servers, if this client has not."""
+        if self._pid != os.getpid():
+            self._begin()
+        for link in self.links:
+            if not link.incarnation:
+                self._catch_up(link, "")
+
+    def ask(self, link: Link, method: str, **arguments: Any) -> Answer:
+        """Return the answer of a server that has all pushes of this client."""
+        return self._checked(link, method, arguments, link.call(method, arguments))
+
+    def ask_each(self, calls: Sequence[tuple[int, str, Mapping[str, Any]]]) -> list[Answer]:
+        """Return the answers to calls (server, method, arguments), which are made at once. Raise the first error."""
+        answers = self._tried(calls)
+        for answer in answers:
+            if isinstance(answer, ParametersError):
+                raise answer
+        return answers  # type: ignore[return-value]  # no error is left
+
+    def _tried(
+        self, calls: Sequence[tuple[int, str, Mapping[str, Any]]]
+    ) -> list[Answer | ParametersError]:
+        waits = [self.links[i].start(method, arguments) for i, method, arguments in calls]
+        answers: list[Answer | ParametersError] = []
+        for (i, method, arguments), wait in zip(calls, waits, strict=True):
+            try:
+                answers.append(self._checked(self.links[i], method, arguments, wait()))
+            except ParametersError as error:
+                answers.append(error)
+        return answers
+
+    def _checked(
+        self, link: Link, method: str, arguments: Mapping[str, Any], answer: Answer
+    ) -> Answer:
+        while answer["incarnation"] != link.incarnation or "expected" in answer:
+            self._catch_up(link, "" if "expected" in answer else answer["incarnation"])
+            answer = link.call(method, arguments)
+        if answer.get("behind"):
+            self._has_old_rows = True
+        return answer
+
+    def add_tables(self, infos: Sequence[Mapping[str, Any]]) -> None:
+        """Make tables on all servers."""
+        with self._lock:
+            self._infos |= {info["name"]: info for info in infos}
+        self.ask_each([(link.number, "add_tables", {"infos": infos}) for link in self.links])
+
+    # ---- a server that this client meets, or meets again ----
+
+    def _catch_up(self, link: Link, incarnation: str) -> None:
+        """Make a server have all pushes of this client, unless another thread has done that for its `incarnation`."""
+        with self._lock:
+            while not (incarnation and incarnation == link.incarnation):
+                hello = link.call("hello", {"worker": self.worker})
+                self._check(link, hello)
+                incarnation = hello["incarnation"]
+                if all(found == incarnation for found in self._sent_again(link, hello)):
+                    link.incarnation, link.next = incarnation, max(link.next, hello["next"])
+                    link.kept, link.initialised = hello["kept"], hello["initialised"]
+                else:
+                    incarnation = ""
+
+    def _check(self, link: Link, hello: Answer) -> None:
+        if (hello["number"], hello["of"]) != (link.number, len(self.links)):
+            raise ParametersError(
+                f"{link.name} is server {hello['number']} of {hello['of']}, and this client takes it for server "
+                f"{link.number} of {len(self.links)}. Give all servers, in their order"
+            )
+        if link.number and hello["grads_to_wait"] != self.grads_to_wait:
+            raise ParametersError(
+                f"{link.name} has grads_to_wait={hello['grads_to_wait']}, and server 0 {self.grads_to_wait}. Start all "
+                "servers with the same options"
+            )
+        self.grads_to_wait = hello["grads_to_wait"]
+        restarted = link.incarnation not in ("", hello["incarnation"])
+        forgotten = hello["last"] < link.floor or (link.initialised and not hello["initialised"])
+        if forgotten or (restarted and not hello["kept"]):
+            raise lost(
+                link, hello["version"], f"pushes of worker {self.worker} that it does not keep"
+            )
+
+    def _sent_again(self, link: Link, hello: Answer) -> list[str]:
+        """Send what the server lacks; return the incarnations that answered."""
+        if not link.incarnation and not self._sequence:
+            return []
+        answers = [link.call("add_tables", {"infos": list(self._infos.values())})]
+        pushes = link.after(hello["last"])
+        method = "stage" if self.grads_to_wait else "push"
+        more = {} if self.grads_to_wait else {"fresh": False}
+        first = pushes[0][0] if pushes else self._sequence + 1
+        if not self.grads_to_wait and first > hello["last"] + 1:
+            raise lost(link, hello["version"], f"push {hello['last'] + 1} of {self.worker}")
+        for sequence, pushed in pushes:
+            arguments = {"worker": self.worker, "sequence": sequence, "gradients": pushed, **more}
+            answers.append(link.call(method, arguments))
+        if self.grads_to_wait and link.number:
+            order = self._order_from(link, hello)
+            arguments = {"worker": self.worker, **order, "discarded": None}
+            answers.append(link.call("commit", arguments))
+        return [answer["incarnation"] for answer in answers]
+
+    def _order_from(self, link: Link, reached: Answer) -> dict[str, Any]:
+        """Return the order of pushes from the position that a server needs next."""
+        answer = self.ask(self.links[0], "decisions", since=reached["next"])
+        if answer["start"] > reached["next"] or answer["end"] < reached["next"]:
+            raise lost(
+                link, reached["version"], "the order of pushes, which server 0 does not keep"
+            )
+        return {"start": answer["start"], "entries": answer["entries"]}
+
+    # ---- pushes ----
+
+    def push(
+        self, parts: Sequence[Pushed], *, fresh: bool
+    ) -> tuple[bool, int, list[Mapping[str, Any]]]:
+        """Push a part to each server; return whether it was accepted, the version, and of each the fresh rows."""
+        with self._lock:
+            if (
+                self._has_old_rows
+            ):  # of a server that has restarted, and waits for pushes of other workers
+                self._has_old_rows = False
+                rows = self._rows_of(parts) if fresh else []
+                return False, max(self._commit(self._order_from_0(), None)), rows
+            self._sequence += 1
+            for link, part in zip(self.links, parts, strict=True):
+                link.retain(self._sequence, part)
+            if self.grads_to_wait:
+                accepted, version = self._in_step(parts)
+                rows = self._rows_of(parts) if fresh else []
+            else:
+                accepted = True
+                version, rows = self._at_once(parts, fresh)
+            _drop([link for link in self.links if not link.kept], self._sequence)
+            return accepted, version, rows
+
+    def _at_once(self, parts: Sequence[Pushed], fresh: bool) -> tuple[int, list[Mapping[str, Any]]]:
+        about = {"worker": self.worker, "sequence": self._sequence, "fresh": fresh}
+        calls = [(i, "push", {**about, "gradients": part}) for i, part in enumerate(parts)]
+        answers = self._tried(calls)
+        for link, answer in zip(self.links, answers, strict=True):
+            if _is_refusal(answer):  # the next push must not find a gap
+                link.replace(self._sequence, _NOTHING)
+                self.ask(link, "push", **about, gradients=_NOTHING)
+        done = _without_errors(answers)
+        for link, answer in zip(self.links, done, strict=True):
+            link.saved(answer["saved"])
+        return max(answer["version"] for answer in done), [answer["fresh"] for answer in done]
+
+    def _in_step(self, parts: Sequence[Pushed]) -> tuple[bool, int]:
+        about = {"worker": self.worker, "sequence": self._sequence}
+        staged = self._tried(
+            [(i, "stage", {**about, "gradients": part}) for i, part in enumerate(parts)]
+        )
+        if any(map(_is_refusal, staged)):
+            _drop(self.links, self._sequence)
+            self._commit({"start": 0, "entries": []}, self._sequence)
+        _without_errors(staged)
+        version = min(part["version"] for part in parts)
+        since = min(link.next for link in self.links)
+        answer = self.ask(self.links[0], "decide", **about, version=version, since=since)
+        accepted = answer["accepted"]
+        if not accepted:
+            _drop(self.links, self._sequence)
+        versions = self._commit(answer, None if accepted else self._sequence)
+        return accepted, max(versions)
+
+    def _order_from_0(self) -> Answer:
+        return self.ask(self.links[0], "decisions", since=min(link.next for link in self.links))
+
+    def _rows_of(self, parts: Sequence[Pushed]) -> list[Mapping[str, Any]]:
+        """Return of each server the rows that a push has named, as they are now."""
+        named = [
+            (i, name, ids)
+            for i, part in enumerate(parts)
+            for name, (ids, _) in part["rows"].items()
+        ]
+        answers = self.ask_each(
+            [(i, "rows", {"table": name, "ids": ids}) for i, name, ids in named]
+        )
+        found: list[dict[str, Any]] = [{} for _ in parts]
+        for (i, name, _), answer in zip(named, answers, strict=True):
+            found[i][name] = answer["rows"]
+        return list(found)
+
+    def _commit(self, order: Mapping[str, Any], discarded: int | None) -> list[int]:
+        """Tell all servers the order of pushes; return their versions."""
+        if "end" in order and order["end"] < max(link.next for link in self.links):
+            raise lost(self.links[0], -1, "the order of pushes that others have followed")
+        about = {"worker": self.worker, "discarded": discarded}
+        told = {**about, "start": order["start"], "entries": order["entries"]}
+        answers = self.ask_each([(link.number, "commit", told) for link in self.links])
+        missing = set()
+        for link, answer in zip(self.links, answers, strict=True):
+            if answer["next"] < order["start"]:
+                answer = self.ask(link, "commit", **about, **self._order_from(link, answer))
+            link.next = answer["next"]
+            link.saved(answer["saved"])
+            missing |= {(link.number, *push) for push in answer["missing"]}
+        self._watch(missing, answers)
+        return [answer["version"] for answer in answers]
+
+    def _watch(self, missing: set[tuple[int, str, int]], answers: Sequence[Answer]) -> None:
+        """Raise ParametersLostError if a server lacks a push for long: its worker has ended."""
+        now = time.monotonic()
+        self._missing = {push: self._missing.get(push, now) for push in missing}
+        for (number, worker, sequence), since in self._missing.items():
+            if now - since > self._patience_s:
+                version = answers[number]["version"]
+                what = f"push {sequence} of worker {worker}, which gives no sign of life"
+                raise lost(self.links[number], version, what)
+
+    # ---- checkpoints ----
+
+    def checkpoint(self) -> int:
+        """Have all servers save; return the version."""
+        with self._lock:
+            if not self.grads_to_wait:
+                found = self.ask_each(
+                    [(i, "hello", {"worker": ""}) for i in range(len(self.links))]
+                )
+                version = int(max(answer["version"] for answer in found))
+                self.ask_each([(i, "save", {"version": version}) for i in range(len(self.links))])
+                return version
+            order = self.ask(self.links[0], "mark", since=min(link.next for link in self.links))
+            version = int(order["version"])
+            deadline = time.monotonic() + self._patience_s
+            while min(self._commit(order, None)) < version:
+                if time.monotonic() > deadline:
+                    raise NoAnswerError(
+                        f"no checkpoint of version {version}: after {self._patience_s:g} s a server still waits for "
+                        "pushes of another worker. Call checkpoint() again once all workers run"
+                    )
+                time.sleep(_NAP_S)  # the other worker has to notice that the server has restarted
+            return version
+
+
+def _drop(links: Sequence[Link], sequence: int) -> None:
+    for link in links:
+        link.replace(sequence, None)
+
+
+def _is_refusal(answer: Answer | ParametersError) -> bool:
+    """Return whether a server has refused a push for what is in it."""
+    return isinstance(answer, ParametersError) and type(answer) is ParametersError
+
+
+def _without_errors(answers: Sequence[Answer | ParametersError]) -> list[Answer]:
+    for answer in answers:
+        if isinstance(answer, ParametersError):
+            raise answer
+    return list(answers)  # type: ignore[arg-type]  # no error is left
+
+
+def lost(link: Link, version: int, what: str) -> ParametersLostError:
+    """Return the error of a server that has restarted without something."""
+    return ParametersLostError(
+        f"{link.name} has restarted at version {version}, and lacks {what}. End all servers and workers, and start "
+        "them again: they resume from the newest checkpoint. Checkpoints more often, or a larger retained_bytes, "
+        "make this rarer"
+    )

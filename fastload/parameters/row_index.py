@@ -1,0 +1,71 @@
+"""From the id of a row to its place in the arrays of a table: a hash table in NumPy, without a loop per row."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastload.hashing import mix64s
+
+Ids = NDArray[np.int64]
+
+
+class RowIndex:
+    """The places of ids, counted from 0 in the order in which they were added.
+
+    Open addressing with linear probing, at most half full: 16 to 32 bytes a row, and 8 to 16 for its id.
+    """
+
+    def __init__(self) -> None:
+        self._ids: Ids = np.empty(16, np.int64)
+        self._count = 0
+        self._cells: Ids = np.full(64, -1, np.int64)  # a place, or -1
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def ids(self) -> Ids:
+        """The ids, by their places."""
+        return self._ids[: self._count]
+
+    def find(self, ids: Ids) -> Ids:
+        """Return the place of each id, -1 if it has none."""
+        places = np.full(len(ids), -1, np.int64)
+        cells = self._first_cells(ids)
+        left = np.arange(len(ids))
+        while len(left):
+            found = self._cells[cells]
+            is_it = (found >= 0) & (self._ids[found] == ids[left])
+            places[left[is_it]] = found[is_it]
+            go_on = ~is_it & (found >= 0)
+            left, cells = left[go_on], self._next(cells[go_on])
+        return places
+
+    def add(self, ids: Ids) -> None:
+        """Add distinct ids that are not there."""
+        first, self._count = self._count, self._count + len(ids)
+        if self._count > len(self._ids):
+            grown = np.empty(max(self._count, 2 * len(self._ids)), np.int64)
+            grown[:first] = self._ids[:first]
+            self._ids = grown
+        self._ids[first : self._count] = ids
+        if 2 * self._count > len(self._cells):
+            self._cells = np.full(1 << (4 * self._count).bit_length(), -1, np.int64)
+            first = 0
+        self._insert(np.arange(first, self._count))
+
+    def _insert(self, places: Ids) -> None:
+        cells = self._first_cells(self._ids[places])
+        while len(places):
+            free = self._cells[cells] < 0
+            self._cells[cells[free]] = places[free]  # of several at one cell, one wins
+            go_on = self._cells[cells] != places
+            places, cells = places[go_on], self._next(cells[go_on])
+
+    def _first_cells(self, ids: Ids) -> Ids:
+        mask = np.uint64(len(self._cells) - 1)
+        return (mix64s(ids.view(np.uint64)) & mask).astype(np.int64)
+
+    def _next(self, cells: Ids) -> Ids:
+        return (cells + 1) & (len(self._cells) - 1)

@@ -1,0 +1,68 @@
+"""A server as a process: it writes its address into a store, and saves when it is ended."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import signal
+from contextlib import suppress
+
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from fastload.distributed.addresses import own_address
+from fastload.parameters.checkpoint import newest
+from fastload.parameters.server import Server
+
+_END = "fastload/parameters/end"
+
+
+def job_store(path: str | None) -> Store | None:
+    """Return the store in a file, else torchrun's, else None."""
+    if path:
+        return FileStore(os.path.abspath(path))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    # torchrun keeps its store when it restarts all ranks: the job then begins anew, from the checkpoint.
+    job = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return PrefixStore(f"{job}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def reached_as(host: str) -> str:
+    """Return the name by which clients reach a server that listens on `host`."""
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_unspecified:
+            return own_address(single_node=False)
+    return host
+
+
+def wait_for_the_end() -> None:
+    """Wait for Ctrl-C, or what else a handler of signals raises."""
+    while True:
+        signal.pause()
+
+
+def end(server: Server, store: Store | None) -> int:
+    """Save, and let the server answer no call any more; return the version of the checkpoint."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a launcher may send several
+    server.lock.acquire()
+    version = server.version
+    if store is not None and not server.synchronous and server.folder:
+        version = _agreed(server, store)
+    server.save(version)
+    return version
+
+
+def _agreed(server: Server, store: Store) -> int:
+    """Return the version that all servers save under: theirs differ by the pushes that are on their way.
+
+    Synchronous servers save under their own: parts of different versions are no checkpoint.
+    """
+    found = newest(server.folder)
+    proposed = b""
+    while True:
+        agreed = store.compare_set(_END, proposed.decode(), str(server.version))
+        if found is None or int(agreed) >= found.version:
+            return int(agreed)
+        proposed = agreed  # of an earlier end of single servers

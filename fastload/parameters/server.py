@@ -1,0 +1,283 @@
+"""`Server`: one part of the parameters, and what the calls of clients do to it. An object without a socket."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fastload.errors import ParametersError
+from fastload.parameters.checkpoint import Last, Saves
+from fastload.parameters.journal import Journal
+from fastload.parameters.optimizer import Optimizer, checked_rate
+from fastload.parameters.order import Order
+from fastload.parameters.part import Gradients, Part, mean
+from fastload.parameters.steps import MARK, Entry
+from fastload.parameters.tables import TableInfo
+
+
+class Server:
+    """Server `number` of `of`: the dense parameters and the rows that `fastload.parameters.partition` gives it.
+
+    Args:
+        optimizer: how gradients change parameters.
+        grads_to_wait: None: asynchronous, each push is applied at once. A number: synchronous, the mean of so many
+            pushes is one step, for dense parameters and for rows. So workers with equal batches train as one with all
+            of their batches does.
+        tolerance: how many versions old the gradients of a synchronous push may be.
+        scale_by_staleness: divide the learning rate of an asynchronous push by `max(1, version - gradients' version)`.
+        folder: where checkpoints lie, all servers' in one folder. The newest complete one is loaded. "": none.
+        checkpoint_every: save whenever the version is a multiple of this; 0: only when it is asked for. Pushes wait
+            meanwhile.
+        keep: how many checkpoints are kept.
+        seed: of new rows, the same for all servers.
+        rejoin: this server was killed, and the job goes on. It takes the order of synchronous pushes that it had
+            decided. Otherwise the job begins anew, from the checkpoint.
+
+    `answer` may be called from several threads. It makes one call after another; the calls themselves take no lock.
+    """
+
+    def __init__(
+        self,
+        number: int = 0,
+        of: int = 1,
+        *,
+        optimizer: Optimizer | None = None,
+        grads_to_wait: int | None = None,
+        tolerance: int = 0,
+        scale_by_staleness: bool = False,
+        folder: str | os.PathLike[str] = "",
+        checkpoint_every: int = 0,
+        keep: int = 3,
+        seed: int = 0,
+        rejoin: bool = False,
+    ) -> None:
+        if not 0 <= number < of:
+            raise ValueError(f"servers are counted from 0, got server {number} of {of}")
+        if (grads_to_wait is not None and grads_to_wait < 1) or tolerance < 0 or keep < 1:
+            raise ValueError(
+                "grads_to_wait and keep must be 1 or more and tolerance 0 or more, got "
+                f"{grads_to_wait}, {keep} and {tolerance}"
+            )
+        self.number, self.of = number, of
+        self.incarnation = secrets.token_hex(8)
+        self.lock = threading.Lock()  # owns all below
+        self._part = Part(optimizer or Optimizer(), seed=seed)
+        self.version = 0
+        self._initialised = False
+        self._last: Last = {}
+        self._grads_to_wait = grads_to_wait
+        self._tolerance = tolerance
+        self._scales = scale_by_staleness
+        self.folder = os.fspath(folder)
+        self._every = checkpoint_every
+        self._saves = Saves(self.folder, number, of, keep=keep)
+        self._steps_done = position = 0
+        for contents in self._saves.load(rejoin=rejoin):
+            self._part.add_contents(contents["part"], number=number, of=of)
+            self.version = max(self.version, contents["version"])
+            self._initialised = contents["initialised"]
+            self._last = contents["last"]
+            self._steps_done, position = contents["steps"], contents["position"]
+        pushes = grads_to_wait or 1
+        journal = None
+        if number == 0 and grads_to_wait:
+            decided = self._steps_done * pushes
+            journal = Journal(self.folder, base=position, pushes=decided, resume=rejoin)
+        self._order = Order(
+            pushes,
+            position=position,
+            journal=journal,
+            save=lambda: self.save(self.version),
+            apply=self._make_step,
+            oldest=lambda: self.version - tolerance,
+        )
+        self._order.advance()
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether pushes wait for others."""
+        return self._grads_to_wait is not None
+
+    # ---- calls of clients ----
+
+    def answer(self, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a call, with `incarnation`, which tells a restarted server from the one before."""
+        if method not in CALLS:
+            raise ParametersError(f"a server has no call {method!r}")
+        with self.lock:
+            result: dict[str, Any] = getattr(self, method)(**arguments)
+            return {"incarnation": self.incarnation, **result}
+
+    def hello(self, worker: str) -> dict[str, Any]:
+        """Return what this server is, and which push of this worker is the last that it has."""
+        return {
+            "number": self.number,
+            "of": self.of,
+            "grads_to_wait": self._grads_to_wait,
+            "kept": bool(self.folder),
+            "initialised": self._initialised,
+            "version": self.version,
+            "last": self._last.get(worker, (0, 0))[0],
+            "next": self._order.next,
+        }
+
+    def initialise(self, values: Mapping[str, Tensor], version: int) -> dict[str, Any]:
+        """Take the first values of the dense parameters, once."""
+        taken = not self._initialised
+        if taken:
+            self._part.add_dense(values)
+            self._initialised = True
+            self.version += version
+        return {"taken": taken}
+
+    def add_tables(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Make tables, unless they are there."""
+        for info in infos:
+            self._part.add_table(TableInfo(**info))
+        return {}
+
+    def pull(self, version: int) -> dict[str, Any]:
+        """Return the dense parameters, if they are newer than `version`."""
+        newer = self._initialised and self.version > version
+        values = {name: value.clone() for name, value in self._part.dense.items()} if newer else {}
+        return {"initialised": self._initialised, "version": self.version, "values": values}
+
+    def rows(self, table: str, ids: Tensor) -> dict[str, Any]:
+        """Return the rows of `ids`, in this order, and whether steps that were decided are still to be made."""
+        behind = bool(self._order.missing())
+        return {"rows": self._part.table(table).rows(ids), "behind": behind}
+
+    def push(
+        self, worker: str, sequence: int, gradients: Mapping[str, Any], fresh: bool
+    ) -> dict[str, Any]:
+        """Apply an asynchronous push, once. A worker's pushes come in the order of their numbers, from 1 on.
+
+        The answer has the `version`, and with `fresh` the new rows; `expected` alone if pushes before it are missing.
+        """
+        last, version = self._last.get(worker, (0, 0))
+        if sequence > last + 1:
+            return {"expected": last + 1}
+        pushed = gradients_of(gradients)
+        if sequence == last + 1:
+            self._part.check(pushed)
+            age = self.version - pushed.version if self._scales else 1
+            self._part.apply(pushed, divisor=max(1, age))
+            version = self.version = self.version + 1
+            self._last[worker] = sequence, version
+            self._save_if_due()
+        named = pushed.rows.items() if fresh else ()
+        rows = {name: self._part.table(name).rows(ids) for name, (ids, _) in named}
+        return {"version": version, "fresh": rows, "saved": self._saved_of(worker)}
+
+    def stage(self, worker: str, sequence: int, gradients: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep this server's part of a synchronous push. Nothing is applied."""
+        pushed = gradients_of(gradients)
+        self._part.check(pushed)
+        if sequence > self._last.get(worker, (0, 0))[0]:
+            self._order.stage((worker, sequence), pushed)
+        return {}
+
+    def decide(self, worker: str, sequence: int, version: int, since: int) -> dict[str, Any]:
+        """Accept a push that all servers have staged, or reject it, as server 0. The answer is that of `decisions`."""
+        push = (worker, sequence)
+        accepted = self._order.journal.has(push)
+        if not accepted:
+            accepted = version >= self._decided_version() - self._tolerance
+            if accepted:
+                self._order.decide(push)
+        return {"accepted": accepted, **self.decisions(since)}
+
+    def decisions(self, since: int) -> dict[str, Any]:
+        """Return the order from position `since` on, and the version that it leads to, as server 0."""
+        return {"version": self._decided_version(), **self._order.since(since)}
+
+    def mark(self, since: int) -> dict[str, Any]:
+        """Have all servers save at this place of the order, as server 0. The answer is that of `decisions`."""
+        self._order.decide(MARK)
+        return self.decisions(since)
+
+    def commit(
+        self, worker: str, start: int, entries: Sequence[Sequence[Any]], discarded: int | None
+    ) -> dict[str, Any]:
+        """Take the order from position `start` on, and make all steps that can be made."""
+        known = [(str(each), int(number)) for each, number in entries]
+        self._order.take(start, known, None if discarded is None else (worker, discarded))
+        return {
+            "next": self._order.next,
+            "version": self.version,
+            "missing": self._order.missing(),
+            "saved": self._saved_of(worker),
+        }
+
+    def save(self, version: int) -> dict[str, Any]:
+        """Write this server's part of a checkpoint, if it has a folder."""
+        contents = {
+            "version": self.version,
+            "initialised": self._initialised,
+            "steps": self._steps_done,
+            "position": self._order.position,
+            "last": self._last,
+            "part": self._part.contents(),
+        }
+        self._saves.save(int(version), contents)
+        return {}
+
+    def close(self) -> None:
+        """Close its files."""
+        self._order.close()
+
+    # ---- in calls ----
+
+    def _decided_version(self) -> int:
+        """Return the version once all steps are made that are decided."""
+        return self.version - self._steps_done + self._order.steps_decided()
+
+    def _make_step(self, pushes: list[Entry], parts: list[Gradients]) -> None:
+        self._part.apply(mean(parts))
+        self.version += 1
+        self._steps_done += 1
+        self._last |= {worker: (sequence, self.version) for worker, sequence in pushes}
+        self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        if self._every and self.version % self._every == 0:
+            self.save(self.version)
+
+    def _saved_of(self, worker: str) -> int:
+        """Return the last push of a worker that is in a complete checkpoint: it need not be sent again."""
+        position = self._saves.completed()
+        if position is not None:
+            self._order.forget(position)
+        return self._saves.last.get(worker, (0, 0))[0]
+
+
+CALLS = {
+    "hello",
+    "initialise",
+    "add_tables",
+    "pull",
+    "rows",
+    "push",
+    "stage",
+    "decide",
+    "decisions",
+    "mark",
+    "commit",
+    "save",
+}
+"""The methods of a server that clients may call."""
+
+
+def gradients_of(found: Mapping[str, Any]) -> Gradients:
+    """Return gradients as they came over the wire. Raise ParametersError if they are none."""
+    try:
+        rows = {name: (ids, values) for name, (ids, values) in found["rows"].items()}
+        lr = checked_rate(found["lr"])
+        return Gradients(version=int(found["version"]), lr=lr, dense=found["dense"], rows=rows)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ParametersError(f"a push cannot be read: {error}") from error

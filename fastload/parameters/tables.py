@@ -1,0 +1,156 @@
+"""`Table`: rows by their ids, made on demand, with the state of the optimizer beside them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastload.hashing import finalized, hash64, mix64s
+from fastload.parameters.optimizer import Optimizer
+from fastload.parameters.row_index import RowIndex
+
+_DRAWN = 2**16  # rows drawn at once: 100 MB for rows of 64 numbers
+_GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
+_DEFAULTS = {"uniform": 0.05, "normal": 0.05, "constant": 0.0, "zeros": 0.0}
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """What a table is.
+
+    Args:
+        name: of the table, or of the layer that uses it.
+        dim: numbers in a row.
+        initializer: how a new row is drawn. "uniform(0.05)": from -0.05 to 0.05. "normal(0.05)": with this standard
+            deviation. "constant(0)" or "zeros". Without a number, that of this list.
+    """
+
+    name: str
+    dim: int
+    initializer: str = "uniform"
+
+    def __post_init__(self) -> None:
+        if not self.name or self.dim < 1:
+            raise ValueError(
+                f"a table has a name and 1 number or more in a row, got {self.name!r} and {self.dim}"
+            )
+        self.rule()
+
+    def rule(self) -> tuple[str, float]:
+        """Return the name of the initializer and its number. Raise ValueError if there is none of this name."""
+        found = re.fullmatch(r"(\w+)(?:\(([-+.\deE]+)\))?", self.initializer)
+        if found is None or found[1] not in _DEFAULTS:
+            raise ValueError(
+                f"table {self.name!r} has the initializer {self.initializer!r}: give uniform(0.05), normal(0.05), "
+                "constant(0) or zeros"
+            )
+        return found[1], float(found[2]) if found[2] else _DEFAULTS[found[1]]
+
+
+def drawn(info: TableInfo, seed: int, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return new rows. A row depends on seed, name of the table, and id alone."""
+    kind, scale = info.rule()
+    if kind in ("constant", "zeros"):
+        return np.full((len(ids), info.dim), scale, np.float32)
+    key = np.uint64(hash64(f"{seed}\0{info.name}"))
+    columns = info.dim if kind == "uniform" else 2 * info.dim
+    steps = np.arange(1, columns + 1, dtype=np.uint64) * _GOLDEN
+    bits = finalized(mix64s(ids.view(np.uint64) ^ key)[:, None] + steps)
+    parts = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)  # in [0, 1)
+    if kind == "uniform":
+        return (parts * 2 - 1) * np.float32(scale)
+    radius = np.sqrt(-2 * np.log1p(-parts[:, : info.dim]))  # Box and Muller
+    rows: NDArray[np.float32] = (
+        radius * np.cos(np.float32(2 * np.pi) * parts[:, info.dim :]) * np.float32(scale)
+    )
+    return rows
+
+
+class Table:
+    """The rows of one table that a server has. Not thread-safe.
+
+    Memory: the arrays double as they grow, so up to twice what the rows need, and three times while they do.
+    """
+
+    def __init__(self, info: TableInfo, optimizer: Optimizer, *, seed: int = 0) -> None:
+        self.info = info
+        self._optimizer = optimizer
+        self._seed = seed
+        self._index = RowIndex()
+        self._values = torch.empty(0, info.dim)
+        widths = optimizer.row_widths(info.dim)
+        self._state = {name: torch.zeros(0, width) for name, width in widths.items()}
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return the rows of `ids`, in this order, a copy. Rows that are not there are made."""
+        places = self._places(ids)  # first: it may replace the arrays
+        return self._values.index_select(0, places)
+
+    def apply(self, ids: Tensor, gradients: Tensor, lr: float) -> None:
+        """Change the rows of distinct `ids`, one step each."""
+        places = self._places(ids)
+        rows = self._values.index_select(0, places)
+        state = {name: kept.index_select(0, places) for name, kept in self._state.items()}
+        self._optimizer.step_rows(rows, gradients, state, lr)
+        self._values.index_copy_(0, places, rows)
+        for name, kept in self._state.items():
+            kept.index_copy_(0, places, state[name])
+
+    def columns(self) -> dict[str, Tensor]:
+        """Return ids, values and the optimizer's state of all rows: views, which hold until the next change."""
+        count = len(self)
+        state = {name: kept[:count] for name, kept in self._state.items()}
+        return {
+            "id": torch.from_numpy(self._index.ids),
+            "value": self._values[:count],
+            **state,
+        }
+
+    def add(self, columns: dict[str, Tensor]) -> None:
+        """Add rows of `columns()` of another table. Raise ValueError if another optimizer made them."""
+        if columns.keys() != {"id", "value", *self._state}:
+            raise ValueError(
+                f"table {self.info.name!r} was saved with the columns {', '.join(sorted(columns))}, and "
+                f"{self._optimizer.name!r} has {', '.join(sorted({'id', 'value', *self._state}))}. Use the optimizer "
+                "that the checkpoint was made with"
+            )
+        first = self._grow(columns["id"].numpy())
+        self._values[first : len(self)] = columns["value"]
+        for name, kept in self._state.items():
+            kept[first : len(self)] = columns[name]
+
+    def _places(self, ids: Tensor) -> Tensor:
+        numbers = ids.numpy()
+        places = self._index.find(numbers)
+        absent = np.unique(numbers[places < 0])
+        for begin in range(0, len(absent), _DRAWN):
+            new = absent[begin : begin + _DRAWN]
+            first = self._grow(new)
+            self._values[first : len(self)] = torch.from_numpy(drawn(self.info, self._seed, new))
+        if len(absent):
+            places = self._index.find(numbers)
+        return torch.from_numpy(places)
+
+    def _grow(self, ids: NDArray[np.int64]) -> int:
+        """Add rows of zeros; return the place of the first."""
+        first = len(self)
+        self._index.add(ids)
+        if len(self) > len(self._values):
+            room = max(len(self), 2 * len(self._values), 16)
+            self._values = _grown(self._values, first, room)
+            self._state = {name: _grown(kept, first, room) for name, kept in self._state.items()}
+        return first
+
+
+def _grown(array: Tensor, filled: int, room: int) -> Tensor:
+    new = array.new_zeros(room, array.shape[1])
+    new[:filled] = array[:filled]
+    return new

@@ -1,0 +1,132 @@
+"""How clients reach servers: a stub for each, which is an object of this process or a connection."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
+
+from fastload.errors import ParametersError
+from fastload.parameters.server import Server
+
+Answer = dict[str, Any]
+_KEY, _COUNT = "fastload/parameters/{}", "fastload/parameters/servers"
+
+
+class ServerGoneError(ConnectionError):
+    """A call has no answer: the connection broke, or there is none. It may have been done, or not."""
+
+
+class Stub(Protocol):
+    """What reaches one server. All methods can be called from several threads."""
+
+    @property
+    def name(self) -> str:
+        """Return what an error calls the server."""
+
+    def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
+        """Send a call; return what waits for the answer. Both raise ServerGoneError, and ParametersError if refused.
+
+        What is returned must be called.
+        """
+
+    def close(self) -> None:
+        """Close connections."""
+
+
+class InProcess:
+    """A server in this process: calls are made when they are started, and tensors are not copied on the way there."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.name = f"server {server.number} in this process"
+
+    def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
+        """Make a call."""
+        answer = self._server.answer(method, arguments)
+        return lambda: answer
+
+    def close(self) -> None:
+        """Close nothing: the server is its maker's."""
+
+
+Where = None | Server | Store | str | Sequence[Server | str]
+
+
+def connect(
+    where: Where = None, *, token: str = "", authority: bytes | None = None, wait_s: float = 60.0
+) -> list[Stub]:
+    """Return a stub for each server, for `PSClient`.
+
+    Args:
+        where: None: a new server in this process. A `Server`, an address such as "grpc://node7:7000" or
+            "grpc+tls://node7:7000", or a list of these, in the order of the servers. A `torch.distributed.Store`, or
+            "file:///PATH" for a `FileStore`: what `fastload parameters serve` has written there. Servers that restart
+            at another address are found again.
+        token: that the servers want; "": that in the file `$FASTLOAD_TOKEN_FILE`, if it is set.
+        authority: certificate, in PEM, of the authority that has signed those of the servers; None: that in the file
+            `$FASTLOAD_TLS_CA`, if it is set.
+        wait_s: how long to wait for the servers to write their addresses.
+
+    Connections are made when they are needed.
+    """
+    if where is None:
+        return [InProcess(Server())]
+    if isinstance(where, Server):
+        return [InProcess(where)]
+    from fastload.parameters.flight import FlightStub
+
+    token = token or _file_of("FASTLOAD_TOKEN_FILE").decode().strip()
+    authority = authority or _file_of("FASTLOAD_TLS_CA") or None
+    if isinstance(where, str) and where.startswith("file://"):
+        where = FileStore(where.removeprefix("file://"))
+    if isinstance(where, Store):
+        number = servers_in(where, wait_s)
+        addresses = [functools.partial(address_in, where, i) for i in range(number)]
+        return [FlightStub(address, token=token, authority=authority) for address in addresses]
+    return [
+        InProcess(each)
+        if isinstance(each, Server)
+        else FlightStub(functools.partial(str, each), token=token, authority=authority)
+        for each in ([where] if isinstance(where, str) else where)
+    ]
+
+
+def servers_in(store: Store, wait_s: float) -> int:
+    """Return how many servers have written their addresses into a store, after waiting for all of them."""
+    try:
+        store.wait([_COUNT], timedelta(seconds=wait_s))
+        number = int(store.get(_COUNT))
+        store.wait([_KEY.format(i) for i in range(number)], timedelta(seconds=wait_s))
+    except RuntimeError as error:
+        raise ParametersError(
+            f"not all servers have written their addresses into the store within {wait_s:g} s. Start them with "
+            "`fastload parameters serve`, and give them the same store"
+        ) from error
+    return number
+
+
+def address_in(store: Store, number: int) -> str:
+    """Return the address of a server."""
+    return str(store.get(_KEY.format(number)).decode())
+
+
+def publish(store: Store, number: int, of: int, address: str) -> None:
+    """Write the address of a server into a store."""
+    store.set(_KEY.format(number), address)
+    store.set(_COUNT, str(of))
+
+
+def is_published(store: Store, number: int) -> bool:
+    """Return whether a server has written its address before."""
+    return bool(store.check([_KEY.format(number)]))
+
+
+def _file_of(variable: str) -> bytes:
+    path = os.environ.get(variable)
+    return Path(path).read_bytes() if path else b""

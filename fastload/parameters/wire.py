@@ -1,0 +1,109 @@
+"""Plain values with tensors in them, as JSON and one array of bytes: what travels, and what lies in a checkpoint.
+
+Nothing is pickled. A tensor of any dtype travels as its bytes, with its dtype by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+CHUNK = 2**26
+"""Bytes in a message: gRPC's limit is 2 GiB."""
+ALIGNMENT = 64
+SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
+_LARGE = 2**18  # bytes of a tensor that is sent on its own
+_NOTHING = np.empty(0, np.uint8)
+_TENSOR = "tensor: dtype, shape, first byte"
+
+
+class Encoded:
+    """A value as JSON, `text`, and the bytes of its tensors, `size` of them. Each tensor begins at a multiple of 64."""
+
+    def __init__(self, value: Any) -> None:
+        self._arrays: list[NDArray[np.uint8]] = []
+        self.size = 0
+        self.text = json.dumps(value, default=self._take).encode()
+
+    def _take(self, tensor: Any) -> dict[str, Any]:
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            kind = getattr(tensor, "layout", type(tensor).__name__)
+            raise TypeError(f"a server takes dense tensors and plain values, no {kind}")
+        content = tensor.detach().cpu().contiguous()
+        array = content.reshape(-1).view(torch.uint8).numpy()
+        first, padding = self.size, -len(array) % ALIGNMENT
+        self._arrays += [array, np.zeros(padding, np.uint8)]
+        self.size += len(array) + padding
+        return {_TENSOR: [str(content.dtype).removeprefix("torch."), list(content.shape), first]}
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the bytes as record batches of at most `CHUNK`, at least one. Large tensors are not copied."""
+        small: list[NDArray[np.uint8]] = []
+        for array in self._arrays:
+            if len(array) < _LARGE:
+                small.append(array)
+                continue
+            if any(map(len, small)):
+                yield batch_of(np.concatenate(small))
+            small = []
+            for first in range(0, len(array), CHUNK):
+                yield batch_of(array[first : first + CHUNK])
+        if any(map(len, small)) or not self.size:
+            yield batch_of(np.concatenate([_NOTHING, *small]))
+
+
+def decode(text: bytes, content: Tensor) -> Any:
+    """Return the value. Its tensors are views of `content`, which is uint8 and aligned."""
+
+    def hook(found: dict[str, Any]) -> Any:
+        if _TENSOR not in found:
+            return found
+        name, shape, first = found[_TENSOR]
+        dtype = getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"torch has no dtype {name!r}")
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return content[first : first + size].view(dtype).view(shape)
+
+    return json.loads(text, object_hook=hook)
+
+
+def batch_of(content: NDArray[np.uint8]) -> pa.RecordBatch:
+    """Return bytes as a record batch, without a copy. `pa.array` would import pandas."""
+    array = pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])
+    return pa.RecordBatch.from_arrays([array], schema=SCHEMA)
+
+
+def bytes_of(batch: pa.RecordBatch) -> NDArray[np.uint8]:
+    """Return the bytes of a batch, without a copy."""
+    column = batch.column(0)
+    _, buffer = column.buffers()
+    return np.frombuffer(buffer, np.uint8, len(column), column.offset)
+
+
+class Gathered:
+    """An aligned array that is filled from batches, as they come."""
+
+    def __init__(self, size: int) -> None:
+        self.content = torch.empty(size, dtype=torch.uint8)
+        self._filled = 0
+
+    @property
+    def missing(self) -> int:
+        """How many bytes are still to come."""
+        return len(self.content) - self._filled
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Copy the bytes of a batch."""
+        came = bytes_of(batch)
+        if len(came) > self.missing:
+            raise ValueError("more bytes came than were announced")
+        self.content.numpy()[self._filled : self._filled + len(came)] = came
+        self._filled += len(came)

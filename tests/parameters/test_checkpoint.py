@@ -1,0 +1,168 @@
+"""Promise: a checkpoint is taken whole or not at all, and brings everything back, also to another number of servers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastload.errors import ParametersError
+from fastload.parameters import Optimizer, PSClient, Server, connect
+
+OPTIMIZERS = [
+    Optimizer(name="sgd", lr=0.1, momentum=0.9),
+    Optimizer(name="adagrad", lr=0.1),
+    Optimizer(name="adam", lr=0.1),
+]
+NAMES = "abcdefgh"
+
+
+def servers(number: int, folder: Path, **options: Any) -> list[Server]:
+    return [Server(i, number, folder=folder, **options) for i in range(number)]
+
+
+def train(client: PSClient, steps: range) -> None:
+    for step in steps:
+        torch.manual_seed(step)
+        dense = {name: torch.randn(3) for name in NAMES}
+        rows = {"t": (torch.randint(-20, 20, (15,)), torch.randn(15, 4))}
+        assert client.push_gradients(dense, rows, None, [step] * client.ps_num) == (True, step + 1)
+
+
+def begin(client: PSClient) -> None:
+    client.push_embedding_table_infos([("t", 4), ("unused", 2)])
+    for i in range(client.ps_num):
+        client.push_dense_parameters({name: torch.ones(3) for name in NAMES}, i, 0)
+
+
+def parameters(client: PSClient) -> dict[str, list[Any]]:
+    rows = client.pull_embedding_vectors("t", torch.arange(-20, 20))
+    return {
+        **{name: value.tolist() for name, value in client.pull_variable().items()},
+        "t": rows.tolist(),
+    }
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
+@pytest.mark.parametrize("grads_to_wait", [None, 1])
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (3, 1)])
+def test_training_goes_on_as_if_nothing_had_been(
+    optimizer: Optimizer, grads_to_wait: int | None, before: int, after: int, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"optimizer": optimizer, "grads_to_wait": grads_to_wait}
+    all_the_time = servers(2, tmp_path / "steady", **options)
+    steady = PSClient(connect(all_the_time))
+    begin(steady)
+    train(steady, range(12))
+
+    old = servers(before, tmp_path / "job", **options)
+    client = PSClient(connect(old))
+    begin(client)
+    train(client, range(6))
+    assert client.checkpoint() == 6
+    saved = parameters(client)
+    new = servers(after, tmp_path / "job", **options)
+    client = PSClient(connect(new))
+    assert parameters(client) == saved
+    assert [server.version for server in new] == [6] * after
+    train(client, range(6, 12))
+    assert parameters(client) == parameters(steady)
+    assert client.checkpoint() == 12
+    close(*old, *new)
+    again = servers(2, tmp_path / "job", **options)
+    assert parameters(PSClient(connect(again))) == parameters(steady)
+    close(*again, *all_the_time)
+
+
+def close(*all_servers: Server) -> None:
+    for server in all_servers:
+        server.close()
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_checkpoint_that_lacks_a_part_is_not_taken(missing: int, tmp_path: Path) -> None:
+    client = PSClient(connect(servers(2, tmp_path)))
+    begin(client)
+    train(client, range(1))
+    client.checkpoint()
+    saved = parameters(client)
+    train(client, range(1, 4))
+    client.checkpoint()
+    (tmp_path / "version-4" / f"part-{missing}-of-2.arrow").unlink()
+    for number in (2, 3):
+        assert parameters(PSClient(connect(servers(number, tmp_path)))) == saved
+    assert not list((tmp_path / "version-4").glob("part-?-of-2.arrow")), (
+        "a part of another life is gone"
+    )
+
+
+@pytest.mark.parametrize("where", [0.5, -1])
+def test_a_damaged_part_is_named(where: float, tmp_path: Path) -> None:
+    client = PSClient(connect(servers(2, tmp_path)))
+    begin(client)
+    client.checkpoint()
+    path = tmp_path / "version-0" / "part-1-of-2.arrow"
+    content = bytearray(path.read_bytes())
+    if where < 0:
+        del content[-20:]
+    else:
+        place = content.rindex(torch.ones(3).numpy().tobytes())
+        content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ParametersError, match=r"part-1-of-2.arrow is no part of a checkpoint"):
+        servers(2, tmp_path)
+
+
+def test_a_part_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = PSClient(connect(servers(1, tmp_path)))
+    begin(client)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            client.checkpoint()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_another_optimizer_is_refused(tmp_path: Path) -> None:
+    client = PSClient(connect(servers(1, tmp_path, optimizer=Optimizer(name="adam"))))
+    begin(client)
+    client.checkpoint()
+    with pytest.raises(
+        ValueError, match="made with the optimizer 'adam', and this server has 'sgd'"
+    ):
+        servers(1, tmp_path)
+
+
+def test_every_dtype_comes_back(tmp_path: Path) -> None:
+    values = {
+        "bf16": torch.tensor([1.5, -2], dtype=torch.bfloat16),
+        "bool": torch.tensor([True, False, True]),
+        "half": torch.tensor(0.25, dtype=torch.float16),
+        "int": torch.tensor([[2**60]]),
+        "none": torch.empty(0, 4),
+        "large": torch.arange(2**19, dtype=torch.float32).view(-1, 2).t(),
+    }
+    client = PSClient(connect(servers(1, tmp_path)))
+    client.push_dense_parameters(values, 0, 3)
+    client.checkpoint()
+    found = PSClient(connect(servers(1, tmp_path))).pull_variable()
+    assert found.keys() == values.keys()
+    for name, value in values.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
+
+
+def test_servers_save_by_themselves_and_keep_the_newest(tmp_path: Path) -> None:
+    client = PSClient(connect(servers(2, tmp_path, checkpoint_every=2, keep=2)))
+    begin(client)
+    train(client, range(9))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version-6", "version-8"]

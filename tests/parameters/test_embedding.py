@@ -1,0 +1,346 @@
+"""Promise: a table trains with prefetch as without, bit for bit; it lacks no push, or the newest if that is allowed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import Dataset, default_collate
+
+import fastload
+from fastload.errors import ParametersError
+from fastload.parameters import Embedding, InProcess, Optimizer, PSClient, Server, connect
+from fastload.parameters.transport import Answer
+
+OPTIMIZERS = [
+    Optimizer(name="sgd", lr=0.05, momentum=0.9),
+    Optimizer(name="adagrad", lr=0.05),
+    Optimizer(name="adam", lr=0.01),
+]
+ROWS = 2_000
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tables are small: torch's threads would only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Clicks(Dataset[dict[str, Tensor]]):
+    """200 batches of 32 samples with 4 ids each, most of them small: Zipf's law."""
+
+    def __init__(self, count: int = 200 * 32) -> None:
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.rand(count, 4, generator=generator, dtype=torch.float64)
+        self.ids = (ROWS**drawn).long() - 1
+        self.wanted = torch.rand(count, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"id": self.ids[index], "wanted": self.wanted[index]}
+
+
+def client(number: int = 2, **options: Any) -> PSClient:
+    return PSClient(connect([Server(i, number, **options) for i in range(number)]))
+
+
+def trained(
+    optimizer: Optimizer, *, workers: int | None, pin: bool = False
+) -> tuple[Tensor, dict[str, int]]:
+    """Train 200 batches; return the table, and what was prefetched. `workers` None: without prefetch."""
+    with Embedding("t", 8, client=client(optimizer=optimizer)) as table:
+        collate = default_collate if workers is None else table.prefetching("id", default_collate)
+        loader = fastload.DataLoader(
+            Clicks(), 32, num_workers=workers or 0, collate_fn=collate, prefetch_batches=8
+        )
+        with loader:
+            for batch in loader:
+                loss = (table(batch["id"]).sum((1, 2)) - batch["wanted"]).square().mean()
+                loss.backward()
+                table.push()
+        table.eval()
+        return table(torch.arange(ROWS)), table.counts()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
+def test_200_batches_with_and_without_prefetch_leave_the_same_table(optimizer: Optimizer) -> None:
+    wanted, counts = trained(optimizer, workers=None)
+    assert counts["prefetched"] == 0
+    for workers in (0, 1, 4):
+        found, counts = trained(optimizer, workers=workers)
+        assert torch.equal(found, wanted)
+        assert counts["prefetched"] == 200
+        if workers:
+            assert counts["patched"] > 200, "rows were pushed while later batches waited"
+
+
+def test_a_table_is_torchs_embedding_with_sparse_gradients() -> None:
+    table = Embedding("t", 4, client=client(optimizer=Optimizer(lr=0.1)))
+    local = nn.Embedding.from_pretrained(
+        table(torch.arange(10)).detach(), freeze=False, sparse=True
+    )
+    optimizer = torch.optim.SGD(local.parameters(), lr=0.1)
+    for shape in ((6,), (2, 3), (), (0,), (2, 2, 2)):
+        ids = torch.randint(0, 10, shape)
+        weights = torch.randn(*shape, 4)
+        for layer in (table, local):
+            (layer(ids) * weights).sum().backward()
+        table.push()
+        optimizer.step()
+        optimizer.zero_grad()
+    table.eval()
+    torch.testing.assert_close(table(torch.arange(10)), local.weight.detach())
+
+
+def test_backward_passes_before_a_push_add_up() -> None:
+    """Also of one graph twice, and of one that is computed anew."""
+    table = Embedding("t", 2, client=client(), initializer="zeros")
+    both = table(torch.tensor([1, 1])).sum() + table(torch.tensor([[1], [2]])).sum()
+    both.backward(retain_graph=True)
+    both.backward()
+    checkpoint(table, torch.tensor([3]), use_reentrant=False).sum().backward()
+    table.push(1.0)
+    table.eval()
+    assert table(torch.tensor([1, 2, 3]))[:, 0].tolist() == [-6, -2, -1]
+
+
+def test_a_forward_pass_without_a_push_keeps_nothing() -> None:
+    table = Embedding("t", 2)
+    loss = table(torch.tensor([1])).sum()
+    leaf = loss.grad_fn.next_functions[0][0].next_functions[0][0].variable  # type: ignore[union-attr]
+    rows = weakref.ref(leaf)
+    del leaf
+    loss.backward()
+    table(torch.tensor([2]))
+    table.zero_grad()
+    del loss
+    gc.collect()
+    assert rows() is None
+    assert not table._gradients
+    assert not table._pulls._pulls
+    table.push(1.0)
+    assert table._client._pushes._sequence == 0, "there was nothing to push"
+
+
+@pytest.mark.parametrize("how", ["eval", "no_grad", "inference"])
+def test_evaluation_only_pulls(how: str) -> None:
+    table = Embedding("t", 2)
+    table.train(how != "eval")
+    with {"eval": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}[
+        how
+    ]():
+        assert not table(torch.tensor([1, 2])).requires_grad
+    assert not list(table.parameters())
+    assert not table.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("key", "collate"),
+    [
+        ("id", default_collate),
+        (0, lambda samples: (default_collate([each["id"] for each in samples]), "other")),
+        (lambda batch: batch["in"]["id"].int(), lambda samples: {"in": default_collate(samples)}),
+    ],
+    ids=["dict", "tuple", "callable"],
+)
+def test_a_key_is_of_a_dict_or_a_tuple_or_a_function(
+    key: Any, collate: Callable[[Any], Any]
+) -> None:
+    table = Embedding("t", 2)
+    batch = table.prefetching(key, collate)(
+        [{"id": torch.tensor([1, 2])}, {"id": torch.tensor([2, 9])}]
+    )
+    ids = key(batch) if callable(key) else batch[key]
+    assert table(ids.clone()).shape == (2, 2, 2)
+    assert table.counts() == {"prefetched": 1, "pulled": 0, "patched": 0}
+
+
+def test_a_user_s_collate_is_each_worker_s_own_and_the_pulls_are_shared() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def __call__(self, samples: Any) -> Any:
+            self.count += 1
+            return default_collate(samples)
+
+    mine, table = Counting(), Embedding("t", 2)
+    with fastload.DataLoader(
+        Clicks(64), 8, num_workers=2, collate_fn=table.prefetching("id", mine)
+    ) as loader:
+        for batch in loader:
+            table(batch["id"])
+    assert mine.count == 0, "workers have copies"
+    assert table.counts()["prefetched"] == 8
+
+
+def test_two_tables_pull_for_one_batch() -> None:
+    servers = client()
+    user, item = Embedding("user", 2, client=servers), Embedding("item", 3, client=servers)
+    collate = item.prefetching(1, user.prefetching(0, default_collate))
+    users, items = collate([(1, 2), (3, 4)])
+    assert user(users).shape == (2, 2)
+    assert item(items).shape == (2, 3)
+    assert user.counts()["prefetched"] == item.counts()["prefetched"] == 1
+
+
+def test_an_id_outside_the_table_is_an_error_in_its_place() -> None:
+    table = Embedding("t", 2, rows=ROWS // 2)
+    assert table(torch.tensor([0, ROWS // 2 - 1])).shape == (2, 2)
+    for ids in (torch.tensor([-1]), torch.tensor([ROWS // 2])):
+        with pytest.raises(IndexError, match=f"'t' has {ROWS // 2} rows"):
+            table(ids)
+    with pytest.raises(TypeError, match="whole numbers"):
+        table(torch.tensor([0.5]))
+    with (
+        fastload.DataLoader(
+            Clicks(), 512, num_workers=1, collate_fn=table.prefetching("id", default_collate)
+        ) as loader,
+        pytest.raises(IndexError, match="ids from 0 to"),
+    ):
+        list(loader)
+
+
+def test_synchronous_servers_take_gradients_with_those_of_dense_parameters() -> None:
+    servers = client(grads_to_wait=1)
+    table = Embedding("t", 2, client=servers, initializer="zeros")
+    table(torch.tensor([4, 4, 5])).sum().backward()
+    with pytest.raises(ValueError, match=r"push\(\) is for asynchronous servers"):
+        table.push()
+    with pytest.raises(ValueError, match=r"prefetching\(\) is for asynchronous servers"):
+        table.prefetching("id", default_collate)
+    assert servers.push_gradients({}, {"t": table.gradients()}, 0.5, [0, 0]) == (True, 1)
+    assert len(table.gradients()[0]) == 0
+    table.eval()
+    assert table(torch.tensor([4, 5]))[:, 0].tolist() == [-1, -0.5]
+
+    other = Embedding("t", 2)
+    other.prefetching("id", default_collate)
+    with pytest.raises(ValueError, match="are prefetched"):
+        other.gradients()
+
+
+# ---- staleness 1 ----
+
+
+class Held(InProcess):
+    """Answers pushes when it is told to: one permit each. Notes calls."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self.permits = threading.Semaphore(0)
+        self.calls: list[str] = []
+        self.error: ParametersError | None = None
+
+    def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
+        if method == "push":
+            assert self.permits.acquire(timeout=30)
+            if self.error is not None:
+                raise self.error
+        self.calls.append(method)
+        return super().start(method, arguments)
+
+
+def held(tmp_path: Path | None = None) -> tuple[Held, Embedding]:
+    stub = Held(Server(optimizer=Optimizer(lr=1.0), folder=tmp_path or ""))
+    return stub, Embedding("t", 1, client=PSClient([stub]), initializer="zeros", staleness=1)
+
+
+def step(table: Embedding) -> float:
+    """Make a step; return the row that the forward pass had."""
+    row = table(torch.tensor([1]))
+    row.sum().backward()
+    table.push()
+    return float(row.detach())
+
+
+def test_a_forward_pass_may_lack_the_newest_push_and_no_other() -> None:
+    stub, table = held()
+    collate = table.prefetching(0, default_collate)
+    for _ in range(4):
+        collate([(1,)])
+    found: list[float] = []
+    with table:
+        found.append(step(table))
+        thread = threading.Thread(target=lambda: found.append(step(table)))
+        thread.start()  # it does not wait for push 1 before its forward pass, but before push 2
+        stub.permits.release()
+        thread.join()
+        with torch.no_grad():
+            found.append(float(table(torch.tensor([1]))))  # push 2 is under way
+            stub.permits.release()
+            table.flush()
+            found.append(float(table(torch.tensor([1]))))
+    assert found[0] == 0
+    assert found[1] in (0, -1)
+    assert found[2:] == [-1, -2]
+    assert table.counts()["prefetched"] == 4
+
+
+def test_a_step_does_not_wait_for_the_push_before_it() -> None:
+    stub, table = held()
+    with table:
+        step(table)
+        row = table(torch.tensor([1]))
+        row.sum().backward()
+        assert "push" not in stub.calls
+        assert float(row.detach()) == 0
+        stub.permits.release()
+
+
+def test_evaluation_and_checkpoints_have_all_pushes(tmp_path: Path) -> None:
+    stub, table = held(tmp_path)
+    with table:
+        for wait in (table.eval, table._client.checkpoint, table.flush):
+            table.train()
+            step(table)
+            stub.calls.clear()
+            thread = threading.Thread(target=wait)
+            thread.start()
+            stub.permits.release()
+            thread.join()
+            assert stub.calls[0] == "push", "all else comes after it"
+            assert stub.calls.count("save") == (wait == table._client.checkpoint)
+
+
+def call_push(table: Embedding) -> None:
+    table.push()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [call_push, Embedding.flush, Embedding.eval, Embedding.close, lambda t: t(torch.tensor([2]))],
+)
+def test_an_error_of_a_push_is_raised_once_by_the_next_call(
+    call: Callable[[Embedding], object],
+) -> None:
+    stub, table = held()
+    stub.error = ParametersError("refused")
+    for _ in range(2):
+        stub.permits.release()
+    step(table)
+    assert table._running is not None
+    table._running.exception(30)
+    with pytest.raises(ParametersError, match="refused"):
+        call(table)
+    table.close()
+
+
+def test_arguments_that_cannot_be_are_refused() -> None:
+    for wrong in ({"staleness": 2}, {"kept_batches": 0}, {"dim": 0}, {"initializer": "ones"}):
+        with pytest.raises(ValueError, match="must be 0 or 1|a table has|initializer"):
+            Embedding(**{"name": "t", "dim": 1, **wrong})  # type: ignore[arg-type]
+    assert repr(Embedding("t", 3, rows=5)) == "Embedding('t', dim=3, rows=5, staleness=0)"

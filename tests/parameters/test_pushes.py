@@ -1,0 +1,357 @@
+"""Promise: servers train as torch does in one process, asynchronously and in step, and lose and repeat no push."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fastload.errors import ParametersError
+from fastload.parameters import InProcess, Optimizer, PSClient, Server, TableInfo, connect
+from fastload.parameters.transport import Answer, ServerGoneError
+
+OPTIMIZERS = [
+    Optimizer(name="sgd", lr=0.05, momentum=0.9),
+    Optimizer(name="adagrad", lr=0.05),
+    Optimizer(name="adam", lr=0.05),
+]
+
+
+class Model(nn.Module):
+    """An embedding of 20 rows and two dense layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = nn.Embedding(20, 6, sparse=False)
+        self.dense = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def loss(self, ids: Tensor, wanted: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.dense(self.user(ids)).squeeze(-1), wanted)
+
+
+class Worker:
+    """A worker that trains `Model` on servers."""
+
+    def __init__(self, client: PSClient) -> None:
+        self.client, self.model = client, Model()
+        self.versions = [-1] * client.ps_num
+        client.push_embedding_table_infos([TableInfo("user", 6)])
+
+    def initialise(self, model: Model) -> None:
+        """Push the dense parameters, and copy the table's new rows into `model`."""
+        for i in range(self.client.ps_num):
+            self.client.push_dense_parameters(model.dense.named_parameters(), i, 0)
+        with torch.no_grad():
+            model.user.weight.copy_(self.client.pull_embedding_vectors("user", torch.arange(20)))
+
+    def pull(self) -> None:
+        values, uninitialised = self.client.pull_dense_parameters(
+            range(self.client.ps_num), self.versions
+        )
+        assert not uninitialised
+        self.model.dense.load_state_dict({**self.model.dense.state_dict(), **values})
+        with torch.no_grad():
+            self.model.user.weight.copy_(
+                self.client.pull_embedding_vectors("user", torch.arange(20))
+            )
+
+    def push(self, ids: Tensor, wanted: Tensor) -> bool:
+        self.model.zero_grad()
+        self.model.loss(ids, wanted).backward()
+        dense = {name: p.grad for name, p in self.model.dense.named_parameters()}
+        gradient = self.model.user.weight.grad
+        assert gradient is not None
+        # Duplicates: half of each row's gradient, twice.
+        rows = ids.unique()
+        table = {"user": (rows.repeat(2), (gradient[rows] / 2).repeat(2, 1))}
+        return self.client.push_gradients(dense, table, None, self.versions)[0]
+
+
+def batches(steps: int, size: int) -> list[tuple[Tensor, Tensor]]:
+    return [(torch.randint(0, 20, (size,)), torch.randn(size)) for _ in range(steps)]
+
+
+def servers(number: int, **options: Any) -> list[Server]:
+    return [Server(i, number, **options) for i in range(number)]
+
+
+def local_step(
+    model: Model, dense: Any, rows: list[Tensor], each: list[Any], ids: Tensor, y: Tensor
+) -> None:
+    """One step of torch: each row is a parameter, so that rows without a gradient keep their state."""
+    with torch.no_grad():
+        model.user.weight.copy_(torch.stack(rows))
+    model.zero_grad()
+    model.loss(ids, y).backward()
+    assert model.user.weight.grad is not None
+    dense.step()
+    for i in ids.unique().tolist():
+        rows[i].grad = model.user.weight.grad[i].clone()
+        each[i].step()
+
+
+def assert_same(worker: Worker, model: Model, rows: list[Tensor], tolerance: float) -> None:
+    worker.pull()
+    for name, value in model.dense.state_dict().items():
+        found = worker.model.dense.state_dict()[name]
+        torch.testing.assert_close(found, value, rtol=0, atol=tolerance)
+    found = worker.model.user.weight.detach()
+    torch.testing.assert_close(found, torch.stack(rows).detach(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
+@pytest.mark.parametrize("number", [1, 3])
+def test_one_asynchronous_worker_is_torch_in_one_process(optimizer: Optimizer, number: int) -> None:
+    worker, model = Worker(PSClient(connect(servers(number, optimizer=optimizer)))), Model()
+    worker.initialise(model)
+    rows = [row.clone().requires_grad_() for row in model.user.weight.detach()]
+    dense, each = optimizer.of(model.dense.parameters()), [optimizer.of([row]) for row in rows]
+    for ids, y in batches(50, 16):
+        worker.pull()
+        assert worker.push(ids, y)
+        local_step(model, dense, rows, each, ids, y)
+    assert_same(worker, model, rows, 1e-6)
+    assert worker.versions == [50] * number
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
+def test_two_synchronous_workers_are_one_process_with_twice_the_batch(optimizer: Optimizer) -> None:
+    stubs = connect(servers(2, optimizer=optimizer, grads_to_wait=2))
+    workers, model = [Worker(PSClient(stubs)), Worker(PSClient(stubs))], Model()
+    for worker in workers:
+        worker.initialise(model)
+    rows = [row.clone().requires_grad_() for row in model.user.weight.detach()]
+    dense, each = optimizer.of(model.dense.parameters()), [optimizer.of([row]) for row in rows]
+    for ids, y in batches(20, 16):
+        for worker, half in zip(workers, (slice(0, 8), slice(8, 16)), strict=True):
+            worker.pull()
+            assert worker.push(ids[half], y[half])
+        local_step(model, dense, rows, each, ids, y)
+    assert_same(workers[0], model, rows, 1e-5)
+    assert workers[0].versions == [20, 20]
+
+
+def test_eight_threads_push_a_hundred_times_each_and_nothing_is_lost() -> None:
+    stubs = connect(servers(2, optimizer=Optimizer(lr=1.0)))
+    first = PSClient(stubs)
+    first.push_embedding_table_infos([TableInfo("t", 2, "zeros")])
+    for i in range(2):
+        first.push_dense_parameters({"w": torch.zeros(3), "v": torch.zeros(())}, i, 0)
+
+    def push(client: PSClient, number: int) -> None:
+        ids = torch.tensor([number, 100, 100])
+        for _ in range(100):
+            dense = {"w": torch.full((3,), -1.0), "v": torch.tensor(-0.5)}
+            client.push_gradients(dense, {"t": (ids, -torch.ones(3, 2))}, None, [0, 0])
+
+    in_threads([lambda n=n: push(PSClient(stubs), n) for n in range(8)])  # type: ignore[misc]
+    versions = [-1, -1]
+    values, _ = first.pull_dense_parameters([0, 1], versions)
+    assert versions == [800, 800]
+    assert values["w"].tolist() == [800.0] * 3
+    assert values["v"] == 400
+    rows = first.pull_embedding_vectors("t", torch.tensor([*range(8), 100]))
+    assert rows[:, 0].tolist() == [100.0] * 8 + [1600.0]
+
+
+def test_one_client_serves_many_threads() -> None:
+    client = PSClient(connect(servers(3, optimizer=Optimizer(lr=1.0))))
+    client.push_embedding_table_infos([TableInfo("t", 2, "zeros")])
+
+    def push(number: int) -> None:
+        for _ in range(50):
+            ids = torch.tensor([number, 100])
+            _, _, fresh = client.push_gradients(
+                {}, {"t": (ids, -torch.ones(2, 2))}, None, [0] * 3, fresh=True
+            )
+            assert fresh["t"][0].tolist() == [number, 100]
+            assert torch.equal(client.pull_embedding_vectors("t", ids[:1]), fresh["t"][1][:1])
+
+    in_threads([lambda n=n: push(n) for n in range(4)])  # type: ignore[misc]
+    assert client.pull_embedding_vectors("t", torch.tensor([100]))[0, 0] == 200
+
+
+def in_threads(calls: list[Callable[[], None]]) -> None:
+    errors: list[BaseException] = []
+
+    def run(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
+class Flaky:
+    """A stub that breaks after some calls were made, and before others: by turns."""
+
+    def __init__(self, server: Server, every: int) -> None:
+        self._inner, self._every, self._calls = InProcess(server), every, 0
+        self.name = self._inner.name
+
+    def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
+        self._calls += 1
+        if self._calls % self._every:
+            return self._inner.start(method, arguments)
+        if self._calls // self._every % 2:
+            raise ServerGoneError("before the call")
+        self._inner.start(method, arguments)
+
+        def broken() -> Answer:
+            raise ServerGoneError("after the call")
+
+        return broken
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.mark.parametrize("grads_to_wait", [None, 1])
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_pushes_that_are_repeated_are_applied_once(grads_to_wait: int | None, every: int) -> None:
+    parts = servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=grads_to_wait)
+    client = PSClient([Flaky(parts[0], every), Flaky(parts[1], every + 1)])
+    client.push_embedding_table_infos([TableInfo("t", 1, "zeros")])
+    for number in range(20):
+        gradients = torch.full((2, 1), -1.0)
+        assert client.push_gradients(
+            {}, {"t": (torch.tensor([0, 1]), gradients)}, None, [number] * 2
+        ) == (
+            True,
+            number + 1,
+        )
+    assert client.pull_embedding_vectors("t", torch.tensor([0, 1])).tolist() == [[20.0], [20.0]]
+
+
+def test_the_learning_rate_is_divided_by_the_age_of_gradients_if_that_is_asked_for() -> None:
+    client = PSClient(connect(Server(optimizer=Optimizer(lr=1.0), scale_by_staleness=True)))
+    client.push_dense_parameters({"w": torch.zeros(1)}, 0, 0)
+    for _ in range(4):
+        client.push_gradients({}, {}, None, [0])
+    client.push_gradients({"w": torch.ones(1)}, {}, None, [0])
+    assert client.pull_variable()["w"] == -0.25
+    client.push_gradients({"w": torch.ones(1)}, {}, None, [5])
+    assert client.pull_variable()["w"] == -1.25
+
+
+def test_gradients_that_are_too_old_are_rejected_by_all_servers() -> None:
+    client = PSClient(
+        connect(servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=1, tolerance=1))
+    )
+    client.push_embedding_table_infos([TableInfo("t", 1, "zeros")])
+    gradients = {"t": (torch.tensor([0, 1]), -torch.ones(2, 1))}
+    assert [
+        client.push_gradients({}, gradients, None, v) for v in ([0, 0], [0, 0], [1, 0], [1, 1])
+    ] == [
+        (True, 1),
+        (True, 2),
+        (False, 2),
+        (True, 3),
+    ]
+    assert client.pull_embedding_vectors("t", torch.tensor([0, 1])).tolist() == [[3.0], [3.0]]
+
+
+@pytest.mark.parametrize("grads_to_wait", [None, 1])
+def test_a_push_that_is_refused_does_no_harm_to_later_ones(grads_to_wait: int | None) -> None:
+    client = PSClient(connect(servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=grads_to_wait)))
+    for i in range(2):
+        client.push_dense_parameters({"w": torch.zeros(2)}, i, 0)
+    with pytest.raises(ParametersError, match=r"the gradient of 'w' has the shape \(3,\)"):
+        client.push_gradients({"w": torch.ones(3)}, {}, None, [0, 0])
+    with pytest.raises(ParametersError, match="no table 't'; the tables: none"):
+        client.push_gradients({}, {"t": (torch.tensor([1]), torch.ones(1, 2))}, None, [0, 0])
+    versions = [-1, -1]
+    client.pull_dense_parameters([0, 1], versions)
+    assert client.push_gradients({"w": -torch.ones(2)}, {}, None, versions)[0]
+    assert client.pull_variable()["w"].tolist() == [1.0, 1.0]
+
+
+def test_the_names_of_the_document() -> None:
+    client = PSClient(connect(servers(2)), worker="w0")
+    assert client.ps_num == len(client.ps_stubs) == 2
+    names = ["a", "b", "c", "d"]
+    client.partition_dense_parameters(names)
+    owned = [name for i in range(2) for name in client.ps_to_parameter.get(i, [])]
+    assert sorted(owned) == sorted(client.parameter_to_ps) == names
+    values = {name: torch.full((2,), float(k)) for k, name in enumerate(names)}
+    versions = [-1, -1]
+    assert client.pull_dense_parameters([0, 1], versions) == ({}, [0, 1])
+    assert [client.push_dense_parameters(values, i, 7) for i in range(2)] == [True, True]
+    assert [client.push_dense_parameters({}, i, 9) for i in range(2)] == [False, False]
+    pulled, uninitialised = client.pull_dense_parameters([0, 1], versions)
+    assert (versions, uninitialised) == ([7, 7], [])
+    assert {name: value[0].item() for name, value in pulled.items()} == dict(
+        zip(names, range(4), strict=True)
+    )
+    assert client.pull_dense_parameters([0, 1], versions) == ({}, []), "nothing newer"
+    assert client.pull_variable().keys() == set(names)
+    client.push_embedding_table_infos([("t", 3, "zeros"), TableInfo("t", 3, "zeros")])
+    assert client.pull_embedding_vectors("t", torch.empty(0, dtype=torch.int64)).shape == (0, 3)
+    assert client.pull_embedding_vectors("t", torch.tensor([[1, 2], [1, 5]])).shape == (4, 3)
+    with pytest.raises(ParametersError, match="the table 't' is there with"):
+        client.push_embedding_table_infos([("t", 4)])
+    assert client.push_gradients({}, {}, 0.1, versions) == (True, 8)
+    client.close()
+
+
+def test_a_sparse_gradient_of_torch_is_taken_and_stays_unchanged() -> None:
+    client = PSClient(connect(Server(optimizer=Optimizer(lr=1.0))))
+    client.push_embedding_table_infos([("t", 2, "zeros")])
+    layer = nn.Embedding(9, 2, sparse=True)
+    layer(torch.tensor([3, 3, 5])).sum().backward()
+    gradient = layer.weight.grad
+    assert gradient is not None
+    before = gradient.clone()
+    client.push_gradients({}, {"t": gradient}, None, [0])
+    assert torch.equal(gradient.to_dense(), before.to_dense())
+    assert client.pull_embedding_vectors("t", torch.tensor([3, 5]))[:, 0].tolist() == [-2.0, -1.0]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
+@pytest.mark.parametrize("grads_to_wait", [None, 2])
+def test_the_callers_gradients_stay_and_may_be_changed_afterwards(
+    optimizer: Optimizer, grads_to_wait: int | None
+) -> None:
+    results = []
+    for overwrite in (False, True):
+        client = PSClient(connect(servers(2, optimizer=optimizer, grads_to_wait=grads_to_wait)))
+        client.push_embedding_table_infos([("t", 2)])
+        for i in range(2):
+            client.push_dense_parameters({"w": torch.ones(3)}, i, 0)
+        for step in range(4):
+            dense, ids, rows = (
+                torch.arange(3.0),
+                torch.tensor([4, 1, 4]),
+                torch.arange(6.0).view(3, 2),
+            )
+            client.push_gradients({"w": dense}, {"t": (ids, rows)}, None, [step] * 2)
+            assert dense.tolist() == [0, 1, 2]
+            assert (ids.tolist(), rows.flatten().tolist()) == ([4, 1, 4], list(range(6)))
+            if overwrite:
+                for tensor in (dense, ids, rows):
+                    tensor.zero_()
+        rows = client.pull_embedding_vectors("t", torch.arange(5))
+        results.append((client.pull_variable()["w"].tolist(), rows.tolist()))
+    assert results[0] == results[1]
+
+
+def test_stubs_in_another_order_are_refused() -> None:
+    parts = servers(2)
+    with pytest.raises(
+        ParametersError, match="is server 1 of 2, and this client takes it for server 0"
+    ):
+        PSClient(connect(parts[::-1])).pull_variable()
+    with pytest.raises(
+        ParametersError, match="server 0 of 2, and this client takes it for server 0 of 1"
+    ):
+        PSClient(connect(parts[:1])).pull_variable()

@@ -1,0 +1,156 @@
+"""Promise: `fastload parameters serve` runs a server for each rank, which workers find, and which saves at its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+from fastload.cli import main
+from fastload.parameters import PSClient, Server, connect
+from fastload.parameters.flight import ParameterServer
+from tests.distributed.launching import clean_environment, command
+
+SERVE = ("-m", "fastload", "parameters", "serve")
+WAIT_S = 100.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _descriptors_that_stay() -> None:
+    """Let Arrow and gRPC open what they keep: the tests look for descriptors that are left open."""
+    with ParameterServer(Server()) as front:
+        client = PSClient(connect(front.address("localhost")))
+        client.pull_variable()
+        client.close()
+
+
+@contextmanager
+def started(arguments: list[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with output.open("ab") as file:
+        process = subprocess.Popen(
+            arguments,
+            stdout=file,
+            stderr=file,
+            env=clean_environment({"GRPC_VERBOSITY": "NONE"}),
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(WAIT_S)
+
+
+@contextmanager
+def connected(store: Path) -> Iterator[PSClient]:
+    client = PSClient(connect(f"file://{store}", wait_s=WAIT_S), patience_s=WAIT_S)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def push(client: PSClient, times: int) -> None:
+    for i in range(client.ps_num):
+        client.push_dense_parameters({name: torch.zeros(2) for name in "abcd"}, i, 0)
+    client.push_embedding_table_infos([("t", 2, "zeros")])
+    for _ in range(times):
+        gradients = {name: -torch.ones(2) for name in "abcd"}
+        rows = {"t": (torch.arange(6), -torch.ones(6, 2))}
+        assert client.push_gradients(gradients, rows, 1.0, [0] * client.ps_num)[0]
+
+
+def parameters(client: PSClient) -> tuple[list[float], list[float]]:
+    values, rows = client.pull_variable(), client.pull_embedding_vectors("t", torch.arange(6))
+    return [values[name][0].item() for name in "abcd"], rows[:, 0].tolist()
+
+
+def test_a_server_saves_at_its_end_and_its_workers_find_it_again(tmp_path: Path) -> None:
+    arguments = [
+        sys.executable,
+        *SERVE,
+        "--store",
+        str(tmp_path / "store"),
+        "--checkpoint",
+        str(tmp_path / "saved"),
+    ]
+    output = tmp_path / "output"
+    with started(arguments, output) as process, connected(tmp_path / "store") as client:
+        push(client, 3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 143, output.read_text()
+        assert (tmp_path / "saved" / "version-3" / "part-0-of-1.arrow").exists()
+        with started(arguments, output):
+            assert parameters(client) == ([3.0] * 4, [3.0] * 6)
+            push(client, 1)
+            assert parameters(client) == ([4.0] * 4, [4.0] * 6)
+    lines = output.read_text().splitlines()
+    assert "server 0 of 1 at version 0: served at grpc://127.0.0.1:" in lines[0]
+    assert "server 0 of 1 has ended at version 3" in lines[1]
+    assert "server 0 of 1 at version 3: served at" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--host", "0.0.0.0"], "lets other machines change the parameters, and there is no token"),
+        (["--number", "1"], "give both --number and --of, or none"),
+        (["--number", "2", "--of", "2"], "there is no server 2 of 2"),
+        (["--tls-cert", __file__], "give both --tls-cert and --tls-key, or none"),
+        (["--token-file", "token"], "others can read the token: chmod 600 token"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_one_line(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("token").write_text("secret")
+    Path("token").chmod(0o644)
+    run = CliRunner().invoke(main, ["parameters", "serve", *options])
+    assert run.exit_code != 0
+    assert said in run.output
+    assert len(run.output.splitlines()) == 1
+
+
+def test_a_store_that_no_server_writes_into_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        Exception, match="not all servers have written their addresses into the store within 0.1 s"
+    ):
+        connect(FileStore(str(tmp_path / "store")), wait_s=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["mpich", "torchrun"])
+@pytest.mark.timeout(300)
+def test_each_rank_is_a_server_and_three_take_the_place_of_two(
+    launcher: str, tmp_path: Path
+) -> None:
+    output, saved = tmp_path / "output", tmp_path / "saved"
+    arguments = [*SERVE, "--checkpoint", str(saved), "--store"]
+    store = tmp_path / "first"
+    with started(command(launcher, 2, *arguments, str(store)), output) as process:
+        with connected(store) as client:
+            assert client.ps_num == 2
+            push(client, 3)
+            assert client.checkpoint() == 3
+            push(client, 2)
+            assert parameters(client) == ([5.0] * 4, [5.0] * 6)
+        process.send_signal(signal.SIGTERM)
+        process.wait(WAIT_S)
+    assert list(saved.glob("version-5/part-?-of-2.arrow")), output.read_text()
+    store = tmp_path / "second"
+    with started(command(launcher, 3, *arguments, str(store)), output), connected(store) as client:
+        assert client.ps_num == 3
+        assert parameters(client) == ([5.0] * 4, [5.0] * 6)
+        push(client, 1)
+        assert parameters(client) == ([6.0] * 4, [6.0] * 6)

@@ -1,0 +1,89 @@
+"""Promise: a row depends on seed, table and id alone, and changes as if it were a parameter of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fastload.parameters import Optimizer, PSClient, Server, TableInfo, connect
+from fastload.parameters.row_index import RowIndex
+from fastload.parameters.tables import Table
+
+OPTIMIZERS = [
+    Optimizer(name="sgd", lr=0.1),
+    Optimizer(name="sgd", lr=0.1, momentum=0.9),
+    Optimizer(name="adagrad", lr=0.1),
+    Optimizer(name="adam", lr=0.1),
+]
+INITIALIZERS = ["uniform(0.1)", "normal(0.1)", "constant(0.5)", "zeros"]
+
+
+@given(st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 40), max_size=40)))
+def test_the_index_finds_what_was_added_and_nothing_else(groups: list[list[int]]) -> None:
+    index, known = RowIndex(), {}
+    for group in groups:
+        new = [i for i in dict.fromkeys(group) if i not in known]
+        known |= {i: len(known) + k for k, i in enumerate(new)}
+        index.add(np.array(new, np.int64))
+        asked = np.array([*known, *(i ^ 1 for i in known)], np.int64)
+        assert index.find(asked).tolist() == [known.get(int(i), -1) for i in asked]
+    assert index.ids.tolist() == list(known)
+
+
+@pytest.mark.parametrize("initializer", INITIALIZERS)
+@given(ids=st.lists(st.integers(-100, 100), min_size=1, max_size=30), number=st.integers(1, 4))
+def test_rows_depend_neither_on_order_nor_on_the_number_of_servers(
+    initializer: str, ids: list[int], number: int
+) -> None:
+    one = PSClient(connect(Server(seed=3)))
+    many = PSClient(connect([Server(i, number, seed=3) for i in range(number)]))
+    for client in (one, many):
+        client.push_embedding_table_infos([("user", 5, initializer)])
+    asked = torch.tensor(ids)
+    rows = many.pull_embedding_vectors("user", asked)
+    assert torch.equal(one.pull_embedding_vectors("user", asked.flip(0)).flip(0), rows)
+    assert torch.equal(many.pull_embedding_vectors("user", asked), rows)
+
+
+@pytest.mark.parametrize(
+    ("initializer", "spread"), [("uniform(0.3)", 0.3 / 3**0.5), ("normal(2)", 2.0)]
+)
+def test_new_rows_are_spread_as_the_initializer_says(initializer: str, spread: float) -> None:
+    rows = Table(TableInfo("t", 50, initializer), Optimizer()).rows(torch.arange(2000))
+    assert abs(rows.mean()) < 0.02 * spread
+    assert abs(rows.std() / spread - 1) < 0.02
+
+
+def test_seed_and_name_change_the_rows() -> None:
+    ids = torch.arange(4)
+    tables = [
+        Table(TableInfo(name, 8), Optimizer(), seed=seed).rows(ids)
+        for name, seed in [("a", 0), ("b", 0), ("a", 1)]
+    ]
+    assert len({tuple(rows.flatten().tolist()) for rows in tables}) == 3
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_each_row_changes_as_a_parameter_of_torch_of_its_own(optimizer: Optimizer) -> None:
+    table = Table(TableInfo("t", 4), optimizer)
+    rows = [row.clone().requires_grad_() for row in table.rows(torch.arange(10))]
+    torchs = [optimizer.of([row]) for row in rows]
+    for _ in range(50):
+        ids = torch.randperm(10)[: int(torch.randint(1, 10, ()))]
+        gradients = torch.randn(len(ids), 4)
+        table.apply(ids, gradients.clone(), optimizer.lr)
+        for i, gradient in zip(ids.tolist(), gradients, strict=True):
+            rows[i].grad = gradient
+            torchs[i].step()
+    expected: Tensor = torch.stack(rows).detach()
+    torch.testing.assert_close(table.rows(torch.arange(10)), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", ["uniform(", "unifrom", "normal(x)", ""])
+def test_an_initializer_that_is_none_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match="table 't' has the initializer"):
+        TableInfo("t", 4, wrong)
