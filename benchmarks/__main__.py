@@ -36,6 +36,7 @@ NAMES = (
     "features",
     "store",
     "stream",
+    "elastic",
 )
 ASKED_FOR = ("peers",)
 """Benchmarks that are run where they are named: they want packages that the others do without."""

@@ -28,7 +28,11 @@ from fastload.elastic.watch import Watch
 from fastload.errors import LeaseLostError, ShardError, StateError
 from fastload.testing import FailingDataset
 
-LENGTH, SHARD, BATCH = 1000, 96, 40  # neither divides: 11 shards, the last of 40, batches of 40, 40, 16
+LENGTH, SHARD, BATCH = (
+    1000,
+    96,
+    40,
+)  # neither divides: 11 shards, the last of 40, batches of 40, 40, 16
 DEADLINE_S = 60.0
 
 
@@ -80,9 +84,7 @@ def together(*works: Callable[[], Any]) -> list[Any]:
         except BaseException as error:
             errors.append(error)
 
-    threads = [
-        threading.Thread(target=run, args=each, daemon=True) for each in enumerate(works)
-    ]
+    threads = [threading.Thread(target=run, args=each, daemon=True) for each in enumerate(works)]
     # `torch.get_rng_state` makes an object under a lock. If a garbage collection begins there and lets the GIL go, a
     # second thread that asks for the state waits for that lock with the GIL: neither goes on.
     gc.disable()
@@ -229,9 +231,7 @@ def test_a_loader_never_waits_for_itself(
     num_workers: int, in_order: bool, depth: int, closing: Make
 ) -> None:
     options: dict[str, Any] = {"prefetch_batches": depth} if num_workers else {}
-    loader = loader_of(
-        closing(HashStore()), num_workers=num_workers, in_order=in_order, **options
-    )
+    loader = loader_of(closing(HashStore()), num_workers=num_workers, in_order=in_order, **options)
     for _ in range(2):
         assert sorted(int(i) for batch in loader for i in batch) == list(range(LENGTH))
 
@@ -398,9 +398,7 @@ def test_a_worker_that_starts_late_gets_what_is_left(closing: Make) -> None:
 # ---- state ----
 
 
-def saved_after(
-    batches: int, closing: Make, **options: Any
-) -> tuple[list[int], dict[str, Any]]:
+def saved_after(batches: int, closing: Make, **options: Any) -> tuple[list[int], dict[str, Any]]:
     """Return the samples that one worker has trained, and its state."""
     leases = closing(HashStore())
     loader = loader_of(leases, **options)
@@ -416,7 +414,9 @@ def test_a_run_resumes_in_the_middle_of_a_shard(batches: int, closing: Make) -> 
         leases.load_state_dict(state)
     loaders = [loader_of(leases, batch=32) for leases in resumed]
     rest = together(*(lambda loader=loader: list(loader) for loader in loaders))
-    assert sorted([*read, *(int(i) for batch in chain(*rest) for i in batch)]) == list(range(LENGTH))
+    assert sorted([*read, *(int(i) for batch in chain(*rest) for i in batch)]) == list(
+        range(LENGTH)
+    )
     again = together(*(lambda loader=loader: list(loader) for loader in loaders))
     assert sorted(int(i) for batch in chain(*again) for i in batch) == list(range(LENGTH))
 
