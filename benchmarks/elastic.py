@@ -19,9 +19,9 @@ from fastload.elastic import Leases, LeaseSampler
 from fastload.testing import SlowDataset
 
 TITLE = (
-    "elastic: shards of 512, batches of 64, 2 threads, steps simulated (they sleep); from the moment when all workers are "
-    "ready to the end of the last; ideal: all batches over the sum of the workers' rates. Overhead: one worker, samples "
-    "of 1 ms (simulated)"
+    "elastic: shards of 512, batches of 64, 2 threads, steps simulated (they sleep); from the moment when all workers "
+    "are ready to the end of the last; ideal: all batches over the sum of the workers' rates. Overhead: one worker, "
+    "samples of 1 ms (simulated)"
 )
 REPEATS = 3
 
@@ -71,6 +71,7 @@ def seconds(way: str, steps: list[float], length: int, num_workers: int) -> floa
     told: list[tuple[float, float, Indices]] = [answers.get() for _ in processes]
     for process in processes:
         process.join()
+    answers.close()
     if sorted(chain(*(read for _, _, read in told))) != list(range(length)):
         raise BenchError(f"{way}: not every sample was read once")
     return max(end for _, end, _ in told) - min(begin for begin, _, _ in told)

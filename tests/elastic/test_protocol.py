@@ -1,4 +1,4 @@
-"""Promise: whatever the order of claims, beats, acknowledgements and deaths, each shard is acknowledged exactly once."""
+"""Promise: whatever the order of claims, beats, acknowledgements and deaths, each shard is acknowledged once."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Model(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Any worker that suspects all others can end the epoch."""
-        for shard, text in self.store.items():
+        for text in self.store.values():
             found = Shard.parse(text)
             wanted = found.leased_by(9, lambda _: True, max_tries=MAX_TRIES)
             assert (wanted is None) == (found.status in ("done", "failed"))
@@ -100,7 +100,8 @@ TestModel.settings = settings(max_examples=300, stateful_step_count=60, deadline
 
 
 def test_texts_are_read_back() -> None:
-    assert str(Shard()) == "" and Shard.parse("") == Shard()
+    assert str(Shard()) == ""
+    assert Shard.parse("") == Shard()
     found = Shard("leased", 3, 2, 128)
     assert Shard.parse(str(found)) == found
 
@@ -120,7 +121,8 @@ def test_a_lease_of_a_worker_that_lives_is_left_alone() -> None:
 
 def test_rows_that_were_trained_before_a_checkpoint_stay_so_in_other_hands() -> None:
     taken = Shard(begin=128).leased_by(1, lambda _: False, max_tries=3)
-    assert taken is not None and taken.begin == 128
+    assert taken is not None
+    assert taken.begin == 128
     assert taken.given_back(failed=True).begin == 128
 
 
@@ -128,6 +130,8 @@ def test_a_lease_that_was_given_back_in_good_order_is_no_try() -> None:
     taken = Shard().leased_by(1, lambda _: False, max_tries=1)
     assert taken is not None
     again = taken.given_back(failed=False).leased_by(2, lambda _: False, max_tries=1)
-    assert again is not None and again.status == "leased"
+    assert again is not None
+    assert again.status == "leased"
     failed = taken.given_back(failed=True).leased_by(2, lambda _: False, max_tries=1)
-    assert failed is not None and failed.status == "failed"
+    assert failed is not None
+    assert failed.status == "failed"
