@@ -97,6 +97,7 @@ def connected(store: Path) -> Iterator[PSClient]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # two epochs, each with four processes that import torch
 def test_a_cnn_learns_on_two_servers_and_goes_on_on_three(tmp_path: Path) -> None:
     generate_digits(tmp_path / "digits", train=ONE_EPOCH, test=2000)
     saved, two, three = tmp_path / "saved", tmp_path / "two", tmp_path / "three"
