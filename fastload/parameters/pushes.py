@@ -310,6 +310,6 @@ def lost(link: Link, version: int, what: str) -> ParametersLostError:
     """Return the error of a server that has restarted without something."""
     return ParametersLostError(
         f"{link.name} has restarted at version {version}, and lacks {what}. End all servers and workers, and start "
-        "them again: they resume from the newest checkpoint. Checkpoints more often, or a larger retained_bytes, "
-        "make this rarer"
+        "them again, with another store: they resume from the newest checkpoint. Checkpoints more often, or a larger "
+        "retained_bytes, make this rarer"
     )
