@@ -125,7 +125,9 @@ def train(
     """Train; return the seconds of each step and of each push. `staleness` None: without prefetch."""
     taken, pushes = [], []
     with Embedding("t", DIM, client=client, rows=ROWS, staleness=staleness or 0) as table:
-        collate = _same if staleness is None else table.prefetching(_same, _same)
+        collate: Callable[[Any], Any] = (
+            _same if staleness is None else table.prefetching(_same, _same)
+        )
         with DataLoader(
             Batches(steps),
             None,
