@@ -29,7 +29,9 @@ def work(worker: int, args: argparse.Namespace, servers: str | list[str]) -> Non
     torch.manual_seed(0)
     client, cnn = PSClient(connect(servers), f"worker {worker}"), CNN()
     for server in range(client.ps_num):
-        client.push_dense_parameters(cnn.named_parameters(), server, 0)  # the first worker's are taken
+        client.push_dense_parameters(
+            cnn.named_parameters(), server, 0
+        )  # the first worker's are taken
 
     dataset = MNIST(args.root, tensors=True)
     order = RankSampler(dataset, rank=worker, world_size=args.workers, seed=0)

@@ -32,9 +32,9 @@ What all of these stand on:
     evaluating    a model in eval mode, for a while
 
 What they never import: `datasets`, `store` (sets in shared memory), `image`, `check` (does a dataset suit threads),
-`distributed`, `measure` (under both `train` and `bench`), `train`, `bench`, `flow` (commands as a graph), `stream`
-(prediction on messages), `parameters` (on servers), `compat` (other libraries' names), `cli` (the command), `testing`
-(fakes).
+`distributed`, `elastic` (leased shards), `measure` (under both `train` and `bench`), `train`, `bench`, `flow` (commands
+as a graph), `stream` (prediction on messages), `parameters` (on servers), `compat` (other libraries' names), `cli` (the
+command), `testing` (fakes).
 """
 
 from typing import TYPE_CHECKING, Any

@@ -63,6 +63,18 @@ class StreamError(FastloadError, RuntimeError):
     """A stream of messages cannot be read or written. The message names it and says what to check."""
 
 
+class LeaseLostError(FastloadError, RuntimeError):
+    """Another worker has leased a shard that this worker has trained, because this one gave no sign of life."""
+
+
+class ShardError(FastloadError, RuntimeError):
+    """A leased shard failed too often. The message names its epoch and its positions."""
+
+
+class StoreLostError(FastloadError, ConnectionError):
+    """The store of the leases does not answer. The epoch is not at its end."""
+
+
 class DecodeError(FastloadError, ValueError):
     """A file exists but is not an image that can be decoded.
 

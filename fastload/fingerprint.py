@@ -220,8 +220,11 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(part) for part in inner))
 
 
-def of_path(text: str) -> Iterator[bytes]:
-    """Yield a path, and the size and the time of change of the file there, or of all files of the folder."""
+def of_path(text: str, above: Set[tuple[int, int]] = frozenset()) -> Iterator[bytes]:
+    """Yield a path, and the size and the time of change of the file there, or of all files of the folder.
+
+    A link to a folder `above` it, of this device and inode, is not entered: what is there counts already.
+    """
     yield os.fsencode(text)
     try:
         about = os.stat(text)
@@ -230,5 +233,8 @@ def of_path(text: str) -> Iterator[bytes]:
     if not os.path.isdir(text):
         yield repr((about.st_size, about.st_mtime_ns)).encode()
         return
+    folder = about.st_dev, about.st_ino
+    if folder in above:
+        return
     for name in sorted(os.listdir(text)):
-        yield from of_path(os.path.join(text, name))
+        yield from of_path(os.path.join(text, name), above | {folder})

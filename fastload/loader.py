@@ -60,9 +60,9 @@ class DataLoader(TorchDataLoader[T]):
             torch's global random state is not touched, and `generator` must be None. None: the loader
             draws as torch's DataLoader does, and gives the same batches after the same `torch.manual_seed`.
         on_error: what to do when a sample raises. "raise": the batch raises in its place, and `next()`
-            continues after it. "skip": the batch is one sample shorter; it is never refilled. A callable
-            gets `(index, exception)` on a worker thread and returns a sample, or `fastload.SKIP`. A
-            batch that loses all its samples raises `EmptyBatchError`.
+            continues after it. "skip": the batch is one sample shorter; it is never refilled, and the error is
+            logged. A callable gets `(index, exception)` on a worker thread and returns a sample, or
+            `fastload.SKIP`. A batch that loses all its samples raises `EmptyBatchError`.
         max_errors: how many samples `on_error` may skip or replace in one epoch. One more raises
             `TooManyErrorsError` in place of its batch. None: any number.
         copy_dataset: "state": each worker reads through its own copy of every object that your code can

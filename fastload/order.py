@@ -27,7 +27,7 @@ from fastload import sampler_state
 from fastload.batch import Batch
 from fastload.errors import StateError
 from fastload.partition import partition
-from fastload.sampler import RankSampler, random_batches
+from fastload.sampler import PlacedBatch, RankSampler, random_batches
 from fastload.sampler_state import RandomStates, generators, single_sampler
 from fastload.settings import Settings
 from fastload.state import SampledState, State, as_int, known_length
@@ -146,10 +146,12 @@ class SampledOrder(Order):
         else:
             self._indices = self._rest()
         self._ready: Callable[[], bool] | None = getattr(self._indices, "is_ready", None)
+        self._tell: Callable[[Batch], None] | None = getattr(self._indices, "delivered", None)
 
     def begin(self, seed: int, recorders: list[Recorder]) -> None:
         """See `Order`."""
         super().begin(seed, recorders)
+        self._placed_keys = StreamKeys(seed, self.epoch)
         self._keys = StreamKeys(
             seed, self.epoch, rank=self._rank, world_size=self.initial.world_size
         )
@@ -226,6 +228,8 @@ class SampledOrder(Order):
         }
         try:
             given = next(self._indices)
+            if isinstance(given, PlacedBatch):
+                place |= {"position": given.position, "keys": self._placed_keys}
             if self._delivered.draws is not None:
                 self._checksum = sampler_state.checksum(given, self._checksum)
             return self._make_batch(given, **place, checksum=self._checksum)
@@ -237,7 +241,9 @@ class SampledOrder(Order):
             return batch
 
     def delivered(self, batch: Batch) -> None:
-        """See `Order`."""
+        """See `Order`. The sampler's iterator may have a method of this name."""
+        if self._tell is not None:
+            self._tell(batch)
         had = self._delivered
         ahead = {**had.ahead, batch.ordinal: (batch.position + batch.size, batch.checksum)}
         batches, position, checksum = had.batches, had.position, had.checksum

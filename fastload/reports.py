@@ -40,12 +40,12 @@ class Reports:
         self._told = perf_counter()
 
     def count(self, batch: Batch) -> None:
-        """Count a batch that the loop takes, and log what `on_error` handled in it."""
-        for k, exc in sorted(batch.handled.items()):
-            what = "skipped" if k in batch.skipped else "replaced"
+        """Count a batch that the loop takes, and log what `on_error="skip"` left out of it."""
+        # A function has the errors already.
+        told = self._settings.on_error == "skip"
+        for k, exc in sorted(batch.handled.items()) if told else ():
             _log.warning(
-                "fastload: %s sample index %s: %s: %s",
-                what,
+                "fastload: skipped sample index %s: %s: %s",
                 shown(batch.indices[k]),
                 type(exc).__name__,
                 shown(exc, str),

@@ -10,7 +10,7 @@ import math
 import operator
 import os
 import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Literal
 
 import numpy as np
@@ -241,9 +241,10 @@ class RankSampler(Sampler[int]):
 
         Positions run from 0 to `len(self)`.
         """
-        return self._indices(self.epoch, start, stop)
+        return self.indices_of(self.epoch, start, stop)
 
-    def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+    def indices_of(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return `indices` of an epoch: int64[stop - start]."""
         positions = np.arange(start, stop, dtype=np.int64) * self.world_size + self.rank
         positions %= max(1, self.length)
         if not self.shuffle:
@@ -260,7 +261,20 @@ class RankSampler(Sampler[int]):
         """Yield the indices of an epoch from local position `start` on."""
         n = len(self)
         for first in range(start, n, _CHUNK):
-            yield from self._indices(epoch, first, min(first + _CHUNK, n)).tolist()
+            yield from self.indices_of(epoch, first, min(first + _CHUNK, n)).tolist()
+
+
+class PlacedBatch(list[int]):
+    """Indices from a batch sampler that does not give an epoch's samples from first to last.
+
+    Args:
+        indices: of neighbouring samples of the epoch's order.
+        position: the global position of the first. It is part of the keys of their random streams.
+    """
+
+    def __init__(self, indices: Iterable[int], position: int) -> None:
+        super().__init__(indices)
+        self.position = position
 
 
 def random_batches(sampler: BatchSampler) -> Iterator[list[int]]:

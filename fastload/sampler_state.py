@@ -65,11 +65,13 @@ def _keeps_state(single: Any) -> bool:
 
 def own_state(sampler: Any) -> Any:
     """Return the sampler's `state_dict()` as JSON values, None if it has none, or the StateError to be raised."""
-    single = single_sampler(sampler)
+    single = sampler if _keeps_state(sampler) else single_sampler(sampler)
     if not _keeps_state(single):
         return None
     try:
         return json.loads(json.dumps(single.state_dict()))
+    except StateError as exc:
+        return exc
     except Exception as exc:
         error = StateError(
             f"sampler_state: JSON cannot hold what state_dict() of {type(single).__name__} returned "

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler as torch_profiler
+from torch.distributed import distributed_c10d
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
@@ -175,6 +176,11 @@ def make_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any) 
     if dataclasses.is_dataclass(WorkerInfo):
         fields["worker_method"] = "thread"
     return WorkerInfo(**fields)
+
+
+def default_store() -> Any:
+    """Return the store of the default process group. There is no public name for it."""
+    return distributed_c10d._get_default_store()
 
 
 def pin(data: Any) -> Any:

@@ -5,21 +5,26 @@ The command line imports no folder before it is needed, so it states them a seco
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import fields
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import pytest
 
 pytest.importorskip("PIL")
 
+import fastload
 from fastload.bench import plan
 from fastload.bench.plan import Workload
 from fastload.cli.bench import bench
+from fastload.cli.predict import predict
 from fastload.cli.submit import submit
 from fastload.cli.train import train
 from fastload.distributed.launch import LAUNCHERS
 from fastload.measure.page_cache import CacheState
+from fastload.store.model_set import BATCH_SIZE, ROWS_OF_PART
+from fastload.store.predictions import MOST_PARTS
 from fastload.train import recipe
 from fastload.train.recipe import Recipe
 
@@ -34,15 +39,34 @@ CHOICES: list[tuple[click.Command, str, tuple[str, ...]]] = [
 ]
 
 
+def parsed(command: click.Command, *arguments: str) -> dict[str, Any]:
+    """Return what a command makes of arguments. It keeps its help option, so that has the names that `main` gives."""
+    context = command.make_context(
+        command.name, list(arguments), help_option_names=["-h", "--help"]
+    )
+    return context.params
+
+
 @pytest.mark.parametrize(("command", "value"), [(train, Recipe), (bench, Workload)])
 def test_a_command_and_the_value_that_it_makes_have_the_same_defaults(
     command: click.Command, value: type
 ) -> None:
     arguments = ["--file-list", __file__] if command is bench else []  # which it cannot do without
-    given = command.make_context(command.name, arguments).params
+    given = parsed(command, *arguments)
     said = {ALIASES.get(name, name): default for name, default in given.items()}
     owned = {field.name: field.default for field in fields(value) if field.name != "file_list"}
     assert {name: said[name] for name in owned} == owned
+
+
+def test_predict_has_the_defaults_of_the_function() -> None:
+    given = parsed(predict, "module:model")
+    owned = inspect.signature(fastload.predict).parameters
+    for name in ("batch_size", "max_wait_ms", "num_workers"):
+        assert given[name] == owned[name].default, name
+    assert given["batch_size"] == BATCH_SIZE
+    option = next(one for one in predict.params if one.name == "parts")
+    assert isinstance(option, click.Option)
+    assert f"each {ROWS_OF_PART} samples, at most {MOST_PARTS}]" in str(option.help)
 
 
 @pytest.mark.parametrize(("command", "option", "choices"), CHOICES)

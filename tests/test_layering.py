@@ -38,11 +38,12 @@ FOLDER_IMPORTS: dict[str, set[str]] = {
     "compat": {"datasets", "distributed", "flow"},
     "datasets": {"image"},
     "distributed": set(),
+    "elastic": set(),
     "flow": {"distributed"},
     "image": set(),
     "measure": set(),
     "parameters": {"distributed"},
-    "store": {"datasets", "distributed"},
+    "store": {"datasets", "distributed", "elastic"},
     "stream": set(),
     "train": {"datasets", "distributed", "image", "measure"},
 }
@@ -60,6 +61,9 @@ PARAMETERS = {PACKAGE / "parameters" / name for name in ("server.py", "pushes.py
 that a loader's threads pull ahead."""
 PUSHES = {PACKAGE / "parameters" / "embedding.py"}
 """May have a thread: it pushes gradients beside the next step, and never runs code of the user's."""
+
+WATCHES = {PACKAGE / "elastic" / "watch.py"}
+"""May have threads and locks: they beat and wait while the loop trains, and never run code of the user's."""
 
 THREADS = {
     "_thread.start_new_thread",
@@ -297,7 +301,7 @@ def test_a_circle_is_seen_wherever_its_imports_stand() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in MODULES if p not in {PACKAGE / "workers.py", FAKES} | KERNELS | PUSHES],
+    [p for p in MODULES if p not in {PACKAGE / "workers.py", FAKES} | KERNELS | WATCHES | PUSHES],
     ids=by_name,
 )
 def test_threads_are_started_in_workers_only(path: Path) -> None:
@@ -309,7 +313,11 @@ def test_threads_are_started_in_workers_only(path: Path) -> None:
     [
         p
         for p in MODULES
-        if p not in {PACKAGE / "window.py", PACKAGE / "waiting.py", FAKES} | KERNELS | PARAMETERS
+        if p
+        not in {PACKAGE / "window.py", PACKAGE / "waiting.py", FAKES}
+        | KERNELS
+        | WATCHES
+        | PARAMETERS
         and p.parent.name != "isolation"
     ],
     ids=by_name,

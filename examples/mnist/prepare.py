@@ -36,7 +36,12 @@ def engine() -> Iterator[tuple[bool, Executor | None]]:
     if distributed.detect_rank().rank.world_size == 1:
         yield True, None
         return
-    from mpi4py.futures import MPICommExecutor
+    try:
+        from mpi4py.futures import MPICommExecutor
+    except ImportError as error:
+        raise SystemExit(
+            f"prepare.py needs mpi4py on several ranks ({error}): pip install mpi4py"
+        ) from None
 
     with MPICommExecutor() as executor:  # None on all ranks but one, which work until it ends
         yield executor is not None, executor

@@ -23,8 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastload import DataLoader, RankSampler, distributed, store
 
-GLOBAL_BATCH = 128
-
 
 class Net(nn.Module):
     """1,199,882 parameters; float32[B, 1, 28, 28] become log-probabilities, float32[B, 10]."""
@@ -86,7 +84,7 @@ def train(args: argparse.Namespace, rank: distributed.Rank) -> tuple[nn.Module, 
         step = DistributedDataParallel(model)
         step.register_comm_hook(None, communication.hook)
     torch.manual_seed(1234 + rank.rank)
-    batches = loader(args.sets / "train", rank, GLOBAL_BATCH // rank.world_size, shuffle=True)
+    batches = loader(args.sets / "train", rank, args.batch_size // rank.world_size, shuffle=True)
     for epoch in range(args.epochs):
         batches.set_epoch(epoch)
         losses = 0.0
@@ -132,6 +130,7 @@ def main() -> None:
     parser.add_argument("sets", type=Path, help="folder of the sets `train` and `test`")
     parser.add_argument("--average", choices=["ddp", "explicit"], default="ddp")
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=128, help="of all ranks together")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--out", type=Path, default=Path("model.pt"))
     args = parser.parse_args()

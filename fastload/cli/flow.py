@@ -37,9 +37,9 @@ def flow() -> None:
         parallelism = 4
 
     A task follows the one above it, unless `after = ["NAME", ...]` says which; `after = []` makes it independent.
-    Kinds: python, mpi, pytorch, function ("module:name"), command. Further keys: args, command, exec_path, inputs,
-    outputs, env, retries, time_limit_s; parallelism, hostfile, launcher of ranks; walltime, ppn, directives of batch
-    jobs.
+    Kinds: python, mpi, pytorch, function, command. Further keys: args, command, exec_path, inputs, outputs, env,
+    retries, time_limit_s; parallelism, hostfile, launcher, launcher_options of ranks; function = "module:name" and
+    kwargs of functions; walltime, ppn, cores, directives of batch jobs.
     """
 
 
@@ -107,12 +107,12 @@ def show(file: Path, svg: Path | None) -> None:
         fastload flow show mnist.toml --svg mnist.svg
     """
     from fastload.flow.pipefile import read_pipeline
-    from fastload.flow.show import as_svg, as_text
+    from fastload.flow.show import as_text
 
     graph = read_pipeline(file)
     click.echo(as_text(graph))
     if svg is not None:
-        svg.write_text(as_svg(graph))
+        graph.to_svg(svg)
         click.echo(f"Picture: {svg}")
 
 
@@ -126,8 +126,8 @@ def submit(file: Path, system: BatchSystem | None, resume: bool, dry_run: bool) 
     """Make each task of PIPE.toml a batch job, which starts once the jobs that it waits for have succeeded.
 
     No process of fastload waits for that. Each task asks for its own resources: parallelism ranks, ppn on each host,
-    walltime, and further directives, such as directives = ["-A PROJECT"]. The files and this Python must be at the same
-    place on all nodes.
+    cores of each rank, walltime, and further directives, such as directives = ["-A PROJECT"]. The files and this Python
+    must be at the same place on all nodes.
 
     \b
     Examples:

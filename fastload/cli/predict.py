@@ -310,12 +310,13 @@ def _predict_stream(
     began = time.perf_counter()
     decoder = found_at(decode) if decode else stream.json_to_tensors
     with ExitStack() as stack:
+        reading = stack.enter_context(closing(_opened(stream.open_source, source, key=key)))
         writing = stack.enter_context(closing(_opened(stream.open_sink, sink)))
         aside = stack.enter_context(closing(stream.SideList(failed))) if failed else None
         answers = stack.enter_context(
             stream.predict(
                 model,
-                _opened(stream.open_source, source, key=key),
+                reading,
                 decode=decoder,
                 device=device,
                 max_wait_ms=max_wait_ms,

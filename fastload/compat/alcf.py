@@ -78,9 +78,16 @@ class ImageNetDataLoader:
         cache_size: how many batches wait for the loop at most.
 
     One loop at a time: another `iter()` begins with the first sample again.
+
+    Raises ValueError if the dataset is empty.
     """
 
     def __init__(self, dataset: Any, batch_size: int, num_workers: int, cache_size: int) -> None:
+        if not len(dataset):
+            raise ValueError(
+                f"batches without end need samples, and {type(dataset).__name__} has none: check the file list, and "
+                "that there are at least as many images as ranks"
+            )
         self.dataset = dataset
         self._loader: DataLoader[Any] = DataLoader(
             dataset,

@@ -11,8 +11,11 @@ import torch.distributed as dist
 BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
 
 
+_NONE, _DENSE, _SPARSE = range(3)
+
+
 def average_gradients(
-    parameters: Iterable[torch.Tensor] | torch.nn.Module,
+    parameters: torch.Tensor | Iterable[torch.Tensor] | torch.nn.Module,
     *,
     comm: Any = None,
     bucket_bytes: int = BUCKET_BYTES,
@@ -20,32 +23,64 @@ def average_gradients(
     """Replace the gradient of each parameter by its mean over all ranks. All ranks call it, after `backward()`.
 
     Args:
-        parameters: or a module, whose parameters they are. They have the same shapes and order on all ranks. One whose
-            gradient is None on all ranks is left out.
+        parameters: one, or several, or a module, whose parameters they are. They have the same shapes and order on all
+            ranks. A gradient that is None on some ranks counts as zeros there; one that is None on all stays None.
         comm: an mpi4py communicator, such as `MPI.COMM_WORLD`, for gradients in the processor's memory; None: torch's
             default process group.
         bucket_bytes: gradients are sent together until they have this size. Memory: one bucket.
 
     The mean is the sum over the number of ranks, so it is that of the global batch if all ranks have equal batches.
+
+    Raises ValueError on all ranks if a gradient is sparse on one.
     """
     if isinstance(parameters, torch.nn.Module):
         parameters = parameters.parameters()
+    parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     size = dist.get_world_size() if comm is None else comm.Get_size()
-    if size == 1:
+    if size == 1 or not parameters:
         return
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = _of_any_rank(parameters, comm)
     for bucket in _buckets(gradients, bucket_bytes):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-        if comm is None:
-            dist.all_reduce(flat)
-        else:
-            from mpi4py import MPI
-
-            comm.Allreduce(MPI.IN_PLACE, flat.numpy())
+        if comm is not None and flat.dtype in (torch.float16, torch.bfloat16):
+            flat = flat.float()  # MPI has no such numbers
+        _all_reduce(flat, comm, "SUM")
         flat /= size
         pieces = torch.split(flat, [gradient.numel() for gradient in bucket])
         for gradient, piece in zip(bucket, pieces, strict=True):
             gradient.copy_(piece.view_as(gradient))
+
+
+def _of_any_rank(parameters: list[torch.Tensor], comm: Any) -> list[torch.Tensor]:
+    """Return the gradients that some rank has, in the order of their parameters: all ranks add up the same ones."""
+    own = [
+        _NONE if one.grad is None else _DENSE if one.grad.layout is torch.strided else _SPARSE
+        for one in parameters
+    ]
+    found = torch.tensor(own, dtype=torch.int32, device=parameters[0].device)
+    _all_reduce(found, comm, "MAX")
+    gradients = []
+    for number, (parameter, kind) in enumerate(zip(parameters, found.tolist(), strict=True)):
+        if kind == _SPARSE:
+            raise ValueError(
+                f"average_gradients: parameter {number}, of shape {tuple(parameter.shape)}, has a sparse gradient. "
+                "Make its layer with sparse=False"
+            )
+        if kind == _DENSE:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+    return gradients
+
+
+def _all_reduce(tensor: torch.Tensor, comm: Any, operation: str) -> None:
+    """Replace a tensor by its sum or maximum over all ranks."""
+    if comm is None:
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, operation))
+    else:
+        from mpi4py import MPI
+
+        comm.Allreduce(MPI.IN_PLACE, tensor.numpy(), getattr(MPI, operation))
 
 
 def _buckets(gradients: list[torch.Tensor], size: int) -> Iterator[list[torch.Tensor]]:

@@ -1,32 +1,20 @@
-"""The process of a `FunctionTask`: `python -m fastload.flow.call MODULE|SCRIPT NAME ARGUMENTS`."""
+"""The process of a `FunctionTask`, which reads the call from its standard input: `python -m fastload.flow.call`."""
 
 from __future__ import annotations
 
-import base64
-import operator
-import os
 import pickle
-import pkgutil
-import runpy
 import sys
-from types import SimpleNamespace
-from typing import Any
+from multiprocessing import spawn
 
 
-def main(where: str, name: str, call: str) -> None:
-    """Call the function `name` of a module, or of a script, which is run but not as `__main__`."""
-    function: Any
-    if os.path.isabs(where):
-        sys.path.insert(0, os.path.dirname(where))
-        function = operator.attrgetter(name)(
-            SimpleNamespace(**runpy.run_path(where, run_name="__flow__"))
-        )
-    else:
-        sys.path.insert(0, os.getcwd())
-        function = pkgutil.resolve_name(f"{where}:{name}")
-    args, kwargs = pickle.loads(base64.b64decode(call))
+def main() -> None:
+    """Prepare this process as multiprocessing prepares one that it spawns, then make the call."""
+    around, call = pickle.load(sys.stdin.buffer)
+    own = [path for path in sys.path if path not in around["sys_path"]]
+    spawn.prepare({**around, "sys_path": [*around["sys_path"], *own]})
+    function, args, kwargs = pickle.loads(call)
     function(*args, **kwargs)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

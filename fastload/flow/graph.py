@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fastload.errors import FlowError
 from fastload.flow.tasks import Task
+from fastload.flow.values import checked_name
 
 if TYPE_CHECKING:
     from fastload.flow.runner import Outcome
@@ -21,14 +22,16 @@ class PipelineGraph:
     """Tasks in the order in which they may run.
 
     Args:
-        name: of the graph; its logs lie in the folder `.fastload-flow/NAME`.
+        name: of the graph, as that of a task; its logs lie in the folder `.fastload-flow/NAME`.
         folder: in which the tasks run. None: the current one when the graph is executed.
+
+    Raises ValueError for a name that is none.
     """
 
     def __init__(
         self, name: str = "UNNAMED_TASK", *, folder: str | os.PathLike[str] | None = None
     ) -> None:
-        self.name = name
+        self.name = checked_name("a graph's", name)
         self.folder = None if folder is None else os.fspath(folder)
         self._tasks: dict[str, Task] = {}
         self._after: dict[str, tuple[str, ...]] = {}
@@ -111,6 +114,12 @@ class PipelineGraph:
         from fastload.flow.runner import run
 
         return run(self, resume=resume, dry_run=dry_run, max_parallel=max_parallel, echo=echo)
+
+    def to_svg(self, path: str | os.PathLike[str]) -> None:
+        """Write a picture of the tasks, their order and the states of their last runs."""
+        from fastload.flow.show import as_svg
+
+        Path(path).write_text(as_svg(self), encoding="utf-8")
 
     def __len__(self) -> int:
         return len(self._tasks)

@@ -13,7 +13,7 @@
     kind = "pytorch"
     script = "train.py"
     parallelism = 4
-    walltime = "0:20:00"               # of its batch job, as ppn and directives
+    walltime = "0:20:00"               # of its batch job, as ppn, cores and directives
 
 Paths start from the folder of the file.
 """
@@ -23,8 +23,11 @@ from __future__ import annotations
 import inspect
 import os
 import pkgutil
+import re
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ from fastload.flow.tasks import FunctionTask, MPITask, PythonTask, PytorchTask, 
 KINDS: dict[str, type[Task]] = {
     kind.kind: kind for kind in (PythonTask, MPITask, PytorchTask, FunctionTask, Task)
 }
-_RESOURCES = ("walltime", "ppn", "directives")
+_RESOURCES = ("walltime", "ppn", "cores", "directives")
 
 
 def read_pipeline(path: str | os.PathLike[str]) -> PipelineGraph:
@@ -49,20 +52,26 @@ def read_pipeline(path: str | os.PathLike[str]) -> PipelineGraph:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FlowError(f"{path}: not a TOML file: {error}") from error
     tasks = about.pop("task", None)
-    name = about.pop("name", path.stem)
+    name = about.pop("name", re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)[:64])
     if about:
         raise FlowError(
             f"{path}: unknown key {sorted(about)[0]!r}; expected name, and tables [[task]]"
         )
     if not isinstance(tasks, list) or not tasks:
         raise FlowError(f"{path}: there is no task: begin each with [[task]]")
-    graph = PipelineGraph(name, folder=path.parent)
+    try:
+        graph = PipelineGraph(name, folder=path.parent)
+    except ValueError as error:
+        raise FlowError(f"{path}: {error}") from error
     for number, table in enumerate(tasks, start=1):
+        if not isinstance(table, dict):
+            raise FlowError(f"{path}: a task must be a table: begin each with [[task]]")
         where = f"{path}: task {table.get('name', number)}"
         try:
             _add(graph, dict(table))
         except (TypeError, ValueError, FlowError, ImportError, AttributeError) as error:
-            raise FlowError(f"{where}: {error}") from error
+            about_it = str(error).removeprefix(f"task {table.get('name')}: ")
+            raise FlowError(f"{where}: {about_it}") from error
     graph.sorter()
     return graph
 
@@ -85,24 +94,27 @@ def _add(graph: PipelineGraph, table: dict[str, Any]) -> None:
     if unknown := set(table) - known:
         names = sorted((known | {*_RESOURCES, "after", "kind"}) - {"resources"})
         raise FlowError(f"unknown key {sorted(unknown)[0]!r}; it may have {', '.join(names)}")
-    if isinstance(table.get("function"), str):
-        table["function"] = _function(table["function"], graph)
-    graph.add_task(cls(**table), after)
+    with _importing_from(str(graph.folder)):
+        if cls is FunctionTask:
+            table["function"] = _function(table.get("function"))
+        graph.add_task(cls(**table), after)
 
 
 def _resources(table: dict[str, Any]) -> dict[str, Any]:
-    found = {name: table.pop(name) for name in _RESOURCES if name in table}
-    if "directives" in found:
-        found["directives"] = tuple(found["directives"])
-    return found
+    return {name: table.pop(name) for name in _RESOURCES if name in table}
 
 
-def _function(text: str, graph: PipelineGraph) -> Any:
-    """Return the function "module:name", of a module that is installed or lies beside the file."""
-    if ":" not in text:
-        raise FlowError(f'a function is given as "module:name", got {text!r}')
-    sys.path.insert(0, graph.folder or ".")
+@contextmanager
+def _importing_from(folder: str) -> Iterator[None]:
+    sys.path.insert(0, folder)
     try:
-        return pkgutil.resolve_name(text)
+        yield
     finally:
-        sys.path.remove(graph.folder or ".")
+        sys.path.remove(folder)
+
+
+def _function(text: object) -> Any:
+    """Return the function "module:name", of a module that is installed or lies beside the file."""
+    if not isinstance(text, str) or ":" not in text:
+        raise FlowError(f'a task of kind "function" has function = "module:name", got {text!r}')
+    return pkgutil.resolve_name(text)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fastload.disk import replace_file
+from fastload.disk import locked_path, replace_file
 from fastload.fingerprint import fingerprint
 from fastload.flow.graph import PipelineGraph
 from fastload.flow.tasks import Task
 
 FOLDER = ".fastload-flow"
 State = Literal["waiting", "running", "done", "fresh", "failed", "blocked", "stopped"]
+_WRONG = {"absent": "is not there", "unreadable": "cannot be read"}
 
 
 @dataclass
@@ -27,6 +29,7 @@ class Record:
         began, ended: seconds since the epoch; 0 if unknown.
         reason: why it failed; "" if it did not.
         identity, script: fingerprints of the arguments and of the script's content, before it ran.
+        before: when the last run of each task before it began, which tells that run from others.
         inputs, outputs: fingerprints of each file or folder: of inputs before it ran, of outputs afterwards.
     """
 
@@ -36,16 +39,18 @@ class Record:
     reason: str = ""
     identity: str = ""
     script: str = ""
+    before: dict[str, float] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
 
 
-def before_run(task: Task, base: Path) -> Record:
+def before_run(graph: PipelineGraph, task: Task) -> Record:
     """Return what a run of the task depends on now."""
-    folder = task.folder(base)
+    folder, records = task.folder(graph.base), folder_of(graph)
     return Record(
         identity=fingerprint(task.identity()),
         script="" if task.script is None else _of_content(folder / task.script),
+        before={name: read(records, name).began for name in graph.after(task.name)},
         inputs=stamps(folder, task.inputs),
     )
 
@@ -59,31 +64,44 @@ def _of_content(path: Path) -> str:
 
 def stamps(folder: Path, paths: Iterable[str]) -> dict[str, str]:
     """Return what changes if a file changes, or one in a folder: its size and time; "absent" if it is not there."""
-    return {
-        path: fingerprint(folder / path, paths=True) if (folder / path).exists() else "absent"
-        for path in paths
-    }
+    return {path: _stamp(folder / path) for path in paths}
 
 
-def why_stale(task: Task, base: Path, last: Record) -> str:
+def _stamp(path: Path) -> str:
+    try:
+        return fingerprint(path, paths=True) if path.exists() else "absent"
+    except OSError:
+        return "unreadable"
+
+
+def wrong_with(found: dict[str, str]) -> str:
+    """Return the first path with such a stamp that is not there or cannot be read, and which of both; or ""."""
+    wrong = (f"{path} {_WRONG[stamp]}" for path, stamp in found.items() if stamp in _WRONG)
+    return next(wrong, "")
+
+
+def why_stale(graph: PipelineGraph, task: Task, last: Record) -> str:
     """Return why the task has to run again, or "" if its last run still holds."""
     if last.state == "waiting":
         return "it never ran"
     if last.state != "done":
         return f"its last run {'failed' if last.state == 'failed' else 'did not end'}"
-    now = before_run(task, base)
+    now = before_run(graph, task)
+    for name, began in now.before.items():
+        if began != last.before.get(name):
+            return f"{name} ran since"
     if now.identity != last.identity:
         return "its arguments changed"
     if now.script != last.script:
         return f"{task.script} changed"
-    now.outputs = stamps(task.folder(base), task.outputs)
+    now.outputs = stamps(task.folder(graph.base), task.outputs)
     for ours, theirs, what in (
         (now.inputs, last.inputs, ""),
         (now.outputs, last.outputs, "its output "),
     ):
+        if wrong := wrong_with(ours):
+            return f"{what}{wrong}"
         for path, stamp in ours.items():
-            if stamp == "absent":
-                return f"{what}{path} is not there"
             if stamp != theirs.get(path):
                 return f"{what}{path} changed"
     return ""
@@ -101,6 +119,14 @@ def read(folder: Path, task: str) -> Record:
         return Record(**about)
     except (OSError, ValueError, TypeError):
         return Record()
+
+
+def state_of(folder: Path, task: str, record: Record) -> str:
+    """Return the state that a record tells; "interrupted" if it runs no longer, as its lock is free."""
+    if record.state == "running":
+        with suppress(OSError), locked_path(folder / f"{task}.lock", wait=False):
+            return "interrupted"
+    return record.state
 
 
 def write(folder: Path, task: str, record: Record) -> None:

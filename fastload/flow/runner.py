@@ -6,6 +6,7 @@ processes have ended: each runs under a guard, which ends with this process, too
 
 from __future__ import annotations
 
+import codecs
 import os
 import selectors
 import signal
@@ -13,16 +14,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from fastload.disk import locked_path
+from fastload.disk import locked_path, write_all
 from fastload.distributed.execute import start_guarded
 from fastload.distributed.guard import PARENT_DIED
 from fastload.errors import FlowError
+from fastload.flow.check import check_commands
 from fastload.flow.graph import PipelineGraph
+from fastload.flow.pipes import show, stdin_of
 from fastload.flow.record import (
     Record,
     State,
@@ -32,13 +35,14 @@ from fastload.flow.record import (
     stamps,
     why_stale,
     write,
+    wrong_with,
 )
 from fastload.flow.tasks import Task
 
 GRACE_S = 10.0
 """Time for a task to end after SIGTERM, before the runner kills all its processes."""
 _TAIL_LINES = 20
-_STOPPED = "it was interrupted"
+_PIECE_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ def run(
     echo: bool = True,
     only: Iterable[str] = (),
     say: Callable[[str], object] | None = None,
+    check: bool = True,
 ) -> Outcome:
     """Run the tasks of a graph, each once those before it have succeeded.
 
@@ -79,12 +84,13 @@ def run(
         echo: print the tasks' output as it comes. It is in their logs in any case.
         only: run these tasks alone, whatever became of those before them.
         say: called with a line about each change of a task's state. None: printed on standard error.
+        check: find out first whether the tasks can be started, as far as that is known before any has run.
 
     If a task fails, those that wait for it do not run, and all others do. If the call is interrupted, the tasks that
     run get SIGTERM, and are killed after 10 s. Logs lie in `.fastload-flow/GRAPH/TASK.log` in the graph's folder.
 
-    Raises FlowError if a task failed, with its log; if the graph has a cycle; or if another process
-    runs one of the tasks.
+    Raises FlowError if a task failed, with its log; if the graph has a cycle; if another process runs one of the tasks;
+    or, before anything runs, if a task cannot be started.
     """
     if max_parallel is not None and max_parallel < 1:
         raise ValueError(f"max_parallel must be 1 or more, got {max_parallel}")
@@ -93,6 +99,8 @@ def run(
         raise FlowError(
             f"graph {graph.name}: no task {sorted(unknown)[0]!r}; the tasks are {', '.join(graph.tasks)}"
         )
+    if check:
+        check_commands(graph, chosen)
     one = _Run(graph, resume, dry_run, max_parallel or len(graph), echo, chosen, say or _print)
     one.run()
     outcome = one.outcome()
@@ -105,6 +113,14 @@ def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _why_stopped(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "it was interrupted"
+    if isinstance(error, BrokenPipeError):
+        return "no program reads its output any more"
+    return f"the runner failed: {error}"
+
+
 def _failure(graph: PipelineGraph, outcome: Outcome, failed: list[str]) -> str:
     first = failed[0]
     blocked = [name for name, state in outcome.states.items() if state == "blocked"]
@@ -113,7 +129,7 @@ def _failure(graph: PipelineGraph, outcome: Outcome, failed: list[str]) -> str:
         text += f"; so did {', '.join(failed[1:])}"
     if blocked:
         text += f"; not run: {', '.join(blocked)}"
-    if first in outcome.logs:
+    if first in outcome.logs and os.path.getsize(outcome.logs[first]):
         text += f". Its log: {outcome.logs[first]}"
     return text
 
@@ -123,16 +139,18 @@ class _Running:
     """A task under way, which holds its lock and its log open."""
 
     task: Task
-    process: subprocess.Popen[bytes]
-    log: IO[bytes]
     record: Record
+    log: IO[bytes]
     held: ExitStack
-    attempt: int = 0
+    process: subprocess.Popen[bytes] = field(init=False)
+    attempt: int = 1
     deadline: float | None = None
-    """When it is to get `next_signal`, by the monotonic clock."""
-    next_signal: int = signal.SIGTERM
+    """When it gets SIGTERM or, after that, is killed, by the monotonic clock."""
     ended_for: str = ""
-    """Why the runner ends it; "" if it does not."""
+    """Why it got SIGTERM in this attempt; "" if it did not."""
+    text: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
 
     @property
     def output(self) -> IO[bytes]:
@@ -155,6 +173,7 @@ class _Run:
     logs: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     running: dict[str, _Running] = field(default_factory=dict)
+    """Tasks whose output is waited for."""
 
     def __post_init__(self) -> None:
         self.base, self.folder = self.graph.base, folder_of(self.graph)
@@ -167,7 +186,7 @@ class _Run:
         """Run all tasks. Nothing runs any more afterwards, however it ends."""
         sorter = self.graph.sorter()
         ready: list[str] = []
-        with selectors.DefaultSelector() as self.selector:
+        with selectors.DefaultSelector() as self.selector, ExitStack() as self.opened:
             try:
                 while sorter.is_active():
                     ready += sorter.get_ready()
@@ -180,8 +199,8 @@ class _Run:
                     else:
                         for name in self.wait():
                             sorter.done(name)
-            except BaseException:
-                self.stop()
+            except BaseException as error:
+                self.stop(_why_stopped(error))
                 raise
 
     def begin(self, name: str) -> bool:
@@ -199,7 +218,7 @@ class _Run:
             reason = (
                 f"{runs[0]} {'would run' if self.dry_run else 'ran'}"
                 if runs
-                else why_stale(task, self.base, read(self.folder, name))
+                else why_stale(self.graph, task, read(self.folder, name))
             )
             if not reason:
                 self.change(name, "fresh")
@@ -209,50 +228,52 @@ class _Run:
             shown = str(task).partition("Name: ")[2]
             self.say(f"{name}: would run{reason and f', as {reason}'}: {shown}")
             return False
+        return self.start(task)
+
+    def start(self, task: Task) -> bool:
+        """Start a task for the first time in this run; return False if that failed."""
+        name = task.name
+        held = self.opened.enter_context(
+            ExitStack()
+        )  # if `close` is not reached, the run closes it
         try:
-            self.start(task)
-        except (OSError, ValueError, FlowError) as error:
-            self.fail(name, before_run(task, self.base), str(error))
+            held.enter_context(locked_path(self.folder / f"{name}.lock", wait=False, needed=False))
+        except BlockingIOError:  # so the record is not this process's to write
+            self.reasons[name] = "another process runs it"
+            self.change(name, "failed", self.reasons[name])
             return False
+        record = before_run(self.graph, task)
+        record.state, record.began = "running", time.time()
+        write(self.folder, name, record)
+        log = held.enter_context((self.folder / f"{name}.log").open("wb", buffering=0))
+        self.logs[name] = log.name
+        if not self.launch(_Running(task, record, log, held)):
+            return False
+        self.change(name, "running", self.reasons[name] and f"as {self.reasons[name]}")
         return True
 
-    def start(self, task: Task) -> None:
-        """Start a task for the first time in this run."""
-        name = task.name
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(
-                    locked_path(self.folder / f"{name}.lock", wait=False, needed=False)
+    def launch(self, one: _Running) -> bool:
+        """Start the processes of a task, and wait for their output from now on; return False if that failed."""
+        task = one.task
+        try:
+            with stdin_of(task.stdin()) as stdin:
+                one.process = start_guarded(
+                    task.argv(self.base),
+                    cwd=str(task.folder(self.base)),
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **task.env},
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
                 )
-            except BlockingIOError:
-                raise FlowError("another process runs it") from None
-            record = before_run(task, self.base)
-            record.state, record.began = "running", time.time()
-            log = stack.enter_context((self.folder / f"{name}.log").open("wb"))
-            self.logs[name] = log.name
-            process = self.launch(task)
-            write(self.folder, name, record)
-            self.running[name] = _Running(task, process, log, record, stack.pop_all())
-        self.watch(self.running[name])
-        self.change(name, "running", self.reasons[name] and f"as {self.reasons[name]}")
-
-    def launch(self, task: Task) -> subprocess.Popen[bytes]:
-        """Start the processes of a task."""
-        return start_guarded(
-            task.argv(self.base),
-            cwd=task.folder(self.base),
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **task.env},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-
-    def watch(self, one: _Running) -> None:
-        """Wait for a task's output from now on, and for its time limit."""
-        limit = one.task.time_limit_s
-        one.deadline = None if limit is None else time.monotonic() + limit
+        except (OSError, ValueError, FlowError) as error:
+            self.close(one, "failed", str(error))
+            return False
+        limit = task.time_limit_s
+        one.deadline, one.ended_for = None if limit is None else time.monotonic() + limit, ""
         os.set_blocking(one.output.fileno(), False)
         self.selector.register(one.output, selectors.EVENT_READ, one)
+        self.running[task.name] = one
+        return True
 
     def wait(self) -> list[str]:
         """Wait until something happens; return the names of the tasks that have ended."""
@@ -262,86 +283,97 @@ class _Run:
         ended = []
         for key, _ in self.selector.select(timeout):
             one: _Running = key.data
-            if content := one.output.read(2**16):
-                one.log.write(content)
-                one.log.flush()
+            if content := one.output.read(_PIECE_BYTES):
+                write_all(one.log.fileno(), one.log.name, content)
                 if self.echo:
-                    self.show(content)
+                    show(content, one.text)
             elif content is not None and self.end(one):
                 ended.append(one.task.name)
         for one in self.running.values():
             if one.deadline is not None and time.monotonic() >= one.deadline:
-                self.tell_to_end(one, f"it ran for more than {one.task.time_limit_s:g} s")
+                self.end_late(one)
         return ended
 
-    def show(self, content: bytes) -> None:
-        sys.stdout.write(content.decode(errors="replace"))
-        sys.stdout.flush()
-
-    def tell_to_end(self, one: _Running, reason: str) -> None:
-        """Ask a task to end; if it was asked before, kill it."""
-        one.process.send_signal(one.next_signal)
-        one.deadline = time.monotonic() + GRACE_S if one.next_signal == signal.SIGTERM else None
-        one.next_signal, one.ended_for = PARENT_DIED, one.ended_for or reason
+    def end_late(self, one: _Running) -> None:
+        """Ask a task that ran too long to end; if it was asked before, kill it."""
+        if one.ended_for:
+            one.process.send_signal(PARENT_DIED)
+            one.deadline = None
+        else:
+            one.process.send_signal(signal.SIGTERM)
+            one.deadline = time.monotonic() + GRACE_S
+            one.ended_for = f"it ran for more than {one.task.time_limit_s:g} s"
 
     def end(self, one: _Running) -> bool:
         """Take note that a task's processes have ended; return False if it was started again."""
-        self.selector.unregister(one.output)
-        one.output.close()
-        status = one.process.wait()
-        name, task = one.task.name, one.task
-        reason = one.ended_for or self.why_failed(task, status)
-        if reason and not one.ended_for and one.attempt < task.retries:
+        self.forget(one)
+        name, tries = one.task.name, one.task.retries + 1
+        reason = self.why_failed(one)
+        if reason and one.attempt < tries:
             one.attempt += 1
-            self.change(
-                name, "running", f"{reason}; attempt {one.attempt + 1} of {task.retries + 1}"
-            )
-            one.process = self.launch(task)
-            self.watch(one)
-            return False
-        one.held.close()
-        del self.running[name]
-        self.seconds[name] = time.time() - one.record.began
-        if reason:
-            self.fail(
-                name, one.record, reason, "stopped" if one.ended_for == _STOPPED else "failed"
-            )
-            return True
-        one.record.outputs = stamps(task.folder(self.base), task.outputs)
-        one.record.state, one.record.ended = "done", time.time()
-        write(self.folder, name, one.record)
-        self.change(name, "done", f"in {self.seconds[name]:.1f} s")
+            self.change(name, "running", f"{reason}; attempt {one.attempt} of {tries}")
+            return not self.launch(one)
+        self.close(one, "failed" if reason else "done", reason)
         return True
 
-    def why_failed(self, task: Task, status: int) -> str:
-        """Return why a run with this exit code failed, or ""."""
+    def forget(self, one: _Running) -> None:
+        """Wait no longer for a task's output. What raises afterwards then leaves nothing to wait for."""
+        del self.running[one.task.name]
+        self.selector.unregister(one.output)
+        one.output.close()
+
+    def why_failed(self, one: _Running) -> str:
+        """Return why a task that ended has failed, or "", and note its outputs."""
+        status = one.process.wait()
+        if one.ended_for:
+            return one.ended_for
         if status > 128 and (number := status - 128) in signal.valid_signals():
             return f"signal {signal.Signals(number).name} ended it"
         if status:
             return f"exit code {status}"
-        made = stamps(task.folder(self.base), task.outputs)
-        absent = [path for path, stamp in made.items() if stamp == "absent"]
-        return f"it ended well, but did not make {absent[0]}" if absent else ""
+        one.record.outputs = stamps(one.task.folder(self.base), one.task.outputs)
+        wrong = wrong_with(one.record.outputs)
+        return f"it ended well, but its output {wrong}" if wrong else ""
 
-    def fail(self, name: str, record: Record, reason: str, state: State = "failed") -> None:
+    def close(self, one: _Running, state: State, reason: str) -> None:
+        """Keep what became of a task, then let go of its lock."""
+        name, record = one.task.name, one.record
         record.state, record.reason, record.ended = state, reason, time.time()
         write(self.folder, name, record)
-        self.reasons[name] = reason
-        if name in self.logs and not self.echo:
-            lines = Path(self.logs[name]).read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+        one.held.close()
+        self.seconds[name] = record.ended - record.began
+        self.reasons[name] = reason or self.reasons[name]
+        lines = Path(self.logs[name]).read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+        if lines and state == "failed" and not self.echo:
             self.say("\n".join(f"    {line}" for line in lines))
-        self.change(name, state, reason)
+        self.change(name, state, reason or f"in {self.seconds[name]:.1f} s")
 
-    def stop(self) -> None:
-        """End all tasks that run."""
-        for one in self.running.values():
-            self.tell_to_end(one, _STOPPED)
-        while self.running:
-            try:
-                self.wait()
-            except KeyboardInterrupt:  # once more: now
-                for one in self.running.values():
-                    self.tell_to_end(one, "")
+    def stop(self, reason: str) -> None:
+        """End all tasks that run, and kill those that do not end in time, or at once if it is interrupted."""
+        deadline = time.monotonic() + GRACE_S
+        try:
+            for one in self.running.values():
+                one.process.send_signal(signal.SIGTERM)
+            while self.running and (left := deadline - time.monotonic()) > 0:
+                for key, _ in self.selector.select(left):
+                    content = key.data.output.read(_PIECE_BYTES)
+                    if content:
+                        with suppress(OSError):  # as on a full disk
+                            write_all(key.data.log.fileno(), key.data.log.name, content)
+                    elif content is not None:
+                        self.stopped(key.data, reason)
+        finally:
+            for one in self.running.values():
+                one.process.send_signal(PARENT_DIED)
+            for one in list(self.running.values()):
+                self.stopped(one, reason)
+
+    def stopped(self, one: _Running, reason: str) -> None:
+        """Take note that the runner has ended a task, if that can still be written and told."""
+        self.forget(one)
+        one.process.wait()
+        with suppress(OSError):
+            self.close(one, "stopped", reason)
 
     def change(self, name: str, state: State, about: str = "") -> None:
         """Note and tell the state of a task."""

@@ -6,10 +6,11 @@ import time
 from html import escape
 
 from fastload.flow.graph import PipelineGraph
-from fastload.flow.record import Record, folder_of, read, why_stale
+from fastload.flow.record import Record, folder_of, read, state_of, why_stale
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 190, 62, 60, 24, 16
 _COLOURS = {"done": "#d8f0dc", "stale": "#fff3cd", "failed": "#f8d7da", "running": "#d6e4f5"}
+_COLOURS |= dict.fromkeys(("stopped", "interrupted"), "#fff3cd")
 
 
 def as_text(graph: PipelineGraph) -> str:
@@ -25,13 +26,17 @@ def as_text(graph: PipelineGraph) -> str:
 
 def _about(graph: PipelineGraph, name: str) -> tuple[str, str]:
     """Return the state of a task as its last run left it, and a text."""
-    record = read(folder_of(graph), name)
+    folder, task = folder_of(graph), graph.tasks[name]
+    record = read(folder, name)
     if record.state == "waiting":
         return "waiting", "never ran"
+    state = state_of(folder, name, record)
     took = f"{record.ended - record.began:.1f} s" if record.ended else f"since {_clock(record)}"
-    if record.state != "done":
-        return record.state, f"{record.state}, {took}"
-    stale = why_stale(graph.tasks[name], graph.base, record)
+    if state == "interrupted":
+        return state, f"interrupted, began {_clock(record)}"
+    if state != "done":
+        return state, f"{state}, {took}"
+    stale = why_stale(graph, task, record)
     return ("stale", f"done, {took}; {stale}") if stale else ("done", f"done, {took}")
 
 

@@ -1,7 +1,7 @@
 """A graph as batch jobs: one for each task, which the scheduler starts once those before it have succeeded.
 
 No process of fastload waits in between. Each job runs `fastload flow run FILE --task NAME`, so that logs, records and
-outputs are those of a run without a scheduler. The ids lie in `.fastload-flow/GRAPH/jobs.json`.
+outputs are those of a run without a scheduler. The ids lie in `.fastload-flow/GRAPH/jobs/ids.json`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from fastload.disk import replace_file
 from fastload.distributed.launch import BatchSystem, job_script
 from fastload.errors import FlowError
 from fastload.flow.graph import PipelineGraph
-from fastload.flow.record import folder_of, read
+from fastload.flow.record import FOLDER, folder_of, read, state_of
 from fastload.flow.runner import run
 from fastload.flow.tasks import EXPORTED, MPITask, Task
 
+_JOBS = "jobs"  # no name of a task's own file, which all have a suffix
 _CANCEL = {"pbs": "qdel", "slurm": "scancel"}
 
 
@@ -57,14 +58,23 @@ def submit(
 
     Raises FlowError if a job is refused; those that were submitted before it are cancelled.
     """
-    states = run(graph, resume=resume, dry_run=True, echo=False, say=lambda line: None).states
+    states = run(
+        graph,
+        resume=resume,
+        dry_run=True,
+        echo=False,
+        say=lambda line: None,
+        check=False,  # compute nodes may have a launcher that this one has not
+    ).states
+    if not dry_run:
+        os.makedirs(folder_of(graph) / _JOBS, exist_ok=True)
     jobs: dict[str, str] = {}
     for name in graph.order():
         if states[name] == "fresh":
             say(f"{name}: fresh")
             continue
         before = [jobs[one] for one in graph.after(name) if one in jobs]
-        job = submission(graph.tasks[name], file, system, before, folder_of(graph))
+        job = submission(graph, graph.tasks[name], file, system, before)
         if dry_run:
             jobs[name] = f"ID-OF-{name}"
             say(str(job))
@@ -82,11 +92,12 @@ def submit(
 
 
 def submission(
-    task: Task, file: Path, system: BatchSystem, before: list[str], folder: Path
+    graph: PipelineGraph, task: Task, file: Path, system: BatchSystem, before: list[str]
 ) -> Submission:
-    """Return the job of a task, which follows the jobs `before`; its output goes to `folder`."""
+    """Return the job of a task of a graph, which follows the jobs `before`."""
     ranks = task.parallelism if isinstance(task, MPITask) else 1
-    log = folder / f"{task.name}.job.log"
+    # It starts from the graph's folder, and so has no space: the schedulers quote differently.
+    log = os.path.join(FOLDER, graph.name, _JOBS, f"{task.name}.log")
     if system == "pbs":
         command = ["qsub", *(["-W", f"depend=afterok:{':'.join(before)}"] if before else [])]
         directives = [f"-o {log}", "-j oe"]
@@ -110,7 +121,7 @@ def submission(
         name=task.name,
         ranks=ranks,
         ppn=min(task.resources.ppn or ranks, ranks),
-        depth=None,
+        depth=task.resources.cores,
         walltime=task.resources.walltime,
         directives=(*directives, *task.resources.directives),
         environ={name: os.environ[name] for name in EXPORTED if name in os.environ},
@@ -133,8 +144,7 @@ def _submitted(job: Submission, base: Path) -> str:
 
 
 def _keep(folder: Path, system: BatchSystem, jobs: dict[str, str]) -> None:
-    os.makedirs(folder, exist_ok=True)
-    with replace_file(folder / "jobs.json", durable=False) as kept:
+    with replace_file(folder / _JOBS / "ids.json", durable=False) as kept:
         kept.write(json.dumps({"system": system, "jobs": jobs}, indent=1).encode())
 
 
@@ -148,7 +158,7 @@ def status(graph: PipelineGraph) -> str:
     """
     folder = folder_of(graph)
     try:
-        kept = json.loads((folder / "jobs.json").read_bytes())
+        kept = json.loads((folder / _JOBS / "ids.json").read_bytes())
     except FileNotFoundError:
         raise FlowError(f"graph {graph.name}: no jobs were submitted from {graph.base}") from None
     jobs: dict[str, str] = kept["jobs"]
@@ -160,7 +170,7 @@ def status(graph: PipelineGraph) -> str:
         said = (
             "not submitted" if number is None else f"job {number} {known.get(number, 'forgotten')}"
         )
-        lines.append(f"{name}: {said}; last run: {read(folder, name).state}")
+        lines.append(f"{name}: {said}; last run: {state_of(folder, name, read(folder, name))}")
     return "\n".join(lines)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import pickle
-import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +12,30 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastload.distributed.execute import find_launcher
-from fastload.distributed.launch import Host, Job, Launcher, command_line, parse_hosts, place
+from fastload.distributed.launch import (
+    LAUNCHERS,
+    Host,
+    Job,
+    Launcher,
+    command_line,
+    parse_hosts,
+    place,
+)
 from fastload.errors import FlowError
+from fastload.fingerprint import fingerprint
+from fastload.flow.values import (
+    AnyPath,
+    checked_name,
+    path_of,
+    paths_of,
+    seconds,
+    several,
+    variables,
+    whole,
+)
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "FASTLOAD_STORE")
 """Variables that ranks on other hosts, and batch jobs, get from this process."""
-_Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +45,21 @@ class Resources:
     Attributes:
         walltime: H:MM:SS.
         ppn: ranks on each host; None: all on one.
+        cores: of each rank; None: 1, or the scheduler's own choice.
         directives: further lines, such as "-A PROJECT" or "-l filesystems=home".
     """
 
     walltime: str = "1:00:00"
     ppn: int | None = None
-    directives: tuple[str, ...] = ()
+    cores: int | None = None
+    directives: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Raise TypeError or ValueError for a value that is none."""
+        for what, value in (("ppn", self.ppn), ("cores", self.cores)):
+            if value is not None:
+                whole(what, value, 1)
+        several("directives", self.directives)
 
 
 class Task:
@@ -47,68 +71,64 @@ class Task:
         script: what the program runs; its path follows `command`.
         args: further arguments.
         exec_path: the folder that the task runs in. None: that of the graph. Relative paths start from it.
-        inputs: files and folders that the task reads. It runs again if one has changed.
+        inputs: files and folders that the task reads; one path, or a list. It runs again if one has changed.
         outputs: files and folders that it makes. It failed if one of them is not there in the end.
         env: variables that it has besides those of this process.
-        retries: how often to start it again if it fails.
-        time_limit_s: seconds after which it ends, and has failed.
+        retries: how often to start it again if it fails, or takes too long.
+        time_limit_s: seconds after which it is ended, and has failed.
         resources: of its batch job.
 
-    Raises ValueError for a name that is none, and FlowError, once it is to run, if there is nothing to run.
+    Raises TypeError or ValueError for a value that is none; FlowError, once it is to run, if there is nothing to run.
     """
 
     kind = "command"
+    _shown: tuple[str, ...] = ()
+    """What stands for the usual command if the task is shown."""
 
     def __init__(
         self,
         name: str,
         *,
-        command: str | Sequence[_Path] | None = None,
-        script: _Path | None = None,
+        command: str | Sequence[AnyPath] | None = None,
+        script: AnyPath | None = None,
         args: Sequence[object] = (),
-        exec_path: _Path | None = None,
-        inputs: Sequence[_Path] = (),
-        outputs: Sequence[_Path] = (),
-        env: Mapping[str, str] | None = None,
+        exec_path: AnyPath | None = None,
+        inputs: AnyPath | Sequence[AnyPath] = (),
+        outputs: AnyPath | Sequence[AnyPath] = (),
+        env: Mapping[str, object] | None = None,
         retries: int = 0,
         time_limit_s: float | None = None,
         resources: Resources | None = None,
     ) -> None:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(
-                f"a task's name has 1 to 64 letters, digits and _.-, and does not begin with . or -, got {name!r}"
-            )
-        if retries < 0 or (time_limit_s is not None and time_limit_s <= 0):
-            raise ValueError(
-                f"task {name}: retries must be 0 or more and time_limit_s positive, got {retries} and {time_limit_s}"
-            )
-        self.name = name
-        self.args = [str(arg) for arg in args]
-        self.inputs = [os.fspath(path) for path in inputs]
-        self.outputs = [os.fspath(path) for path in outputs]
-        self.env = dict(env or {})
-        self.retries = retries
-        self.time_limit_s = time_limit_s
+        self.name = checked_name("a task's", name)
+        self.args = [str(arg) for arg in several(f"task {name}: args", args)]
+        self.inputs = paths_of(f"task {name}: inputs", inputs)
+        self.outputs = paths_of(f"task {name}: outputs", outputs)
+        self.env = variables(f"task {name}: env", env)
+        self.retries = whole(f"task {name}: retries", retries, 0)
+        self.time_limit_s = seconds(f"task {name}: time_limit_s", time_limit_s)
         self.resources = resources or Resources()
         self.set_command(command)
         self.set_script_path(script)
         self.set_exec_path(exec_path)
 
-    def set_command(self, command: str | Sequence[_Path] | None = None) -> None:
+    def set_command(self, command: str | Sequence[AnyPath] | None = None) -> None:
         """Set the program, with arguments; None: the usual one for this kind of task."""
         self.command = (
             shlex.split(command)
             if isinstance(command, str)
-            else [os.fspath(word) for word in command or ()]
+            else [str(word) for word in several(f"task {self.name}: command", command or ())]
         )
 
-    def set_script_path(self, script_path: _Path | None) -> None:
+    def set_script_path(self, script_path: AnyPath | None) -> None:
         """Set the script that the program runs."""
-        self.script = None if script_path is None else os.fspath(script_path)
+        what = f"task {self.name}: script"
+        self.script = None if script_path is None else path_of(what, script_path)
 
-    def set_exec_path(self, exec_path: _Path | None) -> None:
+    def set_exec_path(self, exec_path: AnyPath | None) -> None:
         """Set the folder that the task runs in; None: that of the graph."""
-        self.exec_path = None if exec_path is None else os.fspath(exec_path)
+        what = f"task {self.name}: exec_path"
+        self.exec_path = None if exec_path is None else path_of(what, exec_path)
 
     def folder(self, base: Path) -> Path:
         """Return the folder that the task runs in, if the graph's is `base`."""
@@ -117,15 +137,21 @@ class Task:
     def argv(self, base: Path) -> list[str]:
         """Return the argument list. Raises FlowError if there is nothing to run."""
         if not self.command and self.script is None:
-            raise FlowError(f"task {self.name}: there is nothing to run: give it a command")
+            raise FlowError("there is nothing to run: give it a command")
         return [*self.command, *([] if self.script is None else [self.script]), *self.args]
+
+    def stdin(self) -> bytes:
+        """Return what the task reads from its standard input."""
+        return b""
 
     def identity(self) -> tuple[object, ...]:
         """Return what makes it another task if it changes, besides the content of files."""
         return (self.kind, self.command, self.script, self.args, self.exec_path, self.env)
 
     def __str__(self) -> str:
-        shown = shlex.join([*self.command, *filter(None, [self.script]), *self.args])
+        shown = shlex.join(
+            [*(self.command or self._shown), *filter(None, [self.script]), *self.args]
+        )
         return f"Name: {self.name}, Command: {shown}, Execution Path: {self.exec_path or '.'}"
 
 
@@ -133,6 +159,7 @@ class PythonTask(Task):
     """A Python script. `command` is this Python, unless another is set. See `Task` for the arguments."""
 
     kind = "python"
+    _shown = ("python",)
 
     def argv(self, base: Path) -> list[str]:
         """Return the argument list. Raises FlowError if no script is set."""
@@ -140,7 +167,7 @@ class PythonTask(Task):
 
     def _script_path(self) -> str:
         if self.script is None:
-            raise FlowError(f"task {self.name}: no script is set: give it script=, a path")
+            raise FlowError("no script is set: give it script=, a path")
         return self.script
 
 
@@ -153,6 +180,7 @@ class MPITask(PythonTask):
             this one.
         launcher: "openmpi", "hydra", "pals", "srun", "torchrun"; "auto": the `mpiexec` on the PATH, or srun in a
             Slurm job.
+        launcher_options: further arguments of the launcher, such as ["--oversubscribe"].
 
     A `command` that is set, such as "mpirun -n 4 python3", is used as it is.
     """
@@ -165,16 +193,20 @@ class MPITask(PythonTask):
         name: str,
         *,
         parallelism: int = 4,
-        hostfile: _Path | None = None,
+        hostfile: AnyPath | None = None,
         launcher: Launcher | Literal["auto"] = "auto",
+        launcher_options: Sequence[str] = (),
         **options: Any,
     ) -> None:
         super().__init__(name, **options)
-        if parallelism < 1:
-            raise ValueError(f"task {name}: parallelism must be 1 or more, got {parallelism}")
-        self.parallelism = parallelism
-        self.hostfile = None if hostfile is None else os.fspath(hostfile)
+        if launcher not in ("auto", *LAUNCHERS):
+            known = ", ".join(("auto", *LAUNCHERS))
+            raise ValueError(f"task {name}: launcher must be one of {known}, got {launcher!r}")
+        self.parallelism = whole(f"task {name}: parallelism", parallelism, 1)
+        self.hostfile = None if hostfile is None else path_of(f"task {name}: hostfile", hostfile)
         self.launcher = launcher
+        found = several(f"task {name}: launcher_options", launcher_options)
+        self.launcher_options = tuple(str(option) for option in found)
 
     def argv(self, base: Path) -> list[str]:
         """Return the argument list of the launcher. Raises FlowError, LaunchError, OSError."""
@@ -194,8 +226,8 @@ class MPITask(PythonTask):
             launcher = find_launcher(self.parallelism, hosts)
             if launcher == "torchrun" and not self._torchrun_will_do:
                 raise FlowError(
-                    f"task {self.name}: there is no mpiexec on the PATH to start {self.parallelism} ranks: load a "
-                    'module, install an MPI, or make it a task of kind "python", if it runs as one process, too'
+                    f"there is no mpiexec on the PATH to start {self.parallelism} ranks: load a module, install an "
+                    'MPI, or make it a task of kind "python", if it runs as one process, too'
                 )
         if launcher in ("torchrun", "none"):
             hosts = ()
@@ -206,13 +238,18 @@ class MPITask(PythonTask):
             program=(sys.executable, *program),
             ranks=self.parallelism,
             hosts=hosts,
+            depth=self.resources.cores
+            if launcher == "srun"
+            else None,  # it asks for 1 core a rank itself
             export=exported,
+            options=self.launcher_options,
         )
         return command_line(job, launcher, python=sys.executable, root=os.geteuid() == 0)
 
     def identity(self) -> tuple[object, ...]:
         """Return what makes it another task if it changes."""
-        return (*super().identity(), self.parallelism, self.hostfile, self.launcher)
+        launched = (self.parallelism, self.hostfile, self.launcher, self.launcher_options)
+        return (*super().identity(), *launched)
 
 
 class PytorchTask(MPITask):
@@ -229,8 +266,12 @@ class FunctionTask(Task):
     """A call of a Python function in a process of its own. See `Task` for the other arguments.
 
     Args:
-        function: of a module or a script, not a lambda nor one within another function.
-        args, kwargs: its arguments, which are pickled.
+        function: of a module or a script, or a method of an object; not a lambda nor one within another function.
+        args, kwargs: its arguments. They are pickled, as the function is.
+
+    The process has this one's `sys.path`. If the call needs the main script, it runs that first as `__mp_main__`, as
+    multiprocessing does: what the script does stands under `if __name__ == "__main__":`. Only such processes can read
+    what the call pickles of the script's own classes: put a class into a module if its objects are kept.
     """
 
     kind = "function"
@@ -245,26 +286,45 @@ class FunctionTask(Task):
         **options: Any,
     ) -> None:
         super().__init__(name, **options)
-        if "<" in function.__qualname__:
+        call = (function, several(f"task {name}: args", args), dict(kwargs or {}))
+        self.function = getattr(function, "__qualname__", repr(function))
+        try:
+            pickled = pickle.dumps(call)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ValueError(
-                f"task {name}: {function.__qualname__} cannot be called by another process: it must be a function of a "
-                "module or a script"
+                f"task {name}: {self.function} cannot be called by another process: {error}. Give it a function of a "
+                "module or a script, and arguments that can be pickled"
+            ) from error
+        main = _main_script() if b"__main__" in pickled else {}
+        if main is None:
+            raise ValueError(
+                f"task {name}: {self.function} or an argument is of no file that another process could read: put it "
+                "into a module"
             )
-        self.function = function
-        self._call = base64.b64encode(pickle.dumps((tuple(args), dict(kwargs or {})))).decode()
+        around = {"sys_path": list(sys.path), "sys_argv": list(sys.argv), **main}
+        self._stdin = pickle.dumps((around, pickled))
+        self._content = fingerprint(call)
 
     def argv(self, base: Path) -> list[str]:
         """Return the argument list of the process that calls the function."""
-        module, name = self.function.__module__, self.function.__qualname__
-        if module == "__main__":
-            module = os.path.abspath(sys.modules["__main__"].__file__ or "")
-        return [sys.executable, "-m", "fastload.flow.call", module, name, self._call]
+        return [sys.executable, "-m", "fastload.flow.call"]
+
+    def stdin(self) -> bytes:
+        """Return the call, with what it needs around it."""
+        return self._stdin
 
     def identity(self) -> tuple[object, ...]:
         """Return what makes it another task if it changes: the function's own code too."""
-        return (*super().identity(), self.function, self._call)
+        return (*super().identity(), self._content)
 
     def __str__(self) -> str:
-        return (
-            f"Name: {self.name}, Function: {self.function.__module__}.{self.function.__qualname__}"
-        )
+        return f"Name: {self.name}, Function: {self.function}"
+
+
+def _main_script() -> dict[str, str] | None:
+    """Return how another process finds the main module, in the words of multiprocessing; None if it has no file."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:
+        return {"init_main_from_name": main.__spec__.name}
+    path = os.path.abspath(getattr(main, "__file__", None) or "")
+    return {"init_main_from_path": path} if os.path.isfile(path) else None

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fastload.datasets.manifest import read_index
+from fastload.distributed import Rank
 from fastload.store.dataset import SetDataset
 from fastload.store.feature_key import key_of
 from fastload.store.model_run import Forward, shown
 from fastload.store.model_set import ModelSet, loader_options, part_ranges
-from fastload.store.ranks import ALONE, meet
+from fastload.store.ranks import meet
 from fastload.store.read import get
 
 MOST_PARTS = 64
@@ -32,30 +33,33 @@ def features(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
     parts: int | None = None,
+    rank: Rank | None = None,
     version: str = "",
     root: str | os.PathLike[str] | None = None,
     made: Mapping[str, Any] | None = None,
     replace: bool = False,
     progress: bool = False,
 ) -> SetDataset:
-    """Run a model over a dataset once, keep what it returns as a set, and open the set.
+    """Run a model over a dataset once, keep what it returns as a set, and open the set. All ranks of a job call this.
 
     Row `i` is the sample `i` of the dataset. The column "x" has what the model returns for it, and "y" its label, int64
     if it is a whole number. There is no "y" if samples are single tensors. If the set is there, neither the dataset nor
     the model runs.
 
     Args:
-        name: of the set, or its path.
+        name: of the set, or its path. All ranks must see its folder.
         dataset: map-style, of samples `(x, y)`, of single tensors `x`, or of dicts.
         model: gets batches of `x` and returns a tensor [batch, ...], which is stored as it is; see `backbone`. It runs
             in eval mode, without gradients. Its modes are restored afterwards.
-        loader: arguments of the `DataLoader` that reads the dataset. Default: batches of 64, a thread for each core,
-            and `seed=0`. The order is always that of the dataset.
+        loader: arguments of the `DataLoader` that reads the dataset. Default: batches of 64, a thread for each core
+            of this rank, and `seed=0`. The order is always that of the dataset.
         data, label: of samples that are dicts, the keys of `x` and `y`.
         dtype: of the column "x".
         device: of the model; it is moved there and back. None: where the model is.
-        parts: how many parts the set has, of nearly equal size. None: one for each 512 rows, and at most 64. This
-            process holds one part in its memory.
+        parts: how many parts the set has, of nearly equal size. None: one for each 512 rows, and at most 64. A rank
+            holds one part in its memory.
+        rank: which rank this process is. None: the one that its launcher (torchrun, mpiexec, srun) says, or the only
+            one.
         version: names the samples of a dataset whose content cannot be found out. Change it whenever they change.
         root, made: see `put`.
         replace: features of this name that were made of other things are replaced once the new ones are complete.
@@ -70,7 +74,8 @@ def features(
 
     A part is written as soon as it is complete. If the process is killed, the next call goes on with the parts that
     are missing. Random transforms are drawn once, so every epoch reads the same values; this warns of them if their
-    names say that they are random.
+    names say that they are random. Ranks lease the parts that are missing, one after another, so a slow rank makes
+    fewer; what a sample draws does not depend on which rank makes it.
 
     Raises FileExistsError, which names the parts of the key that differ, if there is another set of this name;
     StoreFullError after the first batch, if all rows will not fit; TypeError if the dataset has no fingerprint, or the
@@ -78,20 +83,27 @@ def features(
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating dtype of torch, got {dtype!r}")
-    with meet(ALONE) as ranks:
-        options = loader_options(loader, dataset, "features", ranks)
-        changing = [options.get("seed"), options.get("collate_fn"), data, label]
-        made_of = ModelSet(
-            kind="features",
-            dataset=dataset,
-            forward=Forward(model, partial(_split, data=data, label=label), _x, dtype),
-            ranges=part_ranges(len(dataset), parts, most=MOST_PARTS),
-            key=key_of(dataset, model, dtype=dtype, loader=changing, version=version),
-            options=options,
-        )
-        place = made_of.make(
+    with meet(rank) as ranks:
+
+        def plan() -> ModelSet:
+            options = loader_options(loader, dataset, "features", ranks)
+            changing = [options.get("seed"), options.get("collate_fn"), data, label]
+            return ModelSet(
+                kind="features",
+                dataset=dataset,
+                forward=Forward(model, partial(_split, data=data, label=label), _x, dtype),
+                ranges=part_ranges(len(dataset), parts, most=MOST_PARTS),
+                key=key_of(dataset, model, dtype=dtype, loader=changing, version=version),
+                options=options,
+            )
+
+        place = ranks.each(plan).make(
             name, ranks, device=device, root=root, made=made, replace=replace, progress=progress
         )
+        return ranks.each(lambda: _opened(place))
+
+
+def _opened(place: str) -> SetDataset:
     columns = [column for column, _ in read_index(place).schema]
     return get(place, data="x", label="y" if "y" in columns else None)
 

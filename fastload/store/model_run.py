@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastload.loader import DataLoader
 from fastload.nested import map_tensors
+from fastload.sampler import PlacedBatch
 from fastload.store.room import expect_room
 
 Part = tuple[str, range]
@@ -21,7 +22,8 @@ Part = tuple[str, range]
 class _Batches:
     """A batch sampler of the rows of parts. A batch never has rows of two parts.
 
-    So the samples of a batch are the same, whichever process makes the part, and whatever parts it has made before.
+    So the samples of a batch, and what they draw, are the same, whichever process makes the part, and whatever parts it
+    has made before.
     """
 
     def __init__(self, parts: Iterable[Part], size: int) -> None:
@@ -33,7 +35,7 @@ class _Batches:
             self.begun.append(part)
             _, rows = part
             for begin in range(0, len(rows), self._size):
-                yield list(rows[begin : begin + self._size])
+                yield PlacedBatch(rows[begin : begin + self._size], rows.start + begin)
 
 
 def batches_of(

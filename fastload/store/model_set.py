@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import sys
 import warnings
 from collections.abc import Mapping
@@ -97,7 +98,8 @@ class ModelSet:
                     'sets with other seeds, loader={"seed": ...}',
                     stacklevel=3,
                 )
-            ranks.each(lambda: self._make_share(found, ranks, device, progress=progress))
+            job = ranks.first(lambda: f"parts-{secrets.token_hex(8)}")
+            ranks.each(lambda: self._make_share(found, ranks, job, device, progress=progress))
             ranks.first(lambda: found.seal().rows)
         return place
 
@@ -131,11 +133,12 @@ class ModelSet:
         self,
         found: Preparation,
         ranks: Ranks,
+        job: str,
         device: torch.device | str | None,
         *,
         progress: bool,
     ) -> None:
-        """Make the parts of this rank."""
+        """Make the parts of this rank. `job` names the leases of all ranks."""
         work, missing = found.work, [*found.missing.items()]
         if not os.path.isdir(work.folder):
             raise PrepareError(
@@ -154,11 +157,13 @@ class ModelSet:
                 file=sys.stderr,
                 disable=None if progress and ranks.rank.rank == 0 else True,
             ) as bar,
-            closing(batches_of(self.dataset, ranks.parts(missing), self.options)) as parts,
+            ranks.leased(missing, job) as shares,
+            closing(batches_of(self.dataset, shares, self.options)) as parts,
         ):
             run = Run(self.forward, device=on, rows=left, folder=work.folder, made=bar.update)
             for (name, rows), batches in parts:
                 work.write(record_batch(run.columns(len(rows), batches)), name)
+                shares.made()
 
 
 def loader_options(

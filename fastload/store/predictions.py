@@ -60,9 +60,10 @@ def predictions(
         replace: predictions of this name that were made of other things are replaced once the new ones are complete.
         progress: show a bar, on rank 0.
 
-    Each missing part is made by one rank, without padding, so ranks may have unequal shares, or none. Rank 0 seals the
-    set after all ranks are done; the others wait, and open it then. No batch has samples of two parts, so a part does
-    not depend on the number of ranks, unless samples draw random numbers.
+    Ranks lease the parts that are missing, one after another, so a slow rank makes fewer. Each part is made by one
+    rank, without padding. Rank 0 seals the set after all ranks are done; the others wait, and open it then. No batch
+    has samples of two parts, and what a sample draws depends on its place in the dataset, so a part does not depend on
+    the number of ranks.
 
     A part is written as soon as it is complete. If a rank ends or fails, the parts that are complete stay. The next
     call, on any number of ranks, makes only those that are missing. What the key of the set has, and what it has not,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
+from torch.distributed import Store  # type: ignore[attr-defined]
+
 from fastload import distributed
 from fastload.cores import usable_cores
 from fastload.distributed import Control, Rank, detect_rank
+from fastload.elastic import Leases
+from fastload.elastic.epoch import Epoch, Lease
 from fastload.errors import PrepareError, RankError
 
 T = TypeVar("T")
@@ -19,22 +24,37 @@ _PATIENCE = timedelta(days=20)
 
 
 class Ranks:
-    """The ranks of a job, of which each calls the same methods in the same order. One rank alone waits for nothing."""
+    """The ranks of a job, of which each calls the same methods in the same order. One rank alone waits for nothing.
 
-    def __init__(self, control: Control) -> None:
+    Args:
+        control: what they agree by.
+        store: in which they lease parts. None: the one by which they met.
+    """
+
+    def __init__(self, control: Control, store: Store | None = None) -> None:
         self._control = control
+        self._store = store
         self.rank = control.rank
 
     def __str__(self) -> str:
         return "" if self.rank.world_size == 1 else f", {self.rank}"
 
-    def parts(self, parts: Sequence[T]) -> Iterator[T]:
-        """Yield the parts that this rank is to make, of all that are missing. Each is given to exactly one rank.
+    @contextmanager
+    def leased(self, parts: Sequence[T], name: str) -> Iterator[Shares[T]]:
+        """Yield the parts that this rank is to make, of all that are missing: a slow rank gets fewer.
 
-        A part is asked for when the loader begins to read it, so parts may be given out one by one.
+        Args:
+            name: of the leases, the same on all ranks, and new.
         """
-        rank, size = self.rank.rank, self.rank.world_size
-        yield from parts[rank * len(parts) // size : (rank + 1) * len(parts) // size]
+        if self.rank.world_size == 1:
+            yield Shares(parts, None)
+            return
+        with Leases(len(parts), shard=1, store=self._store, name=name) as leases:
+            shares = Shares(parts, leases.begin(0))
+            try:
+                yield shares
+            finally:
+                shares.drop()
 
     def cores(self) -> int:
         """Return how many threads this rank can keep busy."""
@@ -107,11 +127,35 @@ class Ranks:
         )
 
 
+class Shares(Iterable[T]):
+    """The parts that a rank makes. Each is leased when the loader begins to read it, and given to no other rank."""
+
+    def __init__(self, parts: Sequence[T], epoch: Epoch | None) -> None:
+        self._parts = parts
+        self._epoch = epoch
+        self._begun: deque[Lease] = deque()
+
+    def __iter__(self) -> Iterator[T]:
+        if self._epoch is None:
+            yield from self._parts
+            return
+        while (lease := self._epoch.lease()) is not None:
+            self._begun.append(lease)
+            yield self._parts[lease.shard]
+
+    def made(self) -> None:
+        """Acknowledge the oldest part that was begun: it is written."""
+        if self._epoch is not None:
+            self._epoch.trained(self._begun.popleft())
+
+    def drop(self) -> None:
+        """Acknowledge the parts that were begun, though they were not made: no other rank is to fail at them, too."""
+        while self._begun:
+            self.made()
+
+
 def _reason(error: Exception | None) -> str | None:
     return None if error is None else f"{type(error).__name__}: {error}"
-
-
-ALONE = Rank(0, 1, 0, 1, "none")
 
 
 @contextmanager

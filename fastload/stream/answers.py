@@ -16,15 +16,15 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from fastload.cores import usable_cores
-from fastload.errors import LoaderClosedError, PredictError
+from fastload.errors import LoaderClosedError, PredictError, WorkerCrashError
 from fastload.evaluating import evaluating
 from fastload.fetch import SKIP
 from fastload.loader import DataLoader
 from fastload.nested import map_tensors
-from fastload.stream.message import Message, Plain, Poison, Sink, Source
+from fastload.stream.message import Message, Messages, Plain, Poison, Sink, Source
 
 OnFailed = Callable[[Message, Exception], None]
 
@@ -59,7 +59,8 @@ def predict(
         model: gets a batch, and returns a row of a tensor, an array or a list for each message, or a dict or tuple of
             these. A module runs in eval mode, without gradients; its modes are restored afterwards.
         source: an iterable of messages (see `fastload.stream`) or of plain values, which get the keys "0", "1" ...
-        decode: makes a sample of a message's value, on the worker threads. None: the value is the sample.
+        decode: makes a sample of a message's value, on the worker threads. Each thread has its own copy, unless the
+            class says `fastload_per_worker`. None: the value is the sample.
         collate_fn: makes a batch of samples. None: torch's default.
         num_workers: threads that decode. None: one for each core, or no thread without `decode`.
         device: the model is moved there and back, and batches there. None: where the model is.
@@ -67,8 +68,9 @@ def predict(
             This function gets the message and the error, on the loop's thread, and then the message is acknowledged.
             None: `PredictError`, after the answers before it.
 
-    If a batch fails, each of its messages is decoded and answered alone, to find the poison. If all of them fail in
-    the model, or the first message ever does, the fault is the model's: the error is raised, nothing is acknowledged.
+    If a batch fails, each of its messages is decoded and answered alone, to find the poison. If the model fails with
+    all of them, it gets the last batch that it has answered once more. If it fails with that too, or has answered none,
+    the fault is the model's: the error is raised, nothing is acknowledged.
 
     Raises what the source raises, after the answers of all messages before.
     """
@@ -85,12 +87,14 @@ def predict(
     )
 
 
-class Answers(Iterable[tuple[str, Any]]):
+class Answers(Iterable[tuple[str | int | float, Any]]):
     """What `predict` returns: one pass over (key, answer). Its end, and that of the `with` block, close the source.
 
     Attributes:
         answered, failed: how many messages were.
     """
+
+    fastload_per_worker = ()  # `decode` may call `stop`
 
     def __init__(
         self,
@@ -111,10 +115,11 @@ class Answers(Iterable[tuple[str, Any]]):
         self._model = model
         self._source: Source = source if isinstance(source, Source) else Plain(source)
         self._device = device
+        self._worked: list[Any] = []  # the last batch that the model answered
         self._on_failed = on_failed
         self._decode = decode or _itself
         self._collate = collate_fn
-        self._messages = _Messages(self._source)
+        self._messages = Messages(self._source)
         self._batches: DataLoader[Any] = DataLoader(
             self._messages,
             batch_size,
@@ -135,7 +140,7 @@ class Answers(Iterable[tuple[str, Any]]):
         )
         self._began = False
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
+    def __iter__(self) -> Iterator[tuple[str | int | float, Any]]:
         """Yield the key and the answer of each message, in the order of the source."""
         for batch in self._run():
             for message, answer in batch:
@@ -160,7 +165,7 @@ class Answers(Iterable[tuple[str, Any]]):
     def stop(self) -> None:
         """Read no further message. Those that were read are answered, and then the iteration ends.
 
-        Any thread may call this, and a signal's handler.
+        Any thread may call this, and a signal's handler. A plain iterable that waits ends at its next value only.
         """
         self._source.stop()
 
@@ -180,8 +185,9 @@ class Answers(Iterable[tuple[str, Any]]):
             with evaluating(self._model, self._device) as device:
                 for numbers, data, error in self._sampled():
                     yield from self._answers_of(numbers, data, error, device)
-            if self._messages.error is not None:
-                raise self._messages.error
+            for error in (self._numbers.error, self._messages.error):
+                if error is not None:
+                    raise error
         finally:
             self.close()
 
@@ -189,16 +195,16 @@ class Answers(Iterable[tuple[str, Any]]):
         """Yield the numbers of each batch with its data, or with the error of decoding or collating it."""
         batches = iter(self._samples)
         while True:
+            data, error = None, None
             try:
                 data = next(batches)
             except (StopIteration, LoaderClosedError):  # the end, or `close()` was called meanwhile
                 return
+            except WorkerCrashError:
+                raise
             except Exception as raised:
-                if not self._numbers.batches:
-                    raise  # it is no batch's error: a thread of the first loader has crashed
-                yield self._numbers.batches.popleft(), None, raised
-            else:
-                yield self._numbers.batches.popleft(), data, None
+                error = raised
+            yield self._numbers.batches.popleft(), data, error
 
     def _answers_of(
         self, numbers: list[int], data: Any, error: Exception | None, device: torch.device
@@ -229,6 +235,7 @@ class Answers(Iterable[tuple[str, Any]]):
                     ) from failure
                 self.failed += 1
                 self._on_failed(message, failure)
+                message = message._replace(value=Poison(str(message.key), failure))
             else:
                 batch.append((message, rows[number]))
             done.append(message)
@@ -244,53 +251,46 @@ class Answers(Iterable[tuple[str, Any]]):
         """
         rows: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
-        of_model = 0
+        of_model: Exception | None = None
         for number in numbers:
             reached = False
             try:
-                sample = self._decode(self._numbers.messages[number].value)
-                batch = self._collate([sample])
+                batch = self._collate([self._decode(self._numbers.messages[number].value)])
                 reached = True
                 outputs = self._outputs(batch, device)
             except Exception as raised:
                 failed[number] = raised
-                of_model += reached
+                of_model = raised if reached else of_model
             else:
                 [rows[number]] = _rows(outputs, 1)
-        if of_model == len(numbers) and (of_model > 1 or not self.answered):
-            raise failed[numbers[0]] from error
+        if of_model is not None and not rows and not self._still_works(device):
+            raise of_model from error
         self._numbers.failures.update(failed)
         return rows
 
+    def _still_works(self, device: torch.device) -> bool:
+        """Return whether the model answers a batch that it has answered before."""
+        try:
+            for batch in self._worked:
+                self._outputs(batch, device)
+        except Exception:
+            return False
+        return bool(self._worked)
+
     def _outputs(self, batch: Any, device: torch.device) -> Any:
         """Return what the model makes of a batch, on the CPU."""
-        if device.type != "cpu":
-            batch = map_tensors(batch, lambda part: part.to(device))
-        with torch.no_grad():
-            return map_tensors(self._model(batch), Tensor.cpu)
+        # Other containers: the model may take items out of its own.
+        given = map_tensors(batch, lambda part: part.detach().to(device))
+        try:
+            with torch.no_grad():
+                outputs = map_tensors(self._model(given), Tensor.cpu)
+        except StopIteration as error:
+            raise RuntimeError("the model raised StopIteration") from error
+        self._worked = [batch]
+        return outputs
 
 
 _Answered = list[tuple[Message, Any]]
-
-
-class _Messages(IterableDataset[Message]):
-    """The messages of a source. One reader thread iterates over it.
-
-    Attributes:
-        error: the exception that ended the source. The loop raises it after the answers of all messages before.
-    """
-
-    fastload_per_worker = ()
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self.error: Exception | None = None
-
-    def __iter__(self) -> Iterator[Message]:
-        try:
-            yield from self._source
-        except Exception as error:
-            self.error = error
 
 
 class _Number(int):
@@ -312,6 +312,7 @@ class _Numbers:
         messages: the messages in flight, by number.
         failures: the errors of those that failed, by number.
         batches: the numbers of each batch in flight, in order.
+        error: the exception that ended the reader. It is no batch's, so the loop raises it after all answers.
     """
 
     fastload_per_worker = ()
@@ -320,6 +321,7 @@ class _Numbers:
         self.messages: dict[int, Message] = {}
         self.failures: dict[int, Exception] = {}
         self.batches: deque[list[int]] = deque()
+        self.error: Exception | None = None
         self._loader = batches
         self._iterator: Any = None
         self._next = count()
@@ -332,10 +334,16 @@ class _Numbers:
         return self._iterator is not None and self._iterator.is_ready()
 
     def __next__(self) -> list[int]:
-        if self._iterator is None:
-            self._iterator = iter(self._loader)
+        try:
+            if self._iterator is None:
+                self._iterator = iter(self._loader)
+            batch = next(self._iterator)
+        except Exception as error:
+            if not isinstance(error, StopIteration | LoaderClosedError):
+                self.error = error
+            raise StopIteration from None
         numbers: list[int] = []
-        for message in next(self._iterator):
+        for message in batch:
             number = _Number(next(self._next))
             number.key = message.key
             self.messages[number] = message

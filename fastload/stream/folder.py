@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,7 +14,7 @@ from urllib.parse import quote
 
 from fastload.disk import replace_file
 from fastload.errors import needs
-from fastload.stream.message import Message, plain
+from fastload.stream.message import Message, Poison, to_json
 
 try:
     from watchdog.events import FileClosedEvent, FileMovedEvent, FileSystemEvent
@@ -22,6 +23,10 @@ try:
 except ModuleNotFoundError as error:
     raise needs("fastload.stream.Folder", "watchdog", "stream", error) from error
 
+_LONGEST_NAME = 240
+"""Bytes, of 255: replace_file adds ten to a name, and the suffix has five."""
+_DIGEST = 32
+
 
 class Folder:
     """Messages from the files of a folder: those that are there, by name, and then those that come.
@@ -29,15 +34,17 @@ class Folder:
     The key is the file's name. The value is its path, so that `decode` reads the file on a worker thread. A new file
     becomes a message when its writer closes it, or when it is moved into the folder. Names that begin with a dot or end
     in .tmp are ignored. Write a file under such a name and rename it when it is complete: then it is never read too
-    early, even if the watch begins meanwhile.
+    early, even if the watch begins meanwhile. A link that is made in the folder is seen at the next start only. Make it
+    under such a name and rename it, too.
 
-    An answered file is moved to the folder `done`. A file that has no answer when the process ends becomes a message
-    again at the next start. So does a file that is rewritten before its answer is held.
+    An answered file is moved to the folder `done`, and one that failed to the folder `failed`. A file that has no
+    answer when the process ends becomes a message again at the next start. So does a file that is rewritten before its
+    answer is held.
 
     Args:
         path: the folder, on a local disk. The kernel does not report what other machines write to a network disk.
         pattern: of names, as the shell has them.
-        done: where answered files go, relative to `path`. On the same file system.
+        done, failed: where files go, relative to `path`. On the same file system.
     """
 
     def __init__(
@@ -46,13 +53,15 @@ class Folder:
         pattern: str = "*",
         *,
         done: str | os.PathLike[str] = "done",
+        failed: str | os.PathLike[str] = "failed",
     ) -> None:
         self._path = Path(path)
         if not self._path.is_dir():
             raise NotADirectoryError(20, "there is no such folder to watch", str(path))
         self._pattern = pattern
-        self._done = self._path / done
-        self._done.mkdir(parents=True, exist_ok=True)
+        self._done, self._failed = self._path / done, self._path / failed
+        for folder in (self._done, self._failed):
+            folder.mkdir(parents=True, exist_ok=True)
         # Without a bound: names are small, and the files wait on the disk in any case.
         self._names: SimpleQueue[str | None] = SimpleQueue()
         # Files without an acknowledgement, as they were.
@@ -79,15 +88,26 @@ class Folder:
             yield Message(name, path)
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
-        """Move the files to `done`. One that has changed meanwhile stays, and is a message again."""
+        """Move the files to `done` or `failed`. One that has changed meanwhile stays, and is a message again."""
         for message in messages:
-            now = _as_it_is(message.value)
-            had = self._given[message.key]
-            if now == had:
-                os.replace(message.value, self._done / message.key)
-            del self._given[message.key]  # after it is gone: a late event must not give it again
-            if now is not None and now != had:
-                self._names.put(message.key)
+            name = str(message.key)
+            folder = self._failed if isinstance(message.value, Poison) else self._done
+            with suppress(FileNotFoundError):
+                self._move(name, folder / name)
+            del self._given[name]  # after it is gone: a late event must not give it again
+            if (self._path / name).exists():
+                self._names.put(name)
+
+    def _move(self, name: str, to: Path) -> None:
+        """Move a file, unless it has changed. Move it back if it was changed between the look and the move."""
+        path, had = self._path / name, self._given[name]
+        if _as_it_is(path) != had:
+            return
+        os.replace(path, to)
+        if _as_it_is(to) != had:
+            with suppress(FileExistsError):  # a newer one has come: it is the message
+                os.link(to, path, follow_symlinks=False)
+            to.unlink()
 
     def stop(self) -> None:
         """End the iteration."""
@@ -126,8 +146,8 @@ def _as_it_is(path: Path) -> tuple[int, int, int] | None:
 class FolderSink:
     """Answers as files KEY.json in a folder. Each is complete or not there.
 
-    An answer that comes again replaces itself, so the effect is *exactly once*. In the name, / and other special
-    characters of a key are percent-encoded.
+    An answer that comes again replaces itself, so the effect is *exactly once*. In the name, special characters of a
+    key are percent-encoded, and a name that is too long ends with a hash of the key.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -137,8 +157,21 @@ class FolderSink:
     def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
         """Write the answers of a batch."""
         for message, answer in answers:
-            with replace_file(self._path / f"{quote(message.key, safe=' ')}.json") as file:
-                file.write(json.dumps(plain(answer)).encode())
+            answer_as_json = to_json(message, answer)
+            with replace_file(self._path / f"{_name_of(str(message.key))}.json") as file:
+                file.write(answer_as_json.encode())
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def _name_of(key: str) -> str:
+    """Return a file's name for a key: letters of all scripts stay as they are."""
+    name = "".join(
+        char if char > "~" and char.isprintable() else quote(os.fsencode(char), safe=" ")
+        for char in key
+    )
+    if len(os.fsencode(name)) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(os.fsencode(key)).hexdigest()[:_DIGEST]
+    return f"{os.fsencode(name)[: _LONGEST_NAME - _DIGEST - 1].decode(errors='ignore')}-{digest}"

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import select
+import stat
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 from fastload.disk import write_all
-from fastload.stream.message import Message, Poison, plain
+from fastload.errors import StreamError
+from fastload.stream.message import Message, Poison, to_json
 
 LONGEST_LINE = 64 * 2**20
 """Bytes. A longer line is poison: it does not fill the memory."""
 _CHUNK = 2**18
 _SHOWN = 200
+_BEGINNING = b'{"key": '
+"""Of each line that a sink or a side list writes."""
+_AHEAD = 4096
+"""Bytes. Short lines of a pipe that are read ahead: after `stop` they are still answered, so that none is lost."""
 _REST_MS = 200
 """How long `stop` waits for more of a line that was read in part."""
 
@@ -27,37 +36,47 @@ class JSONLines:
     process ends must be sent again.
 
     Args:
-        file: a path, or an open file with a descriptor. None: standard input.
-        key: of a line's object, the member that is the message's key. None: the key is "line 1", "line 2" ...
+        file: a path, or an open file, which is read from its position. None: standard input. Of a pipe that Python has
+            read from, what Python holds in its buffer is lost.
+        key: of a line's object, the member that is the message's key: text or a number. None: the key is "line 1",
+            "line 2" ...
+
+    Raises TypeError if the open file is not read as it is, such as one that decompresses.
     """
 
     def __init__(
         self, file: str | os.PathLike[str] | IO[Any] | None = None, *, key: str | None = None
     ) -> None:
         self._key = key
-        self._own = isinstance(file, str | os.PathLike)
+        self._stopped = False
         if isinstance(file, str | os.PathLike):
             self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         else:
-            self._descriptor = (file or sys.stdin).fileno()
+            self._descriptor = _duplicate(file or sys.stdin)
+        self._is_pipe = not stat.S_ISREG(os.fstat(self._descriptor).st_mode)
         self._wake = os.eventfd(0)  # readable once `stop` was called
 
     def __iter__(self) -> Iterator[Message]:
         for number, line in enumerate(self._lines(), start=1):
+            if self._stopped and not self._is_pipe:
+                return
             if isinstance(line, Poison):
                 yield Message(f"line {number}", line)
             elif line.strip():
                 yield self._message(number, line)
 
     def _message(self, number: int, line: bytes) -> Message:
-        key = f"line {number}"
+        key: str | int | float = f"line {number}"
         try:
             value = json.loads(line)
             if self._key is not None:
                 if not isinstance(value, dict) or self._key not in value:
                     raise ValueError(f"expected an object with the key {self._key!r}")
-                key = str(value[self._key])
-        except ValueError as error:
+                own = value[self._key]
+                if not _is_key(own):
+                    raise ValueError(f"its {self._key!r} must be text or a number")
+                key = own
+        except (ValueError, RecursionError) as error:
             found = ValueError(f"line {number} is no message: {error}")
             return Message(key, Poison(line[:_SHOWN].decode(errors="replace"), found))
         return Message(key, value)
@@ -65,7 +84,7 @@ class JSONLines:
     def _lines(self) -> Iterator[bytes | Poison]:
         held = bytearray()
         too_long: Poison | None = None
-        while chunk := self._read():
+        while chunk := self._read(len(held)):
             *whole, rest = chunk.split(b"\n")
             for part in whole:
                 held += part
@@ -82,13 +101,18 @@ class JSONLines:
         if held or too_long:
             yield too_long or bytes(held)
 
-    def _read(self) -> bytes:
-        """Wait for bytes. Return b"" at the end, and after `stop`."""
+    def _read(self, held: int) -> bytes:
+        """Wait for bytes. Return b"" at the end, and after `stop`. A long line comes in larger pieces.
+
+        Args:
+            held: how many bytes of a line are read already.
+        """
         both = select.poll()
         both.register(self._descriptor, select.POLLIN)
         both.register(self._wake, select.POLLIN)
         ready = {descriptor for descriptor, _ in both.poll()}
-        return b"" if self._wake in ready else os.read(self._descriptor, _CHUNK)
+        size = min(_CHUNK, max(_AHEAD, held)) if self._is_pipe else _CHUNK
+        return b"" if self._wake in ready else os.read(self._descriptor, size)
 
     def _rest_of_line(self, most: int) -> bytes:
         """Return the rest of a line that was read in part before `stop`. The next line stays in the pipe."""
@@ -106,45 +130,74 @@ class JSONLines:
         """Do nothing: a pipe takes nothing back."""
 
     def stop(self) -> None:
-        """End the iteration. A line that was read in part is read to its end, if the rest comes within 0.2 s."""
+        """End the iteration at the next line of a file.
+
+        From a pipe come the lines that were read already, so that none is lost: 4 KiB, or a line that is longer. A line
+        that was read in part is read to its end, if the rest comes within 0.2 s.
+        """
+        self._stopped = True
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Close the file, if this opened it."""
+        """Close its own descriptor. An open file that was given stays open."""
         if self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
-            if self._own:
-                os.close(self._descriptor)
+            os.close(self._descriptor)
+
+
+def _duplicate(file: IO[Any]) -> int:
+    """Return a descriptor of our own, so that the caller may close the file, or forget it."""
+    descriptor, raw = file.fileno(), file
+    for layer in ("buffer", "raw"):
+        raw = getattr(raw, layer, raw)
+    if not isinstance(raw, io.RawIOBase):
+        raise TypeError(
+            f"a {type(raw).__name__} does not read or write its file as it is: give a path, or a file of open()"
+        )
+    file.flush()
+    if file.readable() and stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.lseek(descriptor, file.tell(), os.SEEK_SET)  # Python may have read ahead
+    return os.dup(descriptor)
+
+
+def _is_key(value: Any) -> bool:
+    if type(value) is str:
+        value.encode()  # raises ValueError for half of a surrogate pair
+    return type(value) in (str, int) or (type(value) is float and math.isfinite(value))
 
 
 class _Lines:
     """Appends whole lines to a file. Cuts off half a line, which a killed process left at its end."""
 
     def __init__(self, file: str | os.PathLike[str] | IO[Any] | None) -> None:
-        self._own = isinstance(file, str | os.PathLike)
-        self._name = str(file) if self._own else "standard output"
         if isinstance(file, str | os.PathLike):
+            self._name = os.fspath(file)
             self._descriptor = os.open(
                 file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
             )
-            _cut_half_a_line(self._descriptor)
+            try:
+                _end_with_a_line(self._descriptor, self._name)
+            except BaseException:
+                os.close(self._descriptor)
+                raise
         else:
-            self._descriptor = (file or sys.stdout).fileno()
+            self._name = "the open file" if file else "standard output"
+            self._descriptor = _duplicate(file or sys.stdout)
 
-    def append(self, lines: Sequence[Any]) -> None:
-        text = "".join(json.dumps(line, default=repr) + "\n" for line in lines)
-        write_all(self._descriptor, self._name, text.encode())
+    def append(self, lines: Sequence[str]) -> None:
+        write_all(self._descriptor, self._name, "".join(f"{line}\n" for line in lines).encode())
 
     def close(self) -> None:
-        """Close the file, if this opened it."""
-        if self._own and self._descriptor >= 0:
+        """Close its own descriptor. An open file that was given stays open."""
+        if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
-def _cut_half_a_line(descriptor: int) -> None:
+def _end_with_a_line(descriptor: int, name: str) -> None:
+    """Cut off half a line of `_Lines`, or end a line that lacks only its end. Raises StreamError if it is neither."""
     end = os.fstat(descriptor).st_size
     at = end
     while at > 0:
@@ -154,8 +207,18 @@ def _cut_half_a_line(descriptor: int) -> None:
             at = start + found + 1
             break
         at = start
-    if at < end:
-        os.ftruncate(descriptor, at)
+    if at == end:
+        return
+    last = os.pread(descriptor, end - at, at)
+    with suppress(ValueError, RecursionError):
+        json.loads(last)
+        write_all(descriptor, name, b"\n")
+        return
+    if not last.startswith(_BEGINNING[: len(last)]):
+        raise StreamError(
+            f"{name} has no JSON lines: it ends with {last[:_SHOWN].decode(errors='replace')!r}. Give another file"
+        )
+    os.ftruncate(descriptor, at)
 
 
 class JSONLinesSink(_Lines):
@@ -167,7 +230,12 @@ class JSONLinesSink(_Lines):
 
     def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
         """Append the answers of a batch."""
-        self.append([{"key": message.key, "answer": plain(answer)} for message, answer in answers])
+        self.append(
+            [
+                f'{{"key": {json.dumps(message.key)}, "answer": {to_json(message, answer)}}}'
+                for message, answer in answers
+            ]
+        )
 
 
 class SideList(_Lines):
@@ -186,4 +254,4 @@ class SideList(_Lines):
         elif isinstance(value, os.PathLike):
             value = os.fspath(value)
         line = {"key": message.key, "error": f"{type(error).__name__}: {error}", "value": value}
-        self.append([line])
+        self.append([json.dumps(line, default=repr)])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 from fastload.errors import StreamError, needs
-from fastload.stream.message import Message, plain
+from fastload.stream.message import Message, to_json
 
 try:
     from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -16,7 +15,6 @@ except ModuleNotFoundError as error:
     raise needs("fastload.stream.Kafka", "confluent-kafka", "stream", error) from error
 
 _POLL_S = 0.1
-_AT_ONCE = 256
 _CONNECT_S = 30.0
 _PASSING = {
     KafkaError._PARTITION_EOF,
@@ -27,16 +25,23 @@ _PASSING = {
 
 
 class Kafka:
-    """Messages from Kafka topics, as a member of a group. The key is "topic/partition/offset", the value bytes.
+    """Messages from Kafka topics, as a member of a group.
 
     The offset of a message is stored after its answer is held, and committed every second and at the end. So messages
     are answered *at least once*: those since the last commit come again after a kill, and those of a partition that
     moves to another member go there. While the brokers are away librdkafka waits for them.
 
+    The reader asks for one message at a time. If the model needs longer than `max.poll.interval.ms` for one batch
+    (librdkafka: five minutes), the brokers give its messages to another member: raise it in `config`.
+
     Args:
         topics: a name, or several.
         group: of consumers, which share the partitions.
         servers: "host:port,host:port".
+        key: "place": the key is "topic/partition/offset". "message": the message's own key as text, or its place if it
+            has none. Keys of messages may repeat.
+        value: "bytes": `decode` gets the message's value. "message": it gets the `confluent_kafka.Message`, with
+            headers and time.
         config: more settings of librdkafka.
 
     Raises StreamError if no broker answers within 30 s, and at a message if the brokers refuse the topic or the group.
@@ -48,8 +53,15 @@ class Kafka:
         *,
         group: str,
         servers: str,
+        key: Literal["place", "message"] = "place",
+        value: Literal["bytes", "message"] = "bytes",
         config: dict[str, Any] | None = None,
     ) -> None:
+        if key not in ("place", "message") or value not in ("bytes", "message"):
+            raise ValueError(
+                f'expected key="place" or "message" and value="bytes" or "message", got {key!r} and {value!r}'
+            )
+        self._own_key, self._whole = key == "message", value == "message"
         self._topics = [topics] if isinstance(topics, str) else [*topics]
         self._stopped = self._closed = False
         self._answered: SimpleQueue[dict[tuple[str, int], int]] = SimpleQueue()
@@ -77,13 +89,17 @@ class Kafka:
         while not self._stopped:
             self._store()
             # librdkafka has no call that wakes a waiting consumer, so this looks for `stop` ten times a second.
-            for found in self._consumer.consume(_AT_ONCE, timeout=_POLL_S):
-                if (error := found.error()) is not None:
-                    if error.fatal() or not (error.retriable() or error.code() in _PASSING):
-                        raise StreamError(f"Kafka, {', '.join(self._topics)}: {error.str()}")
-                    continue
-                at = (found.topic(), found.partition(), found.offset())
-                yield Message("/".join(map(str, at)), found.value(), at)
+            if (found := self._consumer.poll(_POLL_S)) is None:
+                continue
+            if (error := found.error()) is not None:
+                if error.fatal() or not (error.retriable() or error.code() in _PASSING):
+                    raise StreamError(f"Kafka, {', '.join(self._topics)}: {error.str()}")
+                continue
+            at = (found.topic(), found.partition(), found.offset())
+            key = "/".join(map(str, at))
+            if self._own_key and (own := found.key()) is not None:
+                key = own.decode(errors="surrogateescape")
+            yield Message(key, found if self._whole else found.value(), at)
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
         """Store the offsets after these messages, at the next poll."""
@@ -144,7 +160,8 @@ class KafkaSink:
     def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
         """Return once the brokers have all of them. Raises StreamError if they refuse one."""
         for message, answer in answers:
-            self._produce(message.key.encode(), json.dumps(plain(answer)).encode())
+            key = str(message.key).encode(errors="surrogateescape")
+            self._produce(key, to_json(message, answer).encode())
         self._producer.flush()
         errors, self._errors = self._errors, []
         if errors:

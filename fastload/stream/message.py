@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torch.utils.data import IterableDataset
 
 
 class Message(NamedTuple):
     """One message of a source.
 
     Attributes:
-        key: names the message in errors, in the side list and in sinks with keys. No other message of its source
-            has it.
+        key: text or a number, which names the message in errors, in the side list and in sinks with keys. No other
+            message of its source has it. Folders and Kafka make text of it: to them 7 and "7" are one key.
         value: what `decode` gets.
         at: the source's own place, for `acknowledge`.
     """
 
-    key: str
+    key: str | int | float
     value: Any
     at: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """The value of a message that the source itself could not read. It goes to the side list."""
+    """The value of a message that the source itself could not read, or that has failed. It goes to the side list."""
 
     text: str
     error: Exception
@@ -38,7 +41,10 @@ class Source(Protocol):
         """Yield messages. One thread runs this, and never the loop's. It ends when the input does, or after `stop`."""
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
-        """Take note that the answers of these messages are held. The loop calls this, in the order of the source."""
+        """Take note that the answers of these messages are held. The loop calls this, in the order of the source.
+
+        A message that failed is among them, with a `Poison` as its value: `on_failed` has it.
+        """
 
     def stop(self) -> None:
         """End the iteration soon, also one that waits. Any thread may call this, and a signal's handler."""
@@ -64,11 +70,36 @@ class Plain:
         """Do nothing."""
 
     def stop(self) -> None:
-        """End the iteration at the next value."""
+        """End the iteration at the next value: nothing wakes an iterable that waits for one."""
         self._stopped = True
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class Messages(IterableDataset[Message]):
+    """The messages of a source. One reader thread iterates over it.
+
+    Attributes:
+        error: the exception that ended the source. The loop raises it after the answers of all messages before.
+    """
+
+    fastload_per_worker = ()
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[Message]:
+        try:
+            for message in self._source:
+                if not isinstance(message, Message):
+                    raise TypeError(
+                        f"{type(self._source).__name__} must yield fastload.stream.Message, got {message!r:.200}"
+                    )
+                yield message
+        except Exception as error:
+            self.error = error
 
 
 class Sink(Protocol):
@@ -81,12 +112,25 @@ class Sink(Protocol):
         """Give back connections and files."""
 
 
-def plain(answer: Any) -> Any:
-    """Return an answer as JSON values: tensors and arrays become lists."""
+def to_json(message: Message, answer: Any) -> str:
+    """Return an answer as JSON. Tensors and arrays become lists. NaN and Infinity stay, as Python's json has them.
+
+    Raises TypeError, with the message's key, if the answer has other values.
+    """
+    try:
+        return json.dumps(_plain(answer))
+    except TypeError as error:
+        raise TypeError(
+            f"the answer of message {message.key!r} cannot be written ({error}): let the model return tensors, arrays, "
+            "numbers, text, or lists and dicts of these"
+        ) from error
+
+
+def _plain(answer: Any) -> Any:
     if hasattr(answer, "tolist"):
         return answer.tolist()
     if isinstance(answer, dict):
-        return {str(key): plain(value) for key, value in answer.items()}
+        return {str(key): _plain(value) for key, value in answer.items()}
     if isinstance(answer, list | tuple):
-        return [plain(value) for value in answer]
+        return [_plain(value) for value in answer]
     return answer

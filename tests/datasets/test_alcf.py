@@ -89,3 +89,8 @@ def test_the_loop_of_the_example_runs(file_list: Path) -> None:
         "Stopping data loader",
         "All Done",
     ]
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    with pytest.raises(ValueError, match="need samples, and list has none"):
+        ImageNetDataLoader([], batch_size=2, num_workers=0, cache_size=1)

@@ -32,7 +32,7 @@ def flow(
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
+        timeout=280,
     )
 
 

@@ -63,7 +63,7 @@ def test_another_set_is_not_overwritten(download: ModuleType, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(290)
 def test_from_download_to_accuracy_and_to_chance_with_shifted_labels(tmp_path: Path) -> None:
     """The script that shifts them changed: it and the training run again, in a folder whose name has a space."""
     folder = tmp_path / "real digits"

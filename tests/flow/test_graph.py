@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from fastload.cli import main
 from fastload.errors import FlowError
-from fastload.flow import FunctionTask, MPITask, PipelineGraph, PythonTask, PytorchTask, Task
+from fastload.flow import MPITask, PipelineGraph, PythonTask, PytorchTask, Resources, Task
 from fastload.flow.pipefile import read_pipeline
-from fastload.flow.show import as_svg, as_text
+from fastload.flow.show import as_text
 
 
 def graph_of(**after: list[str] | None) -> PipelineGraph:
@@ -64,12 +64,35 @@ def test_what_cannot_be_added() -> None:
         graph.add_task(not_a_task)
     with pytest.raises(ValueError, match="a task's name"):
         Task("../a", command="true")
-    with pytest.raises(ValueError, match="retries must be 0 or more"):
-        Task("a", command="true", retries=-1)
+    with pytest.raises(ValueError, match="a graph's name"):
+        PipelineGraph("../a")
     with pytest.raises(ValueError, match="parallelism must be 1 or more"):
         MPITask("a", script="a.py", parallelism=0)
-    with pytest.raises(ValueError, match="cannot be called by another process"):
-        FunctionTask("a", lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"args": "--epochs 3"}, r"""task a: args must be a list, such as .*, got '--epochs 3'"""),
+        ({"inputs": [3]}, "task a: inputs must be a path, got 3"),
+        ({"env": ["A"]}, "task a: env must be a table"),
+        ({"script": 3}, "task a: script must be a path, got 3"),
+        ({"retries": -1}, "task a: retries must be 0 or more, got -1"),
+        ({"retries": 1.5}, "task a: retries must be a whole number, got 1.5"),
+        ({"time_limit_s": 0}, "task a: time_limit_s must be positive and finite, got 0"),
+        ({"time_limit_s": float("nan")}, "task a: time_limit_s must be .*, got nan"),
+        ({"time_limit_s": float("inf")}, "task a: time_limit_s must be .*, got inf"),
+        ({"time_limit_s": "10"}, "task a: time_limit_s must be a number of seconds, got '10'"),
+    ],
+)
+def test_values_that_are_none_are_named(given: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        Task("a", command="true", **given)
+
+
+def test_one_path_stands_for_a_list_and_numbers_for_texts() -> None:
+    task = Task("a", command="true", inputs="raw", outputs=Path("model.pt"), env={"N": 4})
+    assert (task.inputs, task.outputs, task.env) == (["raw"], ["model.pt"], {"N": "4"})
 
 
 def test_text_of_tasks() -> None:
@@ -77,7 +100,7 @@ def test_text_of_tasks() -> None:
     graph.add_task(PythonTask("get", script="get it.py", args=["--out", "a b"]))
     graph.add_task(PytorchTask("train", command="mpirun -n 4 python3", script="train.py"))
     assert str(graph) == (
-        "Task Id 0,\n  Name: get, Command: 'get it.py' --out 'a b', Execution Path: .\n"
+        "Task Id 0,\n  Name: get, Command: python 'get it.py' --out 'a b', Execution Path: .\n"
         "Task Id 1,\n  Name: train, Command: mpirun -n 4 python3 train.py, Execution Path: ."
     )
 
@@ -85,8 +108,9 @@ def test_text_of_tasks() -> None:
 def test_a_picture_has_a_box_for_each_task_and_an_arrow_for_each_edge(tmp_path: Path) -> None:
     graph = graph_of(a=[], b=["a"], c=["a"], d=["b", "c"])
     graph.folder = str(tmp_path)
+    graph.to_svg(tmp_path / "graph.svg")
     svg = "{http://www.w3.org/2000/svg}"
-    root = ET.fromstring(as_svg(graph))
+    root = ET.parse(tmp_path / "graph.svg").getroot()
     titles = [title.text for title in root.iter(f"{svg}title")]
     assert titles == ["g", "a: never ran", "b: never ran", "c: never ran", "d: never ran"]
     assert len([path for path in root.iter(f"{svg}path") if path.get("marker-end")]) == 4
@@ -127,9 +151,23 @@ directives = ["-A PROJECT"]
     train = graph.tasks["train"]
     assert isinstance(train, PytorchTask)
     assert (train.parallelism, train.time_limit_s) == (2, 2.5)
-    assert (train.resources.walltime, train.resources.directives) == ("0:20:00", ("-A PROJECT",))
+    assert (train.resources.walltime, train.resources.directives) == ("0:20:00", ["-A PROJECT"])
     assert graph.tasks["get"].argv(tmp_path)[1:] == ["get.py", "--count", "3"]
     assert graph.tasks["count"].argv(tmp_path) == ["wc", "-l", "a file"]
+
+
+def test_a_graph_has_the_name_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "my pipe.toml").write_text("[[task]]\nname = 'a'\ncommand = 'true'")
+    assert read_pipeline(tmp_path / "my pipe.toml").name == "my_pipe"
+
+
+def test_options_of_the_launcher(tmp_path: Path) -> None:
+    task = MPITask("a", script="a.py", launcher="openmpi", launcher_options=["--oversubscribe"])
+    argv = task.argv(tmp_path)
+    assert argv[argv.index("a.py") - 2] == "--oversubscribe"
+    wide = Resources(cores=4)
+    ranks = MPITask("a", script="a.py", launcher="srun", resources=wide)
+    assert "--cpus-per-task 4" in " ".join(ranks.argv(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -145,6 +183,16 @@ directives = ["-A PROJECT"]
         ("[[task]]\nname = 'a'\nkind = 'function'\nfunction = 'nothing'", '"module:name"'),
         ("[[task]]\nname = 'a'\nkind = 'function'\nfunction = 'nosuch:f'", "task a: No module"),
         ("[[task]]\nname = 'a b'\nscript = 'a.py'", "a task's name has"),
+        ("name = 3\n[[task]]\nname = 'a'\nscript = 'a.py'", "a graph's name has"),
+        ("task = ['a']", "a task must be a table: begin each with [[task]]"),
+        ("[[task]]\nname = 'a'\nscript = 'a.py'\nargs = '-n 3'", "task a: args must be a list"),
+        ("[[task]]\nname = 'a'\nscript = 'a.py'\ndirectives = '-A P'", "task a: directives must"),
+        ("[[task]]\nname = 'a'\nscript = 'a.py'\ncores = 0", "task a: cores must be 1 or more"),
+        (
+            "[[task]]\nname = 'a'\nkind = 'mpi'\nscript = 'a.py'\nlauncher = 'pbs'",
+            "launcher must be",
+        ),
+        ("[[task]]\nname = 'a'\nkind = 'function'", 'function = "module:name", got None'),
     ],
 )
 def test_a_file_that_is_wrong_is_told_of_in_a_line(text: str, message: str, tmp_path: Path) -> None:

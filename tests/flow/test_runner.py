@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from fastload.errors import FlowError
-from fastload.flow import FunctionTask, MPITask, Outcome, PipelineGraph, PythonTask, Task, runner
+from fastload.flow import MPITask, Outcome, PipelineGraph, PythonTask, Task, runner
+from fastload.flow.pipefile import read_pipeline
+from fastload.flow.record import Record, folder_of, read, state_of, write
+from fastload.flow.show import as_text
 from tests.distributed.launching import LAUNCHERS, ROOT, command, is_over
 
 WAIT_S = 30.0
-
-
-def note(word: str) -> None:
-    with Path("notes").open("a") as notes:
-        notes.write(f"{word}\n")
 
 
 def notes(folder: Path) -> list[str]:
@@ -116,15 +117,13 @@ def test_an_execution_path_and_variables(tmp_path: Path) -> None:
 
 
 def test_a_task_that_does_not_make_its_output_has_failed(tmp_path: Path) -> None:
-    with pytest.raises(FlowError, match="it ended well, but did not make out"):
+    with pytest.raises(FlowError, match="it ended well, but its output out is not there"):
         run(graph_in(tmp_path, shell("a", "true", outputs=["out"])))
 
 
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (PythonTask("a"), "task a: no script is set"),
-        (Task("a"), "task a: there is nothing to run"),
         (Task("a", command="no-such-program x"), "cannot run no-such-program"),
         (Task("a", command="./no-such-program"), "cannot run ./no-such-program"),
         (Task("a", command="true", exec_path="nowhere"), "nowhere"),
@@ -136,6 +135,36 @@ def test_what_cannot_run_has_failed(task: Task, message: str, tmp_path: Path) ->
         run(graph_in(tmp_path, task, shell("b", "true")))
 
 
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (PythonTask("a"), "no script is set"),
+        (Task("a"), "there is nothing to run"),
+        (PythonTask("a", script="mispelt.py"), r"no script .*mispelt.py, and no task before"),
+        (MPITask("a", script="b.py", hostfile="empty"), "empty: no host is named there"),
+    ],
+)
+def test_what_cannot_run_is_known_before_anything_runs(
+    task: Task, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").touch()
+    graph = PipelineGraph("g", folder=tmp_path)
+    graph.add_task(shell("first", "touch made", outputs=["made"]))
+    graph.add_task(task)
+    for options in ({"dry_run": True}, {}):
+        with pytest.raises(FlowError, match=f"^graph g: task a cannot run: .*{message}"):
+            run(graph, **options)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("outputs", [["tools"], []])
+def test_a_script_may_be_made_by_a_task_before_it(outputs: list[str], tmp_path: Path) -> None:
+    make = shell("make", "mkdir tools; echo 'print(3)' > tools/a.py", outputs=outputs)
+    between = shell("between", "true", outputs=["tools"])
+    script = PythonTask("a", script="tools/a.py")
+    assert run(graph_in(tmp_path, make, between, script)).states["a"] == "done"
+
+
 def test_retries(tmp_path: Path) -> None:
     task = shell("a", "echo try >> notes; test $(wc -l < notes) = 3", retries=2)
     assert run(graph_in(tmp_path, task)).states == {"a": "done"}
@@ -143,23 +172,6 @@ def test_retries(tmp_path: Path) -> None:
     with pytest.raises(FlowError, match="exit code 1"):
         run(graph_in(tmp_path, task))
     assert notes(tmp_path) == ["try"] * 6
-
-
-def test_a_function_of_a_module_and_of_a_script(tmp_path: Path) -> None:
-    task = FunctionTask("a", note, args=["module"], env={"PYTHONPATH": str(ROOT)})
-    run(graph_in(tmp_path, task))
-    (tmp_path / "program.py").write_text(
-        "from pathlib import Path\n"
-        "from fastload.flow import FunctionTask, PipelineGraph\n"
-        "def note(word):\n    Path('notes').open('a').write(word + '\\n')\n"
-        "if __name__ == '__main__':\n"
-        "    graph = PipelineGraph('h')\n"
-        "    graph.add_task(FunctionTask('a', note, kwargs={'word': 'script'}))\n"
-        "    graph.execute()\n"
-    )
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True, env=environ)
-    assert notes(tmp_path) == ["module", "script"]
 
 
 # ---- what is fresh ----
@@ -222,6 +234,37 @@ def test_after_a_failure_a_resumed_run_begins_with_what_failed(tmp_path: Path) -
     (tmp_path / "right").touch()
     assert run(graph, resume=True).reasons == {"b": "its last run failed"}
     assert notes(tmp_path) == ["a", "b", "b"]
+
+
+def test_a_task_is_stale_if_one_before_it_ran_in_a_run_that_was_cut_short(tmp_path: Path) -> None:
+    first, second = shell("a", "echo a >> notes"), shell("b", "echo b >> notes")
+    graph = graph_in(tmp_path, first, second)
+    run(graph)
+    runner.run(graph, only=["a"], echo=False)  # as a run that is killed before it comes to b
+    assert run(graph, resume=True).reasons == {"b": "a ran since"}
+    assert run(graph, resume=True).states == {"a": "fresh", "b": "fresh"}
+    assert notes(tmp_path) == ["a", "b", "a", "b"]
+
+
+def test_a_folder_with_links_to_itself_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "x").write_text("1")
+    for number in range(40):  # entered, they are 40 ** 40 paths
+        (tmp_path / "in" / f"link{number}").symlink_to(".")
+    graph = graph_in(tmp_path, shell("a", "true", inputs="in"))
+    run(graph)
+    assert run(graph, resume=True).states == {"a": "fresh"}
+    (tmp_path / "in" / "x").write_text("12")
+    assert run(graph, resume=True).reasons == {"a": "in changed"}
+
+
+def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+    long = "x" * 300
+    graph = graph_in(tmp_path, shell("a", "echo a >> notes", inputs=[long]))
+    run(graph)
+    assert run(graph, resume=True).reasons == {"a": f"{long} cannot be read"}
+    with pytest.raises(FlowError, match="it ended well, but its output x* cannot be read"):
+        run(graph_in(tmp_path, shell("a", "true", outputs=[long], time_limit_s=100)))
 
 
 def test_only_some_tasks(tmp_path: Path) -> None:
@@ -304,8 +347,136 @@ def test_a_task_that_is_run_by_another_process_is_not_run_twice(tmp_path: Path) 
     )
     assert second.returncode == 1
     assert "task long failed: another process runs it" in second.stderr
-    process.terminate()
+    assert "done" not in second.stderr
+    record = json.loads((tmp_path / ".fastload-flow" / "pipe" / "long.json").read_text())
+    assert record["state"] == "running", "it is the record of the process that runs it"
+    assert "long  [running, since" in as_text(read_pipeline(tmp_path / "pipe.toml"))
+    process.kill()
     process.communicate(timeout=WAIT_S)
+    assert "long  [interrupted, began" in as_text(read_pipeline(tmp_path / "pipe.toml"))
+
+
+def test_the_record_is_written_before_the_lock_is_free(tmp_path: Path) -> None:
+    graph = graph_in(tmp_path, shell("a", "echo x > out", outputs=["out"]))
+    folder, seen = folder_of(graph), list[tuple[str, str]]()
+
+    def write_then_look(where: Path, name: str, record: Record) -> None:
+        write(where, name, record)
+        seen.append((record.state, state_of(where, name, Record(state="running"))))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "write", write_then_look)
+        run(graph)
+    assert seen == [("running", "running"), ("done", "running")], "the lock was held"
+    assert state_of(folder, "a", Record(state="running")) == "interrupted"
+
+
+STUBBORN = "trap '' TERM; echo $$; while :; do sleep 1; done"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left", "a.log")])
+def test_whatever_ends_the_run_its_processes_end(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "GRACE_S", 0.1)
+    tasks = [shell(name, STUBBORN) for name in "ab"]
+    pids: list[int] = []
+
+    def full(descriptor: int, name: str, content: bytes) -> int:
+        pids.append(int(content))
+        if len(pids) == 2:
+            raise error
+        return 0
+
+    monkeypatch.setattr(runner, "write_all", full)
+    graph = graph_in(tmp_path, *tasks, after=[])
+    with pytest.raises(type(error)):
+        run(graph)
+    assert all(map(is_over, pids))
+    why = (
+        "it was interrupted"
+        if isinstance(error, KeyboardInterrupt)
+        else "the runner failed: .*a.log"
+    )
+    for name in "ab":
+        record = read(folder_of(graph), name)
+        assert record.state == "stopped"
+        assert re.match(why, record.reason)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_error_while_outputs_are_looked_at_ends_the_run(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(folder: Path, paths: object) -> dict[str, str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "stamps", interrupted)
+    graph = graph_in(tmp_path, shell("a", "true", time_limit_s=[None, 100][number]))
+    with pytest.raises(KeyboardInterrupt):
+        run(graph)
+    assert state_of(folder_of(graph), "a", read(folder_of(graph), "a")) == "interrupted"
+
+
+def test_a_task_that_cannot_be_started_again_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    task = shell("a", "rm -r ../work; exit 3", exec_path="work", retries=1, time_limit_s=100)
+    with pytest.raises(FlowError, match="task a failed: .*No such file or directory.*work"):
+        run(graph_in(tmp_path, task))
+    assert "work" in read(tmp_path / ".fastload-flow" / "g", "a").reason
+
+
+def test_a_run_that_took_too_long_is_tried_again(tmp_path: Path) -> None:
+    text = "echo try >> notes; test $(wc -l < notes) = 2 || exec sleep 1000"
+    task = shell("a", text, retries=1, time_limit_s=1.0)
+    assert run(graph_in(tmp_path, task)).states == {"a": "done"}
+    assert notes(tmp_path) == ["try"] * 2
+
+
+def test_output_is_printed_byte_for_byte(tmp_path: Path) -> None:
+    (tmp_path / "pipe.toml").write_text(r"""
+[[task]]
+name = "a"
+command = ["printf", 'caf\303\251 \377']
+""")
+    ended = subprocess.run(
+        [sys.executable, "-m", "fastload", "flow", "run", tmp_path / "pipe.toml"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert ended.stdout == b"caf\303\251 \377"
+
+
+def test_output_is_text_if_standard_output_takes_text_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_PIECE_BYTES", 1)  # a letter is two of them
+    monkeypatch.setattr(sys, "stdout", StringIO())
+    graph_in(tmp_path, shell("a", r"printf 'caf\303\251'")).execute()
+    assert isinstance(sys.stdout, StringIO)
+    assert sys.stdout.getvalue() == "caf\u00e9"
+
+
+def test_a_reader_that_is_gone_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pipe.toml").write_text(
+        '[[task]]\nname = "a"\ncommand = ["sh", "-c", "cat fifo; echo more; sleep 1000"]\n'
+    )
+    os.mkfifo(tmp_path / "fifo")
+    with subprocess.Popen(
+        [sys.executable, "-m", "fastload", "flow", "run", tmp_path / "pipe.toml"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        (tmp_path / "fifo").write_text("one\n")
+        assert process.stderr is not None
+        errors = process.stderr.read()
+        assert process.wait(WAIT_S) == 1
+    assert "a: stopped, no program reads its output any more" in errors
 
 
 def test_a_time_limit_ends_all_processes_of_a_task(
@@ -344,5 +515,6 @@ def test_without_an_mpiexec_an_mpi_task_says_so(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert shutil.which("mpiexec") is None
-    with pytest.raises(FlowError, match="no mpiexec on the PATH to start 4 ranks"):
+    (tmp_path / "a.py").touch()
+    with pytest.raises(FlowError, match="^graph g: task a cannot run: there is no mpiexec"):
         run(graph_in(tmp_path, MPITask("a", script="a.py")))

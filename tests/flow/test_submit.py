@@ -60,6 +60,7 @@ name = "right"
 command = ["sh", "-c", "echo right >> notes"]
 after = ["get"]
 walltime = "0:10:00"
+cores = 3
 directives = ["-A PROJECT"]
 [[task]]
 name = "join"
@@ -151,12 +152,34 @@ def test_each_task_asks_for_its_own_resources(file: Path) -> None:
     right, join = result.output.split("# qsub")[3:]
     assert "#PBS -l walltime=0:10:00" in right
     assert "#PBS -A PROJECT" in right
+    assert "#PBS -l select=1:ncpus=3:mpiprocs=1" in right
     assert "-W depend=afterok:ID-OF-left:ID-OF-right" in join
     assert "#PBS -l select=2:ncpus=4:mpiprocs=4" in join
     assert not (file.parent.parent / "jobs").exists()
     slurm = flow("submit", file, "--slurm", "--dry-run").output
     assert "#SBATCH --ntasks=8" in slurm
     assert "#SBATCH --ntasks-per-node=4" in slurm
+    assert "#SBATCH --cpus-per-task=3" in slurm
+    # The folder of the graph has a space, which the schedulers take each in a way of its own.
+    assert "#SBATCH --output=.fastload-flow/pipe/jobs/join.log\n" in slurm
+    assert "#PBS -o .fastload-flow/pipe/jobs/join.log\n" in join
+
+
+def test_a_task_may_have_any_name(file: Path) -> None:
+    file.write_text('[[task]]\nname = "jobs"\ncommand = "true"\n')
+    assert flow("submit", file, "--pbs").exit_code == 0
+    assert flow("run", file).exit_code == 0
+    assert flow("status", file).output == "jobs: job 1.server ended, exit code 0; last run: done\n"
+    assert flow("submit", file, "--pbs", "--resume").output == "jobs: fresh\n"
+
+
+def test_a_launcher_may_be_on_compute_nodes_alone(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(FILE.replace('launcher = "none"', "").replace('"pytorch"', '"mpi"'))
+    monkeypatch.setenv("PATH", str(file.parent.parent / "bin"))
+    assert flow("submit", file, "--pbs", "--dry-run").exit_code == 0
+    assert "task join cannot run: there is no mpiexec" in flow("run", file, "--dry-run").output
 
 
 def test_a_refused_job_cancels_those_before_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

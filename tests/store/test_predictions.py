@@ -10,14 +10,15 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import chain, count
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed import HashStore
 from torch.utils.data import Dataset, TensorDataset
 
 from fastload import store
@@ -89,6 +90,7 @@ class Together:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
         self.calls: dict[int, dict[int, Any]] = defaultdict(dict)
+        self.store = HashStore()
 
     def control(self, rank: Rank) -> Any:
         return _Control(self, rank)
@@ -120,7 +122,7 @@ def on_ranks(
     @contextmanager
     def meet(rank: Rank) -> Iterator[Ranks]:
         try:
-            yield Ranks(together.control(rank))
+            yield Ranks(together.control(rank), together.store)
         except Exception:
             raise  # all ranks know of it
         except BaseException:
@@ -328,31 +330,43 @@ def test_the_bytes_are_the_same_on_any_number_of_ranks(
         assert not (tmp_path / ".unsealed" / str(size)).exists()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
-@pytest.mark.parametrize("parts", [0, 1, 2, 5, 64, 100])
-def test_each_part_is_given_to_one_rank_and_shares_differ_by_one(size: int, parts: int) -> None:
-    shares = [
-        list(Ranks(Together(size).control(Rank(k, size, k, size, "none"))).parts(range(parts)))
-        for k in range(size)
-    ]
-    assert joined(shares) == list(range(parts))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("parts", [0, 1, 7])
+def test_each_part_is_given_to_one_rank_and_a_slow_rank_gets_fewer(size: int, parts: int) -> None:
+    shares: list[list[int]] = [[] for _ in range(size)]
+    with ExitStack() as stack:
+        together = Together(size)
+        given = [
+            stack.enter_context(
+                Ranks(together.control(Rank(k, size, k, size, "none")), together.store).leased(
+                    range(parts), "a name"
+                )
+            )
+            for k in range(size)
+        ]
+        iterators = [iter(one) for one in given]
+        for rank in [*range(1, size), 0] * parts:  # rank 0 asks last, and only once
+            if not (rank == 0 < size - 1 and shares[0]):
+                for part in islice(iterators[rank], 1):
+                    shares[rank].append(part)
+                    given[rank].made()
+    assert sorted(joined(shares)) == list(range(parts))
+    assert size == 1 or len(shares[0]) <= 1
 
 
 @pytest.mark.parametrize("again_on", [1, 2, 4])
 def test_a_restart_on_any_number_of_ranks_makes_only_what_is_missing(
     again_on: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 of 3 fails at sample 17, in the third of eight parts of five: 0 and 1 are rank 0's, 2 to 4 are its own."""
+    """The rank that has sample 17, in the fourth of eight parts of five, fails."""
     path = tmp_path / "set"
-    results, seen = predict_on(
-        3, path, monkeypatch, lambda rank: Net(fails_at=17 if rank == 1 else -1)
-    )
+    results, seen = predict_on(3, path, monkeypatch, lambda _: Net(fails_at=17))
+    [failed] = [rank for rank, error in enumerate(results) if error.__cause__ is not None]
     for error in results:
         assert isinstance(error, PrepareError)
-        assert str(error).startswith("rank 1 of 3 failed (LookupError: no answer for 17). Complete")
-    assert isinstance(results[1].__cause__, LookupError)
-    assert results[0].__cause__ is results[2].__cause__ is None
+        reason = f"rank {failed} of 3 failed (LookupError: no answer for 17). Complete"
+        assert str(error).startswith(reason)
+    assert isinstance(results[failed].__cause__, LookupError)
     assert not path.exists()
     notes = list((tmp_path / ".unsealed" / "set").glob("*.json"))
     made = sorted({index // 5 for index in joined(seen)} - {3, 17 // 5})
@@ -400,12 +414,10 @@ def test_a_rank_that_ends_without_a_word_ends_the_others(
 ) -> None:
     """As one that is killed, whose connections break: here by an exception that nothing catches."""
     path = tmp_path / "set"
-    results, _ = predict_on(
-        2, path, monkeypatch, lambda rank: Net(fails_at=39 * rank - 1 + rank, error=SystemExit)
-    )
-    assert isinstance(results[1], SystemExit)
-    assert isinstance(results[0], PrepareError)
-    assert "another rank has ended, or was killed" in str(results[0])
+    results, _ = predict_on(2, path, monkeypatch, lambda _: Net(fails_at=39, error=SystemExit))
+    [ended] = [rank for rank, error in enumerate(results) if isinstance(error, SystemExit)]
+    assert isinstance(results[1 - ended], PrepareError)
+    assert "another rank has ended, or was killed" in str(results[1 - ended])
     results, again = predict_on(2, path, monkeypatch)
     assert torch.equal(values(results[0]), expected())
     assert sorted(joined(again)) == list(range(35, 40))

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import fastload
-from fastload.stream import Folder, FolderSink, Message
+from fastload.stream import Folder, FolderSink, Message, folder
 from tests.promises.reading import wait_until
 
 
@@ -107,6 +108,103 @@ def test_a_file_that_was_written_again_before_its_answer_is_a_message_again(tmp_
     assert (tmp_path / "done" / "a").read_text() == "newer"
 
 
+def replaced(path: Path, text: str) -> None:
+    """Write a file as a producer does."""
+    hidden = path.with_name("." + path.name)
+    hidden.write_text(text)
+    os.rename(hidden, path)
+
+
+@pytest.mark.parametrize("newest", ["2", "3"])
+def test_a_file_that_is_exchanged_between_the_look_and_the_move_is_a_message_again(
+    tmp_path: Path, newest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("1")
+    reader = Reader(Folder(tmp_path))
+    reader.wait("a")
+    look = folder._as_it_is
+
+    def exchanged(path: Path) -> Any:
+        found = look(path)
+        if threading.current_thread() is threading.main_thread():
+            if path == tmp_path / "a":
+                replaced(path, "2")
+            elif newest == "3":
+                replaced(tmp_path / "a", "3")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "_as_it_is", exchanged)
+        reader.source.acknowledge(reader.messages[:1])
+    wait_until(lambda: reader.names == ["a", "a"], "the new file is read")
+    assert (tmp_path / "a").read_text() == newest
+    assert os.listdir(tmp_path / "done") == []
+    reader.source.acknowledge(reader.messages[1:])
+    reader.end()
+    assert (tmp_path / "done" / "a").read_text() == newest
+
+
+def test_a_file_that_comes_just_after_the_move_is_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("1")
+    reader = Reader(Folder(tmp_path))
+    reader.wait("a")
+    look = folder._as_it_is
+
+    def then_another(path: Path) -> Any:
+        found = look(path)
+        if path == tmp_path / "done" / "a":
+            replaced(tmp_path / "a", "2")
+            (tmp_path / "b").touch()
+            reader.wait("b")  # so the reader has seen the event of the new "a" and dropped it
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "_as_it_is", then_another)
+        reader.source.acknowledge(reader.messages[:1])
+    wait_until(lambda: reader.names.count("a") == 2, "the new file is read")
+    reader.end()
+
+
+def test_links_that_are_renamed_into_place_are_messages(tmp_path: Path) -> None:
+    watched, other = tmp_path / "in", tmp_path / "other"
+    watched.mkdir()
+    other.write_text("x")
+    reader = Reader(Folder(watched))
+    os.link(other, watched / ".hard")
+    os.symlink(other, watched / ".soft")
+    for name in ("hard", "soft"):
+        os.rename(watched / f".{name}", watched / name)
+    reader.wait("hard", "soft")
+    reader.source.acknowledge(reader.messages)
+    reader.end()
+    assert sorted(os.listdir(watched / "done")) == ["hard", "soft"]
+    assert other.exists()
+
+
+def test_a_file_that_failed_is_moved_to_another_folder(tmp_path: Path) -> None:
+    for name, text in [("a", "1"), ("b", "no"), ("c", "3")]:
+        (tmp_path / name).write_text(text)
+
+    def on_failed(message: Message, error: Exception) -> None:
+        assert message.value.read_text() == "no", "it is moved afterwards"
+
+    answers = fastload.predict(
+        lambda x: x,
+        Folder(tmp_path, failed="wrong"),
+        decode=lambda path: torch.tensor(float(path.read_text())),
+        on_failed=on_failed,
+        num_workers=1,
+    )
+    for key, _ in answers:
+        if key == "c":
+            answers.stop()
+    assert sorted(os.listdir(tmp_path / "done")) == ["a", "c"]
+    assert os.listdir(tmp_path / "wrong") == ["b"]
+    assert sorted(os.listdir(tmp_path)) == ["done", "wrong"]
+
+
 def test_a_file_that_is_gone_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")
     reader = Reader(Folder(tmp_path))
@@ -136,6 +234,36 @@ def test_a_sink_has_a_whole_file_for_each_key(tmp_path: Path) -> None:
     sink.close()
     assert sorted(os.listdir(tmp_path)) == ["a b.jpg.json", "topic%2F0%2F17.json"]
     assert json.loads((tmp_path / "a b.jpg.json").read_text()) == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("é あ", "é あ.json"),
+        (os.fsdecode(b"caf\xe9"), "caf%E9.json"),
+        ("\x7f%", "%7F%25.json"),
+        (7, "7.json"),
+        ("x" * 240, "x" * 240 + ".json"),
+    ],
+)
+def test_an_answers_file_is_named_by_its_key(tmp_path: Path, key: str | int, name: str) -> None:
+    FolderSink(tmp_path).write([(Message(key, b""), 1)])
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("char", ["x", "あ", "%"])
+def test_any_name_of_a_file_can_be_a_key(tmp_path: Path, char: str) -> None:
+    """Long names end with a hash, so they stay different."""
+    longest = 255 // len(char.encode())
+    keys = [char * longest, char * (longest - 1) + "y"]
+    FolderSink(tmp_path).write([(Message(key, b""), key) for key in keys])
+    assert sorted(json.loads(path.read_text()) for path in tmp_path.iterdir()) == sorted(keys)
+
+
+def test_an_answer_that_json_cannot_have_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="the answer of message 'k' cannot be written"):
+        FolderSink(tmp_path).write([(Message("k", b""), {"a": b"bytes"})])
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_thousand_files_are_each_answered_once(tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
-"""Promise: lines of JSON are messages, whatever the chunks they come in; what is no JSON is poison and ends nothing."""
+"""Promise: lines of JSON are messages, whatever the chunks they come in; what is no JSON is poison and ends nothing.
+
+An open file is read and written as Python has left it. A sink destroys no file that it did not write.
+"""
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -14,6 +18,7 @@ import pytest
 import torch
 
 import fastload
+from fastload.errors import StreamError
 from fastload.stream import JSONLines, JSONLinesSink, Message, Poison, SideList, json_lines
 from tests.promises.reading import wait_until
 
@@ -36,11 +41,11 @@ def test_keys_are_those_of_the_objects(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('{"id": 7}\n{"id": "x"}\n{"other": 1}\n[1]\n')
     got = pairs(JSONLines(path, key="id"))
-    assert got[:2] == [("7", {"id": 7}), ("x", {"id": "x"})]
+    assert got[:2] == [(7, {"id": 7}), ("x", {"id": "x"})]
     assert got[2:] == [("line 3", '{"other": 1}'), ("line 4", "[1]")], "poison, with its text"
 
 
-@pytest.mark.parametrize("line", [b"{", b"nul", b"\xff\xfe", b"1 2", b'{"a": }'])
+@pytest.mark.parametrize("line", [b"{", b"nul", b"\xff\xfe", b"1 2", b'{"a": }', b"[" * 100_000])
 def test_a_line_that_is_no_json_is_poison_and_the_next_is_read(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"1\n" + line + b"\n3\n")
@@ -127,9 +132,100 @@ def test_a_line_whose_rest_does_not_come_is_poison_after_stop(
     assert half.value.text == '{"a":'
 
 
-def test_a_file_without_a_descriptor_is_refused() -> None:
+def test_stop_ends_a_file_at_its_next_line(tmp_path: Path) -> None:
+    """The rest of a chunk, half a line at its end included, is not read."""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(f"{k}\n" for k in range(100_000)))
+    batch_size = 4
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        answers.stop()
+        return x
+
+    answers = fastload.predict(model, JSONLines(path), decode=torch.tensor, batch_size=batch_size)
+    assert 1 <= len(list(answers)) <= 5 * batch_size + 1
+
+
+def test_stop_answers_of_a_pipe_what_was_read_and_that_is_little() -> None:
+    reading, writing = os.pipe()
+    sent = b"".join(b"%d\n" % k for k in range(10_000))
+    os.write(writing, sent)
+    with os.fdopen(reading, "rb", buffering=0) as pipe:
+        source = JSONLines(pipe)
+        messages = iter(source)
+        got = [next(messages).value]
+        source.stop()
+        got += [message.value for message in messages]
+        source.close()
+        assert got == [*range(len(got))]
+        assert len(got) < 1200
+        assert b"".join(b"%d\n" % k for k in got) + pipe.read(2**17) == sent, "none is lost"
+    os.close(writing)
+
+
+def test_a_long_line_of_a_pipe_is_read_in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda *given: (calls.append(1), read(*given))[1])
+    reading, writing = os.pipe()
+    os.write(writing, b"9" * 60_000 + b"\n")
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe, closing(JSONLines(pipe)) as source:
+        (message,) = source
+    assert isinstance(message.value, Poison), "Python converts no number that long"
+    assert len(calls) < 8
+
+
+@pytest.mark.parametrize("key", ["null", "true", "[1]", "NaN", '"\\ud800"'])
+def test_a_key_is_text_or_a_number(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "in.jsonl"
+    line = f'{{"id": {key}}}'
+    path.write_text(line + '\n{"id": 0}\n{"id": "0"}\n{"id": 1.5}\n')
+    (first, wrong), *others = pairs(JSONLines(path, key="id"))
+    assert (first, wrong) == ("line 1", line), "poison, with its text"
+    assert [one for one, _ in others] == [0, "0", 1.5]
+
+
+def test_open_files_may_be_closed_and_forgotten(tmp_path: Path) -> None:
+    """Their descriptors become those of other files."""
+    (tmp_path / "in.jsonl").write_text("1\n2\n")
+    with open(tmp_path / "in.jsonl") as into, open(tmp_path / "out.jsonl", "a") as out:
+        source, sink = JSONLines(into), JSONLinesSink(out)
+    with open(tmp_path / "other", "w+"), open(tmp_path / "another", "w+"):
+        fastload.predict(lambda x: x, source, decode=torch.tensor).write_to(sink)
+    sink.close()
+    assert (tmp_path / "out.jsonl").read_text().count("\n") == 2
+    assert (tmp_path / "other").read_text() == (tmp_path / "another").read_text() == ""
+
+
+@pytest.mark.parametrize("mode", ["r", "rb"])
+def test_an_open_file_is_read_from_its_position(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "in.jsonl").write_text("a header with é\n1\n2\n")
+    with open(tmp_path / "in.jsonl", mode) as file:
+        file.readline()
+        assert [value for _, value in pairs(JSONLines(file))] == [1, 2]
+
+
+def test_what_python_has_still_to_write_comes_first(tmp_path: Path) -> None:
+    with open(tmp_path / "out.jsonl", "w") as file:
+        file.write('{"of": "the caller"}\n')
+        with closing(JSONLinesSink(file)) as sink:
+            sink.write([(Message("k", 0), 1)])
+    assert [*map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())] == [
+        {"of": "the caller"},
+        {"key": "k", "answer": 1},
+    ]
+
+
+def test_a_file_that_is_not_read_as_it_is_is_refused(tmp_path: Path) -> None:
     with pytest.raises(io.UnsupportedOperation):
         JSONLines(io.StringIO("1\n"))
+    for mode in ("wb", "rb"):
+        with (
+            gzip.open(tmp_path / "in.gz", mode) as file,
+            pytest.raises(TypeError, match="GzipFile"),
+        ):
+            (JSONLinesSink if mode == "wb" else JSONLines)(file)
 
 
 def test_answers_are_appended_and_half_a_line_is_cut_off(tmp_path: Path) -> None:
@@ -145,12 +241,46 @@ def test_answers_are_appended_and_half_a_line_is_cut_off(tmp_path: Path) -> None
     ]
 
 
-@pytest.mark.parametrize("text", ["", "half", "x" * 600_000, "whole\n", "whole\n" + "x" * 600_000])
-def test_any_half_line_is_cut_off(tmp_path: Path, text: str) -> None:
+HALF = '{"key": "a", "answer": 1'
+
+
+@pytest.mark.parametrize("half", ["", "{", HALF, HALF + "0" * 600_000])
+@pytest.mark.parametrize("whole", ["", HALF + "}\n"])
+def test_any_half_line_is_cut_off(tmp_path: Path, whole: str, half: str) -> None:
     path = tmp_path / "out.jsonl"
-    path.write_text(text)
+    path.write_text(whole + half)
     JSONLinesSink(path).close()
-    assert path.read_text() == text[: text.rfind("\n") + 1]
+    assert path.read_text() == whole
+
+
+def test_a_whole_line_without_its_end_stays(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text(HALF + "}")
+    sink = JSONLinesSink(path)
+    sink.write([(Message(7, 0), 2)])
+    sink.close()
+    assert path.read_text() == HALF + '}\n{"key": 7, "answer": 2}\n', "and keys keep their type"
+
+
+@pytest.mark.parametrize("text", ["my notes", "a,b\n1,2", '{\n  "all": 1\n }x'])
+@pytest.mark.parametrize("kind", [JSONLinesSink, SideList])
+def test_a_file_of_another_kind_is_refused_and_stays(tmp_path: Path, text: str, kind: Any) -> None:
+    path = tmp_path / "notes"
+    path.write_text(text)
+    with pytest.raises(StreamError, match="notes has no JSON lines: it ends with"):
+        kind(path)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("answer", [b"bytes", {1, 2}, object()])
+def test_an_answer_that_json_cannot_have_is_an_error_with_its_key(
+    tmp_path: Path, answer: Any
+) -> None:
+    with closing(JSONLinesSink(tmp_path / "out.jsonl")) as sink:
+        with pytest.raises(TypeError, match="the answer of message 'k' cannot be written"):
+            sink.write([(Message("k", 0), [answer])])
+        sink.write([(Message("k", 0), float("nan"))])
+    assert (tmp_path / "out.jsonl").read_text() == '{"key": "k", "answer": NaN}\n'
 
 
 def test_the_side_list_has_key_error_and_value(tmp_path: Path) -> None:

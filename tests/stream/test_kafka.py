@@ -134,6 +134,45 @@ def test_poison_is_acknowledged_after_it_went_aside(servers: str) -> None:
     assert committed(servers, "in", "g", 0) == 3
 
 
+def test_no_more_is_read_than_the_loop_takes(servers: str) -> None:
+    """A reader that waits with many messages polls too seldom, and the brokers would call it dead."""
+    produce(servers, "in", [str(k) for k in range(50)], partition=0)
+    source = Kafka("in", group="g", servers=servers, config=SOON)
+    messages = iter(source)
+    for k in range(3):
+        assert next(messages).value == str(k).encode()
+        [place] = source._consumer.position([TopicPartition("in", 0)])
+        assert place.offset == k + 1
+    source.stop()
+    assert list(messages) == []
+    source.close()
+
+
+def test_keys_may_be_the_messages_own_and_decode_may_see_headers(servers: str) -> None:
+    producer = Producer({"bootstrap.servers": servers})
+    for key in (b"a", None, b"\xff"):
+        producer.produce("in", b"1", key, partition=0, headers={"h": b"x"})
+    producer.flush()
+    source = Kafka("in", group="g", servers=servers, key="message", value="message", config=SOON)
+    got = read(source, 3)
+    source.acknowledge(got)
+    source.close()
+    assert [message.key for message in got] == ["a", "in/0/1", "\udcff"]
+    assert got[0].value.headers() == [("h", b"x")]
+    assert committed(servers, "in", "g", 0) == 3
+    sink = KafkaSink("out", servers=servers)
+    sink.write([(message, 1) for message in [*got, Message(7, b"")]])
+    sink.close()
+    keys = {one.key() for one in consume(servers, "out", 4)}
+    assert keys == {b"a", b"in/0/1", b"\xff", b"7"}, "as they were"
+
+
+def test_arguments_are_checked() -> None:
+    for wrong in ({"key": "own"}, {"value": "text"}):
+        with pytest.raises(ValueError, match="expected key="):
+            Kafka("in", group="g", servers="unused", **wrong)  # type: ignore[arg-type]
+
+
 def test_no_broker_is_an_error_that_names_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastload.stream.kafka._CONNECT_S", 1.0)
     with pytest.raises(StreamError, match=r"no Kafka broker at 127\.0\.0\.1:1 .*servers="):

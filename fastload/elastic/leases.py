@@ -1,0 +1,191 @@
+"""`Leases`: the shards of each epoch, leased, acknowledged and taken over in a store that all workers share."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Sized
+from dataclasses import asdict, replace
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from fastload.elastic.epoch import Epoch, Joined, LeasesState, Terms
+from fastload.elastic.stores import Connection, find_store
+from fastload.elastic.watch import Watch
+from fastload.errors import FastloadError, StateError, StoreLostError
+from fastload.sampler import integer
+
+
+class Leases:
+    """Shards of an epoch for workers that come and go. No worker waits for another before the end of the epoch.
+
+    An epoch's order is cut into shards of `shard` positions. A worker leases a shard, trains it, and acknowledges it.
+    If a worker gives no sign of life for `lease_s`, others lease its shards. Each shard is read at least once and
+    acknowledged exactly once. An epoch ends, for all workers, once all of its shards are acknowledged.
+
+    Args:
+        length: number of samples, or anything with `len()`.
+        shard: samples in a shard. A worker holds the shard that it trains, and the next ones that its loader has
+            prefetched. A multiple of the batch size gives full batches.
+        store: a `torch.distributed.Store` that all workers share, such as `FileStore(path)` or `TCPStore`. None:
+            torchrun's, else that of the process group, else one in this process. A run needs a store, or a `name`, that
+            no run has used before.
+        lease_s: seconds without a sign of life after which a worker is taken for dead. A worker gives eight signs in
+            this time, on a thread of its own.
+        max_tries: how many workers may fail at a shard before it raises `ShardError` on all workers.
+        on_lost: what this worker does if it was taken for dead, and a shard that it has trained was leased by another:
+            "raise" `LeaseLostError`, or "warn". Such a shard counts for the other worker alone.
+        name: tells several leases in one store apart.
+
+    Two threads and two connections to the store, for each `Leases` of a process, from the first lease to `close()`. A
+    shard costs four requests of 20 to 40 us each.
+
+    Raises what the store raises, `StoreLostError` if it is gone.
+    """
+
+    def __init__(
+        self,
+        length: int | Sized,
+        *,
+        shard: int = 512,
+        store: Store | None = None,
+        lease_s: float = 30.0,
+        max_tries: int = 3,
+        on_lost: Literal["raise", "warn"] = "raise",
+        name: str = "leases",
+    ) -> None:
+        count = len(length) if isinstance(length, Sized) else integer("length", length)
+        shard = integer("shard", shard)
+        if count < 0 or shard < 1:
+            raise ValueError(
+                f"length must be 0 or more and shard 1 or more, got {count} and {shard}"
+            )
+        if lease_s <= 0 or max_tries < 1:
+            raise ValueError(
+                f"lease_s must be positive and max_tries 1 or more, got {lease_s} and {max_tries}"
+            )
+        if on_lost not in ("raise", "warn"):
+            raise ValueError(f'on_lost must be "raise" or "warn", got {on_lost!r}')
+        self.terms = Terms(count, shard, lease_s, max_tries, on_lost)
+        self.name = name
+        self._store = store
+        self._joined: Joined | None = None
+        self._epoch: Epoch | None = None
+        self._state = LeasesState(length=count, shard=shard)  # that was loaded
+
+    def __len__(self) -> int:
+        """The number of shards in an epoch."""
+        return len(self.terms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close(failed=isinstance(exc, Exception) and not isinstance(exc, FastloadError))
+
+    def shards(self, epoch: int = 0) -> Iterator[range]:
+        """Yield the positions of one shard after another. A shard is acknowledged when the next one is asked for.
+
+        This is for work without a loader, such as the parts of a set. It ends once all shards of the epoch are
+        acknowledged.
+        """
+        begun = self.begin(epoch)
+        while (lease := begun.wait_for_lease()) is not None:
+            yield lease.rows
+            begun.trained(lease)
+
+    def begin(self, number: int, *, order: str = "") -> Epoch:
+        """Begin an epoch, and give back what this worker holds of another. `LeaseSampler` calls this.
+
+        Args:
+            order: describes the order of the samples. Raises ValueError if another worker has another.
+        """
+        joined = self._join()
+        if self._epoch is not None:
+            self._epoch.give_back()
+        joined.connection.agree("order", order)
+        self._epoch = Epoch(self.terms, joined, number, order)
+        if number < self._state.epoch:
+            self._epoch.restore(replace(self._state, done=[[0, len(self)]], partial={}))
+        elif number == self._state.epoch and (self._state.done or self._state.partial):
+            self._state.check(self._epoch.state(), "order")
+            self._epoch.restore(self._state)
+        return self._epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which shards of the epoch are done, as JSON values. Save it with the model.
+
+        A batch that the loop has received counts as trained: of a shard that this worker has half trained, a resumed
+        run reads the other half. A shard that another worker holds is read again as a whole.
+        """
+        self._forget_parent()
+        return asdict(self._state if self._epoch is None else self._epoch.state())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state: epochs before its own are over, and that begins with the shards that are not done.
+
+        Each worker calls this, before its first epoch.
+
+        Raises StateError if the state is of a dataset of another length, or of shards of another size.
+        """
+        self._forget_parent()
+        if self._epoch is not None:
+            raise StateError(
+                "epoch: these leases have begun one, and their store may count shards as done that the state does not. "
+                "Make new Leases, with a store or a name= that no run has used, and load the state before the first "
+                "epoch"
+            )
+        try:
+            loaded = LeasesState(**state)
+        except TypeError as error:
+            raise StateError(
+                f"this is not the state of leases: {state!r:.100}. Pass what state_dict() returned"
+            ) from error
+        loaded.check(
+            LeasesState(length=self.terms.length, shard=self.terms.shard),
+            "version",
+            "length",
+            "shard",
+        )
+        self._state = loaded
+
+    def close(self, *, failed: bool = False) -> None:
+        """Give back the shards that this worker holds, and end its threads. Any number of calls.
+
+        Args:
+            failed: these leases count as tries; see `max_tries`.
+        """
+        self._forget_parent()
+        joined, self._joined = self._joined, None
+        if joined is None:
+            return
+        try:
+            if self._epoch is not None:
+                self._epoch.give_back(failed=failed)
+        except StoreLostError:
+            pass  # there is nobody to give them back to
+        finally:
+            joined.watch.close()
+
+    def _forget_parent(self) -> None:
+        """Forget, in a fork, what the parent holds, and its connections, which it goes on using."""
+        if self._joined is not None and self._joined.pid != os.getpid():
+            self._joined = self._epoch = None
+
+    def _join(self) -> Joined:
+        self._forget_parent()
+        if self._joined is not None:
+            return self._joined
+        if self._store is None:
+            self._store = find_store()
+        connection = Connection(PrefixStore(f"fastload/{self.name}", self._store))
+        connection.agree("arguments", self.terms.shared())
+        worker = connection.add("workers", 1)
+        watch = Watch(connection, worker, self.terms.lease_s)
+        weakref.finalize(self, watch.close).atexit = False
+        self._joined = Joined(connection, watch, worker, os.getpid())
+        return self._joined

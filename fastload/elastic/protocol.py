@@ -1,0 +1,69 @@
+"""What is known of a shard, and who may change it how. Pure: a store keeps the texts, this decides.
+
+A shard is free, leased, done or failed. Each change is one compare-and-set from the text that was read, so of two
+workers that want the same change one succeeds. Nothing leaves `done` or `failed`, so a shard is acknowledged once.
+
+    free ------> leased ------> done
+     ^              |             by the worker that holds it
+     +--------------+             it gave the shard back, or another takes it over since the worker died
+                    |
+                    +---------> failed
+                                  it was leased too often
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Status = Literal["free", "leased", "done", "failed"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What the store says of a shard.
+
+    Attributes:
+        worker: the number of the worker that leased it last; 0 if none did.
+        tries: how many leases of it began, without those that were given back in good order.
+        begin: the first of its rows to be read; those before it had been trained when a state was saved.
+    """
+
+    status: Status = "free"
+    worker: int = 0
+    tries: int = 0
+    begin: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Return what `str()` of a shard gave; a free shard for the empty text."""
+        if not text:
+            return cls()
+        status, worker, tries, begin = text.split()
+        return cls(status, int(worker), int(tries), int(begin))  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        if self == Shard():
+            return ""
+        return f"{self.status} {self.worker} {self.tries} {self.begin}"
+
+    def leased_by(
+        self, worker: int, is_dead: Callable[[int], bool], *, max_tries: int
+    ) -> Shard | None:
+        """Return the shard as `worker` leases it, or as failed, or None if it cannot be leased now."""
+        if self.status == "leased" and not is_dead(self.worker):
+            return None
+        if self.status in ("done", "failed"):
+            return None
+        if self.tries >= max_tries:
+            return replace(self, status="failed")
+        return Shard("leased", worker, self.tries + 1, self.begin)
+
+    def acknowledged(self) -> Shard:
+        """Return a leased shard as done."""
+        return replace(self, status="done")
+
+    def given_back(self, *, failed: bool) -> Shard:
+        """Return a leased shard as free. The lease counts as a try if it `failed`."""
+        return replace(self, status="free", tries=self.tries if failed else self.tries - 1)

@@ -1,0 +1,136 @@
+"""A connection to a `torch.distributed.Store`: compare-and-set, events, and one error if the store is gone."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from fastload.errors import StoreLostError
+from fastload.torch_private import default_store
+
+T = TypeVar("T")
+
+_RETRY_S = (0.2, 1.0)
+_RECONNECT = timedelta(seconds=3)  # torch would try for 300 s to reach a store that has gone
+_FOREVER = timedelta(days=30)
+
+
+def find_store() -> Store:
+    """Return torchrun's store, or that of the process group, or, if there is neither, one in this process."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store: Store = TCPStore(host, port, is_master=False)
+        # The agent keeps its store when it restarts the workers. The new ones begin anew, from a checkpoint.
+        run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+        return PrefixStore(f"{run}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    if dist.is_available() and dist.is_initialized():
+        found: Store = default_store()
+        return found
+    if os.environ.get("WORLD_SIZE", "1") not in ("0", "1"):
+        warnings.warn(
+            f"fastload: WORLD_SIZE is {os.environ['WORLD_SIZE']} in the environment, and these leases have no store "
+            "that other processes share: each process reads all samples. Give Leases store=, start the processes by "
+            "torchrun, or call torch.distributed.init_process_group() first",
+            stacklevel=4,
+        )
+    return HashStore()
+
+
+class Connection:
+    """A connection of its own to a store.
+
+    A blocked `wait` keeps a connection busy. So a thread that waits has another one than those that ask.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store: Store = store.clone()
+        inner = self._store
+        while isinstance(inner, PrefixStore):
+            inner = inner.underlying_store
+        if isinstance(inner, TCPStore):  # others share the time-out with the store of the user
+            inner.set_timeout(_RECONNECT)
+
+    def cloned(self) -> Connection:
+        """Return another connection to the same store."""
+        return Connection(self._store)
+
+    def read(self, key: str) -> str:
+        """Return the text of a key, "" if it is absent, without waiting for it. No counter may have this key."""
+        return self.compare_set(key, "", "")
+
+    def read_all(self, keys: Sequence[str]) -> list[str]:
+        """Return the texts of many keys, in few requests if all are there."""
+        if self._asked(lambda store: store.check(list(keys))):
+            return [
+                value.decode() for value in self._asked(lambda store: store.multi_get(list(keys)))
+            ]
+        return [self.read(key) for key in keys]
+
+    def compare_set(self, key: str, expected: str, desired: str) -> str:
+        """Set a key to `desired` if it has `expected` ("": or is absent). Return what it has then.
+
+        Tried again after a broken connection. So `desired` must be a text that no other worker sets here.
+        """
+        return self._asked(lambda store: store.compare_set(key, expected, desired)).decode()
+
+    def agree(self, what: str, ours: str) -> None:
+        """Raise ValueError if another worker has said otherwise."""
+        theirs = self.compare_set(f"about/{what}", "", ours)
+        if theirs != ours:
+            raise ValueError(
+                f"these leases have {what} {ours!r}, and those of another worker, in the same store, {theirs!r}. Give "
+                "all workers the same arguments, and other leases another name="
+            )
+
+    def set(self, key: str, text: str) -> None:
+        """Set a key."""
+        self._asked(lambda store: store.set(key, text))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter; return its value. If the connection breaks, it may be added twice."""
+        return self._asked(lambda store: store.add(key, amount))
+
+    def add_once(self, key: str, amount: int) -> int | None:
+        """Add to a counter; return its value, or None if the connection broke: then nothing or `amount` was added."""
+        try:
+            return self._store.add(key, amount)
+        except RuntimeError:
+            return None
+
+    def tell(self, key: str, text: str) -> bool:
+        """Set an absent key, to wake those that wait for it. Return False if another worker has set it."""
+        try:
+            return bool(self._store.compare_set(key, "", text) == text.encode())
+        except RuntimeError:  # the store is gone; those that wait learn it by themselves
+            return True
+
+    def wait(self, key: str) -> None:
+        """Return once the key is there."""
+        self._asked(lambda store: store.wait([key], _FOREVER))
+
+    def _asked(self, ask: Callable[[Store], T]) -> T:
+        """Return the answer. Raise StoreLostError if the store is gone, after some tries."""
+        for delay in _RETRY_S:
+            try:
+                return ask(self._store)
+            except RuntimeError:  # torch's errors of the store, and of files
+                time.sleep(delay)
+            try:
+                self._store = self._store.clone()
+            except RuntimeError:
+                continue
+        try:
+            return ask(self._store)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise StoreLostError(
+                f"the store of the leases does not answer ({reason}). The epoch is not at its end. Start the job again "
+                "from its last checkpoint: the process that kept the store has ended, or its file is gone"
+            ) from error

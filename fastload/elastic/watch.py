@@ -1,0 +1,151 @@
+"""The two threads of a worker: one beats and watches the beats of the others, one waits for events of the store.
+
+No clocks are compared: a worker is dead if its beat has not changed for most of `lease_s` by this worker's own clock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from itertools import count
+from time import monotonic
+
+from fastload.elastic.stores import Connection
+from fastload.errors import StoreLostError
+
+BEATS = 8
+"""Beats in the time of a lease. A worker is dead if 6 in a row are missing, so its shards are free within a lease."""
+
+_JOIN_S = 2.0
+_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+class Watch:
+    """What one worker knows of the others, and what wakes it.
+
+    Args:
+        connection: to the store.
+        worker: the number of this worker.
+        lease_s: seconds after which a worker without a beat is dead.
+
+    The condition owns all that follows it. Both threads write it; the loop's thread reads it and waits.
+    """
+
+    def __init__(self, connection: Connection, worker: int, lease_s: float) -> None:
+        self._pid = os.getpid()
+        self._connection = connection
+        self._worker = worker
+        self._beat_s = lease_s / BEATS
+        self._dead_s = lease_s * (BEATS - 2) / BEATS
+        self._closing = threading.Event()
+        self._condition = threading.Condition()
+        self._beats: dict[
+            int, tuple[str, float]
+        ] = {}  # by worker: the text, and since when it has been the same
+        self._dead: set[int] = set()
+        self._changes = 0
+        self._events = 1  # the number of the event that is waited for
+        self._told, self._beaten = count(), count()
+        self._error: StoreLostError | None = None
+        self._beat()
+        waits = connection.cloned()
+        self._threads = [
+            threading.Thread(target=self._beat_on, name=f"fastload-lease-{worker}", daemon=True),
+            threading.Thread(
+                target=self._wait_on, args=(waits,), name=f"fastload-events-{worker}", daemon=True
+            ),
+        ]
+        for thread in self._threads:
+            thread.start()
+        _watches.add(self)
+
+    @property
+    def changes(self) -> int:
+        """A number that grows whenever a shard may have become free, or an epoch has ended."""
+        with self._condition:
+            return self._changes
+
+    def is_dead(self, worker: int) -> bool:
+        """Return whether a worker gave no sign of life for most of a lease."""
+        with self._condition:
+            return worker in self._dead
+
+    def wait(self, changes: int) -> None:
+        """Return once `changes` is another number. Raise StoreLostError if the store is gone."""
+        with self._condition:
+            while self._changes == changes and self._error is None:
+                self._condition.wait()
+            if self._error is not None:
+                raise self._error
+
+    def tell(self) -> None:
+        """Wake all workers that wait, this one too."""
+        with self._condition:
+            number = self._events
+        text = f"{self._worker} {next(self._told)}"
+        while not self._connection.tell(f"event/{number}", text):
+            number += 1
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pid != os.getpid():
+            return  # a fork has no threads, and its parent goes on using the connection
+        self._closing.set()
+        self.tell()
+        for thread in self._threads:
+            if (
+                thread is not threading.current_thread()
+            ):  # a garbage collection may call this in any thread
+                thread.join(_JOIN_S)
+
+    def _beat_on(self) -> None:
+        try:
+            while not self._closing.wait(self._beat_s):
+                self._beat()
+        except StoreLostError as error:
+            self._change(error)
+
+    def _wait_on(self, connection: Connection) -> None:
+        try:
+            while not self._closing.is_set():
+                connection.wait(f"event/{self._events}")
+                with self._condition:
+                    self._events += 1
+                self._change()
+        except StoreLostError as error:
+            self._change(error)
+
+    def _change(self, error: StoreLostError | None = None) -> None:
+        with self._condition:
+            self._changes += 1
+            self._error = error or self._error
+            self._condition.notify_all()
+
+    def _beat(self) -> None:
+        """Beat, and look at the beats of the others."""
+        self._connection.set(f"beat/{self._worker}", str(next(self._beaten)))
+        others = [
+            worker
+            for worker in range(1, self._connection.add("workers", 0) + 1)
+            if worker != self._worker
+        ]
+        texts = self._connection.read_all([f"beat/{worker}" for worker in others])
+        now = monotonic()
+        for worker, text in zip(others, texts, strict=True):
+            if worker not in self._beats or self._beats[worker][0] != text:
+                self._beats[worker] = (text, now)
+        silent = {w for w, (_, since) in self._beats.items() if now - since > self._dead_s}
+        with self._condition:
+            new = silent - self._dead
+            self._dead = silent
+        if new:
+            self._change()
+
+
+@atexit.register
+def _close_all() -> None:
+    # A thread in C++ code would abort the process while the interpreter shuts down.
+    for watch in list(_watches):
+        watch.close()

@@ -1,0 +1,49 @@
+"""Whether the tasks of a graph can be started, as far as that can be known before any of them has run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Set
+from pathlib import Path
+
+from fastload.errors import FlowError, LaunchError
+from fastload.flow.graph import PipelineGraph
+
+
+def check_commands(graph: PipelineGraph, chosen: Set[str]) -> None:
+    """Raise FlowError if one of these tasks has nothing to run, no launcher, or a script that is not there.
+
+    A script may still be made by a task before it: one that has it, or a folder above it, among its outputs, or that
+    declares no outputs. A host file that is not there may be made, too.
+    """
+    makes: dict[
+        str, set[Path] | None
+    ] = {}  # what the tasks up to this one make; None: what is not declared
+    for name in graph.order():
+        task = graph.tasks[name]
+        folder = task.folder(graph.base)
+        known: set[Path] | None = set()
+        for found in (makes[one] for one in graph.after(name)):
+            known = None if known is None or found is None else known | found
+        outputs = {_path(folder, output) for output in task.outputs}
+        makes[name] = None if known is None or not outputs else known | outputs
+        if name not in chosen:
+            continue
+        try:
+            task.argv(graph.base)
+        except (FlowError, LaunchError) as error:
+            raise FlowError(f"graph {graph.name}: task {name} cannot run: {error}") from error
+        except OSError:
+            continue
+        if task.script is None or "-m" in task.command or known is None:
+            continue
+        script = _path(folder, task.script)
+        if not script.exists() and not known & {script, *script.parents}:
+            raise FlowError(
+                f"graph {graph.name}: task {name} cannot run: there is no script {script}, and no task before it makes "
+                "it: correct its path, or name it among that task's outputs"
+            )
+
+
+def _path(folder: Path, path: str) -> Path:
+    return Path(os.path.normpath(folder / path))

@@ -1,0 +1,34 @@
+"""What the process of a task reads, and what it prints."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fastload.disk import write_all
+
+
+@contextmanager
+def stdin_of(content: bytes) -> Iterator[int]:
+    """Yield a descriptor that a process reads this from."""
+    if not content:
+        yield subprocess.DEVNULL
+        return
+    with open(os.memfd_create("stdin"), "w+b", buffering=0) as file:
+        write_all(file.fileno(), "stdin", content)
+        file.seek(0)
+        yield file.fileno()
+
+
+def show(content: bytes, text: codecs.IncrementalDecoder) -> None:
+    """Print what a task printed, byte for byte unless standard output takes text alone, as in a notebook."""
+    sys.stdout.flush()
+    if (buffer := getattr(sys.stdout, "buffer", None)) is None:
+        sys.stdout.write(text.decode(content))
+    else:
+        buffer.write(content)
+    sys.stdout.flush()

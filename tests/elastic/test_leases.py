@@ -1,0 +1,757 @@
+"""Promise: workers that share a store read each shard of an epoch, and acknowledge it once, whatever happens."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.utils.data import Dataset
+
+import fastload
+from fastload.elastic import Leases, LeaseSampler
+from fastload.elastic.stores import Connection
+from fastload.elastic.watch import Watch
+from fastload.errors import LeaseLostError, ShardError, StateError
+from fastload.testing import FailingDataset
+
+LENGTH, SHARD, BATCH = (
+    1000,
+    96,
+    40,
+)  # neither divides: 11 shards, the last of 40, batches of 40, 40, 16
+DEADLINE_S = 60.0
+
+
+class Drawing(Dataset[Any]):
+    """Samples that draw from torch, NumPy and Python."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.rand(()).item(), float(np.random.rand()), random.random()
+
+
+@pytest.fixture
+def closing() -> Iterator[Callable[..., Leases]]:
+    """Make leases that are closed in the end."""
+    made: list[Leases] = []
+
+    def make(store: Store, length: int = LENGTH, shard: int = SHARD, **options: Any) -> Leases:
+        made.append(Leases(length, shard=shard, store=store, **options))
+        return made[-1]
+
+    yield make
+    for leases in made:
+        leases.close()
+    made.clear()
+
+
+Make = Callable[..., Leases]
+
+
+def loader_of(
+    leases: Leases, dataset: Any = None, *, batch: int = BATCH, **options: Any
+) -> fastload.DataLoader[Any]:
+    """Return a loader of the indices, or of a dataset."""
+    data = range(leases.terms.length) if dataset is None else dataset
+    options = {"num_workers": 2, "seed": 0} | options
+    return fastload.DataLoader(data, batch_sampler=LeaseSampler(leases, batch), **options)
+
+
+def together(*works: Callable[[], Any]) -> list[Any]:
+    """Return what some works give, each in a thread. Raise what the first of them raised."""
+    found: list[Any] = [None] * len(works)
+    errors: list[BaseException] = []
+
+    def run(k: int, work: Callable[[], Any]) -> None:
+        try:
+            found[k] = work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=each, daemon=True) for each in enumerate(works)]
+    # `torch.get_rng_state` makes an object under a lock. If a garbage collection begins there and lets the GIL go, a
+    # second thread that asks for the state waits for that lock with the GIL: neither goes on.
+    gc.disable()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), errors
+    finally:
+        gc.enable()
+    if errors:
+        raise errors[0]
+    return found
+
+
+def watch_of(leases: Leases) -> Watch:
+    return leases._join().watch
+
+
+def declare_dead(leases: Leases, other: Leases) -> None:
+    """Let a worker take another one for dead, as if its beats had stopped."""
+    watch, worker = watch_of(leases), other._join().worker
+    watch._beat = lambda: None  # type: ignore[method-assign]  # it would see that the other is alive
+    with watch._condition:
+        watch._dead = {worker}
+    watch._change()
+
+
+def waits(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Return an event that is set when a worker begins to wait for others."""
+    found, watch = threading.Event(), watch_of(leases)
+    wait = watch.wait
+
+    def told(changes: int) -> None:
+        found.set()
+        wait(changes)
+
+    monkeypatch.setattr(watch, "wait", told)
+    return found
+
+
+@pytest.fixture(scope="module")
+def tcp() -> Store:
+    """Of the module: its server's descriptors are there before a test begins."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture(params=["hash", "file", "tcp"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, tcp: Store) -> Store:
+    if request.param == "hash":
+        return HashStore()
+    if request.param == "file":
+        return FileStore(str(tmp_path / "store"))
+    return PrefixStore(request.node.name, tcp)
+
+
+# ---- an epoch ----
+
+
+def test_three_workers_read_each_sample_of_each_epoch_once(store: Store, closing: Make) -> None:
+    def train() -> list[list[list[int]]]:
+        loader = loader_of(closing(store))
+        return [[batch.tolist() for batch in loader] for _ in range(3)]
+
+    found = together(train, train, train)
+    for epoch in range(3):
+        read = [batch for worker in found for batch in worker[epoch]]
+        assert sorted(chain(*read)) == list(range(LENGTH))
+        order = fastload.RankSampler(LENGTH, rank=0, world_size=1).indices_of(epoch, 0, LENGTH)
+        places = {int(index): place for place, index in enumerate(order)}
+        for batch in read:
+            first, last = places[batch[0]], places[batch[-1]]
+            assert [places[index] for index in batch] == list(range(first, last + 1))
+            assert first // SHARD == last // SHARD, "a batch has samples of two shards"
+        assert sorted(map(len, read)) == sorted([40, 40, 16] * 10 + [40])
+
+
+def test_the_length_of_a_loader_is_that_of_all_workers(closing: Make) -> None:
+    leases = closing(HashStore())
+    assert len(loader_of(leases)) == 31 == sum(1 for _ in loader_of(leases))
+    assert len(leases) == 11
+
+
+@pytest.mark.parametrize("length", [0, 1, SHARD, SHARD + 1])
+def test_small_datasets(length: int, closing: Make) -> None:
+    read = [batch.tolist() for batch in loader_of(closing(HashStore(), length))]
+    assert sorted(chain(*read)) == list(range(length))
+
+
+def test_an_epoch_ends_for_all_once_all_shards_are_acknowledged(
+    closing: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, ends = HashStore(), []
+    holder, other = closing(store), closing(store)
+    mine = holder.shards()
+    held = [next(mine)]
+    waiting = waits(other, monkeypatch)
+
+    def train() -> list[int]:
+        read = [int(i) for batch in loader_of(other, batch=SHARD) for i in batch]
+        ends.append("other")
+        return read
+
+    def hold() -> None:
+        assert waiting.wait(DEADLINE_S)
+        ends.append("holder")
+        held.extend(mine)
+
+    monkeypatch.setattr(Connection, "agree", lambda *_: None)  # one has an order, the other none
+    read, _ = together(train, hold)
+    assert ends == ["holder", "other"]
+    assert held == [range(SHARD)]
+    assert len(set(read)) == len(read) == LENGTH - SHARD
+
+
+def test_an_epoch_ends_if_an_acknowledgement_was_not_counted(
+    closing: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker was killed between the two, and all others have looked before the last acknowledgement."""
+    store = HashStore()
+    killed, last, waiter = closing(store, 2, 1), closing(store, 2, 1), closing(store, 2, 1)
+    first = killed.begin(0)
+    lease = first.lease()
+    assert lease is not None
+    held = last.shards()
+    assert next(held) == range(1, 2)
+    waiting = waits(waiter, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "add_once", lambda *_: 1)  # the counter stays at 0
+        first.trained(lease)
+
+    def end() -> None:
+        assert waiting.wait(DEADLINE_S)
+        assert list(held) == []
+
+    assert together(lambda: list(waiter.shards()), end)[0] == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 4])
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("depth", [1, 100])
+def test_a_loader_never_waits_for_itself(
+    num_workers: int, in_order: bool, depth: int, closing: Make
+) -> None:
+    options: dict[str, Any] = {"prefetch_batches": depth} if num_workers else {}
+    loader = loader_of(closing(HashStore()), num_workers=num_workers, in_order=in_order, **options)
+    for _ in range(2):
+        assert sorted(int(i) for batch in loader for i in batch) == list(range(LENGTH))
+
+
+def test_persistent_workers(closing: Make) -> None:
+    with loader_of(closing(HashStore()), persistent_workers=True) as loader:
+        for _ in range(3):
+            assert sorted(int(i) for batch in loader for i in batch) == list(range(LENGTH))
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_sample_that_fails_is_delivered(on_error: str, closing: Make) -> None:
+    """Its shard is acknowledged like any other."""
+    bad = dict.fromkeys([3, *range(500, 600)], ValueError("no such sample"))
+    leases = closing(HashStore())
+    dataset = FailingDataset(range(LENGTH), failures=bad)
+    batch = 1 if on_error == "raise" else BATCH
+    loader = loader_of(leases, dataset, batch=batch, on_error=on_error, max_errors=None)
+    read, errors, batches = [], 0, iter(loader)
+    while True:
+        try:
+            read += next(batches).tolist()
+        except StopIteration:
+            break
+        except ValueError:
+            errors += 1
+    assert sorted(read) == sorted(set(range(LENGTH)) - set(bad))
+    assert errors == (len(bad) if on_error == "raise" else 0)
+    assert leases.state_dict()["done"] == [[0, 11]]
+
+
+def test_torchs_loader_raises_rather_than_hang(closing: Make) -> None:
+    sampler = LeaseSampler(closing(HashStore()), BATCH)
+    for workers in (0, 1):
+        loader: Any = torch.utils.data.DataLoader(
+            range(LENGTH),  # type: ignore[arg-type]
+            batch_sampler=sampler,
+            num_workers=workers,
+        )
+        with pytest.raises(RuntimeError, match="it needs fastload.DataLoader"):
+            list(loader)
+
+
+# ---- workers that stop, leave and come ----
+
+
+@pytest.mark.parametrize("on_lost", ["raise", "warn"])
+def test_a_worker_taken_for_dead_loses_its_shards_and_is_told(on_lost: str, closing: Make) -> None:
+    store = HashStore()
+    silent, other = closing(store, on_lost=on_lost), closing(store)
+    mine = silent.shards()
+    assert next(mine) == range(SHARD)
+    other.begin(0)
+    declare_dead(other, silent)
+    assert len(list(other.shards())) == 11, "the other reads all shards, the lost one too"
+    if on_lost == "raise":
+        with pytest.raises(LeaseLostError, match="another has leased shard 0 of epoch 0"):
+            next(mine)
+    else:
+        with pytest.warns(UserWarning, match="another has leased shard 0 of epoch 0"):
+            assert list(mine) == []
+    assert other.state_dict()["done"] == [[0, 11]]
+
+
+def test_beats_that_stop_free_the_shards_within_a_lease(store: Store, closing: Make) -> None:
+    silent, other = closing(store, lease_s=0.4), closing(store, lease_s=0.4)
+    next(silent.shards())
+    watch_of(silent)._beat = lambda: None  # type: ignore[method-assign]
+    assert len(list(other.shards())) == 11
+
+
+def test_a_loop_learns_that_it_was_taken_for_dead(closing: Make) -> None:
+    store = HashStore()
+    silent, other = closing(store), closing(store)
+    batches = iter(loader_of(silent, num_workers=0))
+    next(batches)
+    declare_dead(other, silent)
+    assert sum(len(batch) for batch in loader_of(other)) == LENGTH
+    with pytest.raises(LeaseLostError):
+        list(batches)
+
+
+def test_leases_are_given_back_by_close_and_by_an_exception(closing: Make) -> None:
+    store = HashStore()
+    with closing(store) as left:
+        next(left.shards())
+    with pytest.raises(KeyboardInterrupt), closing(store) as raised:
+        next(raised.shards())
+        raise KeyboardInterrupt
+    with closing(store, max_tries=3) as last:
+        assert len(list(last.shards())) == 11
+        assert last.begin(0)._read([0]) == [f"done {last._join().worker} 1 0"], "no try was lost"
+
+
+def test_leases_close_after_a_break_and_the_next_epoch_begins(closing: Make) -> None:
+    store = HashStore()
+    one, two = closing(store), closing(store)
+    loader = loader_of(one)
+    for _ in range(2):
+        assert len(list(islice(loader, 3))) == 3
+    assert sum(len(batch) for batch in loader) == LENGTH
+    one.close()
+    other = loader_of(two)
+    assert [sum(map(len, other)) for _ in range(2)] == [LENGTH, LENGTH]
+    assert list(other) == [], "the third epoch is over"
+
+
+def test_two_loops_over_the_same_leases_end_with_an_error(closing: Make) -> None:
+    leases = closing(HashStore())
+    loader = loader_of(leases, batch=SHARD, num_workers=0)
+    first = iter(loader)
+    next(first)
+    assert sum(map(len, loader)) == LENGTH
+    with pytest.raises(LeaseLostError, match="Use one loop at a time"):
+        next(first)
+
+
+def test_a_shard_that_fails_too_often_raises_on_all_workers(
+    closing: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = HashStore()
+    options = {"max_tries": 2, "shard": 1, "length": 2}
+    with pytest.raises(ValueError, match="bad"), closing(store, **options) as first:
+        next(first.shards())
+        raise ValueError("bad")
+    second, waiter = closing(store, **options), closing(store, **options)
+    held = second.shards()
+    assert [next(held)] == [range(1, 2)]
+    retried = second.begin(0).lease()  # gives shard 1 back, and takes shard 0 or 1
+    assert retried is not None
+    waiting = waits(waiter, monkeypatch)
+
+    def fail() -> None:
+        assert waiting.wait(DEADLINE_S)
+        second.close(failed=True)
+
+    def wait() -> None:
+        shards = waiter.shards()
+        with pytest.raises(ShardError, match=r"shard 0 of epoch 0 \(positions 0 to 0 .* 2 times"):
+            list(shards)
+
+    together(fail, wait)
+    with pytest.raises(ShardError):  # again: the epoch has not ended
+        list(waiter.shards())
+    monkeypatch.setattr(Connection, "agree", lambda *_: None)
+    for num_workers in (0, 2):
+        with pytest.raises(ShardError, match="shard 0 of epoch 0"):
+            list(loader_of(waiter, num_workers=num_workers))
+
+
+def test_a_worker_that_starts_late_gets_what_is_left(closing: Make) -> None:
+    store = HashStore()
+    loader = loader_of(closing(store))
+    assert sum(map(len, loader)) == LENGTH
+    early = iter(loader)  # epoch 1
+    first = next(early)
+    late = loader_of(closing(store))
+    assert list(late) == [], "epoch 0 is over"
+    rest, others = together(lambda: list(early), lambda: list(late))
+    read = [int(i) for batch in [first, *rest, *others] for i in batch]
+    assert sorted(read) == list(range(LENGTH))
+
+
+# ---- state ----
+
+
+def saved_after(batches: int, closing: Make, **options: Any) -> tuple[list[int], dict[str, Any]]:
+    """Return the samples that one worker has trained, and its state."""
+    leases = closing(HashStore())
+    loader = loader_of(leases, **options)
+    read = [int(i) for batch in islice(loader, batches) for i in batch]
+    return read, leases.state_dict()
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3, 5, 30, 31])
+def test_a_run_resumes_in_the_middle_of_a_shard(batches: int, closing: Make) -> None:
+    read, state = saved_after(batches, closing)
+    resumed = [closing(store) for store in [HashStore()] * 2]
+    for leases in resumed:
+        leases.load_state_dict(state)
+    loaders = [loader_of(leases, batch=32) for leases in resumed]
+    rest = together(*(lambda loader=loader: list(loader) for loader in loaders))
+    assert sorted([*read, *(int(i) for batch in chain(*rest) for i in batch)]) == list(
+        range(LENGTH)
+    )
+    again = together(*(lambda loader=loader: list(loader) for loader in loaders))
+    assert sorted(int(i) for batch in chain(*again) for i in batch) == list(range(LENGTH))
+
+
+def test_out_of_order_no_sample_is_left_out(closing: Make) -> None:
+    """The state counts what was received without a gap. The second batch is read twice, the first not never."""
+    free = threading.Event()
+
+    class Held(Dataset[int]):
+        def __getitem__(self, index: int) -> int:
+            if index == order[0]:
+                assert free.wait(DEADLINE_S)
+            return index
+
+    order = fastload.RankSampler(LENGTH, rank=0, world_size=1).indices(0, LENGTH).tolist()
+    leases = closing(HashStore())
+    loader = loader_of(leases, Held(), in_order=False, copy_dataset=False)
+    batches = iter(loader)
+    assert next(batches).tolist() == order[40:80]
+    assert leases.state_dict()["partial"] == {}
+    free.set()
+    read = order[40:80]
+    while leases.state_dict()["partial"].get("0", 0) == 0 and 0 not in _done(leases):
+        read += next(batches).tolist()
+    assert set(order[:40]) <= set(read)
+
+
+def _done(leases: Leases) -> set[int]:
+    return {k for first, end in leases.state_dict()["done"] for k in range(first, end)}
+
+
+def test_the_epochs_before_a_state_are_over(closing: Make) -> None:
+    leases = closing(HashStore())
+    loader = loader_of(leases)
+    assert sum(map(len, loader)) == LENGTH
+    read = [int(i) for batch in islice(loader, 4) for i in batch]
+    state = leases.state_dict()
+    assert (state["epoch"], state["done"], state["partial"]) == (1, [[0, 1]], {"1": 40})
+    resumed = closing(HashStore())
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    loader = loader_of(resumed)
+    assert list(loader) == []
+    assert sorted([*read, *(int(i) for batch in loader for i in batch)]) == list(range(LENGTH))
+    assert sum(map(len, loader)) == LENGTH
+
+
+def test_a_state_of_something_else_is_refused(closing: Make) -> None:
+    _, state = saved_after(1, closing)
+    with pytest.raises(StateError, match="length: the state has 1000, these leases 999"):
+        closing(HashStore(), 999).load_state_dict(state)
+    with pytest.raises(StateError, match="shard: the state has 96, these leases 95"):
+        closing(HashStore(), shard=95).load_state_dict(state)
+    with pytest.raises(StateError, match="version"):
+        closing(HashStore()).load_state_dict(state | {"version": 99})
+    with pytest.raises(StateError, match="not the state of leases"):
+        closing(HashStore()).load_state_dict({"model": 1})
+    other = closing(HashStore())
+    other.load_state_dict(state)
+    loader = fastload.DataLoader(
+        range(LENGTH), batch_sampler=LeaseSampler(other, BATCH, seed=1), num_workers=0
+    )
+    with pytest.raises(StateError, match=r"order: .*seed=0.*seed=1"):
+        list(loader)
+    begun = closing(HashStore())
+    next(begun.shards())
+    with pytest.raises(StateError, match="have begun"):
+        begun.load_state_dict(state)
+
+
+def test_the_loaders_own_state_names_that_of_the_leases(closing: Make) -> None:
+    loader = loader_of(closing(HashStore()))
+    for _ in islice(loader, 2):
+        with pytest.raises(StateError, match=r"leases\.state_dict\(\)"):
+            loader.state_dict()
+
+
+# ---- stores ----
+
+
+def test_leases_of_other_names_share_a_store(store: Store, closing: Make) -> None:
+    one, two = closing(store, name="train"), closing(store, 10, 5, name="test")
+    assert len(list(one.shards())) == 11
+    assert list(two.shards()) == [range(5), range(5, 10)]
+
+
+@pytest.mark.parametrize(
+    "options", [{"length": 999}, {"shard": 95}, {"lease_s": 7.0}, {"max_tries": 9}]
+)
+def test_workers_that_disagree_are_told(options: dict[str, Any], closing: Make) -> None:
+    store = HashStore()
+    next(closing(store).shards())
+    other = closing(store, **options)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Give all workers the same arguments"):
+            next(other.shards())
+
+
+def test_workers_of_different_orders_are_told(closing: Make) -> None:
+    store = HashStore()
+    next(iter(loader_of(closing(store))))
+    sampler = LeaseSampler(closing(store), BATCH, seed=1)
+    with pytest.raises(ValueError, match="these leases have order"):
+        next(iter(sampler))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"shard": 0}, {"length": -1}, {"lease_s": 0}, {"max_tries": 0}, {"on_lost": "ignore"}],
+)
+def test_wrong_arguments(options: dict[str, Any], closing: Make) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        closing(HashStore(), **options)
+
+
+def test_processes_without_a_common_store_are_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with Leases(10, shard=5) as leases, pytest.warns(UserWarning, match="reads all samples"):
+        assert len(list(leases.shards())) == 2
+
+
+GONE = """
+import subprocess, sys, threading
+from torch.distributed import TCPStore
+import fastload
+from fastload.elastic import Leases, LeaseSampler
+from fastload.errors import StoreLostError
+host = '''
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+'''
+server = subprocess.Popen([sys.executable, "-c", host], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+store = TCPStore("127.0.0.1", int(server.stdout.readline()), is_master=False)
+leases, other = Leases(100, shard=10, store=store), Leases(100, shard=10, store=store)
+loader = fastload.DataLoader(range(100), batch_sampler=LeaseSampler(leases, 10), num_workers=0)
+batches, wait = iter(loader), leases._join().watch.wait
+next(batches)
+if sys.argv[1] == "waiting":
+    held = other.begin(0, order=leases._epoch._order).lease()
+    def killed(changes):
+        server.kill()
+        wait(changes)
+    leases._join().watch.wait = killed
+else:
+    server.kill()
+server.stdin.close()
+try:
+    list(batches)
+except StoreLostError as error:
+    print(error)
+leases.close()
+other.close()
+server.wait()
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("worker", ["waiting", "training"])
+def test_a_store_that_is_gone_is_an_error_and_not_the_end(worker: str) -> None:
+    """In a process of its own: torch closes the sockets of a store that is gone when it likes."""
+    ended = subprocess.run(
+        [sys.executable, "-c", GONE, worker],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert "The epoch is not at its end" in ended.stdout
+    assert ended.returncode == 0
+
+
+# ---- the ends ----
+
+
+def test_ctrl_c_ends_a_wait(closing: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    leases, other = closing(store, 2, 1), closing(store, 2, 1)
+    held = other.shards()
+    next(held)
+    watch = watch_of(leases)
+    wait = watch.wait
+
+    def interrupted(changes: int) -> None:
+        threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
+        wait(changes)
+
+    monkeypatch.setattr(watch, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(leases.shards())
+    monkeypatch.undo()
+    leases.close()
+    assert list(held) == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_ctrl_c_ends_a_loaders_wait(
+    num_workers: int, closing: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = HashStore()
+    leases, other = closing(store), closing(store)
+    monkeypatch.setattr(Connection, "agree", lambda *_: None)
+    held = other.shards()
+    next(held)
+    watch = watch_of(leases)
+    wait = watch.wait
+
+    def interrupted(changes: int) -> None:
+        threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
+        wait(changes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watch, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(loader_of(leases, num_workers=num_workers))
+    leases.close()
+    assert list(held) == [], "what the interrupted worker had acknowledged is done"
+
+
+def lease_threads() -> list[str]:
+    return [
+        t.name
+        for t in threading.enumerate()
+        if t.name.startswith(("fastload-lease", "fastload-events"))
+    ]
+
+
+def test_no_thread_is_left(store: Store) -> None:
+    leases = Leases(10, shard=5, store=store)
+    assert lease_threads() == []
+    next(leases.shards())
+    assert len(lease_threads()) == 2
+    leases.close()
+    assert lease_threads() == []
+    leases.close()
+    assert len(list(leases.shards())) == 2, "closed leases may be used again"
+    assert len(lease_threads()) == 2
+    del leases
+    gc.collect()
+    assert lease_threads() == []
+
+
+EXIT = """
+import sys
+import torch
+from torch.distributed import FileStore, HashStore, TCPStore
+import fastload
+from fastload.elastic import Leases, LeaseSampler
+store = eval(sys.argv[1])
+leases = Leases(1000, shard=10, store=store, lease_s=0.05)
+loader = fastload.DataLoader(range(1000), batch_sampler=LeaseSampler(leases, 3), num_workers=2)
+batches = iter(loader)
+for _ in range(9):
+    next(batches)
+"""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "HashStore()",
+        "FileStore(sys.argv[2])",
+        "TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)",
+    ],
+)
+def test_a_process_that_ends_with_leases_ends_well(kind: str, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", EXIT, kind, str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def _forked(leases: Leases, loader: Any, answers: Any) -> None:
+    before = leases._epoch is not None
+    answers.put((before, sum(map(len, loader)), leases._join().worker))
+    leases.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_is_a_worker_of_its_own(tmp_path: Path, closing: Make) -> None:
+    """It gives back nothing of its parent's, and leaves the parent's connections alone."""
+    leases = closing(FileStore(str(tmp_path / "store")), lease_s=5.0)
+    loader = loader_of(leases, num_workers=0)
+    batches = iter(loader)
+    first = next(batches)
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(
+        target=_forked, args=(leases, loader_of(leases, num_workers=0), answers)
+    )
+    child.start()
+    rest = sum(map(len, batches))
+    begun, read, worker = answers.get()
+    child.join(DEADLINE_S)
+    assert (child.exitcode, begun, worker) == (0, True, 2)
+    assert len(first) + rest + read == LENGTH
+    answers.close()
+
+
+# ---- random streams ----
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_samples_and_draws_of_an_epoch_are_those_of_one_loader(
+    workers: int, closing: Make
+) -> None:
+    plain = fastload.DataLoader(
+        Drawing(),
+        BATCH,
+        sampler=fastload.RankSampler(LENGTH, rank=0, world_size=1, seed=7),
+        num_workers=2,
+        seed=5,
+    )
+    expected = [drawn(plain) for _ in range(2)]
+    assert expected[0] != expected[1]
+    store = HashStore()
+
+    def train() -> list[set[Any]]:
+        sampler = LeaseSampler(closing(store), 32, seed=7)
+        loader = fastload.DataLoader(Drawing(), batch_sampler=sampler, num_workers=2, seed=5)
+        return [drawn(loader) for _ in range(2)]
+
+    found = together(*[train] * workers)
+    for epoch in range(2):
+        assert sum(len(worker[epoch]) for worker in found) == LENGTH
+        assert set().union(*(worker[epoch] for worker in found)) == expected[epoch]
+
+
+def drawn(loader: Any) -> set[Any]:
+    """Return (sample, what it drew) of an epoch."""
+    return {row for batch in loader for row in zip(*(each.tolist() for each in batch), strict=True)}
