@@ -267,7 +267,7 @@ def test_servers_that_die_and_restart_change_no_row(
         for each in (table, local):
             each(ids[None]).square().sum().backward()
             each.push(0.1)
-    assert job.died > 10 * bool(deaths)
+    assert job.died >= 10 * bool(deaths)
     job.deaths = set()
     assert torch.equal(table.eval()(torch.arange(60)), local.eval()(torch.arange(60)))
     assert table.counts()["prefetched"] == 30
