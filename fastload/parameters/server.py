@@ -12,11 +12,10 @@ from torch import Tensor
 
 from fastload.errors import ParametersError
 from fastload.parameters.checkpoint import Last, Saves
-from fastload.parameters.journal import Journal
+from fastload.parameters.journal import MARK, Entry, Journal
 from fastload.parameters.optimizer import Optimizer, checked_rate
-from fastload.parameters.order import Order
 from fastload.parameters.part import Gradients, Part, mean
-from fastload.parameters.steps import MARK, Entry
+from fastload.parameters.synchronous import Steps
 from fastload.parameters.tables import TableInfo
 
 
@@ -88,7 +87,7 @@ class Server:
         if number == 0 and grads_to_wait:
             decided = self._steps_done * pushes
             journal = Journal(self.folder, base=position, pushes=decided, resume=rejoin)
-        self._order = Order(
+        self._steps = Steps(
             pushes,
             position=position,
             journal=journal,
@@ -96,7 +95,7 @@ class Server:
             apply=self._make_step,
             oldest=lambda: self.version - tolerance,
         )
-        self._order.advance()
+        self._steps.advance()
 
     @property
     def synchronous(self) -> bool:
@@ -123,7 +122,7 @@ class Server:
             "initialised": self._initialised,
             "version": self.version,
             "last": self._last.get(worker, (0, 0))[0],
-            "next": self._order.next,
+            "next": self._steps.next,
         }
 
     def initialise(self, values: Mapping[str, Tensor], version: int) -> dict[str, Any]:
@@ -149,7 +148,7 @@ class Server:
 
     def rows(self, table: str, ids: Tensor) -> dict[str, Any]:
         """Return the rows of `ids`, in this order, and whether steps that were decided are still to be made."""
-        behind = bool(self._order.missing())
+        behind = bool(self._steps.missing())
         return {"rows": self._part.table(table).rows(ids), "behind": behind}
 
     def push(
@@ -179,26 +178,26 @@ class Server:
         pushed = gradients_of(gradients)
         self._part.check(pushed)
         if sequence > self._last.get(worker, (0, 0))[0]:
-            self._order.stage((worker, sequence), pushed)
+            self._steps.stage((worker, sequence), pushed)
         return {}
 
     def decide(self, worker: str, sequence: int, version: int, since: int) -> dict[str, Any]:
         """Accept a push that all servers have staged, or reject it, as server 0. The answer is that of `decisions`."""
         push = (worker, sequence)
-        accepted = self._order.journal.has(push)
+        accepted = self._steps.journal.has(push)
         if not accepted:
             accepted = version >= self._decided_version() - self._tolerance
             if accepted:
-                self._order.decide(push)
+                self._steps.decide(push)
         return {"accepted": accepted, **self.decisions(since)}
 
     def decisions(self, since: int) -> dict[str, Any]:
         """Return the order from position `since` on, and the version that it leads to, as server 0."""
-        return {"version": self._decided_version(), **self._order.since(since)}
+        return {"version": self._decided_version(), **self._steps.since(since)}
 
     def mark(self, since: int) -> dict[str, Any]:
         """Have all servers save at this place of the order, as server 0. The answer is that of `decisions`."""
-        self._order.decide(MARK)
+        self._steps.decide(MARK)
         return self.decisions(since)
 
     def commit(
@@ -206,11 +205,11 @@ class Server:
     ) -> dict[str, Any]:
         """Take the order from position `start` on, and make all steps that can be made."""
         known = [(str(each), int(number)) for each, number in entries]
-        self._order.take(start, known, None if discarded is None else (worker, discarded))
+        self._steps.take(start, known, None if discarded is None else (worker, discarded))
         return {
-            "next": self._order.next,
+            "next": self._steps.next,
             "version": self.version,
-            "missing": self._order.missing(),
+            "missing": self._steps.missing(),
             "saved": self._saved_of(worker),
         }
 
@@ -220,7 +219,7 @@ class Server:
             "version": self.version,
             "initialised": self._initialised,
             "steps": self._steps_done,
-            "position": self._order.position,
+            "position": self._steps.position,
             "last": self._last,
             "part": self._part.contents(),
         }
@@ -229,13 +228,13 @@ class Server:
 
     def close(self) -> None:
         """Close its files."""
-        self._order.close()
+        self._steps.close()
 
     # ---- in calls ----
 
     def _decided_version(self) -> int:
         """Return the version once all steps are made that are decided."""
-        return self.version - self._steps_done + self._order.steps_decided()
+        return self.version - self._steps_done + self._steps.decided()
 
     def _make_step(self, pushes: list[Entry], parts: list[Gradients]) -> None:
         self._part.apply(mean(parts))
@@ -252,7 +251,7 @@ class Server:
         """Return the last push of a worker that is in a complete checkpoint: it need not be sent again."""
         position = self._saves.completed()
         if position is not None:
-            self._order.forget(position)
+            self._steps.forget(position)
         return self._saves.last.get(worker, (0, 0))[0]
 
 
