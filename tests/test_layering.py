@@ -38,7 +38,7 @@ FOLDER_IMPORTS: dict[str, set[str]] = {
     "compat": {"datasets", "distributed", "flow"},
     "datasets": {"image"},
     "distributed": set(),
-    "elastic": set(),
+    "elastic": {"distributed"},
     "flow": {"distributed"},
     "image": set(),
     "measure": set(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -149,11 +150,9 @@ class Epoch:
     def _scan(self) -> Lease | None:
         """Look at all shards for one that can be leased: of a worker that died, or that was given back."""
         open_ = [k for k in range(len(self._terms)) if k not in self._done and k not in self._held]
-        for first in range(0, len(open_), _CHUNK):
-            chunk = open_[first : first + _CHUNK]
-            for number, text in zip(chunk, self._read(chunk), strict=True):
-                if (lease := self._try(number, text)) is not None:
-                    return lease
+        for number, text in self._read(open_):
+            if (lease := self._try(number, text)) is not None:
+                return lease
         return None
 
     def _try(self, number: int, text: str) -> Lease | None:
@@ -241,15 +240,13 @@ class Epoch:
         partial: dict[str, int] = {}
         done = set(self._done)
         open_ = [k for k in range(len(self._terms)) if k not in done]
-        for first in range(0, len(open_), _CHUNK):
-            chunk = open_[first : first + _CHUNK]
-            for number, text in zip(chunk, self._read(chunk), strict=True):
-                found = Shard.parse(text)
-                begin = self._rows_trained.get(number, 0) or found.begin
-                if found.status == "done" or begin == len(self._terms.rows(number)):
-                    done.add(number)
-                elif begin:
-                    partial[str(number)] = begin
+        for number, text in self._read(open_):
+            found = Shard.parse(text)
+            begin = self._rows_trained.get(number, 0) or found.begin
+            if found.status == "done" or begin == len(self._terms.rows(number)):
+                done.add(number)
+            elif begin:
+                partial[str(number)] = begin
         return LeasesState(
             length=self._terms.length,
             shard=self._terms.shard,
@@ -276,8 +273,12 @@ class Epoch:
     def _key(self, what: int | str) -> str:
         return f"{self.number}/{what}"
 
-    def _read(self, numbers: list[int]) -> list[str]:
-        return self._joined.connection.read_all([self._key(number) for number in numbers])
+    def _read(self, numbers: list[int]) -> Iterator[tuple[int, str]]:
+        """Yield each number, and what the store says of its shard."""
+        for first in range(0, len(numbers), _CHUNK):
+            chunk = numbers[first : first + _CHUNK]
+            texts = self._joined.connection.read_all([self._key(number) for number in chunk])
+            yield from zip(chunk, texts, strict=True)
 
 
 def ranges(numbers: set[int]) -> list[list[int]]:

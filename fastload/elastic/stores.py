@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from fastload.distributed.rendezvous import torchrun_store
 from fastload.errors import StoreLostError
 from fastload.torch_private import default_store
 
@@ -24,12 +25,8 @@ _FOREVER = timedelta(days=30)
 
 def find_store() -> Store:
     """Return torchrun's store, or that of the process group, or, if there is neither, one in this process."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store: Store = TCPStore(host, port, is_master=False)
-        # The agent keeps its store when it restarts the workers. The new ones begin anew, from a checkpoint.
-        run = os.environ.get("TORCHELASTIC_RUN_ID", "")
-        return PrefixStore(f"{run}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    if (store := torchrun_store()) is not None:
+        return store
     if dist.is_available() and dist.is_initialized():
         found: Store = default_store()
         return found
