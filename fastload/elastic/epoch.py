@@ -48,7 +48,7 @@ class LeasesState:
         order: describes the order of the samples.
         epoch: the number of the epoch.
         done: the shards that are done, as ranges [first, end).
-        partial: of shards that are not, the rows that are trained, by the number of the shard.
+        partial: by the number of a shard that is not done, how many of its first rows are trained.
     """
 
     version: int = VERSION
@@ -102,7 +102,7 @@ class Epoch:
         self._order = order
         self._done: set[int] = set()  # of the shards, as far as this worker knows
         self._complete = False
-        self._fresh = True  # whether there may be a shard that no worker has asked for
+        self._fresh = True  # there may be a shard that no worker has asked for
         self._seen = -1  # changes of the watch when the last scan began
         self._held: dict[int, Lease] = {}
         self._rows_trained: dict[int, int] = {}  # of the shards that are held
@@ -110,7 +110,7 @@ class Epoch:
     # ---- leasing ----
 
     def lease(self) -> Lease | None:
-        """Lease a shard that is free now; None if there is none. Raise ShardError if a shard has failed too often."""
+        """Lease a shard without waiting; None if all are done or held. Raise ShardError if one has failed too often."""
         count = len(self._terms)
         while self._fresh:
             number = self._joined.connection.add(self._key("next"), 1) - 1
@@ -148,7 +148,7 @@ class Epoch:
         return self._complete
 
     def _scan(self) -> Lease | None:
-        """Look at all shards for one that can be leased: of a worker that died, or that was given back."""
+        """Look at all shards for one that a worker gave back, or held or was about to lease when it died."""
         open_ = [k for k in range(len(self._terms)) if k not in self._done and k not in self._held]
         for number, text in self._read(open_):
             if (lease := self._try(number, text)) is not None:
@@ -156,7 +156,7 @@ class Epoch:
         return None
 
     def _try(self, number: int, text: str) -> Lease | None:
-        """Lease a shard if it can be leased, as long as the store has `text`."""
+        """Lease a shard if it can be leased. `text` is what the store is thought to say of it."""
         joined = self._joined
         while True:
             found = Shard.parse(text)

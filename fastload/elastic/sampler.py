@@ -27,8 +27,8 @@ class LeaseSampler(BatchSampler):
             torch.save({"model": model.state_dict(), "leases": leases.state_dict()}, path)
 
     The order of an epoch is that of `RankSampler` for one rank, cut into shards. A sample's random stream is that of
-    its place in this order, so the samples of an epoch, with what is drawn for them, are the same whoever reads them.
-    No batch has samples of two shards.
+    its place in this order. So an epoch's samples, and what is drawn for them, do not depend on the workers. No batch
+    has samples of two shards.
 
     A batch counts as trained when the loop asks for the batch after it. A shard is acknowledged when all of its batches
     are trained. The loop's epoch ends once the shards of all workers are acknowledged. A worker that starts late gets

@@ -43,7 +43,7 @@ def find_store() -> Store:
 class Connection:
     """A connection of its own to a store.
 
-    A blocked `wait` keeps a connection busy. So a thread that waits has another one than those that ask.
+    A blocked `wait` keeps a connection busy. So the thread that waits has a connection of its own.
     """
 
     def __init__(self, store: Store) -> None:
@@ -51,7 +51,7 @@ class Connection:
         inner = self._store
         while isinstance(inner, PrefixStore):
             inner = inner.underlying_store
-        if isinstance(inner, TCPStore):  # others share the time-out with the store of the user
+        if isinstance(inner, TCPStore):  # clones of others share their time-out with the user's
             inner.set_timeout(_RECONNECT)
 
     def cloned(self) -> Connection:
@@ -73,12 +73,12 @@ class Connection:
     def compare_set(self, key: str, expected: str, desired: str) -> str:
         """Set a key to `desired` if it has `expected` ("": or is absent). Return what it has then.
 
-        Tried again after a broken connection. So `desired` must be a text that no other worker sets here.
+        It is repeated if the connection breaks. So `desired` must be a text that no other worker sets here.
         """
         return self._asked(lambda store: store.compare_set(key, expected, desired)).decode()
 
     def agree(self, what: str, ours: str) -> None:
-        """Raise ValueError if another worker has said otherwise."""
+        """Raise ValueError if another worker has another value of `what`."""
         theirs = self.compare_set(f"about/{what}", "", ours)
         if theirs != ours:
             raise ValueError(
@@ -95,7 +95,7 @@ class Connection:
         return self._asked(lambda store: store.add(key, amount))
 
     def add_once(self, key: str, amount: int) -> int | None:
-        """Add to a counter; return its value, or None if the connection broke: then nothing or `amount` was added."""
+        """Add to a counter; return its value, or None if the connection broke: it may or may not have been added."""
         try:
             return self._store.add(key, amount)
         except RuntimeError:
@@ -128,6 +128,6 @@ class Connection:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise StoreLostError(
-                f"the store of the leases does not answer ({reason}). The epoch is not at its end. Start the job again "
-                "from its last checkpoint: the process that kept the store has ended, or its file is gone"
+                f"the store of the leases does not answer ({reason}). The process that kept it has ended, or its file "
+                "is gone. The epoch is not complete: start the job again from its last checkpoint"
             ) from error

@@ -50,9 +50,9 @@ class PSClient:
     Args:
         ps_stubs: what `connect` returns, in the order of the servers.
         worker: a name for messages. Two clients of one name are two workers all the same.
-        patience_s: how long a server may give no answer, or lack what another worker has to send again, before a call
-            raises.
-        retained_bytes: pushes that are kept for each server, to send them again if it restarts from its checkpoint.
+        patience_s: seconds before a call raises: without an answer of a server, or while a server lacks what another
+            worker has to send again.
+        retained_bytes: size of the pushes kept for each server, to send them again if it restarts from its checkpoint.
 
     Calls may be made from several threads. Pulls run at the same time; pushes go one after another. Each call goes to
     all servers at once. It is repeated if a connection breaks, and a push is applied once all the same.
@@ -92,7 +92,7 @@ class PSClient:
     # ---- dense parameters ----
 
     def partition_dense_parameters(self, names: Iterable[str]) -> None:
-        """Note which server has which dense parameter: `string_to_id`. The other calls do so for new names."""
+        """Note which server has which dense parameter, by `string_to_id`. The other calls do so for new names."""
         for name in names:
             if name not in self.parameter_to_ps:
                 number = self.parameter_to_ps[name] = string_to_id(name, self.ps_num)
@@ -142,7 +142,7 @@ class PSClient:
     def push_embedding_table_infos(
         self, infos: Iterable[TableInfo | tuple[str, int] | tuple[str, int, str]]
     ) -> None:
-        """Make tables, each `TableInfo` or (name, dim, initializer). Those that are there stay as they are."""
+        """Make tables, each `TableInfo` or (name, dim, initializer). Existing tables stay as they are."""
         self._session.connect()
         made = [info if isinstance(info, TableInfo) else TableInfo(*info) for info in infos]
         self._session.add_tables([asdict(info) for info in made])
@@ -232,7 +232,7 @@ class PSClient:
         lr: float | None,
         versions: Sequence[int],
     ) -> list[Pushed]:
-        # What a server in this process, or a repeated push, would read later must not change meanwhile.
+        # A server in this process, or a repeated push, reads gradients later: the caller may have changed them.
         kept = self._session.grads_to_wait or any(link.kept for link in self._session.links)
         parts: list[Pushed] = []
         for i in range(self.ps_num):
@@ -288,7 +288,9 @@ def _rows(given: tuple[Tensor, Tensor] | Tensor, number: int) -> _Rows:
     ids = flat_ids(ids)
     values = values.detach().cpu().reshape(-1, values.shape[-1])
     if len(ids) != len(values):
-        raise ValueError(f"there are {len(ids)} ids and {len(values)} gradients of rows")
+        raise ValueError(
+            f"there are {len(ids)} ids and {len(values)} gradients of rows. Give one gradient for each id"
+        )
     distinct, sums = merged(ids, values)
     return _Rows(distinct, sums, owners(distinct, number))
 

@@ -24,18 +24,18 @@ class Server:
 
     Args:
         optimizer: how gradients change parameters.
-        grads_to_wait: None: asynchronous, each push is applied at once. A number: synchronous, the mean of so many
-            pushes is one step, for dense parameters and for rows. So workers with equal batches train as one with all
-            of their batches does.
+        grads_to_wait: None: asynchronous, each push is applied at once. A number: synchronous, the mean of this many
+            pushes is one step, for dense parameters and for rows. So workers with equal batches train as one worker
+            with all of their batches.
         tolerance: how many versions old the gradients of a synchronous push may be.
         scale_by_staleness: divide the learning rate of an asynchronous push by `max(1, version - gradients' version)`.
         folder: where checkpoints lie, all servers' in one folder. The newest complete one is loaded. "": none.
-        checkpoint_every: save whenever the version is a multiple of this; 0: only when it is asked for. Pushes wait
+        checkpoint_every: save whenever the version is a multiple of this; 0: only when a client asks. Pushes wait
             meanwhile.
         keep: how many checkpoints are kept.
         seed: of new rows, the same for all servers.
-        rejoin: this server was killed, and the job goes on. It takes the order of synchronous pushes that it had
-            decided. Otherwise the job begins anew, from the checkpoint.
+        rejoin: this server was killed, and the other servers and the workers still run. Server 0 then reads the order
+            of synchronous pushes that it had decided. False: the whole job resumes from the checkpoint.
 
     `answer` may be called from several threads. It makes one call after another; the calls themselves take no lock.
     """
@@ -107,7 +107,9 @@ class Server:
     def answer(self, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a call, with `incarnation`, which tells a restarted server from the one before."""
         if method not in CALLS:
-            raise ParametersError(f"a server has no call {method!r}")
+            raise ParametersError(
+                f"a server has no call {method!r}. Use the same fastload on workers and servers"
+            )
         with self.lock:
             result: dict[str, Any] = getattr(self, method)(**arguments)
             return {"incarnation": self.incarnation, **result}
@@ -182,7 +184,10 @@ class Server:
         return {}
 
     def decide(self, worker: str, sequence: int, version: int, since: int) -> dict[str, Any]:
-        """Accept a push that all servers have staged, or reject it, as server 0. The answer is that of `decisions`."""
+        """Accept or reject a push that all servers have staged, as server 0, which makes its own step at once.
+
+        The answer is that of `decisions`, and `accepted`.
+        """
         push = (worker, sequence)
         accepted = self._steps.journal.has(push)
         if not accepted:
@@ -248,7 +253,7 @@ class Server:
             self.save(self.version)
 
     def _saved_of(self, worker: str) -> int:
-        """Return the last push of a worker that is in a complete checkpoint: it need not be sent again."""
+        """Return the last push of a worker that is in a complete checkpoint: the worker need not send it again."""
         position = self._saves.completed()
         if position is not None:
             self._steps.forget(position)
@@ -273,10 +278,12 @@ CALLS = {
 
 
 def gradients_of(found: Mapping[str, Any]) -> Gradients:
-    """Return gradients as they came over the wire. Raise ParametersError if they are none."""
+    """Return the gradients that a client has sent. Raise ParametersError if they cannot be read."""
     try:
         rows = {name: (ids, values) for name, (ids, values) in found["rows"].items()}
         lr = checked_rate(found["lr"])
         return Gradients(version=int(found["version"]), lr=lr, dense=found["dense"], rows=rows)
     except (KeyError, TypeError, ValueError) as error:
-        raise ParametersError(f"a push cannot be read: {error}") from error
+        raise ParametersError(
+            f"a push cannot be read: {type(error).__name__}: {error}. Use the same fastload on workers and servers"
+        ) from error
