@@ -198,9 +198,7 @@ class Epoch:
             )
         del self._held[lease.shard]
         self._rows_trained.pop(lease.shard, None)
-        self._seen = (
-            -1
-        )  # this may be the last: look at all shards before waiting for a word from others
+        self._seen = -1  # this may be the last shard: look at all before waiting for other workers
         done = str(lease.held.acknowledged())
         found = joined.connection.compare_set(self._key(lease.shard), str(lease.held), done)
         if found != done:

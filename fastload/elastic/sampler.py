@@ -105,12 +105,8 @@ class LeasedBatches(Iterator[list[int]]):
         self._rows = range(0)  # of the latest lease, those that were not given
         self._leases: dict[int, Lease] = {}  # by shard, those with batches in flight
         self._ends: dict[int, int] = {}  # by shard: all rows before this position were received
-        self._early: dict[
-            int, int
-        ] = {}  # received before those in front of them: from where, up to where
-        self._trained: deque[Lease] = (
-            deque()
-        )  # all rows received; acknowledged once the loop asks for more
+        self._early: dict[int, int] = {}  # [first, end) of rows received before those before them
+        self._trained: deque[Lease] = deque()  # acknowledged once the loop asks for more
 
     def is_ready(self) -> bool:
         """Return whether `next()` would give a batch, or end the epoch, without waiting for other workers."""
