@@ -19,8 +19,8 @@ _INTERRUPTED, _TERMINATED = 130, 143
 def parameters() -> None:
     """Keep parameters on servers: dense ones, and tables of rows that do not fit into one process.
 
-    For asynchronous training, workers that come and go, and large tables on nodes without GPUs. If all parameters fit
-    everywhere, DistributedDataParallel is faster.
+    For asynchronous training, workers that come and go, and large tables on nodes without GPUs. If the model fits on
+    each GPU, DistributedDataParallel is faster.
     """
     require("arrow", pyarrow="pyarrow")
 
@@ -43,18 +43,18 @@ def parameters() -> None:
     help="Rule by which gradients change parameters.",
 )
 @click.option("--lr", type=Number(0), default=0.01, show_default=True, help="Learning rate.")
-@click.option("--momentum", type=Number(0), default=0.0, show_default=True, help="Of sgd.")
+@click.option("--momentum", type=Number(0), default=0.0, show_default=True, help="Momentum of sgd.")
 @click.option(
     "--grads-to-wait",
     type=click.IntRange(1),
-    help="Pushes whose mean makes a step.  [default: asynchronous, each push makes one]",
+    help="Number of pushes whose mean is one step.  [default: asynchronous, each push is a step]",
 )
 @click.option(
     "--tolerance",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Versions that gradients of synchronous pushes may be old.",
+    help="Greatest age of the gradients of a synchronous push, in versions.",
 )
 @click.option(
     "--scale-by-staleness",
@@ -65,17 +65,21 @@ def parameters() -> None:
     "--checkpoint",
     "folder",
     type=click.Path(file_okay=False),
-    help="Folder of checkpoints, shared by all servers.  [default: none, and a server that dies is lost]",
+    help="Folder of checkpoints, shared by all servers.  [default: none: a server that dies is lost]",
 )
 @click.option(
     "--checkpoint-every",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Versions between checkpoints; 0: only when a worker asks, and at the end.",
+    help="Number of versions between checkpoints; 0: only when a worker asks, and at the end.",
 )
 @click.option(
-    "--keep", type=click.IntRange(1), default=3, show_default=True, help="Checkpoints to keep."
+    "--keep",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Number of checkpoints to keep.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of new rows.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -109,10 +113,10 @@ def serve(
     """Run one server for each rank of torchrun, mpiexec or srun.
 
     Workers connect with fastload.parameters.connect("file:///PATH OF THE STORE"). Each server resumes from the newest
-    checkpoint that is complete, also of another number of servers. Ctrl-C or SIGTERM saves and ends it.
+    complete checkpoint, even if another number of servers saved it. At Ctrl-C or SIGTERM it saves and ends.
 
-    A server that was killed is started again alone, with the same store, --number and --of. It goes on from the
-    checkpoint, and the workers send it what it lacks.
+    To replace a server that was killed, start it alone, with the same store, --number and --of. It resumes from the
+    checkpoint, and the workers send it what they pushed since.
 
     Other hosts need a token, and without TLS anyone on the way can read it.
 

@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous as meet_by_variables
 
 from fastload.disk import replace_file
@@ -68,6 +68,16 @@ def rendezvous(
                 path.unlink(missing_ok=True)
     else:
         yield _by_variables(rank, environ, timeout), "MASTER_ADDR and MASTER_PORT"
+
+
+def torchrun_store() -> Store | None:
+    """Return the store of torchrun's agent, or None if torchrun did not start this process."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    # The agent keeps its store when it restarts the ranks. They begin anew, from a checkpoint.
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return PrefixStore(f"{run}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _open(rank: Rank, timeout: timedelta) -> TCPStore:

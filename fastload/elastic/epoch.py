@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -47,7 +48,7 @@ class LeasesState:
         order: describes the order of the samples.
         epoch: the number of the epoch.
         done: the shards that are done, as ranges [first, end).
-        partial: of shards that are not, the rows that are trained, by the number of the shard.
+        partial: by the number of a shard that is not done, how many of its first rows are trained.
     """
 
     version: int = VERSION
@@ -101,7 +102,7 @@ class Epoch:
         self._order = order
         self._done: set[int] = set()  # of the shards, as far as this worker knows
         self._complete = False
-        self._fresh = True  # whether there may be a shard that no worker has asked for
+        self._fresh = True  # there may be a shard that no worker has asked for
         self._seen = -1  # changes of the watch when the last scan began
         self._held: dict[int, Lease] = {}
         self._rows_trained: dict[int, int] = {}  # of the shards that are held
@@ -109,7 +110,7 @@ class Epoch:
     # ---- leasing ----
 
     def lease(self) -> Lease | None:
-        """Lease a shard that is free now; None if there is none. Raise ShardError if a shard has failed too often."""
+        """Lease a shard without waiting; None if all are done or held. Raise ShardError if one has failed too often."""
         count = len(self._terms)
         while self._fresh:
             number = self._joined.connection.add(self._key("next"), 1) - 1
@@ -147,17 +148,15 @@ class Epoch:
         return self._complete
 
     def _scan(self) -> Lease | None:
-        """Look at all shards for one that can be leased: of a worker that died, or that was given back."""
+        """Look at all shards for one that a worker gave back, or held or was about to lease when it died."""
         open_ = [k for k in range(len(self._terms)) if k not in self._done and k not in self._held]
-        for first in range(0, len(open_), _CHUNK):
-            chunk = open_[first : first + _CHUNK]
-            for number, text in zip(chunk, self._read(chunk), strict=True):
-                if (lease := self._try(number, text)) is not None:
-                    return lease
+        for number, text in self._read(open_):
+            if (lease := self._try(number, text)) is not None:
+                return lease
         return None
 
     def _try(self, number: int, text: str) -> Lease | None:
-        """Lease a shard if it can be leased, as long as the store has `text`."""
+        """Lease a shard if it can be leased. `text` is what the store is thought to say of it."""
         joined = self._joined
         while True:
             found = Shard.parse(text)
@@ -199,9 +198,7 @@ class Epoch:
             )
         del self._held[lease.shard]
         self._rows_trained.pop(lease.shard, None)
-        self._seen = (
-            -1
-        )  # this may be the last: look at all shards before waiting for a word from others
+        self._seen = -1  # this may be the last shard: look at all before waiting for other workers
         done = str(lease.held.acknowledged())
         found = joined.connection.compare_set(self._key(lease.shard), str(lease.held), done)
         if found != done:
@@ -241,15 +238,13 @@ class Epoch:
         partial: dict[str, int] = {}
         done = set(self._done)
         open_ = [k for k in range(len(self._terms)) if k not in done]
-        for first in range(0, len(open_), _CHUNK):
-            chunk = open_[first : first + _CHUNK]
-            for number, text in zip(chunk, self._read(chunk), strict=True):
-                found = Shard.parse(text)
-                begin = self._rows_trained.get(number, 0) or found.begin
-                if found.status == "done" or begin == len(self._terms.rows(number)):
-                    done.add(number)
-                elif begin:
-                    partial[str(number)] = begin
+        for number, text in self._read(open_):
+            found = Shard.parse(text)
+            begin = self._rows_trained.get(number, 0) or found.begin
+            if found.status == "done" or begin == len(self._terms.rows(number)):
+                done.add(number)
+            elif begin:
+                partial[str(number)] = begin
         return LeasesState(
             length=self._terms.length,
             shard=self._terms.shard,
@@ -276,8 +271,12 @@ class Epoch:
     def _key(self, what: int | str) -> str:
         return f"{self.number}/{what}"
 
-    def _read(self, numbers: list[int]) -> list[str]:
-        return self._joined.connection.read_all([self._key(number) for number in numbers])
+    def _read(self, numbers: list[int]) -> Iterator[tuple[int, str]]:
+        """Yield each number, and what the store says of its shard."""
+        for first in range(0, len(numbers), _CHUNK):
+            chunk = numbers[first : first + _CHUNK]
+            texts = self._joined.connection.read_all([self._key(number) for number in chunk])
+            yield from zip(chunk, texts, strict=True)
 
 
 def ranges(numbers: set[int]) -> list[list[int]]:

@@ -35,8 +35,8 @@ class Leases:
         lease_s: seconds without a sign of life after which a worker is taken for dead. A worker gives eight signs in
             this time, on a thread of its own.
         max_tries: how many workers may fail at a shard before it raises `ShardError` on all workers.
-        on_lost: what this worker does if it was taken for dead, and a shard that it has trained was leased by another:
-            "raise" `LeaseLostError`, or "warn". Such a shard counts for the other worker alone.
+        on_lost: "raise" `LeaseLostError`, or "warn", if this worker was taken for dead and another leased a shard that
+            it has trained. The shard counts for the other worker alone.
         name: tells several leases in one store apart.
 
     Two threads and two connections to the store, for each `Leases` of a process, from the first lease to `close()`. A
@@ -154,7 +154,7 @@ class Leases:
         self._state = loaded
 
     def close(self, *, failed: bool = False) -> None:
-        """Give back the shards that this worker holds, and end its threads. Any number of calls.
+        """Give back the shards that this worker holds, and end its threads. It may be called again.
 
         Args:
             failed: these leases count as tries; see `max_tries`.
@@ -167,7 +167,7 @@ class Leases:
             if self._epoch is not None:
                 self._epoch.give_back(failed=failed)
         except StoreLostError:
-            pass  # there is nobody to give them back to
+            pass  # no store is left that they could be given back to
         finally:
             joined.watch.close()
 

@@ -1,14 +1,14 @@
-"""What is known of a shard, and who may change it how. Pure: a store keeps the texts, this decides.
+"""What the store says of a shard, and which worker may change it how. Pure: no store is asked here.
 
 A shard is free, leased, done or failed. Each change is one compare-and-set from the text that was read, so of two
 workers that want the same change one succeeds. Nothing leaves `done` or `failed`, so a shard is acknowledged once.
 
-    free ------> leased ------> done
-     ^              |             by the worker that holds it
-     +--------------+             it gave the shard back, or another takes it over since the worker died
-                    |
-                    +---------> failed
-                                  it was leased too often
+    from            to       by
+    free            leased   a worker that asks for a shard
+    leased          done     the worker that holds it, once it is trained
+    leased          free     the worker that holds it, when it gives the shard back
+    leased          leased   another worker, if the one that holds it has died
+    free, leased    failed   a worker that would lease it, if too many leases of it have failed
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Shard:
 
     Attributes:
         worker: the number of the worker that leased it last; 0 if none did.
-        tries: how many leases of it began, without those that were given back in good order.
-        begin: the first of its rows to be read; those before it had been trained when a state was saved.
+        tries: how many leases of it began, except those that a worker gave back without an error.
+        begin: the first of its rows to be read. Those before it were trained before the state that was loaded.
     """
 
     status: Status = "free"

@@ -27,8 +27,8 @@ class LeaseSampler(BatchSampler):
             torch.save({"model": model.state_dict(), "leases": leases.state_dict()}, path)
 
     The order of an epoch is that of `RankSampler` for one rank, cut into shards. A sample's random stream is that of
-    its place in this order, so the samples of an epoch, with what is drawn for them, are the same whoever reads them.
-    No batch has samples of two shards.
+    its place in this order. So an epoch's samples, and what is drawn for them, do not depend on the workers. No batch
+    has samples of two shards.
 
     A batch counts as trained when the loop asks for the batch after it. A shard is acknowledged when all of its batches
     are trained. The loop's epoch ends once the shards of all workers are acknowledged. A worker that starts late gets
@@ -105,12 +105,8 @@ class LeasedBatches(Iterator[list[int]]):
         self._rows = range(0)  # of the latest lease, those that were not given
         self._leases: dict[int, Lease] = {}  # by shard, those with batches in flight
         self._ends: dict[int, int] = {}  # by shard: all rows before this position were received
-        self._early: dict[
-            int, int
-        ] = {}  # received before those in front of them: from where, up to where
-        self._trained: deque[Lease] = (
-            deque()
-        )  # all rows received; acknowledged once the loop asks for more
+        self._early: dict[int, int] = {}  # [first, end) of rows received before those before them
+        self._trained: deque[Lease] = deque()  # acknowledged once the loop asks for more
 
     def is_ready(self) -> bool:
         """Return whether `next()` would give a batch, or end the epoch, without waiting for other workers."""

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from fastload.distributed.rendezvous import torchrun_store
 from fastload.errors import StoreLostError
 from fastload.torch_private import default_store
 
@@ -24,12 +25,8 @@ _FOREVER = timedelta(days=30)
 
 def find_store() -> Store:
     """Return torchrun's store, or that of the process group, or, if there is neither, one in this process."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store: Store = TCPStore(host, port, is_master=False)
-        # The agent keeps its store when it restarts the workers. The new ones begin anew, from a checkpoint.
-        run = os.environ.get("TORCHELASTIC_RUN_ID", "")
-        return PrefixStore(f"{run}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    if (store := torchrun_store()) is not None:
+        return store
     if dist.is_available() and dist.is_initialized():
         found: Store = default_store()
         return found
@@ -46,7 +43,7 @@ def find_store() -> Store:
 class Connection:
     """A connection of its own to a store.
 
-    A blocked `wait` keeps a connection busy. So a thread that waits has another one than those that ask.
+    A blocked `wait` keeps a connection busy. So the thread that waits has a connection of its own.
     """
 
     def __init__(self, store: Store) -> None:
@@ -54,7 +51,7 @@ class Connection:
         inner = self._store
         while isinstance(inner, PrefixStore):
             inner = inner.underlying_store
-        if isinstance(inner, TCPStore):  # others share the time-out with the store of the user
+        if isinstance(inner, TCPStore):  # clones of others share their time-out with the user's
             inner.set_timeout(_RECONNECT)
 
     def cloned(self) -> Connection:
@@ -76,12 +73,12 @@ class Connection:
     def compare_set(self, key: str, expected: str, desired: str) -> str:
         """Set a key to `desired` if it has `expected` ("": or is absent). Return what it has then.
 
-        Tried again after a broken connection. So `desired` must be a text that no other worker sets here.
+        It is repeated if the connection breaks. So `desired` must be a text that no other worker sets here.
         """
         return self._asked(lambda store: store.compare_set(key, expected, desired)).decode()
 
     def agree(self, what: str, ours: str) -> None:
-        """Raise ValueError if another worker has said otherwise."""
+        """Raise ValueError if another worker has another value of `what`."""
         theirs = self.compare_set(f"about/{what}", "", ours)
         if theirs != ours:
             raise ValueError(
@@ -98,7 +95,7 @@ class Connection:
         return self._asked(lambda store: store.add(key, amount))
 
     def add_once(self, key: str, amount: int) -> int | None:
-        """Add to a counter; return its value, or None if the connection broke: then nothing or `amount` was added."""
+        """Add to a counter; return its value, or None if the connection broke: it may or may not have been added."""
         try:
             return self._store.add(key, amount)
         except RuntimeError:
@@ -131,6 +128,6 @@ class Connection:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise StoreLostError(
-                f"the store of the leases does not answer ({reason}). The epoch is not at its end. Start the job again "
-                "from its last checkpoint: the process that kept the store has ended, or its file is gone"
+                f"the store of the leases does not answer ({reason}). The process that kept it has ended, or its file "
+                "is gone. The epoch is not complete: start the job again from its last checkpoint"
             ) from error

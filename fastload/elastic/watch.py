@@ -41,9 +41,8 @@ class Watch:
         self._dead_s = lease_s * (BEATS - 2) / BEATS
         self._closing = threading.Event()
         self._condition = threading.Condition()
-        self._beats: dict[
-            int, tuple[str, float]
-        ] = {}  # by worker: the text, and since when it has been the same
+        # By worker the text, and since when it has been the same.
+        self._beats: dict[int, tuple[str, float]] = {}
         self._dead: set[int] = set()
         self._changes = 0
         self._events = 1  # the number of the event that is waited for
@@ -95,9 +94,8 @@ class Watch:
         self._closing.set()
         self.tell()
         for thread in self._threads:
-            if (
-                thread is not threading.current_thread()
-            ):  # a garbage collection may call this in any thread
+            # A garbage collection may call this in any thread.
+            if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
 
     def _beat_on(self) -> None:

@@ -5,15 +5,19 @@ from fastload.parameters import PSClient, connect
 client = PSClient(connect(None))                  # one server in this process, without a socket
 client = PSClient(connect("file:///shared/run7")) # those of `fastload parameters serve --store /shared/run7`
 
-partition.py   which server has what: pure             optimizer.py   torch's rules, for tensors and for rows
-tables.py      rows by their ids                       row_index.py   places of ids: a hash table in NumPy
-part.py        the parameters of one server            server.py      what calls do to them
-steps.py       synchronous pushes: pure                journal.py     their order, as server 0 decides it
-checkpoint.py  files                                   wire.py        values with tensors as bytes
-transport.py   how clients reach servers               flight.py      over Arrow Flight
-link.py        one client's way to one server          pushes.py      to all, also to one that restarts
-client.py      PSClient                                serve.py       a server as a process
-embedding.py   a table as a layer                      prefetched.py  rows pulled ahead, never stale
+A worker:
+    client.py       PSClient: the calls                    partition.py    which server has what: pure
+    session.py      one client with all servers            link.py         with one, over broken connections
+    embedding.py    a table as a layer                     prefetched.py   rows pulled ahead, never stale
+Between them:
+    transport.py    connect: how clients reach servers     flight.py       over Arrow Flight
+    wire.py         values with tensors as bytes
+A server:
+    server.py       Server: what calls do                  serve.py        as a process
+    part.py         its parameters                         optimizer.py    torch's rules, for tensors and rows
+    tables.py       rows by their ids                      row_index.py    places of ids: a hash table in NumPy
+    synchronous.py  pushes become steps                    journal.py      their order, as server 0 decides it
+    checkpoint.py   files
 """
 
 from fastload.parameters.client import PSClient

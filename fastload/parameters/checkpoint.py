@@ -44,7 +44,7 @@ class Saves:
     """The checkpoints of one server: those that it has written, and that may not be complete yet.
 
     Attributes:
-        last: what was applied when the newest complete one was saved.
+        last: what was applied when the newest complete checkpoint was saved.
     """
 
     def __init__(self, folder: str, number: int, of: int, *, keep: int) -> None:
@@ -53,9 +53,10 @@ class Saves:
         self.last: Last = {}
 
     def load(self, *, rejoin: bool) -> list[dict[str, Any]]:
-        """Return the parts of the newest complete checkpoint that this server needs: its own, or all of another number.
+        """Return the parts of the newest complete checkpoint that this server needs.
 
-        Without `rejoin` the server's parts of newer ones are removed: the job goes on from this one.
+        That is its own part, or all parts if another number of servers saved them. Without `rejoin` its parts of newer
+        checkpoints are removed: the job resumes from this one.
         """
         if not self._folder:
             return []
@@ -148,7 +149,7 @@ def _complete(folder: str) -> Iterator[Found]:
 
 
 def _versions(folder: str) -> list[int]:
-    """Return the versions that there is anything of, the newest first."""
+    """Return the versions that have a folder, the newest first."""
     found = (re.fullmatch(r"version-(\d+)", name) for name in os.listdir(folder))
     return sorted((int(name[1]) for name in found if name), reverse=True)
 
@@ -177,5 +178,5 @@ def _read(path: str) -> dict[str, Any]:
         return contents
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
         raise ParametersError(
-            f"{path} is no part of a checkpoint: {error}. Remove its folder, and the one before it is taken"
+            f"{path} is no part of a checkpoint: {error}. Remove its folder to resume from the checkpoint before it"
         ) from error

@@ -13,7 +13,7 @@ from torch import Tensor
 from fastload.parameters.link import Pushed
 from fastload.parameters.optimizer import checked_rate
 from fastload.parameters.partition import merged, owners, string_to_id
-from fastload.parameters.pushes import Pushes
+from fastload.parameters.session import Session
 from fastload.parameters.tables import TableInfo
 from fastload.parameters.transport import Stub
 
@@ -50,9 +50,9 @@ class PSClient:
     Args:
         ps_stubs: what `connect` returns, in the order of the servers.
         worker: a name for messages. Two clients of one name are two workers all the same.
-        patience_s: how long a server may give no answer, or lack what another worker has to send again, before a call
-            raises.
-        retained_bytes: pushes that are kept for each server, to send them again if it restarts from its checkpoint.
+        patience_s: seconds before a call raises: without an answer of a server, or while a server lacks what another
+            worker has to send again.
+        retained_bytes: size of the pushes kept for each server, to send them again if it restarts from its checkpoint.
 
     Calls may be made from several threads. Pulls run at the same time; pushes go one after another. Each call goes to
     all servers at once. It is repeated if a connection breaks, and a push is applied once all the same.
@@ -77,7 +77,7 @@ class PSClient:
         self.ps_num = len(self.ps_stubs)
         self.parameter_to_ps: dict[str, int] = {}
         self.ps_to_parameter: dict[int, list[str]] = {}
-        self._pushes = Pushes(
+        self._session = Session(
             self.ps_stubs, worker or "worker", patience_s=patience_s, retained_bytes=retained_bytes
         )
 
@@ -86,13 +86,13 @@ class PSClient:
     @property
     def synchronous(self) -> bool:
         """Whether the servers wait for the pushes of several workers before a step."""
-        self._pushes.connect()
-        return self._pushes.grads_to_wait is not None
+        self._session.connect()
+        return self._session.grads_to_wait is not None
 
     # ---- dense parameters ----
 
     def partition_dense_parameters(self, names: Iterable[str]) -> None:
-        """Note which server has which dense parameter: `string_to_id`. The other calls do so for new names."""
+        """Note which server has which dense parameter, by `string_to_id`. The other calls do so for new names."""
         for name in names:
             if name not in self.parameter_to_ps:
                 number = self.parameter_to_ps[name] = string_to_id(name, self.ps_num)
@@ -103,12 +103,12 @@ class PSClient:
 
         The first worker's values are taken; later ones are not.
         """
-        self._pushes.connect()
+        self._session.connect()
         values = dict(parameters)
         self.partition_dense_parameters(values)
         own = {name: t for name, t in values.items() if self.parameter_to_ps[name] == ps_id}
-        link = self._pushes.links[ps_id]
-        taken: bool = self._pushes.ask(link, "initialise", values=own, version=version)["taken"]
+        link = self._session.links[ps_id]
+        taken: bool = self._session.ask(link, "initialise", values=own, version=version)["taken"]
         link.initialised = True
         return taken
 
@@ -120,12 +120,12 @@ class PSClient:
         Args:
             model_versions: by server the version that the caller has, -1 for none. Changed to what it has now.
         """
-        self._pushes.connect()
+        self._session.connect()
         numbers = list(ps_ids)
         calls = [(i, "pull", {"version": model_versions[i]}) for i in numbers]
         values: dict[str, Tensor] = {}
         uninitialised = []
-        for i, answer in zip(numbers, self._pushes.ask_each(calls), strict=True):
+        for i, answer in zip(numbers, self._session.ask_each(calls), strict=True):
             if not answer["initialised"]:
                 uninitialised.append(i)
             else:
@@ -142,18 +142,18 @@ class PSClient:
     def push_embedding_table_infos(
         self, infos: Iterable[TableInfo | tuple[str, int] | tuple[str, int, str]]
     ) -> None:
-        """Make tables, each `TableInfo` or (name, dim, initializer). Those that are there stay as they are."""
-        self._pushes.connect()
+        """Make tables, each `TableInfo` or (name, dim, initializer). Existing tables stay as they are."""
+        self._session.connect()
         made = [info if isinstance(info, TableInfo) else TableInfo(*info) for info in infos]
-        self._pushes.add_tables([asdict(info) for info in made])
+        self._session.add_tables([asdict(info) for info in made])
 
     def pull_embedding_vectors(self, layer_name: str, embedding_ids: Tensor) -> Tensor:
         """Return the row of each id, [n, dim], in their order. An id may come several times; new rows are made."""
-        self._pushes.connect()
+        self._session.connect()
         ids = flat_ids(embedding_ids)
         if self.ps_num == 1 or not len(ids):
             arguments = {"table": layer_name, "ids": ids}
-            rows: Tensor = self._pushes.ask_each([(0, "rows", arguments)])[0]["rows"]
+            rows: Tensor = self._session.ask_each([(0, "rows", arguments)])[0]["rows"]
             return rows
         owner = owners(ids, self.ps_num)
         places = [(owner == i).nonzero()[:, 0] for i in range(self.ps_num)]
@@ -162,7 +162,7 @@ class PSClient:
             for i, where in enumerate(places)
             if len(where)
         ]
-        answers = self._pushes.ask_each(calls)
+        answers = self._session.ask_each(calls)
         found = torch.empty(len(ids), answers[0]["rows"].shape[1])
         for (i, _, _), answer in zip(calls, answers, strict=True):
             found.index_copy_(0, places[i], answer["rows"])
@@ -215,12 +215,12 @@ class PSClient:
             fresh: also return the rows that were named, by table: distinct ids, ascending, and their rows. Those of
                 asynchronous servers are as this push left them.
         """
-        self._pushes.connect()
+        self._session.connect()
         dense = {name: gradient for name, gradient in dict(grads).items() if gradient is not None}
         self.partition_dense_parameters(dense)
         tables = {name: _rows(given, self.ps_num) for name, given in edl_grads.items()}
         parts = self._parts(dense, tables, checked_rate(learning_rate), model_versions)
-        accepted, version, answers = self._pushes.push(parts, fresh=fresh)
+        accepted, version, answers = self._session.push(parts, fresh=fresh)
         if not fresh:
             return accepted, version
         return accepted, version, {name: _fresh(name, tables[name], answers) for name in tables}
@@ -232,8 +232,8 @@ class PSClient:
         lr: float | None,
         versions: Sequence[int],
     ) -> list[Pushed]:
-        # What a server in this process, or a repeated push, would read later must not change meanwhile.
-        kept = self._pushes.grads_to_wait or any(link.kept for link in self._pushes.links)
+        # A server in this process, or a repeated push, reads gradients later: the caller may have changed them.
+        kept = self._session.grads_to_wait or any(link.kept for link in self._session.links)
         parts: list[Pushed] = []
         for i in range(self.ps_num):
             own = {k: v.detach() for k, v in dense.items() if self.parameter_to_ps[k] == i}
@@ -258,8 +258,8 @@ class PSClient:
         """Have all servers save, in their folder; return the version of the checkpoint."""
         for table in list(self._flushed):
             table.flush()
-        self._pushes.connect()
-        return self._pushes.checkpoint()
+        self._session.connect()
+        return self._session.checkpoint()
 
     def flush_before_checkpoint(self, table: Flushed) -> None:
         """Have `checkpoint` wait for the pushes of `table`, as long as the table lives."""
@@ -288,7 +288,9 @@ def _rows(given: tuple[Tensor, Tensor] | Tensor, number: int) -> _Rows:
     ids = flat_ids(ids)
     values = values.detach().cpu().reshape(-1, values.shape[-1])
     if len(ids) != len(values):
-        raise ValueError(f"there are {len(ids)} ids and {len(values)} gradients of rows")
+        raise ValueError(
+            f"there are {len(ids)} ids and {len(values)} gradients of rows. Give one gradient for each id"
+        )
     distinct, sums = merged(ids, values)
     return _Rows(distinct, sums, owners(distinct, number))
 

@@ -2,7 +2,7 @@
 
 A call is a message on a stream of DoExchange: record batches of one column of bytes, at most 64 MiB each. The first
 has metadata: the number of bytes in all, 8 bytes, and JSON. The answer has the same form. A stream is kept open and
-serves one call after another: half the time of a stream for each. The client has as many as it has calls at a time.
+serves one call after another, in half the time of a new stream. A client has one for each call at a time.
 
 A call needs the header `authorization: Bearer TOKEN`, if the server has a token.
 """

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Sequence
+from typing import Any
 
 from fastload.disk import replace_file, write_all
-from fastload.parameters.steps import MARK, Entry
 
+Entry = tuple[str, int]
+"""A push: its worker and its number."""
+MARK: Entry = ("", 0)
+"""All servers save here."""
 _NAME = "journal.jsonl"
 _KEPT = 100_000
 """Entries that are kept without a folder: no server can be restarted then."""
@@ -25,6 +28,9 @@ class Journal:
         folder: that the file lies in; "": none.
         base, pushes: position of the first entry, and how many pushes come before it.
         resume: take what is in the file.
+
+    Attributes:
+        pushes: how many were accepted, from the first one on.
     """
 
     def __init__(
@@ -32,19 +38,13 @@ class Journal:
     ) -> None:
         self._path = os.path.join(folder, _NAME) if folder else ""
         self._file: io.FileIO | None = None
-        self.base, self._pushes_before = base, pushes
+        self.base, self.pushes = base, pushes
         self._last: dict[str, int] = {}  # by worker the number of its last push
         self._entries: list[Entry] = []
-        self._pushes = 0
         if resume and self._path and os.path.exists(self._path):
             self._read()
         if self._path:
             self._rewrite()
-
-    @property
-    def pushes(self) -> int:
-        """How many pushes were accepted, from the first one on."""
-        return self._pushes_before + self._pushes
 
     @property
     def end(self) -> int:
@@ -72,13 +72,11 @@ class Journal:
 
     def forget(self, position: int) -> None:
         """Drop the entries before a position: they are in a checkpoint of all servers."""
-        gone = self._entries[: max(position - self.base, 0)]
+        gone = len(self._entries[: max(position - self.base, 0)])
         if not gone:
             return
-        dropped = sum(entry != MARK for entry in gone)
-        self._pushes_before, self._pushes = self._pushes_before + dropped, self._pushes - dropped
-        self.base += len(gone)
-        del self._entries[: len(gone)]
+        self.base += gone
+        del self._entries[:gone]
         if self._path:
             self._rewrite()
 
@@ -92,13 +90,13 @@ class Journal:
         self._entries.append(entry)
         if entry != MARK:
             worker, self._last[worker] = entry
-            self._pushes += 1
+            self.pushes += 1
 
     def _read(self) -> None:
         with open(self._path, "rb") as file:
             head, *lines = file.read().split(b"\n")[:-1]
         about = json.loads(head)
-        self.base, self._pushes_before = about["base"], about["pushes"]
+        self.base, self.pushes = about["base"], about["pushes"]
         self._last = about["last"]
         for line in lines:
             worker, sequence = json.loads(line)
@@ -106,15 +104,12 @@ class Journal:
 
     def _rewrite(self) -> None:
         self.close()
-        about = {"base": self.base, "pushes": self._pushes_before, "last": self._last}
+        before = self.pushes - sum(entry != MARK for entry in self._entries)
+        about = {"base": self.base, "pushes": before, "last": self._last}
         with replace_file(self._path) as file:
-            file.write(json.dumps(about).encode() + b"\n" + _lines(self._entries))
+            file.write(b"".join(map(_line, [about, *self._entries])))
         self._file = io.FileIO(self._path, "ab")
 
 
-def _line(entry: Entry) -> bytes:
-    return json.dumps(entry).encode() + b"\n"
-
-
-def _lines(entries: Sequence[Entry]) -> bytes:
-    return b"".join(map(_line, entries))
+def _line(value: Any) -> bytes:
+    return json.dumps(value).encode() + b"\n"

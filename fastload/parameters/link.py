@@ -52,7 +52,7 @@ class Link:
         return self._stub.name
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
-        """Send a call; return what waits for the answer. A call that gets none is made again, as `call` does."""
+        """Send a call; return what waits for the answer. `call` repeats it if the connection breaks."""
         wait: Callable[[], Answer] | None = None
         error: ParametersError | None = None
         try:
@@ -75,7 +75,7 @@ class Link:
         return finish
 
     def call(self, method: str, arguments: Mapping[str, Any]) -> Answer:
-        """Return the answer to a call, which is made until it has one. Raise NoAnswerError after `patience_s`."""
+        """Repeat a call until it has an answer. Raise NoAnswerError after `patience_s`."""
         deadline = time.monotonic() + self._patience_s
         nap = _FIRST_NAP_S
         while True:
@@ -85,19 +85,15 @@ class Link:
                 if time.monotonic() + nap > deadline:
                     raise NoAnswerError(
                         f"{self.name} gives no answer for {self._patience_s:g} s: {error}. Start it again: it resumes "
-                        "from its checkpoint, and what was pushed since is sent again"
+                        "from its checkpoint, and the workers send what they pushed since"
                     ) from error
             time.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP_S)
 
-    def close(self) -> None:
-        """Close connections."""
-        self._stub.close()
-
     # ---- what was pushed ----
 
     def retain(self, sequence: int, pushed: Pushed) -> None:
-        """Keep a push until it is in a checkpoint. If all would take more than the bound, the oldest are dropped."""
+        """Keep a push until it is in a checkpoint. Drop the oldest if all take more than `retained_bytes`."""
         self._retained.append((sequence, pushed))
         self._bytes += _size(pushed)
         while self._bytes > self._bound and len(self._retained) > 1:
@@ -117,7 +113,7 @@ class Link:
             self._drop_first()
 
     def after(self, sequence: int) -> Sequence[tuple[int, Pushed]]:
-        """Return the pushes that are kept, after this one."""
+        """Return the pushes after this one that are kept."""
         return [(number, pushed) for number, pushed in self._retained if number > sequence]
 
     def _drop_first(self) -> int:

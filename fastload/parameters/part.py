@@ -34,7 +34,7 @@ class Gradients:
 
 
 def mean(pushes: Sequence[Gradients]) -> Gradients:
-    """Return the mean of some pushes. A gradient that a push lacks is zero. The learning rate is the last push's."""
+    """Return the mean of pushes. A gradient that a push lacks is zero. The learning rate is the last push's."""
     share = 1 / len(pushes)
     dense: dict[str, Tensor] = {}
     rows: dict[str, list[Rows]] = {}
@@ -99,13 +99,14 @@ class Part:
             if gradient.shape != self.dense[name].shape:
                 raise ParametersError(
                     f"the gradient of {name!r} has the shape {tuple(gradient.shape)}, the parameter "
-                    f"{tuple(self.dense[name].shape)}"
+                    f"{tuple(self.dense[name].shape)}. Give all workers the same model"
                 )
         for name, (ids, values) in gradients.rows.items():
             wanted = (len(ids), self.table(name).info.dim)
             if values.shape != wanted:
                 raise ParametersError(
-                    f"the gradients of rows of {name!r} have the shape {tuple(values.shape)}, and must have {wanted}"
+                    f"the gradients of rows of {name!r} have the shape {tuple(values.shape)}. Give one for each id: "
+                    f"{wanted}"
                 )
 
     def apply(self, gradients: Gradients, *, divisor: int = 1) -> None:
@@ -142,7 +143,7 @@ class Part:
         }
 
     def add_contents(self, contents: Mapping[str, Any], *, number: int, of: int) -> None:
-        """Add what belongs to server `number` of so many out of the contents of any part."""
+        """Add what belongs to server `number` of `of` out of the contents of any part."""
         if contents["optimizer"]["name"] != self._optimizer.name:
             raise ValueError(
                 f"the checkpoint was made with the optimizer {contents['optimizer']['name']!r}, and this server has "

@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def string_to_id(name: str, number: int) -> int:
-    """Return which of so many servers has the dense parameter `name`: ElasticDL's rule, a hash that ignores sizes."""
+    """Return which of `number` servers has the dense parameter `name`: ElasticDL's rule, a hash that ignores sizes."""
     return int(hashlib.sha256(name.encode()).hexdigest(), 32) % number
 
 
 def owners(ids: Tensor, number: int) -> Tensor:
-    """Return which of so many servers has each row."""
+    """Return which of `number` servers has each row."""
     return ids.remainder(number)
 
 

@@ -7,9 +7,10 @@ import os
 import signal
 from contextlib import suppress
 
-from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from fastload.distributed.addresses import own_address
+from fastload.distributed.rendezvous import torchrun_store
 from fastload.parameters.checkpoint import newest
 from fastload.parameters.server import Server
 
@@ -18,14 +19,7 @@ _END = "fastload/parameters/end"
 
 def job_store(path: str | None) -> Store | None:
     """Return the store in a file, else torchrun's, else None."""
-    if path:
-        return FileStore(os.path.abspath(path))
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    # torchrun keeps its store when it restarts all ranks: the job then begins anew, from the checkpoint.
-    job = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return PrefixStore(f"{job}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return FileStore(os.path.abspath(path)) if path else torchrun_store()
 
 
 def reached_as(host: str) -> str:

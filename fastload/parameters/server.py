@@ -12,11 +12,10 @@ from torch import Tensor
 
 from fastload.errors import ParametersError
 from fastload.parameters.checkpoint import Last, Saves
-from fastload.parameters.journal import Journal
+from fastload.parameters.journal import MARK, Entry, Journal
 from fastload.parameters.optimizer import Optimizer, checked_rate
-from fastload.parameters.order import Order
 from fastload.parameters.part import Gradients, Part, mean
-from fastload.parameters.steps import MARK, Entry
+from fastload.parameters.synchronous import Steps
 from fastload.parameters.tables import TableInfo
 
 
@@ -25,18 +24,18 @@ class Server:
 
     Args:
         optimizer: how gradients change parameters.
-        grads_to_wait: None: asynchronous, each push is applied at once. A number: synchronous, the mean of so many
-            pushes is one step, for dense parameters and for rows. So workers with equal batches train as one with all
-            of their batches does.
+        grads_to_wait: None: asynchronous, each push is applied at once. A number: synchronous, the mean of this many
+            pushes is one step, for dense parameters and for rows. So workers with equal batches train as one worker
+            with all of their batches.
         tolerance: how many versions old the gradients of a synchronous push may be.
         scale_by_staleness: divide the learning rate of an asynchronous push by `max(1, version - gradients' version)`.
         folder: where checkpoints lie, all servers' in one folder. The newest complete one is loaded. "": none.
-        checkpoint_every: save whenever the version is a multiple of this; 0: only when it is asked for. Pushes wait
+        checkpoint_every: save whenever the version is a multiple of this; 0: only when a client asks. Pushes wait
             meanwhile.
         keep: how many checkpoints are kept.
         seed: of new rows, the same for all servers.
-        rejoin: this server was killed, and the job goes on. It takes the order of synchronous pushes that it had
-            decided. Otherwise the job begins anew, from the checkpoint.
+        rejoin: this server was killed, and the other servers and the workers still run. Server 0 then reads the order
+            of synchronous pushes that it had decided. False: the whole job resumes from the checkpoint.
 
     `answer` may be called from several threads. It makes one call after another; the calls themselves take no lock.
     """
@@ -88,7 +87,7 @@ class Server:
         if number == 0 and grads_to_wait:
             decided = self._steps_done * pushes
             journal = Journal(self.folder, base=position, pushes=decided, resume=rejoin)
-        self._order = Order(
+        self._steps = Steps(
             pushes,
             position=position,
             journal=journal,
@@ -96,7 +95,7 @@ class Server:
             apply=self._make_step,
             oldest=lambda: self.version - tolerance,
         )
-        self._order.advance()
+        self._steps.advance()
 
     @property
     def synchronous(self) -> bool:
@@ -111,7 +110,9 @@ class Server:
         A call that names another `incarnation` is not made: this server may lack what was said to that one.
         """
         if method not in CALLS:
-            raise ParametersError(f"a server has no call {method!r}")
+            raise ParametersError(
+                f"a server has no call {method!r}. Use the same fastload on workers and servers"
+            )
         arguments = dict(arguments)
         with self.lock:
             result: dict[str, Any] = {}
@@ -129,7 +130,7 @@ class Server:
             "initialised": self._initialised,
             "version": self.version,
             "last": self._last.get(worker, (0, 0))[0],
-            "next": self._order.next,
+            "next": self._steps.next,
         }
 
     def initialise(self, values: Mapping[str, Tensor], version: int) -> dict[str, Any]:
@@ -155,7 +156,7 @@ class Server:
 
     def rows(self, table: str, ids: Tensor) -> dict[str, Any]:
         """Return the rows of `ids`, in this order, and whether steps that were decided are still to be made."""
-        behind = bool(self._order.missing())
+        behind = bool(self._steps.missing())
         return {"rows": self._part.table(table).rows(ids), "behind": behind}
 
     def push(
@@ -185,26 +186,29 @@ class Server:
         pushed = gradients_of(gradients)
         self._part.check(pushed)
         if sequence > self._last.get(worker, (0, 0))[0]:
-            self._order.stage((worker, sequence), pushed)
+            self._steps.stage((worker, sequence), pushed)
         return {}
 
     def decide(self, worker: str, sequence: int, version: int, since: int) -> dict[str, Any]:
-        """Accept a push that all servers have staged, or reject it, as server 0. The answer is that of `decisions`."""
+        """Accept or reject a push that all servers have staged, as server 0, which makes its own step at once.
+
+        The answer is that of `decisions`, and `accepted`.
+        """
         push = (worker, sequence)
-        accepted = self._order.journal.has(push)
+        accepted = self._steps.journal.has(push)
         if not accepted:
             accepted = version >= self._decided_version() - self._tolerance
             if accepted:
-                self._order.decide(push)
+                self._steps.decide(push)
         return {"accepted": accepted, **self.decisions(since)}
 
     def decisions(self, since: int) -> dict[str, Any]:
         """Return the order from position `since` on, and the version that it leads to, as server 0."""
-        return {"version": self._decided_version(), **self._order.since(since)}
+        return {"version": self._decided_version(), **self._steps.since(since)}
 
     def mark(self, since: int) -> dict[str, Any]:
         """Have all servers save at this place of the order, as server 0. The answer is that of `decisions`."""
-        self._order.decide(MARK)
+        self._steps.decide(MARK)
         return self.decisions(since)
 
     def commit(
@@ -212,11 +216,11 @@ class Server:
     ) -> dict[str, Any]:
         """Take the order from position `start` on, and make all steps that can be made."""
         known = [(str(each), int(number)) for each, number in entries]
-        self._order.take(start, known, None if discarded is None else (worker, discarded))
+        self._steps.take(start, known, None if discarded is None else (worker, discarded))
         return {
-            "next": self._order.next,
+            "next": self._steps.next,
             "version": self.version,
-            "missing": self._order.missing(),
+            "missing": self._steps.missing(),
             "saved": self._saved_of(worker),
         }
 
@@ -226,7 +230,7 @@ class Server:
             "version": self.version,
             "initialised": self._initialised,
             "steps": self._steps_done,
-            "position": self._order.position,
+            "position": self._steps.position,
             "last": self._last,
             "part": self._part.contents(),
         }
@@ -235,13 +239,13 @@ class Server:
 
     def close(self) -> None:
         """Close its files."""
-        self._order.close()
+        self._steps.close()
 
     # ---- in calls ----
 
     def _decided_version(self) -> int:
         """Return the version once all steps are made that are decided."""
-        return self.version - self._steps_done + self._order.steps_decided()
+        return self.version - self._steps_done + self._steps.decided()
 
     def _make_step(self, pushes: list[Entry], parts: list[Gradients]) -> None:
         self._part.apply(mean(parts))
@@ -255,10 +259,10 @@ class Server:
             self.save(self.version)
 
     def _saved_of(self, worker: str) -> int:
-        """Return the last push of a worker that is in a complete checkpoint: it need not be sent again."""
+        """Return the last push of a worker that is in a complete checkpoint: the worker need not send it again."""
         position = self._saves.completed()
         if position is not None:
-            self._order.forget(position)
+            self._steps.forget(position)
         return self._saves.last.get(worker, (0, 0))[0]
 
 
@@ -280,10 +284,12 @@ CALLS = {
 
 
 def gradients_of(found: Mapping[str, Any]) -> Gradients:
-    """Return gradients as they came over the wire. Raise ParametersError if they are none."""
+    """Return the gradients that a client has sent. Raise ParametersError if they cannot be read."""
     try:
         rows = {name: (ids, values) for name, (ids, values) in found["rows"].items()}
         lr = checked_rate(found["lr"])
         return Gradients(version=int(found["version"]), lr=lr, dense=found["dense"], rows=rows)
     except (KeyError, TypeError, ValueError) as error:
-        raise ParametersError(f"a push cannot be read: {error}") from error
+        raise ParametersError(
+            f"a push cannot be read: {type(error).__name__}: {error}. Use the same fastload on workers and servers"
+        ) from error

@@ -27,7 +27,7 @@ class TableInfo:
         name: of the table, or of the layer that uses it.
         dim: numbers in a row.
         initializer: how a new row is drawn. "uniform(0.05)": from -0.05 to 0.05. "normal(0.05)": with this standard
-            deviation. "constant(0)" or "zeros". Without a number, that of this list.
+            deviation. "constant(0)" or "zeros". These numbers are the defaults.
     """
 
     name: str
@@ -37,7 +37,7 @@ class TableInfo:
     def __post_init__(self) -> None:
         if not self.name or self.dim < 1:
             raise ValueError(
-                f"a table has a name and 1 number or more in a row, got {self.name!r} and {self.dim}"
+                f"a table has a name and a dim of 1 or more, got {self.name!r} and {self.dim}"
             )
         self.rule()
 

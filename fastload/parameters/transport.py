@@ -66,12 +66,12 @@ def connect(
     Args:
         where: None: a new server in this process. A `Server`, an address such as "grpc://node7:7000" or
             "grpc+tls://node7:7000", or a list of these, in the order of the servers. A `torch.distributed.Store`, or
-            "file:///PATH" for a `FileStore`: what `fastload parameters serve` has written there. Servers that restart
-            at another address are found again.
+            "file:///PATH" for a `FileStore`, into which `fastload parameters serve` writes addresses. A server that
+            restarts at another address is found again.
         token: that the servers want; "": that in the file `$FASTLOAD_TOKEN_FILE`, if it is set.
-        authority: certificate, in PEM, of the authority that has signed those of the servers; None: that in the file
+        authority: certificate, in PEM, of the authority that signed the servers' certificates; None: that in the file
             `$FASTLOAD_TLS_CA`, if it is set.
-        wait_s: how long to wait for the servers to write their addresses.
+        wait_s: seconds to wait for the servers to write their addresses.
 
     Connections are made when they are needed.
     """

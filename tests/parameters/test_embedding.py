@@ -133,7 +133,7 @@ def test_a_forward_pass_without_a_push_keeps_nothing() -> None:
     assert not table._gradients
     assert not table._pulls._pulls
     table.push(1.0)
-    assert table._client._pushes._sequence == 0, "there was nothing to push"
+    assert table._client._session._sequence == 0, "there was nothing to push"
 
 
 @pytest.mark.parametrize("how", ["eval", "no_grad", "inference"])

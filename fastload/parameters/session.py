@@ -1,4 +1,9 @@
-"""`Pushes`: what a client says to all its servers, and says again to one that has restarted."""
+"""`Session`: one client with all its servers: its calls, its pushes, and what it sends again to one that restarts.
+
+A synchronous push goes in three rounds. The client stages each server's part. Server 0 decides: it rejects the push, or
+gives it a place in the order. The client then tells all servers the order, and each makes the steps that it has all
+parts of. A restarted server lacks parts that are decided: each client sends its own again.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +22,8 @@ _NAP_S = 0.05
 _NOTHING: Pushed = {"version": -1, "lr": None, "dense": {}, "rows": {}}
 
 
-class Pushes:
-    """The servers as one client sees them. Calls may be made from several threads; pushes go one after another.
+class Session:
+    """One client with its servers. Calls may be made from several threads; pushes go one after another.
 
     A server that was killed and restarts has another incarnation. The first call that notices sends it again all that
     its checkpoint lacks.
@@ -40,9 +45,8 @@ class Pushes:
         self._pid = os.getpid()
         # A worker that was started again, or forked, is another one, which counts its pushes from 1 again.
         self.worker = f"{self._name}-{secrets.token_hex(6)}"
-        self._lock = (
-            threading.RLock()
-        )  # owns all below, the links' pushes, and what is known of the servers
+        # Owns all below, the links' pushes, and what is known of the servers.
+        self._lock = threading.RLock()
         self._sequence = 0
         self._missing: dict[tuple[int, str, int], float] = {}
         self._has_old_rows = False
@@ -66,11 +70,7 @@ class Pushes:
 
     def ask_each(self, calls: Sequence[tuple[int, str, Mapping[str, Any]]]) -> list[Answer]:
         """Return the answers to calls (server, method, arguments), which are made at once. Raise the first error."""
-        answers = self._tried(calls)
-        for answer in answers:
-            if isinstance(answer, ParametersError):
-                raise answer
-        return answers  # type: ignore[return-value]  # no error is left
+        return _without_errors(self._tried(calls))
 
     def _tried(
         self, calls: Sequence[tuple[int, str, Mapping[str, Any]]]
@@ -106,7 +106,7 @@ class Pushes:
     # ---- a server that this client meets, or meets again ----
 
     def _catch_up(self, link: Link, incarnation: str) -> None:
-        """Make a server have all pushes of this client, unless another thread has done that for its `incarnation`."""
+        """Send a server all pushes that it lacks, unless another thread has done that for its `incarnation`."""
         with self._lock:
             while not (incarnation and incarnation == link.incarnation):
                 hello = link.call("hello", {"worker": self.worker})
@@ -172,14 +172,14 @@ class Pushes:
     def push(
         self, parts: Sequence[Pushed], *, fresh: bool
     ) -> tuple[bool, int, list[Mapping[str, Any]]]:
-        """Push a part to each server; return whether it was accepted, the version, and of each the fresh rows."""
+        """Push a part to each server; return whether it was accepted, the version, and each server's fresh rows."""
         with self._lock:
-            if (
-                self._has_old_rows
-            ):  # of a server that has restarted, and waits for pushes of other workers
+            if self._has_old_rows:
+                # A server has restarted, and waits for pushes of other workers.
                 self._has_old_rows = False
                 rows = self._rows_of(parts) if fresh else []
-                return False, max(self._commit(self._order_from_0(), None)), rows
+                order = self.ask(self.links[0], "decisions", since=self._next())
+                return False, max(self._commit(order, None)), rows
             self._sequence += 1
             for link, part in zip(self.links, parts, strict=True):
                 link.retain(self._sequence, part)
@@ -215,19 +215,19 @@ class Pushes:
             self._commit({"start": 0, "entries": []}, self._sequence)
         _without_errors(staged)
         version = min(part["version"] for part in parts)
-        since = min(link.next for link in self.links)
-        answer = self.ask(self.links[0], "decide", **about, version=version, since=since)
+        answer = self.ask(self.links[0], "decide", **about, version=version, since=self._next())
         accepted = answer["accepted"]
         if not accepted:
             _drop(self.links, self._sequence)
         versions = self._commit(answer, None if accepted else self._sequence)
         return accepted, max(versions)
 
-    def _order_from_0(self) -> Answer:
-        return self.ask(self.links[0], "decisions", since=min(link.next for link in self.links))
+    def _next(self) -> int:
+        """Return the first position in the order that a server needs."""
+        return min(link.next for link in self.links)
 
     def _rows_of(self, parts: Sequence[Pushed]) -> list[Mapping[str, Any]]:
-        """Return of each server the rows that a push has named, as they are now."""
+        """Return from each server the rows that a push has named, as they are now."""
         named = [
             (i, name, ids)
             for i, part in enumerate(parts)
@@ -259,7 +259,7 @@ class Pushes:
         return [answer["version"] for answer in answers]
 
     def _watch(self, missing: set[tuple[int, str, int]], answers: Sequence[Answer]) -> None:
-        """Raise ParametersLostError if a server lacks a push for long: its worker has ended."""
+        """Raise ParametersLostError if a server lacks a push for `patience_s`: its worker has ended."""
         now = time.monotonic()
         self._missing = {push: self._missing.get(push, now) for push in missing}
         for (number, worker, sequence), since in self._missing.items():
@@ -280,7 +280,7 @@ class Pushes:
                 version = int(max(answer["version"] for answer in found))
                 self.ask_each([(i, "save", {"version": version}) for i in range(len(self.links))])
                 return version
-            order = self.ask(self.links[0], "mark", since=min(link.next for link in self.links))
+            order = self.ask(self.links[0], "mark", since=self._next())
             version = int(order["version"])
             deadline = time.monotonic() + self._patience_s
             while min(self._commit(order, None)) < version:

@@ -1,0 +1,138 @@
+"""Synchronous pushes on one server: the parts that are staged, the order that server 0 decides, and the steps.
+
+Each entry of the order is a push or the mark of a checkpoint. All servers read the same entries in the same order. So
+all take the same pushes into the same step, and all save the same version at a mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastload.parameters.journal import MARK, Entry, Journal
+from fastload.parameters.part import Gradients
+
+
+class Steps:
+    """Makes each step as soon as all of its pushes are decided and staged. Not thread-safe.
+
+    Args:
+        pushes: how many make a step.
+        position: of the first entry that is not in a step yet. Entries are counted from 0.
+        journal: the order, on server 0; None: another server, which learns it by `take`.
+        save: is called at the mark of a checkpoint.
+        apply: makes a step.
+        oldest: returns the oldest version that gradients may have.
+    """
+
+    def __init__(
+        self,
+        pushes: int,
+        *,
+        position: int,
+        journal: Journal | None,
+        save: Callable[[], object],
+        apply: Callable[[list[Entry], list[Gradients]], None],
+        oldest: Callable[[], int],
+    ) -> None:
+        self._pushes = pushes
+        self.position = position
+        self._journal = journal
+        self._save, self._apply, self._oldest = save, apply, oldest
+        self._entries: list[Entry] = []
+        self._marked = position  # the marks before this one are dealt with
+        self._staged: dict[Entry, Gradients] = {}
+
+    @property
+    def next(self) -> int:
+        """The position of the next entry that this server needs."""
+        return self.position + len(self._entries)
+
+    @property
+    def journal(self) -> Journal:
+        """The journal of server 0."""
+        if self._journal is None:
+            raise ValueError("only server 0 decides the order of pushes, if grads_to_wait is given")
+        return self._journal
+
+    def decided(self) -> int:
+        """Return how many steps the decided pushes make, from the first one on, as server 0."""
+        return self.journal.pushes // self._pushes
+
+    def stage(self, push: Entry, gradients: Gradients) -> None:
+        """Keep this server's part of a push."""
+        self._staged[push] = gradients
+        self.advance()
+
+    def decide(self, entry: Entry) -> None:
+        """Give a push, or a mark, its place, as server 0."""
+        self.journal.append(entry)
+        self.advance()
+
+    def take(self, start: int, entries: Sequence[Entry], discarded: Entry | None) -> None:
+        """Learn the order from position `start` on, and drop a push that was rejected."""
+        if discarded is not None:
+            self._staged.pop(discarded, None)
+        self._add(start, entries)
+        self.advance()
+
+    def since(self, position: int) -> dict[str, Any]:
+        """Return what was decided from a position on, as server 0."""
+        start, entries = self.journal.since(position)
+        return {"start": start, "entries": entries, "end": self.journal.end}
+
+    def missing(self) -> list[Entry]:
+        """Return the pushes of the next step that are decided, and of which this server lacks its part."""
+        step, _ = self._following()
+        return [push for push in step if push not in self._staged]
+
+    def advance(self) -> None:
+        """Save at each mark, and make each step of which all is there, in their order."""
+        if self._journal is not None:
+            self._add(*self._journal.since(self.next))
+        while True:
+            step, end = self._following()
+            for number, entry in enumerate(self._entries[:end], self.position):
+                if entry == MARK and number >= self._marked:
+                    self._marked = number + 1
+                    self._save()
+            if len(step) < self._pushes or not self._staged.keys() >= set(step):
+                break
+            parts = [self._staged.pop(push) for push in step]
+            del self._entries[:end]
+            self.position += end
+            self._apply(step, parts)
+        self._drop_stale()
+
+    def forget(self, position: int) -> None:
+        """Drop what was decided before a position: it is in a complete checkpoint."""
+        if self._journal is not None:
+            self._journal.forget(position)
+
+    def close(self) -> None:
+        """Close the file of the journal."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _add(self, start: int, entries: Sequence[Entry]) -> None:
+        """Take entries from position `start` on. Those that are known are skipped; after a gap, all of them."""
+        if start <= self.next:
+            self._entries += entries[self.next - start :]
+
+    def _drop_stale(self) -> None:
+        """Drop pushes that are too old, unless they are decided: server 0 will reject them."""
+        oldest, decided = self._oldest(), set(self._entries)
+        stale = [push for push, part in self._staged.items() if part.version < oldest]
+        for push in stale:
+            if push not in decided:
+                del self._staged[push]
+
+    def _following(self) -> tuple[list[Entry], int]:
+        """Return the pushes of the next step, as far as they are known, and how many entries that takes."""
+        step: list[Entry] = []
+        for number, entry in enumerate(self._entries, 1):
+            if entry != MARK:
+                step.append(entry)
+            if len(step) == self._pushes:
+                return step, number
+        return step, len(self._entries)
