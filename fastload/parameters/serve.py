@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import signal
+import time
 from contextlib import suppress
 
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
@@ -33,7 +34,7 @@ def reached_as(host: str) -> str:
 def wait_for_the_end() -> None:
     """Wait for Ctrl-C, or what else a handler of signals raises."""
     while True:
-        signal.pause()
+        time.sleep(1)  # not signal.pause(), which misses a signal that comes just before it
 
 
 def end(server: Server, store: Store | None) -> int:
