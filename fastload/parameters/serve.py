@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import signal
-import time
 from contextlib import suppress
 
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
@@ -32,9 +31,20 @@ def reached_as(host: str) -> str:
 
 
 def wait_for_the_end() -> None:
-    """Wait for Ctrl-C, or what else a handler of signals raises."""
-    while True:
-        time.sleep(1)  # not signal.pause(), which misses a signal that comes just before it
+    """Wait for a signal whose handler raises, such as Ctrl-C.
+
+    Not by `signal.pause()`, which misses a signal that comes just before it.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write)
+    try:
+        while True:
+            os.read(read, 1)
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(read)
+        os.close(write)
 
 
 def end(server: Server, store: Store | None) -> int:
