@@ -56,7 +56,9 @@ KERNELS = {
     PACKAGE / "image" / name for name in ("kernels/__init__.py", "kernels/build.py", "libjpeg.py")
 }
 """May have a thread and locks: they wait for the compiler, and never run code of the user's."""
-PARAMETERS = {PACKAGE / "parameters" / name for name in ("server.py", "session.py", "prefetched.py")}
+PARAMETERS = {
+    PACKAGE / "parameters" / name for name in ("server.py", "session.py", "prefetched.py")
+}
 """May have locks: a server, whose calls come from threads of gRPC, a client, whose pushes have an order, and the rows
 that a loader's threads pull ahead."""
 PUSHES = {PACKAGE / "parameters" / "embedding.py"}
