@@ -37,6 +37,7 @@ NAMES = (
     "store",
     "stream",
     "parameters",
+    "elastic",
 )
 ASKED_FOR = ("peers",)
 """Benchmarks that are run where they are named: they want packages that the others do without."""

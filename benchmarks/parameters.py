@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -123,7 +125,9 @@ def train(
     """Train; return the seconds of each step and of each push. `staleness` None: without prefetch."""
     taken, pushes = [], []
     with Embedding("t", DIM, client=client, rows=ROWS, staleness=staleness or 0) as table:
-        collate = _same if staleness is None else table.prefetching(_same, _same)
+        collate: Callable[[Any], Any] = (
+            _same if staleness is None else table.prefetching(_same, _same)
+        )
         with DataLoader(
             Batches(steps),
             None,
@@ -153,7 +157,16 @@ def _same(batch: Tensor) -> Tensor:
 
 
 def pull(calls: int) -> Figures:
-    """Return the pulls of each size in a second, and torch's calls that return the same rows."""
+    """Return the pulls of each size in a second, and torch's calls that return the same rows.
+
+    In a process of its own, because torch's RPC leaves files open.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(beside_rpc, calls).result()
+
+
+def beside_rpc(calls: int) -> Figures:
+    torch.set_num_threads(1)
     figures: Figures = {}
     with tempfile.TemporaryDirectory() as folder, serving(f"file://{folder}/rpc") as address:
         client = PSClient(connect(address))
@@ -211,10 +224,12 @@ def serving(meeting: str = "") -> Iterator[str]:
         here.send("end")
         if meeting:
             rpc.shutdown()
-    finally:
-        here.close()
         process.join(ANSWER_S)
+    finally:
         process.kill()
+        process.join()
+        process.close()
+        here.close()
 
 
 def serve(pipe: Connection, meeting: str) -> None:
@@ -235,7 +250,9 @@ def _meet(name: str, rank: int, meeting: str) -> None:
     if not rpc.is_available():
         raise NotMeasuredError("this torch has no RPC")
     options = rpc.TensorPipeRpcBackendOptions(init_method=meeting, rpc_timeout=ANSWER_S)
-    rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You are using a Backend")  # torch's, of torch's RPC
+        rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)
 
 
 def rows(results: Results) -> list[Row]:

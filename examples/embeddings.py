@@ -79,7 +79,7 @@ def main() -> None:
     item.eval()
     test = Clicks(20_000, seed=2)
     right = (score(vars(test)) > 0) == (test.click > 0)
-    print(f"test accuracy: {right.float().mean():.2%} of {len(test)} clicks; a coin has 50 %")
+    print(f"test accuracy {right.float().mean():.2%} of {len(test)} clicks; a coin has 50 %")
     for table in (user, item):
         table.close()
     client.close()

@@ -4,48 +4,51 @@
     python examples/parameter_server.py ROOT             # 2 servers in this process, 3 workers, one epoch
     python examples/parameter_server.py ROOT --servers file:///shared/run7       # those of `fastload parameters serve`
 
-Each worker pulls the parameters, computes gradients for its batch, and pushes them. The servers apply each push at
-once, with the other workers' pushes in between. Today one trains such a model with DistributedDataParallel: see
-docs/parameters.md.
+Each worker leases digits, pulls the parameters, computes gradients for a batch, and pushes them. The servers apply each
+push at once, with the other workers' pushes in between. A slow worker leases fewer digits, and no worker waits for
+another. Today one trains such a model with DistributedDataParallel: see docs/parameters.md.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from manual_update import CNN
 from torch import multiprocessing, nn
+from torch.distributed import FileStore
 
-from fastload import DataLoader, RankSampler
+from fastload import DataLoader
 from fastload.datasets import MNIST
+from fastload.elastic import Leases, LeaseSampler
 from fastload.parameters import Optimizer, PSClient, Server, connect
 from fastload.parameters.flight import ParameterServer
 
 
-def work(worker: int, args: argparse.Namespace, servers: str | list[str]) -> None:
-    """Train one worker's part of the epoch."""
+def work(worker: int, args: argparse.Namespace, servers: str | list[str], leased: Path) -> None:
+    """Train one worker's part of the epoch. `leased` is a file that all workers share."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     client, cnn = PSClient(connect(servers), f"worker {worker}"), CNN()
-    for server in range(client.ps_num):
-        client.push_dense_parameters(
-            cnn.named_parameters(), server, 0
-        )  # the first worker's are taken
+    for server in range(client.ps_num):  # the first worker's parameters are taken
+        client.push_dense_parameters(cnn.named_parameters(), server, 0)
 
     dataset = MNIST(args.root, tensors=True)
-    order = RankSampler(dataset, rank=worker, world_size=args.workers, seed=0)
-    versions = [-1] * client.ps_num
-    for x, y in DataLoader(dataset, args.batch_size, sampler=order):
-        newer, _ = client.pull_dense_parameters(range(client.ps_num), versions)
-        cnn.load_state_dict(newer, strict=False)
-        cnn.zero_grad()
-        loss = nn.functional.cross_entropy(cnn(x / 255.0)[0], y)
-        loss.backward()
-        gradients = {name: parameter.grad for name, parameter in cnn.named_parameters()}
-        _, version = client.push_gradients(gradients, {}, args.lr, versions)
-    print(f"worker {worker}: loss {loss.item():.3f} at version {version}", flush=True)
+    versions, steps = [-1] * client.ps_num, 0
+    with Leases(len(dataset), shard=10 * args.batch_size, store=FileStore(str(leased))) as leases:
+        batches = LeaseSampler(leases, args.batch_size)
+        for x, y in DataLoader(dataset, batch_sampler=batches):
+            newer, _ = client.pull_dense_parameters(range(client.ps_num), versions)
+            cnn.load_state_dict(newer, strict=False)
+            cnn.zero_grad()
+            nn.functional.cross_entropy(cnn(x / 255.0)[0], y).backward()
+            gradients = {name: parameter.grad for name, parameter in cnn.named_parameters()}
+            client.push_gradients(gradients, {}, args.lr, versions)
+            steps += 1
     client.close()
+    print(f"worker {worker}: {steps} steps", flush=True)
 
 
 def main() -> None:
@@ -63,14 +66,17 @@ def main() -> None:
         adam = Optimizer(name="adam")
         fronts = [ParameterServer(Server(i, 2, optimizer=adam)) for i in range(2)]
     servers = args.servers or [front.address("127.0.0.1") for front in fronts]
-    multiprocessing.spawn(work, (args, servers), nprocs=args.workers)
+    with TemporaryDirectory() as folder:
+        multiprocessing.spawn(work, (args, servers, Path(folder, "leases")), nprocs=args.workers)
 
     client, cnn = PSClient(connect(servers)), CNN()
-    cnn.load_state_dict(client.pull_variable())
+    versions = [-1] * client.ps_num
+    cnn.load_state_dict(client.pull_dense_parameters(range(client.ps_num), versions)[0])
     test = MNIST(args.root, train=False)
     with torch.no_grad():
         found = cnn(test.data[:, None] / 255.0)[0].argmax(1)
-    print(f"test accuracy: {(found == test.targets).float().mean():.2%} of {len(test)} digits")
+    right = (found == test.targets).float().mean()
+    print(f"version {max(versions)}: test accuracy {right:.2%} of {len(test)} digits")
     client.close()
     for front in fronts:
         front.shutdown()

@@ -60,8 +60,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_time_descriptors() -> None:
-    """Open what multiprocessing opens once per process, so that no test is blamed for it."""
+    """Open what multiprocessing and torch's stores open once per process, so that no test is blamed for it."""
     multiprocessing.resource_tracker.ensure_running()
+    torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def pytest_sessionstart() -> None:

@@ -35,7 +35,7 @@ FOLDERS = {path.parent.name for path in MODULES if path.parent.parent == PACKAGE
 FOLDER_IMPORTS: dict[str, set[str]] = {
     "bench": {"datasets", "measure"},
     "check": set(),
-    "compat": {"datasets", "distributed", "flow"},
+    "compat": {"datasets", "distributed", "elastic", "flow"},
     "datasets": {"image"},
     "distributed": set(),
     "elastic": {"distributed"},

@@ -58,7 +58,9 @@ def test_the_examples_run_one_after_another(
         pytest.skip(f"the others ran: {skipped}")
 
 
-@pytest.mark.parametrize("page", ["flow", "parameters", "predict", "rows", "sets", "twister2"])
+@pytest.mark.parametrize(
+    "page", ["elastic", "flow", "parameters", "predict", "rows", "sets", "twister2"]
+)
 def test_the_examples_of_a_page_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from pyarrow import flight
 from fastload.errors import ParametersError, UsageError
 from fastload.parameters.server import Server
 from fastload.parameters.transport import Answer, ServerGoneError
-from fastload.parameters.wire import SCHEMA, Encoded, Gathered, decode
+from fastload.parameters.wire import SCHEMA, Encoded, Gathered, aligned, decode
 
 _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a new client does not wait as long as one that failed
@@ -50,7 +50,10 @@ def _receive(reader: Any) -> Any:
     """Return a value. Raise StopIteration at the end of the stream."""
     chunk = reader.read_chunk()
     head = chunk.app_metadata.to_pybytes()
-    gathered = Gathered(struct.unpack_from("<q", head)[0])
+    (size,) = struct.unpack_from("<q", head)
+    if size == len(chunk.data) and (content := aligned(chunk.data)) is not None:
+        return decode(head[8:], content)
+    gathered = Gathered(size)
     gathered.add(chunk.data)
     while gathered.missing:
         gathered.add(reader.read_chunk().data)
@@ -133,7 +136,10 @@ class _Stream:
             address, tls_root_certs=authority, generic_options=_OPTIONS
         )
         headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
-        options = flight.FlightCallOptions(headers=headers)
+        options = flight.FlightCallOptions(
+            headers=headers,
+            read_options=pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte),
+        )
         self._writer, self._reader = self._client.do_exchange(_CALL, options)
         self._writer.begin(SCHEMA)
 

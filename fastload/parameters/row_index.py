@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload.hashing import mix64s
-
+_GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2**64 by the golden ratio: spreads neighbours
 Ids = NDArray[np.int64]
 
 
@@ -64,8 +63,8 @@ class RowIndex:
             places, cells = places[go_on], self._next(cells[go_on])
 
     def _first_cells(self, ids: Ids) -> Ids:
-        mask = np.uint64(len(self._cells) - 1)
-        return (mix64s(ids.view(np.uint64)) & mask).astype(np.int64)
+        shift = np.uint64(64 - (len(self._cells) - 1).bit_length())
+        return ((ids.view(np.uint64) * _GOLDEN) >> shift).view(np.int64)
 
     def _next(self, cells: Ids) -> Ids:
         return (cells + 1) & (len(self._cells) - 1)

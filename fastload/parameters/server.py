@@ -105,13 +105,19 @@ class Server:
     # ---- calls of clients ----
 
     def answer(self, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a call, with `incarnation`, which tells a restarted server from the one before."""
+        """Return the answer to a call, with `incarnation`, which tells a restarted server from the one before.
+
+        A call that names another `incarnation` is not made: this server may lack what was said to that one.
+        """
         if method not in CALLS:
             raise ParametersError(
                 f"a server has no call {method!r}. Use the same fastload on workers and servers"
             )
+        arguments = dict(arguments)
         with self.lock:
-            result: dict[str, Any] = getattr(self, method)(**arguments)
+            result: dict[str, Any] = {}
+            if arguments.pop("incarnation", self.incarnation) == self.incarnation:
+                result = getattr(self, method)(**arguments)
             return {"incarnation": self.incarnation, **result}
 
     def hello(self, worker: str) -> dict[str, Any]:

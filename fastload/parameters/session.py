@@ -66,7 +66,7 @@ class Session:
 
     def ask(self, link: Link, method: str, **arguments: Any) -> Answer:
         """Return the answer of a server that has all pushes of this client."""
-        return self._checked(link, method, arguments, link.call(method, arguments))
+        return self._checked(link, method, arguments, link.call(method, _to(link, arguments)))
 
     def ask_each(self, calls: Sequence[tuple[int, str, Mapping[str, Any]]]) -> list[Answer]:
         """Return the answers to calls (server, method, arguments), which are made at once. Raise the first error."""
@@ -75,7 +75,10 @@ class Session:
     def _tried(
         self, calls: Sequence[tuple[int, str, Mapping[str, Any]]]
     ) -> list[Answer | ParametersError]:
-        waits = [self.links[i].start(method, arguments) for i, method, arguments in calls]
+        waits = [
+            self.links[i].start(method, _to(self.links[i], arguments))
+            for i, method, arguments in calls
+        ]
         answers: list[Answer | ParametersError] = []
         for (i, method, arguments), wait in zip(calls, waits, strict=True):
             try:
@@ -89,7 +92,7 @@ class Session:
     ) -> Answer:
         while answer["incarnation"] != link.incarnation or "expected" in answer:
             self._catch_up(link, "" if "expected" in answer else answer["incarnation"])
-            answer = link.call(method, arguments)
+            answer = link.call(method, _to(link, arguments))
         if answer.get("behind"):
             self._has_old_rows = True
         return answer
@@ -138,10 +141,11 @@ class Session:
         """Send what the server lacks; return the incarnations that answered."""
         if not link.incarnation and not self._sequence:
             return []
-        answers = [link.call("add_tables", {"infos": list(self._infos.values())})]
+        same = {"incarnation": hello["incarnation"]}
+        answers = [link.call("add_tables", {"infos": list(self._infos.values()), **same})]
         pushes = link.after(hello["last"])
         method = "stage" if self.grads_to_wait else "push"
-        more = {} if self.grads_to_wait else {"fresh": False}
+        more = same if self.grads_to_wait else {"fresh": False, **same}
         first = pushes[0][0] if pushes else self._sequence + 1
         if not self.grads_to_wait and first > hello["last"] + 1:
             raise lost(link, hello["version"], f"push {hello['last'] + 1} of {self.worker}")
@@ -150,7 +154,7 @@ class Session:
             answers.append(link.call(method, arguments))
         if self.grads_to_wait and link.number:
             order = self._order_from(link, hello)
-            arguments = {"worker": self.worker, **order, "discarded": None}
+            arguments = {"worker": self.worker, **order, "discarded": None, **same}
             answers.append(link.call("commit", arguments))
         return [answer["incarnation"] for answer in answers]
 
@@ -289,6 +293,11 @@ class Session:
             return version
 
 
+def _to(link: Link, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments of a call that only the server that this client has met may answer."""
+    return {**arguments, "incarnation": link.incarnation} if link.incarnation else arguments
+
+
 def _drop(links: Sequence[Link], sequence: int) -> None:
     for link in links:
         link.replace(sequence, None)
@@ -310,6 +319,6 @@ def lost(link: Link, version: int, what: str) -> ParametersLostError:
     """Return the error of a server that has restarted without something."""
     return ParametersLostError(
         f"{link.name} has restarted at version {version}, and lacks {what}. End all servers and workers, and start "
-        "them again: they resume from the newest checkpoint. Checkpoints more often, or a larger retained_bytes, "
-        "make this rarer"
+        "them again, with another store: they resume from the newest checkpoint. Checkpoints more often, or a larger "
+        "retained_bytes, make this rarer"
     )

@@ -6,6 +6,7 @@ Nothing is pickled. A tensor of any dtype travels as its bytes, with its dtype b
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 CHUNK = 2**26
 """Bytes in a message: gRPC's limit is 2 GiB."""
@@ -22,6 +24,7 @@ SCHEMA = pa.schema([pa.field("bytes", pa.uint8(), nullable=False)])
 _LARGE = 2**18  # bytes of a tensor that is sent on its own
 _NOTHING = np.empty(0, np.uint8)
 _TENSOR = "tensor: dtype, shape, first byte"
+_MARK = _TENSOR.encode()
 
 
 class Encoded:
@@ -38,9 +41,11 @@ class Encoded:
             raise TypeError(f"a server takes dense tensors and plain values, no {kind}")
         content = tensor.detach().cpu().contiguous()
         array = content.reshape(-1).view(torch.uint8).numpy()
-        first, padding = self.size, -len(array) % ALIGNMENT
-        self._arrays += [array, np.zeros(padding, np.uint8)]
-        self.size += len(array) + padding
+        if padding := -self.size % ALIGNMENT:
+            self._arrays.append(np.zeros(padding, np.uint8))
+        first = self.size + padding
+        self._arrays.append(array)
+        self.size = first + len(array)
         return {_TENSOR: [str(content.dtype).removeprefix("torch."), list(content.shape), first]}
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -50,13 +55,13 @@ class Encoded:
             if len(array) < _LARGE:
                 small.append(array)
                 continue
-            if any(map(len, small)):
+            if small:
                 yield batch_of(np.concatenate(small))
-            small = []
+                small = []
             for first in range(0, len(array), CHUNK):
                 yield batch_of(array[first : first + CHUNK])
-        if any(map(len, small)) or not self.size:
-            yield batch_of(np.concatenate([_NOTHING, *small]))
+        if small or not self._arrays:
+            yield batch_of(small[0] if len(small) == 1 else np.concatenate([_NOTHING, *small]))
 
 
 def decode(text: bytes, content: Tensor) -> Any:
@@ -69,10 +74,10 @@ def decode(text: bytes, content: Tensor) -> Any:
         dtype = getattr(torch, name, None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"torch has no dtype {name!r}")
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         return content[first : first + size].view(dtype).view(shape)
 
-    return json.loads(text, object_hook=hook)
+    return json.loads(text, object_hook=hook if _MARK in text else None)
 
 
 def batch_of(content: NDArray[np.uint8]) -> pa.RecordBatch:
@@ -86,6 +91,12 @@ def bytes_of(batch: pa.RecordBatch) -> NDArray[np.uint8]:
     column = batch.column(0)
     _, buffer = column.buffers()
     return np.frombuffer(buffer, np.uint8, len(column), column.offset)
+
+
+def aligned(batch: pa.RecordBatch) -> Tensor | None:
+    """Return the bytes of a batch, without a copy, if they begin at a multiple of 64; else None."""
+    content: Tensor = from_dlpack(batch.column(0))
+    return None if content.data_ptr() % ALIGNMENT else content
 
 
 class Gathered:

@@ -1,4 +1,4 @@
-"""Promise: workers that share a store read each shard of an epoch, and acknowledge it once, whatever happens."""
+"""Promise: workers that share a store read all shards of an epoch, and acknowledge each once, whatever happens."""
 
 from __future__ import annotations
 

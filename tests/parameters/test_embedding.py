@@ -19,6 +19,7 @@ import fastload
 from fastload.errors import ParametersError
 from fastload.parameters import Embedding, InProcess, Optimizer, PSClient, Server, connect
 from fastload.parameters.transport import Answer
+from tests.parameters.test_restarts import Job
 
 OPTIMIZERS = [
     Optimizer(name="sgd", lr=0.05, momentum=0.9),
@@ -187,6 +188,19 @@ def test_a_user_s_collate_is_each_worker_s_own_and_the_pulls_are_shared() -> Non
     assert table.counts()["prefetched"] == 8
 
 
+def test_worker_processes_only_collate() -> None:
+    table = Embedding("t", 2)
+    loader = fastload.DataLoader(
+        Clicks(16),
+        8,
+        num_workers=1,
+        worker_method="process",
+        collate_fn=table.prefetching("id", default_collate),
+    )
+    assert [table(batch["id"]).shape for batch in loader] == [(8, 4, 2)] * 2
+    assert table.counts() == {"prefetched": 0, "pulled": 2, "patched": 0}
+
+
 def test_two_tables_pull_for_one_batch() -> None:
     servers = client()
     user, item = Embedding("user", 2, client=servers), Embedding("item", 3, client=servers)
@@ -231,6 +245,33 @@ def test_synchronous_servers_take_gradients_with_those_of_dense_parameters() -> 
     other.prefetching("id", default_collate)
     with pytest.raises(ValueError, match="are prefetched"):
         other.gradients()
+
+
+@pytest.mark.parametrize("deaths", [set(), {(m, m % 2 == 0) for m in range(9, 400, 7)}])
+def test_servers_that_die_and_restart_change_no_row(
+    tmp_path: Path, deaths: set[tuple[int, bool]]
+) -> None:
+    """One dies at every seventh message, before or after it deals with it; all its memory is gone."""
+    job = Job(str(tmp_path), 2, deaths, optimizer=Optimizer(name="adam"), checkpoint_every=3)
+    table, local = (
+        Embedding("t", 4, client=job.client()),
+        Embedding("t", 4, client=client(optimizer=Optimizer(name="adam"))),
+    )
+    collate = table.prefetching(0, default_collate)
+    batches = [(torch.arange(k, 2 * k, 3),) for k in range(1, 31)]
+    for batch in batches[:4]:
+        collate([batch])
+    for k, (ids,) in enumerate(batches):
+        if k + 4 < len(batches):
+            collate([batches[k + 4]])
+        for each in (table, local):
+            each(ids[None]).square().sum().backward()
+            each.push(0.1)
+    assert job.died >= 10 * bool(deaths)
+    job.deaths = set()
+    assert torch.equal(table.eval()(torch.arange(60)), local.eval()(torch.arange(60)))
+    assert table.counts()["prefetched"] == 30
+    job.close()
 
 
 # ---- staleness 1 ----

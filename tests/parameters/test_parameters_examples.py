@@ -47,7 +47,7 @@ def example(name: str, *arguments: str | Path) -> str:
 
 
 def percent(text: str) -> float:
-    return float(re.findall(r"test accuracy: ([\d.]+) ?%", text)[0])
+    return float(re.findall(r"test accuracy ([\d.]+) ?%", text)[0])
 
 
 @pytest.mark.parametrize("staleness", ["0", "1"])
@@ -61,7 +61,7 @@ def test_a_recommender_learns(staleness: str) -> None:
 def test_a_cnn_trains_on_servers_in_its_process(tmp_path: Path) -> None:
     generate_digits(tmp_path, train=200, test=100)
     text = example("parameter_server.py", tmp_path, "--workers", "1")
-    assert "at version 4" in text, "four batches of 50"
+    assert "version 4:" in text, "four batches of 50"
     assert percent(text) >= 0
 
 
@@ -97,6 +97,7 @@ def connected(store: Path) -> Iterator[PSClient]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # two epochs, each with four processes that import torch
 def test_a_cnn_learns_on_two_servers_and_goes_on_on_three(tmp_path: Path) -> None:
     generate_digits(tmp_path / "digits", train=ONE_EPOCH, test=2000)
     saved, two, three = tmp_path / "saved", tmp_path / "two", tmp_path / "three"
@@ -114,4 +115,4 @@ def test_a_cnn_learns_on_two_servers_and_goes_on_on_three(tmp_path: Path) -> Non
         assert all(torch.equal(after[name], before[name]) for name in before)
         text = example("parameter_server.py", tmp_path / "digits", "--servers", f"file://{three}")
         assert percent(text) >= 95
-        assert max(map(int, re.findall(r"at version (\d+)", text))) == 2 * ONE_EPOCH // 50
+        assert f"version {2 * ONE_EPOCH // 50}:" in text

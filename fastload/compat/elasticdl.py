@@ -1,0 +1,140 @@
+"""ElasticDL's names for leased shards: a service that gives the next record to read, and an image folder that asks it.
+
+from fastload.compat.elasticdl import ElasticImageFolder, RecordIndexService
+
+They suit a plain loop in one thread. A loader of `fastload.elastic.LeaseSampler` reads with many, and resumes exactly.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fastload.datasets import ImageFolder
+from fastload.elastic import Leases
+from fastload.elastic.epoch import Epoch
+from fastload.sampler import RankSampler
+
+__all__ = ["ElasticImageFolder", "RecordIndexService"]
+
+
+class RecordIndexService:
+    """Gives the indices of the shards that this worker leases, one by one, for all epochs.
+
+    Args:
+        leases: of as many samples as the dataset has. Close them in the end.
+        epochs: how many epochs `fetch_record_index` gives.
+        shuffle, seed: the order of each epoch, as of `fastload.RankSampler`. The same for all workers.
+
+    Only the thread that made it may use it.
+    """
+
+    def __init__(
+        self, leases: Leases, *, epochs: int = 1, shuffle: bool = True, seed: int = 0
+    ) -> None:
+        self._leases = leases
+        self._order = RankSampler(
+            leases.terms.length, rank=0, world_size=1, shuffle=shuffle, seed=seed
+        )
+        self._thread = threading.get_ident()
+        self._about = f"{shuffle=}, {seed=}"
+        self._epochs = iter(range(epochs))
+        self._epoch: Epoch | None = None
+        self._indices: Iterator[int] = iter(())  # of the latest lease
+        self._begun: deque[list[Any]] = (
+            deque()
+        )  # the epoch, a lease, and how many of its records were not reported
+        self._fetched = 0  # records that were not reported
+
+    def fetch_record_index(self) -> int:
+        """Return the next index. Raise StopIteration once all workers have reported all epochs.
+
+        At the end of an epoch this waits for other workers. Report first what was trained, or it raises RuntimeError.
+        """
+        self._check_thread()
+        while (index := next(self._indices, None)) is None:
+            if self._epoch is None:
+                self._epoch = self._leases.begin(next(self._epochs), order=self._about)
+            self._lease(self._epoch)
+        self._fetched += 1
+        return index
+
+    def report_batch_done(self, batch_size: int) -> None:
+        """Count the next `batch_size` indices that were fetched as trained. Acknowledge the shards that this ends."""
+        self._check_thread()
+        if not 0 <= batch_size <= self._fetched:
+            raise ValueError(
+                f"{batch_size} records were reported, and {self._fetched} fetched and not yet reported. Report each "
+                "batch once, after it was trained"
+            )
+        self._fetched -= batch_size
+        while batch_size:
+            first = self._begun[0]
+            epoch, lease, left = first
+            taken = min(batch_size, left)
+            batch_size -= taken
+            first[2] -= taken
+            start = self._leases.terms.rows(lease.shard).start
+            epoch.progressed(lease, lease.rows.stop - first[2] - start)
+            if not first[2]:
+                self._begun.popleft()
+                epoch.trained(lease)
+
+    def _lease(self, epoch: Epoch) -> None:
+        lease = epoch.lease()
+        if lease is None and self._fetched:
+            raise RuntimeError(
+                f"all shards of epoch {epoch.number} are leased, and {self._fetched} records that this worker fetched "
+                "were not reported: it would wait for itself. End the batch here, call report_batch_done, and go on"
+            )
+        lease = lease or epoch.wait_for_lease()
+        if lease is None:
+            self._epoch = None
+            return
+        self._begun.append([epoch, lease, len(lease.rows)])
+        rows = lease.rows
+        self._indices = iter(self._order.indices_of(epoch.number, rows.start, rows.stop).tolist())
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(
+                "RecordIndexService was called from another thread than the one that made it. Read with one thread, or "
+                "give fastload.DataLoader a fastload.elastic.LeaseSampler"
+            )
+
+
+class ElasticImageFolder(ImageFolder):
+    """`fastload.datasets.ImageFolder` whose samples a `RecordIndexService` chooses, if it has one.
+
+    Then `dataset[any]` is the sample of `fetch_record_index()`, and `len()` is `sys.maxsize`, as in ElasticDL: the
+    service says when the data end.
+
+    Args:
+        root, transform, options: of `ImageFolder`.
+        data_shard_service: gives the indices. None: this is an `ImageFolder`.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        transform: Callable[[Any], Any] | None = None,
+        *,
+        data_shard_service: RecordIndexService | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(root, transform=transform, **options)
+        self._service = data_shard_service
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        if self._service is not None:
+            index = self._service.fetch_record_index()
+        return self.load_image(index)
+
+    def _can_fill(self, plan: Any) -> bool:
+        return self._service is None and super()._can_fill(plan)
+
+    def __len__(self) -> int:
+        return super().__len__() if self._service is None else sys.maxsize
