@@ -1,10 +1,10 @@
-"""Synchronous training that survives the death of a rank, and goes on with another number of ranks.
+"""Synchronous training that survives the death of a rank, and resumes with any number of ranks.
 
     torchrun --nproc-per-node=2 --max-restarts=3 examples/elastic_ddp.py CHECKPOINTS
     torchrun --nproc-per-node=3 --max-restarts=3 examples/elastic_ddp.py CHECKPOINTS     # later, on another machine
 
 If a rank dies, torchrun starts all ranks again. Each loads the newest checkpoint. The loader's state is part of it, so
-the epoch continues with the next batch. `--die-at STEP` lets the last rank kill itself there, once.
+the epoch continues with the next batch. With `--die-at STEP` the last rank kills itself after that step, once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     """Train, from the newest checkpoint if there is one, and save one after each step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoints", type=Path, help="folder")
-    parser.add_argument("--die-at", type=int, help="step at which the last rank kills itself")
+    parser.add_argument("--die-at", type=int, help="step after which the last rank kills itself")
     args = parser.parse_args()
     args.checkpoints.mkdir(exist_ok=True)
 

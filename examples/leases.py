@@ -25,7 +25,7 @@ from fastload.elastic import Leases, LeaseSampler
 def main() -> None:
     """Write a file for each batch, from the newest checkpoint on if there is one."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, help="folder of features and checkpoint")
     parser.add_argument("--die", action="store_true")
     args = parser.parse_args()
     args.folder.mkdir(exist_ok=True)

@@ -58,17 +58,13 @@ class Connection:
         """Return another connection to the same store."""
         return Connection(self._store)
 
-    def read(self, key: str) -> str:
-        """Return the text of a key, "" if it is absent, without waiting for it. No counter may have this key."""
-        return self.compare_set(key, "", "")
-
     def read_all(self, keys: Sequence[str]) -> list[str]:
-        """Return the texts of many keys, in few requests if all are there."""
+        """Return the texts of keys, "" for those that are absent: in two requests if none is. No key is a counter's."""
         if self._asked(lambda store: store.check(list(keys))):
             return [
                 value.decode() for value in self._asked(lambda store: store.multi_get(list(keys)))
             ]
-        return [self.read(key) for key in keys]
+        return [self.compare_set(key, "", "") for key in keys]
 
     def compare_set(self, key: str, expected: str, desired: str) -> str:
         """Set a key to `desired` if it has `expected` ("": or is absent). Return what it has then.
@@ -129,5 +125,5 @@ class Connection:
             reason = str(error).splitlines()[0]
             raise StoreLostError(
                 f"the store of the leases does not answer ({reason}). The process that kept it has ended, or its file "
-                "is gone. The epoch is not complete: start the job again from its last checkpoint"
+                "is gone. The epoch is not at its end: start the job again from its last checkpoint"
             ) from error

@@ -23,16 +23,16 @@ class ServerGoneError(ConnectionError):
 
 
 class Stub(Protocol):
-    """What reaches one server. All methods can be called from several threads."""
+    """The way to one server. All methods can be called from several threads."""
 
     @property
     def name(self) -> str:
         """Return what an error calls the server."""
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
-        """Send a call; return what waits for the answer. Both raise ServerGoneError, and ParametersError if refused.
+        """Send a call; return a function that waits for the answer, and must be called.
 
-        What is returned must be called.
+        Both raise ServerGoneError if the connection breaks, and ParametersError if the server refuses the call.
         """
 
     def close(self) -> None:

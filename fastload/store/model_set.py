@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import secrets
@@ -70,7 +71,7 @@ class ModelSet:
         replace: bool,
         progress: bool,
     ) -> str:
-        """Make the set, unless it is there, and return its path. All ranks call this."""
+        """Make the set if it is not there; return its path. All ranks call this."""
         ranks.expect_same(self.key)
         place = ranks.each(lambda: os.path.join(*locate(name, root)))
         with ExitStack() as stack:
@@ -104,19 +105,21 @@ class ModelSet:
         return place
 
     def _is_there(self, place: str, *, replace: bool) -> bool:
-        """Return whether the set of this key is at `place`. Raises FileExistsError if another set is."""
+        """Return whether the set of this key is at `place`. Raise FileExistsError if another set is."""
         try:
             there = read_index(place).made.get(self.kind)
         except FileNotFoundError:
             return False
-        if there == self.key or replace:
-            return bool(there == self.key)
+        if there == self.key:
+            return True
+        if replace:
+            return False
         reason = f"which {self.kind}() did not make"
         if isinstance(there, dict):
             differing = [part for part in self.key if there.get(part) != self.key[part]]
             reason = f"of {self.kind} of another {' and another '.join(differing)}"
         raise FileExistsError(
-            17,
+            errno.EEXIST,
             f"there is a set of this name, {reason}: choose another name, or pass replace=True to make it again",
             place,
         )
@@ -169,7 +172,7 @@ class ModelSet:
 def loader_options(
     given: Mapping[str, Any] | None, dataset: Any, kind: str, ranks: Ranks
 ) -> dict[str, Any]:
-    """Return the arguments of the loader. Raises TypeError and ValueError for those that it cannot have."""
+    """Return the arguments of the loader. Raise TypeError or ValueError for those that it cannot have."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
             f"{kind} need a dataset with a length and samples by index, got {type(dataset).__name__}"
@@ -190,7 +193,7 @@ def loader_options(
 
 
 def part_ranges(rows: int, parts: int | None, *, most: int) -> list[range]:
-    """Return the rows of each part: `parts` of nearly equal size; None: one for each 512 rows, and at most `most`."""
+    """Return the rows of `parts` parts of nearly equal size; None: a part for each 512 rows, and at most `most`."""
     if not rows:
         raise ValueError("the dataset has no samples")
     if parts is None:
@@ -202,7 +205,7 @@ def part_ranges(rows: int, parts: int | None, *, most: int) -> list[range]:
 
 def _described(dataset: Any) -> str:
     kind: Any = type(dataset)
-    # That of `object` has an address, which is another one in each process.
+    # The repr of `object` has an address, which differs between processes.
     return str(kind.__qualname__) if kind.__repr__ is object.__repr__ else repr(dataset)[:200]
 
 

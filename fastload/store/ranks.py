@@ -20,15 +20,15 @@ from fastload.errors import PrepareError, RankError
 T = TypeVar("T")
 
 _PATIENCE = timedelta(days=20)
-"""How long a rank that is done waits for the others. One that has died is noticed at once."""
+"""How long a rank that is done waits for the others. It notices at once if one has died."""
 
 
 class Ranks:
-    """The ranks of a job, of which each calls the same methods in the same order. One rank alone waits for nothing.
+    """The ranks of a job. Each calls the same methods in the same order. One rank alone waits for nothing.
 
     Args:
-        control: what they agree by.
-        store: in which they lease parts. None: the one by which they met.
+        control: by which they agree.
+        store: in which they lease parts. None: that of the process group.
     """
 
     def __init__(self, control: Control, store: Store | None = None) -> None:
@@ -41,10 +41,11 @@ class Ranks:
 
     @contextmanager
     def leased(self, parts: Sequence[T], name: str) -> Iterator[Shares[T]]:
-        """Yield the parts that this rank is to make, of all that are missing: a slow rank gets fewer.
+        """Yield those of the missing parts that this rank makes: a slow rank gets fewer.
 
         Args:
-            name: of the leases, the same on all ranks, and new.
+            parts: those that are missing.
+            name: of the leases: the same on all ranks, and used by no other leases in the store.
         """
         if self.rank.world_size == 1:
             yield Shares(parts, None)
@@ -54,7 +55,7 @@ class Ranks:
             try:
                 yield shares
             finally:
-                shares.drop()
+                shares.abandon()
 
     def cores(self) -> int:
         """Return how many threads this rank can keep busy."""
@@ -63,8 +64,8 @@ class Ranks:
     def each(self, function: Callable[[], T]) -> T:
         """Call `function`, and return what it returns, once it has ended on all ranks.
 
-        If it raises on some ranks, all raise PrepareError with the first of them and its reason. If it raises on all,
-        each raises its own error: it is the fault of no rank.
+        If it raises on some ranks, all raise PrepareError with the first of them and its reason. If it raises on all
+        ranks, each raises its own error.
         """
         error: Exception | None = None
         try:
@@ -111,7 +112,7 @@ class Ranks:
                 )
 
     def _told(self, call: Callable[[], T]) -> T:
-        """Return what a collective call returns. Raises PrepareError if another rank has ended."""
+        """Return what a collective call returns. Raise PrepareError if another rank has ended."""
         try:
             return call()
         except RuntimeError as error:
@@ -128,7 +129,7 @@ class Ranks:
 
 
 class Shares(Iterable[T]):
-    """The parts that a rank makes. Each is leased when the loader begins to read it, and given to no other rank."""
+    """The parts that a rank makes. It leases each when its loader begins to read it; no other rank gets that part."""
 
     def __init__(self, parts: Sequence[T], epoch: Epoch | None) -> None:
         self._parts = parts
@@ -144,12 +145,12 @@ class Shares(Iterable[T]):
             yield self._parts[lease.shard]
 
     def made(self) -> None:
-        """Acknowledge the oldest part that was begun: it is written."""
+        """Acknowledge the oldest part that was begun, once it is written."""
         if self._epoch is not None:
             self._epoch.trained(self._begun.popleft())
 
-    def drop(self) -> None:
-        """Acknowledge the parts that were begun, though they were not made: no other rank is to fail at them, too."""
+    def abandon(self) -> None:
+        """Acknowledge the parts that were begun and not made, so that no other rank fails at them too."""
         while self._begun:
             self.made()
 
@@ -160,9 +161,9 @@ def _reason(error: Exception | None) -> str | None:
 
 @contextmanager
 def meet(rank: Rank | None) -> Iterator[Ranks]:
-    """Yield the ranks of this job, once all of them are here. None: those that a launcher has started.
+    """Yield the ranks of this job, once all of them are here. `rank` None: what the launcher says.
 
-    Raises RankError if `rank` is not one that a launcher has started.
+    Raise RankError if the launcher has started this process as another rank.
     """
     rank = rank or detect_rank().rank
     if rank.world_size > 1:
