@@ -46,9 +46,12 @@ def started(arguments: list[str], output: Path) -> Iterator[subprocess.Popen[byt
     try:
         yield process
     finally:
-        if process.poll() is None:
+        process.send_signal(signal.SIGTERM)  # torchrun's ranks have sessions of their own, and it ends them
+        try:
+            process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(WAIT_S)
+            raise
 
 
 @contextmanager
