@@ -46,7 +46,8 @@ def started(arguments: list[str], output: Path) -> Iterator[subprocess.Popen[byt
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGTERM)  # torchrun's ranks have sessions of their own, and it ends them
+        # Not SIGKILL: torchrun's ranks have sessions of their own, and it ends them.
+        process.send_signal(signal.SIGTERM)
         try:
             process.wait(WAIT_S)
         except subprocess.TimeoutExpired:
