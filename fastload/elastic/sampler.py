@@ -103,6 +103,7 @@ class LeasedBatches(Iterator[list[int]]):
         self._epoch: Epoch | None = None
         self._given = 0  # batches that the loop has not received
         self._rows = range(0)  # of the latest lease, those that were not given
+        self._indices: list[int] = []  # of these rows
         self._leases: dict[int, Lease] = {}  # by shard, those with batches in flight
         self._ends: dict[int, int] = {}  # by shard: all rows before this position were received
         self._early: dict[int, int] = {}  # [first, end) of rows received before those before them
@@ -135,11 +136,11 @@ class LeasedBatches(Iterator[list[int]]):
             self._take(lease)
         if not self._rows:
             raise StopIteration
-        rows = self._rows[: self._sampler.batch_size]
-        self._rows = self._rows[len(rows) :]
+        size = self._sampler.batch_size
+        batch = PlacedBatch(self._indices[:size], self._rows.start)
+        self._indices, self._rows = self._indices[size:], self._rows[size:]
         self._given += 1
-        indices = self._sampler.sampler.indices_of(self._number, rows.start, rows.stop)
-        return PlacedBatch(indices.tolist(), rows.start)
+        return batch
 
     def delivered(self, batch: Batch) -> None:
         """Record that the loop has received a batch, and so has trained those before it."""
@@ -164,7 +165,9 @@ class LeasedBatches(Iterator[list[int]]):
         return self._epoch
 
     def _take(self, lease: Lease) -> None:
-        self._rows = lease.rows
+        rows = self._rows = lease.rows
+        order = self._sampler.sampler
+        self._indices = order.indices_of(self._number, rows.start, rows.stop).tolist()
         self._leases[lease.shard] = lease
         self._ends[lease.shard] = lease.rows.start
 
