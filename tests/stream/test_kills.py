@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,15 @@ answers = fastload.predict(
     num_workers=2,
 )
 answers.write_to(FolderSink(out))
+"""
+
+BROKER = """
+import sys
+from confluent_kafka import Producer
+broker = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
+brokers = broker.list_topics(timeout=30).brokers.values()
+print(",".join(f"{one.host}:{one.port}" for one in brokers), flush=True)
+sys.stdin.read()
 """
 
 KAFKA = """
@@ -101,34 +113,53 @@ def test_no_file_of_a_folder_is_lost_or_answered_with_another_value(tmp_path: Pa
     assert found == {f"{k:04}.json": 2 * k for k in range(n)}
 
 
+@contextmanager
+def kafka_broker() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run librdkafka's mock broker in a process of its own. Yield its address, and the process."""
+    with subprocess.Popen(
+        [sys.executable, "-c", BROKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_none_of_ten_thousand_kafka_messages_is_lost() -> None:
+    """The broker keeps messages in its memory, so it is not killed but stands still three times, for a second."""
     n = 10_000
-    broker = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
-    brokers = broker.list_topics(timeout=30).brokers.values()
-    servers = ",".join(f"{one.host}:{one.port}" for one in brokers)
-    producer = Producer({"bootstrap.servers": servers, "log_level": 0})
-    for k in range(n):
-        producer.produce("in", str(k).encode())
-    producer.flush()
-    reader = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": "look",
-            "auto.offset.reset": "earliest",
-            "log_level": 0,
-        }
-    )
-    reader.subscribe(["out"])
     values: dict[bytes, int] = {}
+    stops = [1_500, 4_500, 8_500]
+    with kafka_broker() as (servers, broker):
+        producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+        for k in range(n):
+            producer.produce("in", str(k).encode())
+        producer.flush()
+        reader = Consumer(
+            {
+                "bootstrap.servers": servers,
+                "group.id": "look",
+                "auto.offset.reset": "earliest",
+                "log_level": 0,
+            }
+        )
+        reader.subscribe(["out"])
 
-    def answered() -> int:
-        for message in reader.consume(1000, 0.05):
-            if message.error() is None:
-                values[message.key()] = json.loads(message.value())
-        return len(values)
+        def answered() -> int:
+            for message in reader.consume(1000, 0.05):
+                if message.error() is None:
+                    values[message.key()] = json.loads(message.value())
+            if stops and len(values) > stops[0]:
+                stops.pop(0)
+                broker.send_signal(signal.SIGSTOP)
+                time.sleep(1.0)  # the outage
+                broker.send_signal(signal.SIGCONT)
+            return len(values)
 
-    run_until(KAFKA, [servers], answered, goals_of(n, 6, seed=2), 120)
-    reader.close()
+        run_until(KAFKA, [servers], answered, goals_of(n, 6, seed=2), 120)
+        reader.close()
+    assert not stops
     assert sorted(values.values()) == [2 * k for k in range(n)]
