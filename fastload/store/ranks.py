@@ -84,7 +84,8 @@ class Ranks:
     def first(self, function: Callable[[], T]) -> T:
         """Call `function` on rank 0 alone. Return what it returns there, on other ranks a copy that was pickled.
 
-        If it raises, the others raise PrepareError with the reason.
+        If it raises an OSError, all raise that. If it raises another error, the others raise PrepareError with the
+        reason.
         """
         value: T | None = None
         error: Exception | None = None
@@ -93,8 +94,11 @@ class Ranks:
                 value = function()
             except Exception as raised:
                 error = raised
-        found, reason = self._told(lambda: self._control.broadcast((value, _reason(error))))
-        if error is not None:
+        of_files = error if isinstance(error, OSError) else None
+        found, of_files, reason = self._told(
+            lambda: self._control.broadcast((value, of_files, _reason(error)))
+        )
+        if (error := error or of_files) is not None:
             raise error
         if reason is not None:
             raise self._failed(0, reason)
