@@ -100,9 +100,10 @@ class WindowDataset(Dataset[Sample]):
         if self._window is None:
             raise ValueError("WindowDataset is closed")
         found = np.asarray(indices, np.int64)
-        if len(found) and not -len(self) <= found.min() <= found.max() < len(self):
+        outside = (found < -len(self)) | (found >= len(self))
+        if outside.any():
             raise IndexError(
-                f"expected indices below {len(self)}, got {found.max()}, {found.min()}"
+                f"expected indices of -{len(self)} to {len(self) - 1}, got {found[outside][0]}"
             )
         rows = self._fetched(np.where(found < 0, found + len(self), found))
         values = {
