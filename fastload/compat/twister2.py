@@ -8,6 +8,7 @@ Each rank runs the program, with sources of its own: `mpiexec -n 4 python progra
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,21 +19,21 @@ from fastload.errors import RankError
 __all__ = ["Collector", "SourceFunc", "TSet", "TSetContext", "Twister2Environment"]
 
 
-class SourceFunc:
-    """What a source gives, one by one. A subclass has both methods."""
+class SourceFunc(ABC):
+    """A source of values. Subclasses define both methods."""
 
+    @abstractmethod
     def has_next(self) -> bool:
         """Return whether `next` has another value."""
-        raise NotImplementedError
 
+    @abstractmethod
     def next(self) -> Any:
         """Return the next value."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class TSetContext:
-    """What a function of `TSet.compute` is told: the rank that runs it, and how many do."""
+    """Passed to functions of `TSet.compute`: the rank that runs the function, and the number of ranks."""
 
     index: int
     parallelism: int

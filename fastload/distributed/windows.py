@@ -53,7 +53,7 @@ class WindowDataset(Dataset[Sample]):
 
     `close()` waits until all ranks call it: a rank that closes early waits there, and the others go on reading its
     rows. A rank that ends without it makes the others wait in MPI's own end, or fail; after
-    `fastload.distributed.init()`, an exception that nobody catches ends them all. Between nodes without RDMA, MPICH
+    `fastload.distributed.init()`, an uncaught exception ends all ranks. Between nodes without RDMA, MPICH
     answers for a rank only while that rank is in a call of MPI.
 
     Memory: this rank's rows, once more, until `close()`.

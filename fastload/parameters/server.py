@@ -156,8 +156,8 @@ class Server:
 
     def rows(self, table: str, ids: Tensor) -> dict[str, Any]:
         """Return the rows of `ids`, in this order, and whether steps that were decided are still to be made."""
-        behind = bool(self._steps.missing())
-        return {"rows": self._part.table(table).rows(ids), "behind": behind}
+        incomplete = bool(self._steps.missing())
+        return {"rows": self._part.table(table).rows(ids), "incomplete": incomplete}
 
     def push(
         self, worker: str, sequence: int, gradients: Mapping[str, Any], fresh: bool

@@ -93,7 +93,7 @@ class Session:
         while answer["incarnation"] != link.incarnation or "expected" in answer:
             self._catch_up(link, "" if "expected" in answer else answer["incarnation"])
             answer = link.call(method, _to(link, arguments))
-        if answer.get("behind"):
+        if answer.get("incomplete"):
             self._has_old_rows = True
         return answer
 

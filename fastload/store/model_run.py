@@ -107,7 +107,7 @@ class Run:
         self._layout: dict[str, str] = {}  # of a row, by column
 
     def columns(self, rows: int, batches: Iterator[tuple[int, Any]]) -> dict[str, Any]:
-        """Return the columns of a part of so many rows."""
+        """Return the columns of a part of `rows` rows."""
         kept: dict[str, Tensor] = {}
         labels, done = [], 0
         for size, batch in batches:

@@ -40,7 +40,7 @@ RUNS = [(MPIS[0], 1), *((name, ranks) for name in MPIS for ranks in (2, 4))]
 
 
 def pipeline(folder: Path, *, ranks: int, digits: int = DIGITS, small: bool = True) -> Path:
-    """Copy the example, with so many synthetic digits and ranks of both kinds."""
+    """Copy the example, set the numbers of digits and ranks in the copy, and return its path."""
     shutil.copytree(ROOT / "examples" / "mnist", folder / "mnist")
     text = (ROOT / "examples" / "mnist.toml").read_text()
     drawn = f'args = ["raw", "--synthetic", "--train", "{digits}", "--test", "{TEST_DIGITS}"]'

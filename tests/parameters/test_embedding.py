@@ -278,7 +278,7 @@ def test_servers_that_die_and_restart_change_no_row(
 
 
 class Held(InProcess):
-    """Answers pushes when it is told to: one permit each. Notes calls."""
+    """Answers one push for each permit. Records the calls."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)

@@ -1,4 +1,4 @@
-"""Promise: names and ids have one owner each, and the gradients of equal ids add up, whoever computes them."""
+"""Promise: names and ids have one owner each, and gradients of equal ids add up, from any worker."""
 
 from __future__ import annotations
 

@@ -425,7 +425,7 @@ def test_a_rank_that_ends_without_a_word_ends_the_others(
 def test_a_folder_that_a_rank_does_not_see_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 looks for the folder on another node: it is told another one."""
+    """Rank 1 gets the path of a folder that it does not have, as on a node without the shared disk."""
     first = Ranks.first
 
     def elsewhere(self: Ranks, function: Callable[[], Any]) -> Any:

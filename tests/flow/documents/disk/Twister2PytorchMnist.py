@@ -58,7 +58,6 @@ class DataSource(SourceFunc):
     def next(self):
         res = self.data_load[self.i]
         self.i = self.i + 1
-        # TODO: packaging a message with meta
         #message = np.array([[self.i], [res]])
         return res
 
@@ -81,7 +80,6 @@ class DataSource(SourceFunc):
 
 
 def save_to_disk(dataset=None, save_path=None, save_file=None):
-    # TODO use os.path.join and refactor
     if dataset is None or save_path is None or save_file is None:
         raise Exception("Input Cannot be None")
     elif not os.path.exists(save_path):

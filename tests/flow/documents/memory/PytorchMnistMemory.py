@@ -65,7 +65,6 @@ class DataSource(SourceFunc):
     def next(self):
         res = self.data_load[self.i]
         self.i = self.i + 1
-        # TODO: packaging a message with meta
         # message = np.array([[self.i], [res]])
         return res
 
