@@ -1,4 +1,4 @@
-"""`Prefetched`: rows that were pulled for coming batches, brought up to date when they are delivered.
+"""`Prefetched`: rows that were pulled for coming batches, and kept up to date until they are delivered.
 
 Why no row is stale. Let push n of this table have returned before a batch's rows are taken, and name one of them.
 
@@ -9,9 +9,14 @@ Why no row is stale. Let push n of this table have returned before a batch's row
   got the request: the pulled row has it.
 - If it noted less, the fresh rows of push n are still kept: a pull is dropped, under the same lock, as soon as a push
   that it may lack is. They replace the pulled row, then those of the pushes after n. Each has all pushes before it.
+  `Pull.lock` is held meanwhile, so two threads cannot replace rows in another order. `take` does this once more with
+  the pushes that are left, and pulls again if one of them is no longer kept.
 
 So a row lacks no push that has returned, whatever the threads did meanwhile. A push that raised may have been applied
 or not: it drops all pulls. Changes by other workers are as old as the pull, or as the push that replaced the row.
+
+A thread that pushes, or pulls ahead, replaces rows at once. So the training loop, which takes them, has little to do:
+its many short calls would each wait for the thread that pushes meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,7 +46,9 @@ class Pull:
         key: the batch's ids, as bytes.
         ids: the distinct ones, ascending.
         places: of each id of the batch its place in `ids`.
-        begun: how many pushes had been answered before the request was sent.
+        rows: of `ids`. `lock` owns them and `delivered`.
+        begun: how many pushes the rows have: those that had returned before the request was sent, and those whose rows
+            have replaced them.
     """
 
     key: bytes
@@ -49,6 +56,9 @@ class Pull:
     places: Tensor
     rows: Tensor
     begun: int
+    delivered: bool = False
+    """The rows are the caller's, and change no more."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Prefetched:
@@ -67,6 +77,7 @@ class Prefetched:
         self._count = 0
         self._pushes: deque[Rows] = deque(maxlen=kept)  # the newest, up to push number `_count`
         self._pulls: deque[Pull] = deque(maxlen=kept)
+        self._taken: list[Pull] = []  # those that `take` brings up to date
         self._under_way: list[int] = []
         self.counts = {"prefetched": 0, "pulled": 0, "patched": 0}
 
@@ -92,6 +103,8 @@ class Prefetched:
                 if pulled is not None:
                     self._pulls.append(pulled)
                 self._drop()
+        if pulled is not None:
+            self._bring_up(pulled)
 
     def take(self, ids: Tensor) -> Pull:
         """Return the rows of a batch, with all pushes that have returned. They are the caller's."""
@@ -100,18 +113,20 @@ class Prefetched:
         with self._lock:
             begun = self._count
             pull = next((each for each in self._pulls if each.key == key), None)
-            self.counts["pulled" if pull is None else "prefetched"] += 1
-            lacking: list[Rows] = []
             if pull is not None:
-                lacking = list(self._pushes)[len(self._pushes) - (begun - pull.begun) :]
                 self._pulls.remove(pull)
+                self._taken.append(pull)
+        if pull is not None:
+            is_up = self._bring_up(pull, deliver=True)
+            with self._lock:
+                self._taken.remove(pull)
+                self.counts["prefetched"] += is_up
                 self._drop()
-        if pull is None:
-            return self._pulled(flat, begun)
-        patched = sum(_replace(pull, fresh) for fresh in lacking)
+            if is_up:
+                return pull
         with self._lock:
-            self.counts["patched"] += patched
-        return pull
+            self.counts["pulled"] += 1
+        return self._pulled(flat, begun)
 
     def push(self, push: Callable[[], Rows]) -> None:
         """Call `push`, which returns the fresh rows of the ids that it named."""
@@ -128,6 +143,27 @@ class Prefetched:
                 self._count += 1
                 self._pushes.append(fresh)
                 self._drop()
+                waiting = list(self._pulls)
+            for pull in waiting:
+                self._bring_up(pull)
+
+    def _bring_up(self, pull: Pull, *, deliver: bool = False) -> bool:
+        """Replace the rows that pushes have changed. Return False if a push that the rows lack is not kept."""
+        with pull.lock:
+            if pull.delivered:
+                return False
+            pull.delivered = deliver
+            with self._lock:
+                count, kept = self._count, list(self._pushes)
+            missing = count - pull.begun
+            if missing > len(kept):
+                return False
+            patched = sum(_replace(pull, fresh) for fresh in kept[len(kept) - missing :])
+            with self._lock:
+                pull.begun = count
+                self.counts["patched"] += patched
+                self._drop()
+            return True
 
     def _pulled(self, flat: Tensor, begun: int) -> Pull:
         assert self._pull is not None, "a copy in another process has no rows"
@@ -139,7 +175,8 @@ class Prefetched:
         oldest = self._count - len(self._pushes)
         for pull in [each for each in self._pulls if each.begun < oldest]:
             self._pulls.remove(pull)
-        begun = min([*self._under_way, *(each.begun for each in self._pulls)], default=self._count)
+        needed = [*self._under_way, *(each.begun for each in (*self._pulls, *self._taken))]
+        begun = min(needed, default=self._count)
         while len(self._pushes) > self._count - begun:
             self._pushes.popleft()
 

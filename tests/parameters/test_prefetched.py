@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fastload.errors import ParametersError
-from fastload.parameters.prefetched import Prefetched, PrefetchingCollate
+from fastload.parameters.prefetched import Prefetched, PrefetchingCollate, Pull
 from fastload.testing import Sequencer
 
 IDS = st.lists(st.integers(0, 5), max_size=4)
@@ -137,15 +137,55 @@ def test_what_is_kept_is_bounded_and_pushes_that_no_pull_lacks_are_not_kept() ->
     for ids in ([0], [1], [2]):
         model.pull(ids, [], [])
     assert [pull.ids.tolist() for pull in model.prefetched._pulls] == [[1], [2]]
-    for _ in range(2):
+    for _ in range(3):
         model.push([1])
-    assert len(model.prefetched._pushes) == 2
-    model.push([1])
-    assert not model.prefetched._pulls, "they lack a push that is no longer kept"
-    assert not model.prefetched._pushes
+        assert not model.prefetched._pushes, "the pulls have them already"
     for _ in range(3):
         model.forward()
-    assert model.prefetched.counts["pulled"] == 3
+    assert model.prefetched.counts == {"prefetched": 2, "pulled": 1, "patched": 3}
+
+
+def test_a_pull_under_way_that_lacks_more_pushes_than_are_kept_is_dropped() -> None:
+    model = Model(kept=2)
+    held: list[int] = []
+
+    def push() -> None:
+        model.push([1])
+        held.append(len(model.prefetched._pushes))
+
+    model.pull([1], [], [push, push, push])
+    assert held == [1, 2, 2]
+    assert not model.prefetched._pulls
+    assert not model.prefetched._pushes
+    model.forward()
+    assert model.prefetched.counts["pulled"] == 1
+
+
+def test_rows_that_were_delivered_do_not_change() -> None:
+    """The order of threads: a pull is noted, taken, another push returns, and then the puller looks for pushes."""
+    turn, rows = Sequencer(), torch.zeros(4, 1)
+    prefetched = Prefetched(lambda ids: rows[ids], kept=4)
+    prefetched._under_way.append(0)  # another pull, for which pushes are kept
+    bring_up = prefetched._bring_up
+
+    def late(pull: Pull) -> bool:
+        with turn(0):
+            pass
+        with turn(2):
+            return bring_up(pull)
+
+    def pull_ahead() -> None:
+        prefetched._bring_up = late  # type: ignore[method-assign, assignment]
+        prefetched.pull_ahead(torch.tensor([1]))
+
+    thread = threading.Thread(target=pull_ahead)
+    thread.start()
+    with turn(1):
+        prefetched._bring_up = bring_up  # type: ignore[method-assign]
+        found = prefetched.take(torch.tensor([1]))
+        prefetched.push(lambda: (torch.tensor([1]), torch.ones(1, 1)))
+    thread.join()
+    assert found.rows.tolist() == [[0]]
 
 
 def test_a_push_that_raises_drops_what_was_pulled_before_it_ends() -> None:
