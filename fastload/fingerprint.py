@@ -94,9 +94,8 @@ class Content:
         elif isinstance(text := getattr(value, "fastload_fingerprint", None), str):
             yield text.encode()
         else:
-            if not isinstance(
-                value, tuple | frozenset
-            ):  # whether two are one is the compiler's choice
+            # Whether two equal tuples are one is the compiler's choice.
+            if not isinstance(value, tuple | frozenset):
                 self._met[id(value)] = len(self._met), value  # which keeps its id its own
             yield type(value).__qualname__.encode()
             yield from self.of_compound(value)

@@ -30,7 +30,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 _MEET_S = 60.0
 """Seconds that a rank with a user's error waits for the others."""
-_INTERRUPTED, _TERMINATED = 130, 143  # 128 + SIGINT, + SIGTERM, as shells report them.
+INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, + SIGTERM, as shells report them.
 
 
 class Terminated(KeyboardInterrupt):
@@ -53,10 +53,10 @@ class EndsInOneLine(click.Command):
             return super().invoke(ctx)
         except Terminated:
             click.echo("Terminated.", err=True)
-            ctx.exit(_TERMINATED)
+            ctx.exit(TERMINATED)
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
-            ctx.exit(_INTERRUPTED)
+            ctx.exit(INTERRUPTED)
         except click.UsageError as error:
             raise _without_usage(error) from None
         except UsageError as error:
@@ -188,6 +188,37 @@ def read_token(path: Path | None) -> str:
     if not token:
         raise click.UsageError(f"{path}: there is no token in it")
     return token
+
+
+def read_certificate(chain: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
+    """Return a certificate chain and its private key, or None if neither is given."""
+    if chain and key:
+        return chain.read_bytes(), key.read_bytes()
+    if chain or key:
+        raise click.UsageError("give both --tls-cert and --tls-key, or none")
+    return None
+
+
+def serving_options(command: F) -> F:
+    """Add the options of a server: its address, token and certificate."""
+    file = click.Path(exists=True, dir_okay=False, path_type=Path)
+    for option in (
+        click.option("--tls-key", type=file, help="Private key of the certificate, PEM."),
+        click.option("--tls-cert", type=file, help="Certificate chain, PEM; needs --tls-key."),
+        click.option("--token-file", type=file, help="File with the token that clients must have."),
+        click.option(
+            "--port",
+            type=click.IntRange(0, 65535),
+            default=0,
+            show_default=True,
+            help="Port to listen on; 0: any free one.",
+        ),
+        click.option(
+            "--host", default="127.0.0.1", show_default=True, help="Address to listen on."
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def list_options(command: F) -> F:

@@ -127,6 +127,8 @@ def featurize(**options: Any) -> None:
     require("images", PIL="Pillow", torchvision="torchvision")
     began = time.perf_counter()
     with sigterm_raises():
+        from fastload.store.model_run import shown
+
         try:
             found = _features(**options)
         except FileExistsError as error:
@@ -137,11 +139,9 @@ def featurize(**options: Any) -> None:
         except ValueError as error:
             raise click.UsageError(str(error)) from error
     x, *_ = found[0]
-    shape = ", ".join(map(str, x.shape))
     bytes_of_all = len(found) * x.numel() * x.dtype.itemsize
-    kind = str(x.dtype).removeprefix("torch.")
     click.echo(
-        f"{len(found):,} rows of {kind}[{shape}], {bytes_of_all / 1e6:,.1f} MB, {len(found.classes)} classes, after "
+        f"{len(found):,} rows of {shown(x)}, {bytes_of_all / 1e6:,.1f} MB, {len(found.classes)} classes, after "
         f"{time.perf_counter() - began:.1f} s"
     )
     if found.made["weights"].startswith("random"):

@@ -9,10 +9,17 @@ from typing import Any
 
 import click
 
-from fastload.cli._common import Number, Terminated, read_token, require, sigterm_raises
-
-_file = click.Path(exists=True, dir_okay=False, path_type=Path)
-_INTERRUPTED, _TERMINATED = 130, 143
+from fastload.cli._common import (
+    INTERRUPTED,
+    TERMINATED,
+    Number,
+    Terminated,
+    read_certificate,
+    read_token,
+    require,
+    serving_options,
+    sigterm_raises,
+)
 
 
 @click.group()
@@ -82,18 +89,8 @@ def parameters() -> None:
     help="Number of checkpoints to keep.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of new rows.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=0,
-    show_default=True,
-    help="Port to listen on; 0: any free one.",
-)
+@serving_options
 @click.option("--name", help="Name by which workers reach this machine.  [default: its address]")
-@click.option("--token-file", type=_file, help="File with the token that workers must have.")
-@click.option("--tls-cert", type=_file, help="Certificate chain, PEM; needs --tls-key.")
-@click.option("--tls-key", type=_file, help="Private key of the certificate, PEM.")
 def serve(
     store_path: str | None,
     number: int | None,
@@ -132,8 +129,7 @@ def serve(
     from fastload.parameters.serve import end, job_store, reached_as, wait_for_the_end
     from fastload.parameters.transport import is_published, publish
 
-    if (tls_cert is None) != (tls_key is None):
-        raise click.UsageError("give both --tls-cert and --tls-key, or none")
+    certificate = read_certificate(tls_cert, tls_key)
     if (number is None) != (of is None):
         raise click.UsageError("give both --number and --of, or none")
     if number is None or of is None:
@@ -141,7 +137,6 @@ def serve(
         number, of = rank.rank, rank.world_size
     if number >= of:
         raise click.UsageError(f"servers are counted from 0: there is no server {number} of {of}")
-    certificate = (tls_cert.read_bytes(), tls_key.read_bytes()) if tls_cert and tls_key else None
     token = read_token(token_file)
     store = job_store(store_path)
     server = Server(
@@ -168,4 +163,4 @@ def serve(
             click.echo(f"server {number} of {of} has ended at version {version}", err=True)
             # Workers keep streams open, for which the end of the interpreter would wait.
             sys.stdout.flush()
-            os._exit(_TERMINATED if isinstance(end_of_it, Terminated) else _INTERRUPTED)
+            os._exit(TERMINATED if isinstance(end_of_it, Terminated) else INTERRUPTED)

@@ -218,6 +218,7 @@ def _predict_set(
     import torch
 
     from fastload import distributed, store
+    from fastload.store.model_run import shown
 
     began = time.perf_counter()
     samples = _dataset(dataset, name, given["root"], given["parts"])
@@ -257,7 +258,9 @@ def _predict_set(
         text = in_one_line(error).replace("Pass version=", "Give --data-version")
         raise click.ClickException(text) from error
     if rank.rank == 0:
-        shapes = ", ".join(f"{column} {_shape(value)}" for column, value in found[0].items())
+        shapes = ", ".join(
+            f"{column} {shown(value).removesuffix('[]')}" for column, value in found[0].items()
+        )
         click.echo(f"{len(found):,} rows of {shapes}, after {time.perf_counter() - began:.1f} s")
         click.echo(found.path)
 
@@ -283,11 +286,6 @@ def _dataset(path: str, name: str, root: Path | None, parts: int | None) -> Any:
     except ValueError as error:
         raise UsageError(f"--name {name}: {error}") from error
     return found
-
-
-def _shape(value: Any) -> str:
-    kind = str(value.dtype).removeprefix("torch.")
-    return f"{kind}[{', '.join(map(str, value.shape))}]" if value.shape else kind
 
 
 # ---- a stream ----

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import click
 
-from fastload.cli._common import read_token, sigterm_raises
-
-_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+from fastload.cli._common import read_certificate, read_token, serving_options, sigterm_raises
 
 
 @click.command()
@@ -19,17 +17,7 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.Path(exists=True, file_okay=False),
     help="Folder of the sets.  [default: $FASTLOAD_STORE, or else this user's folder in shared memory]",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port to listen on; 0: any free one.",
-)
-@click.option("--token-file", type=_file, help="File with the token that readers must have.")
-@click.option("--tls-cert", type=_file, help="Certificate chain, PEM; needs --tls-key.")
-@click.option("--tls-key", type=_file, help="Private key of the certificate, PEM.")
+@serving_options
 @click.option("--insecure", is_flag=True, help="Serve other hosts without a token.")
 def serve(
     root: str | None,
@@ -58,16 +46,12 @@ def serve(
     from fastload.store.flight import StoreServer
     from fastload.store.root import default_root, open_root
 
-    if (tls_cert is None) != (tls_key is None):
-        raise click.UsageError("give both --tls-cert and --tls-key, or none")
+    certificate = read_certificate(tls_cert, tls_key)
     token = read_token(token_file)
     if not token and not insecure and not _is_loopback(host):
         raise click.UsageError(
             f"--host {host} lets other hosts read all sets: give --token-file, or --insecure if that is meant"
         )
-    certificate = None
-    if tls_cert and tls_key:
-        certificate = (tls_cert.read_bytes(), tls_key.read_bytes())
     scheme = "grpc+tls" if certificate else "grpc"
     path = open_root(root) if root or os.path.isdir(default_root()) else default_root()
     try:

@@ -44,9 +44,8 @@ class RecordIndexService:
         self._epochs = iter(range(epochs))
         self._epoch: Epoch | None = None
         self._indices: Iterator[int] = iter(())  # of the latest lease
-        self._begun: deque[list[Any]] = (
-            deque()
-        )  # the epoch, a lease, and how many of its records were not reported
+        # The epoch, a lease, and how many of its records were not reported.
+        self._begun: deque[list[Any]] = deque()
         self._fetched = 0  # records that were not reported
 
     def fetch_record_index(self) -> int:

@@ -56,13 +56,6 @@ __all__ = [
     "shutdown",
 ]
 
-_MODULES = {
-    "Control": "control",
-    "Vote": "control",
-    "WindowDataset": "windows",
-    "average_gradients": "average",
-}
-
 
 def __getattr__(name: str) -> Any:
     """Load what needs torch when it is first used: launchers do without."""
@@ -70,5 +63,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fastload.distributed import average, control, group, windows
 
-    modules = {"average": average, "control": control, "windows": windows}
-    return getattr(modules.get(_MODULES.get(name, ""), group), name)
+    homes = (average, control, group, windows)
+    return next(vars(home)[name] for home in homes if name in vars(home))

@@ -33,7 +33,7 @@ class Control:
             dist.destroy_process_group(group)
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, by rank, on every rank."""
+        """Return the values of all ranks, by rank, on every rank."""
         if self._group is None:
             return [value]
         values: list[Any] = [None] * self.rank.world_size
@@ -41,7 +41,7 @@ class Control:
         return values
 
     def broadcast(self, value: T | None) -> T:
-        """Rank 0's value; what the others give does not count."""
+        """Return rank 0's value; what the others give does not count."""
         values: list[Any] = [value]
         if self._group is not None:
             dist.broadcast_object_list(values, src=0, group=self._group, device=torch.device("cpu"))
@@ -49,20 +49,19 @@ class Control:
         return found
 
     def union(self, mask: torch.Tensor) -> torch.Tensor:
-        """bool[N], on the CPU: true where it is true on any rank."""
+        """Return bool[N], on the CPU: an item is true if it is true on any rank."""
         found = mask.to("cpu", torch.uint8)
         if self._group is not None:
             dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
         return found.bool()
 
     def cast(self, vote: int) -> Vote:
-        """Give a vote; the greatest of all is known when it is asked for."""
+        """Give a vote. `Vote.result` returns the greatest vote of all ranks."""
         ballot = torch.tensor([vote], dtype=torch.int64)
         if self._group is None:
             return Vote(ballot, None)
-        return Vote(
-            ballot, dist.all_reduce(ballot, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        )
+        work = dist.all_reduce(ballot, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return Vote(ballot, work)
 
 
 class Vote:
@@ -73,7 +72,7 @@ class Vote:
         self._work = work
 
     def result(self) -> int:
-        """The greatest vote of any rank. Raises RuntimeError where a rank has died."""
+        """Return the greatest vote of any rank. Raises RuntimeError if a rank has died."""
         if self._work is not None:
             self._work.wait()
         return int(self._ballot)

@@ -1,4 +1,4 @@
-"""Whether the tasks of a graph can be started, as far as that can be known before any of them has run."""
+"""Checks whether the tasks of a graph can be started, as far as that is known before any of them has run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ def check_commands(graph: PipelineGraph, chosen: Set[str]) -> None:
     A script may still be made by a task before it: one that has it, or a folder above it, among its outputs, or that
     declares no outputs. A host file that is not there may be made, too.
     """
-    makes: dict[
-        str, set[Path] | None
-    ] = {}  # what the tasks up to this one make; None: what is not declared
+    # What the tasks up to this one make. None: what is not declared.
+    makes: dict[str, set[Path] | None] = {}
     for name in graph.order():
         task = graph.tasks[name]
         folder = task.folder(graph.base)

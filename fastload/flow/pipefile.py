@@ -84,7 +84,9 @@ def _add(graph: PipelineGraph, table: dict[str, Any]) -> None:
     if "name" not in table:
         raise FlowError("it has no name")
     cls, after = KINDS[kind], table.pop("after", None)
-    table["resources"] = Resources(**_resources(table))
+    table["resources"] = Resources(
+        **{name: table.pop(name) for name in _RESOURCES if name in table}
+    )
     known = {
         name
         for base in cls.__mro__[:-1]
@@ -98,10 +100,6 @@ def _add(graph: PipelineGraph, table: dict[str, Any]) -> None:
         if cls is FunctionTask:
             table["function"] = _function(table.get("function"))
         graph.add_task(cls(**table), after)
-
-
-def _resources(table: dict[str, Any]) -> dict[str, Any]:
-    return {name: table.pop(name) for name in _RESOURCES if name in table}
 
 
 @contextmanager

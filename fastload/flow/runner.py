@@ -167,8 +167,6 @@ class _Run:
     echo: bool
     chosen: set[str]
     say: Callable[[str], object]
-    base: Path = field(init=False)
-    states: dict[str, State] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     logs: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -177,7 +175,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.base, self.folder = self.graph.base, folder_of(self.graph)
-        self.states = dict.fromkeys((n for n in self.graph.tasks if n in self.chosen), "waiting")
+        self.states: dict[str, State] = {n: "waiting" for n in self.graph.tasks if n in self.chosen}
 
     def outcome(self) -> Outcome:
         return Outcome(self.states, self.reasons, self.logs, self.seconds)
@@ -233,9 +231,7 @@ class _Run:
     def start(self, task: Task) -> bool:
         """Start a task for the first time in this run; return False if that failed."""
         name = task.name
-        held = self.opened.enter_context(
-            ExitStack()
-        )  # if `close` is not reached, the run closes it
+        held = self.opened.enter_context(ExitStack())  # which the run closes if `close` does not
         try:
             held.enter_context(locked_path(self.folder / f"{name}.lock", wait=False, needed=False))
         except BlockingIOError:  # so the record is not this process's to write
@@ -369,7 +365,7 @@ class _Run:
                 self.stopped(one, reason)
 
     def stopped(self, one: _Running, reason: str) -> None:
-        """Take note that the runner has ended a task, if that can still be written and told."""
+        """Record that the runner has ended a task, as far as the disk and standard error allow."""
         self.forget(one)
         one.process.wait()
         with suppress(OSError):

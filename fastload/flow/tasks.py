@@ -238,9 +238,8 @@ class MPITask(PythonTask):
             program=(sys.executable, *program),
             ranks=self.parallelism,
             hosts=hosts,
-            depth=self.resources.cores
-            if launcher == "srun"
-            else None,  # it asks for 1 core a rank itself
+            # By default srun, and no other launcher, limits each rank to one core.
+            depth=self.resources.cores if launcher == "srun" else None,
             export=exported,
             options=self.launcher_options,
         )

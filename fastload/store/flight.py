@@ -187,7 +187,7 @@ class ServerSource:
 
 @contextmanager
 def _naming(where: str) -> Iterator[None]:
-    """Have an error of the server `where` be a PackedDataError."""
+    """Turn an error of the server `where` into a PackedDataError."""
     try:
         yield
     except flight.FlightUnauthenticatedError as error:

@@ -14,7 +14,7 @@ from fastload.store.dataset import SetDataset
 from fastload.store.feature_key import hash_of, key_of
 from fastload.store.model_run import Forward
 from fastload.store.model_set import ModelSet, loader_options, part_ranges
-from fastload.store.ranks import Ranks, meet
+from fastload.store.ranks import meet
 from fastload.store.read import get
 
 MOST_PARTS = 1024
@@ -76,34 +76,22 @@ def predictions(
     with meet(rank) as ranks:
 
         def plan() -> ModelSet:
-            return _plan(ranks, dataset, model, inputs, loader, parts, version)
+            options = loader_options(loader, dataset, "predictions", ranks)
+            changing = [options.get("seed"), options.get("collate_fn")]
+            key = key_of(dataset, model, loader=changing, version=version)
+            return ModelSet(
+                kind="predictions",
+                dataset=dataset,
+                forward=Forward(model, partial(_split, inputs=inputs or _first), _named),
+                ranges=part_ranges(len(dataset), parts, most=MOST_PARTS),
+                key={**key, "inputs": hash_of(inputs, "function inputs=")},
+                options=options,
+            )
 
         place = ranks.each(plan).make(
             name, ranks, device=device, root=root, made=made, replace=replace, progress=progress
         )
         return ranks.each(lambda: get(place))
-
-
-def _plan(
-    ranks: Ranks,
-    dataset: Any,
-    model: Any,
-    inputs: Callable[[Any], Any] | None,
-    loader: Mapping[str, Any] | None,
-    parts: int | None,
-    version: str,
-) -> ModelSet:
-    options = loader_options(loader, dataset, "predictions", ranks)
-    changing = [options.get("seed"), options.get("collate_fn")]
-    key = key_of(dataset, model, loader=changing, version=version)
-    return ModelSet(
-        kind="predictions",
-        dataset=dataset,
-        forward=Forward(model, partial(_split, inputs=inputs or _first), _named),
-        ranges=part_ranges(len(dataset), parts, most=MOST_PARTS),
-        key={**key, "inputs": hash_of(inputs, "function inputs=")},
-        options=options,
-    )
 
 
 def _split(batch: Any, inputs: Callable[[Any], Any]) -> tuple[Any, None]:

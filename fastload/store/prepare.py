@@ -84,7 +84,7 @@ def prepare(
         with (
             _executor(executor, workers, len(found.missing)) as runs,
             tqdm(
-                desc=f"Preparing {os.path.basename(os.fspath(out))}",
+                desc=f"Preparing {found.name}",
                 total=total,
                 initial=total - len(found.missing),
                 unit="part",

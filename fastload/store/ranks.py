@@ -72,7 +72,7 @@ class Ranks:
             value = function()
         except Exception as raised:
             error = raised
-        reasons = self._told(lambda: self._control.gather(_reason(error)))
+        reasons = self._together(lambda: self._control.gather(_reason(error)))
         failed = [rank for rank, reason in enumerate(reasons) if reason is not None]
         if error is not None and len(failed) == len(reasons):
             raise error
@@ -95,7 +95,7 @@ class Ranks:
             except Exception as raised:
                 error = raised
         of_files = error if isinstance(error, OSError) else None
-        found, of_files, reason = self._told(
+        found, of_files, reason = self._together(
             lambda: self._control.broadcast((value, of_files, _reason(error)))
         )
         if (error := error or of_files) is not None:
@@ -106,7 +106,7 @@ class Ranks:
 
     def expect_same(self, key: Mapping[str, str]) -> None:
         """Raise PrepareError, on all ranks, if a rank has other parts of a key than rank 0."""
-        keys = self._told(lambda: self._control.gather(dict(key)))
+        keys = self._together(lambda: self._control.gather(dict(key)))
         for rank, other in enumerate(keys):
             differing = [name for name in key if other[name] != keys[0][name]]
             if differing:
@@ -115,7 +115,7 @@ class Ranks:
                     "ranks the same model and dataset, with the same weights"
                 )
 
-    def _told(self, call: Callable[[], T]) -> T:
+    def _together(self, call: Callable[[], T]) -> T:
         """Return what a collective call returns. Raise PrepareError if another rank has ended."""
         try:
             return call()

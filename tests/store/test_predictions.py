@@ -6,6 +6,7 @@ Here ranks are threads, and `Together` stands for their process group. `test_pre
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import threading
 from collections import defaultdict
@@ -436,8 +437,6 @@ def test_a_folder_that_a_rank_does_not_see_is_named(
 
     class Copying(_Control):
         def broadcast(self, value: Any) -> Any:
-            import pickle
-
             return pickle.loads(self.gather(pickle.dumps(value))[0])
 
     def call(rank: Rank) -> Any:
