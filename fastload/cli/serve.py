@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 
@@ -43,12 +42,13 @@ def serve(
         head -c 24 /dev/urandom | base64 > token; chmod 600 token
         fastload store serve --host 0.0.0.0 --port 8815 --token-file token --tls-cert cert.pem --tls-key key.pem
     """
+    from fastload.distributed.flight_access import is_loopback
     from fastload.store.flight import StoreServer
     from fastload.store.root import default_root, open_root
 
     certificate = read_certificate(tls_cert, tls_key)
     token = read_token(token_file)
-    if not token and not insecure and not _is_loopback(host):
+    if not token and not insecure and not is_loopback(host):
         raise click.UsageError(
             f"--host {host} lets other hosts read all sets: give --token-file, or --insecure if that is meant"
         )
@@ -63,10 +63,3 @@ def serve(
     with sigterm_raises(), server:
         click.echo(f"{path}: served at {scheme}://{host}:{server.port}")
         server.serve()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -13,6 +13,7 @@
     control.py    what ranks tell each other on the CPU
     rendezvous.py how the ranks agree on a place to meet
     addresses.py  the address by which other nodes reach this one
+    flight_access.py  which calls a server of Arrow Flight answers
     affinity.py   a rank's share of the cores: pure
     average.py    gradients averaged by hand
     windows.py    rows in the memory of all ranks, read by MPI's one-sided communication

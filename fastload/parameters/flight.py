@@ -9,8 +9,6 @@ A call needs the header `authorization: Bearer TOKEN`, if the server has a token
 
 from __future__ import annotations
 
-import hmac
-import ipaddress
 import os
 import struct
 from collections.abc import Callable, Mapping
@@ -20,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
+from fastload.distributed.flight_access import TokenCheck, is_loopback
 from fastload.errors import ParametersError, UsageError
 from fastload.parameters.server import Server
 from fastload.parameters.transport import Answer, ServerGoneError
@@ -90,7 +89,7 @@ class ParameterServer(flight.FlightServerBase):  # type: ignore[misc]
         super().__init__(
             f"{self._scheme}://{host}:{port}",
             tls_certificates=[certificate] if certificate else None,
-            middleware={"token": _Token(token)} if token else None,
+            middleware={"token": TokenCheck(token)} if token else None,
         )
 
     def address(self, host: str) -> str:
@@ -112,19 +111,6 @@ class ParameterServer(flight.FlightServerBase):  # type: ignore[misc]
             except Exception as error:  # of a call that is none, or a full disk: the client says it
                 answer = {"error": f"{type(error).__name__}: {error}"}
             _send(writer, answer)
-
-
-class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses calls without the token."""
-
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-
-    def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
-        """Check the header of a call."""
-        found = [value.encode() for value in headers.get("authorization", [])]
-        if not any(hmac.compare_digest(value, self._expected) for value in found):
-            raise flight.FlightUnauthenticatedError("another token" if found else "a token")
 
 
 class _Stream:
@@ -224,11 +210,3 @@ def _refuse_fork() -> None:
             'threads or the start method "spawn", or fork before the first call'
         )
     _user = os.getpid()
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
@@ -79,10 +77,11 @@ def connect(
         return [InProcess(Server())]
     if isinstance(where, Server):
         return [InProcess(where)]
+    from fastload.distributed.flight_access import client_authority, client_token
     from fastload.parameters.flight import FlightStub
 
-    token = token or _file_of("FASTLOAD_TOKEN_FILE").decode().strip()
-    authority = authority or _file_of("FASTLOAD_TLS_CA") or None
+    token = token or client_token()
+    authority = authority or client_authority()
     if isinstance(where, str) and where.startswith("file://"):
         where = FileStore(where.removeprefix("file://"))
     if isinstance(where, Store):
@@ -125,8 +124,3 @@ def publish(store: Store, number: int, of: int, address: str) -> None:
 def is_published(store: Store, number: int) -> bool:
     """Return whether a server has written its address before."""
     return bool(store.check([_KEY.format(number)]))
-
-
-def _file_of(variable: str) -> bytes:
-    path = os.environ.get(variable)
-    return Path(path).read_bytes() if path else b""

@@ -47,16 +47,10 @@ def _opened(place: str) -> Source:
             f"a source is a path, or the URL of `fastload store serve`, grpc://HOST:PORT or grpc+tls://HOST:PORT; "
             f"got {place!r}"
         )
+    from fastload.distributed.flight_access import client_authority, client_token
     from fastload.store.flight import ServerSource
 
-    token = authority = b""
-    if path := os.environ.get("FASTLOAD_TOKEN_FILE"):
-        with open(path, "rb") as file:
-            token = file.read().strip()
-    if path := os.environ.get("FASTLOAD_TLS_CA"):
-        with open(path, "rb") as file:
-            authority = file.read()
-    return ServerSource(place, token=token.decode(), authority=authority or None)
+    return ServerSource(place, token=client_token(), authority=client_authority())
 
 
 class FolderSource:

@@ -11,7 +11,6 @@ A call needs the header `authorization: Bearer TOKEN`, if the server has a token
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from fastload.datasets.manifest import Index, Shard, dump_index, parse_index, read_index
+from fastload.distributed.flight_access import TokenCheck
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
 from fastload.store.pieces import PIECE_BYTES
@@ -56,7 +56,7 @@ class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
         super().__init__(
             location,
             tls_certificates=[certificate] if certificate else None,
-            middleware={"token": _Token(token)} if token else None,
+            middleware={"token": TokenCheck(token)} if token else None,
         )
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[flight.FlightInfo]:
@@ -134,21 +134,6 @@ def _pieces(path: str) -> Iterator[pa.RecordBatch]:
     with open(path, "rb") as file:
         while piece := file.read(PIECE_BYTES):
             yield pa.record_batch([pa.array([piece], pa.binary())], schema=_BYTES)
-
-
-class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses calls that do not bear the token."""
-
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-
-    def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
-        """Check a call."""
-        given = next(iter(headers.get("authorization", [])), "").encode()
-        if not hmac.compare_digest(given, self._expected):
-            raise flight.FlightUnauthenticatedError(
-                "this server wants another token" if given else "this server wants a token"
-            )
 
 
 class ServerSource:
