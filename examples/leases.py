@@ -38,7 +38,7 @@ def main() -> None:
     with Leases(len(dataset), shard=64) as leases, torch.no_grad():
         if checkpoint.exists():
             leases.load_state_dict(json.loads(checkpoint.read_text()))
-            print(f"worker {rank} goes on")
+            print(f"worker {rank} goes on, attempt {attempt}")
         sampler = LeaseSampler(leases, batch_size=16, shuffle=False)
         loader = fastload.DataLoader(dataset, batch_sampler=sampler, num_workers=2, seed=0)
         for step, (indices, inputs) in enumerate(loader, 1):

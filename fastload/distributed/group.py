@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import socket
@@ -232,6 +233,9 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
         if device.is_available() and backend != "gloo":
             device.set_device(device_of(rank, device.device_count()))
     global _groups_begun
+    # If this module is imported later, as torch.optim does, its default arguments hold the group, and its threads run
+    # while Python ends: one that then gives back a tensor aborts the process.
+    importlib.import_module("torch.distributed.nn.functional")
     _groups_begun += 1
     with rendezvous(rank, os.environ, timeout_s=timeout_s, number=_groups_begun) as (
         shared,

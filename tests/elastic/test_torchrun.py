@@ -76,7 +76,8 @@ def test_a_synchronous_job_survives_a_rank_and_another_number_of_ranks(tmp_path:
 def test_leases_go_on_from_a_checkpoint_after_a_worker_was_killed(tmp_path: Path) -> None:
     folder = tmp_path / "features"
     said = torchrun(3, tmp_path, "leases.py", str(folder), "--die")
-    assert said.count("goes on") == 3, said
+    assert said.count("goes on, attempt 1") == 3, said
+    # A worker of the first attempt that starts late finds a checkpoint too.
     read: dict[str, Counter[int]] = {"0": Counter(), "1": Counter()}
     for path in folder.glob("*.pt"):
         read[path.stem.split("-")[1]].update(torch.load(path)["indices"].tolist())

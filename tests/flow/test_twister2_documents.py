@@ -88,6 +88,9 @@ class Nothing(SourceFunc):
     def has_next(self):
         return False
 
+    def next(self):
+        raise AssertionError
+
 env = Twister2Environment(resources=[{"cpu": 1, "instances": 2}])
 if env.worker_id == 0:
     with open("begin", "rb"):  # until rank 1 is about to make its source

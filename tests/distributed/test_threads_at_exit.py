@@ -1,0 +1,40 @@
+"""Promise: after `shutdown()`, and so at exit, no thread of the process group is left to use Python while it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.distributed.launching import clean_environment
+
+PROGRAM = """
+import os
+import torch
+import torch.distributed as dist
+from fastload import distributed
+
+def threads_of_gloo():
+    names = [open(f"/proc/self/task/{number}/comm").read() for number in os.listdir("/proc/self/task")]
+    return sum("gloo" in name for name in names)
+
+distributed.init("gloo")
+net = torch.nn.Linear(3, 3)
+torch.optim.SGD(net.parameters(), lr=0.1)  # imports modules whose default arguments may hold the group
+dist.all_reduce(net.weight.data)
+assert threads_of_gloo() > 0
+distributed.shutdown()
+print("left:", threads_of_gloo())
+"""
+
+
+def test_shutdown_ends_the_threads_of_the_group_even_after_torch_optim_was_imported() -> None:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=clean_environment(alone | {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "left: 0\n"
