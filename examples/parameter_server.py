@@ -18,17 +18,17 @@ from tempfile import TemporaryDirectory
 import torch
 from manual_update import CNN
 from torch import multiprocessing, nn
-from torch.distributed import FileStore
 
 from fastload import DataLoader
 from fastload.datasets import MNIST
+from fastload.distributed import FolderStore
 from fastload.elastic import Leases, LeaseSampler
 from fastload.parameters import Optimizer, PSClient, Server, connect
 from fastload.parameters.flight import ParameterServer
 
 
 def work(worker: int, args: argparse.Namespace, servers: str | list[str], leased: Path) -> None:
-    """Train one worker's part of the epoch. `leased` is a file that all workers share."""
+    """Train one worker's part of the epoch. `leased` is a folder that all workers share."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     client, cnn = PSClient(connect(servers), f"worker {worker}"), CNN()
@@ -37,7 +37,7 @@ def work(worker: int, args: argparse.Namespace, servers: str | list[str], leased
 
     dataset = MNIST(args.root, tensors=True)
     versions, steps = [-1] * client.ps_num, 0
-    with Leases(len(dataset), shard=10 * args.batch_size, store=FileStore(str(leased))) as leases:
+    with Leases(len(dataset), shard=10 * args.batch_size, store=FolderStore(leased)) as leases:
         batches = LeaseSampler(leases, args.batch_size)
         for x, y in DataLoader(dataset, batch_sampler=batches):
             newer, _ = client.pull_dense_parameters(range(client.ps_num), versions)

@@ -36,8 +36,8 @@ def parameters() -> None:
 @click.option(
     "--store",
     "store_path",
-    type=click.Path(dir_okay=False),
-    help="File that servers and workers share, into which each server writes its address. No job may have used it "
+    type=click.Path(file_okay=False),
+    help="Folder that servers and workers share, into which each server writes its address. No job may have used it "
     "before.  [default: torchrun's store]",
 )
 @click.option("--number", type=click.IntRange(0), help="Number of this server.  [default: rank]")

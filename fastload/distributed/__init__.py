@@ -12,6 +12,7 @@
     group.py      the process group: init, shutdown, end_job, cores
     control.py    what ranks tell each other on the CPU
     rendezvous.py how the ranks agree on a place to meet
+    folder_store.py  what processes share by a folder, whichever of them is killed
     addresses.py  the address by which other nodes reach this one
     flight_access.py  which calls a server of Arrow Flight answers
     affinity.py   a rank's share of the cores: pure
@@ -28,6 +29,7 @@ from fastload.distributed.detect import Detected, Launcher, Rank, detect_rank
 if TYPE_CHECKING:
     from fastload.distributed.average import average_gradients
     from fastload.distributed.control import Control, Vote
+    from fastload.distributed.folder_store import FolderStore
     from fastload.distributed.group import (
         backend_for,
         cores,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Control",
     "Detected",
+    "FolderStore",
     "Launcher",
     "Rank",
     "Vote",
@@ -62,7 +65,7 @@ def __getattr__(name: str) -> Any:
     """Load what needs torch when it is first used: launchers do without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fastload.distributed import average, control, group, windows
+    from fastload.distributed import average, control, folder_store, group, windows
 
-    homes = (average, control, group, windows)
+    homes = (average, control, folder_store, group, windows)
     return next(vars(home)[name] for home in homes if name in vars(home))

@@ -29,9 +29,9 @@ class Leases:
         length: number of samples, or anything with `len()`.
         shard: samples in a shard. A worker holds the shard that it trains, and the next ones that its loader has
             prefetched. A multiple of the batch size gives full batches.
-        store: a `torch.distributed.Store` that all workers share, such as `FileStore(path)` or `TCPStore`. None:
-            torchrun's, else that of the process group, else one in this process. A run needs a store, or a `name`, that
-            no run has used before.
+        store: a `torch.distributed.Store` that all workers share, such as `fastload.distributed.FolderStore(path)` or
+            `TCPStore`. None: torchrun's, else that of the process group, else one in this process. A run needs a
+            store, or a `name`, that no run has used before.
         lease_s: seconds without a sign of life after which a worker is taken for dead. A worker gives eight signs in
             this time, on a thread of its own.
         max_tries: how many workers may fail at a shard before it raises `ShardError` on all workers.
@@ -40,7 +40,7 @@ class Leases:
         name: tells several leases in one store apart.
 
     Two threads and two connections to the store, for each `Leases` of a process, from the first lease to `close()`. A
-    shard costs four requests of 20 to 40 us each.
+    shard costs four requests of 20 to 40 us each, or 250 us in a `FolderStore`.
 
     Raises what the store raises, `StoreLostError` if it is gone.
     """

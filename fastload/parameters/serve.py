@@ -7,9 +7,10 @@ import os
 import signal
 from contextlib import suppress
 
-from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from fastload.distributed.addresses import own_address
+from fastload.distributed.folder_store import FolderStore
 from fastload.distributed.rendezvous import torchrun_store
 from fastload.parameters.checkpoint import newest
 from fastload.parameters.server import Server
@@ -18,8 +19,8 @@ _END = "fastload/parameters/end"
 
 
 def job_store(path: str | None) -> Store | None:
-    """Return the store in a file, else torchrun's, else None."""
-    return FileStore(os.path.abspath(path)) if path else torchrun_store()
+    """Return the store in a folder, else torchrun's, else None."""
+    return FolderStore(path) if path else torchrun_store()
 
 
 def reached_as(host: str) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
-from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
+from fastload.distributed.folder_store import FolderStore
 from fastload.errors import ParametersError
 from fastload.parameters.server import Server
 
@@ -63,9 +64,9 @@ def connect(
 
     Args:
         where: None: a new server in this process. A `Server`, an address such as "grpc://node7:7000" or
-            "grpc+tls://node7:7000", or a list of these, in the order of the servers. A `torch.distributed.Store`, or
-            "file:///PATH" for a `FileStore`, into which `fastload parameters serve` writes addresses. A server that
-            restarts at another address is found again.
+            "grpc+tls://node7:7000", or a list of these, in the order of the servers. Or the store that
+            `fastload parameters serve` writes addresses into: "file:///PATH" for the folder of its --store, or any
+            `torch.distributed.Store`. A server that restarts at another address is found again.
         token: that the servers want; "": that in the file `$FASTLOAD_TOKEN_FILE`, if it is set.
         authority: certificate, in PEM, of the authority that signed the servers' certificates; None: that in the file
             `$FASTLOAD_TLS_CA`, if it is set.
@@ -83,7 +84,7 @@ def connect(
     token = token or client_token()
     authority = authority or client_authority()
     if isinstance(where, str) and where.startswith("file://"):
-        where = FileStore(where.removeprefix("file://"))
+        where = FolderStore(where.removeprefix("file://"))
     if isinstance(where, Store):
         number = servers_in(where, wait_s)
         addresses = [functools.partial(address_in, where, i) for i in range(number)]

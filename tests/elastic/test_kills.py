@@ -1,6 +1,7 @@
 """Promise: workers that are killed at random moments lose no shard, and no shard is acknowledged twice.
 
-On torch's TCPStore. Its FileStore does not stand `kill -9`: half a record, and every process that reads it hangs.
+On torch's TCPStore and on a FolderStore. Torch's FileStore does not stand `kill -9`: half a record, and every process
+that reads it hangs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from fastload.distributed import FolderStore
 from fastload.elastic import Leases
 from fastload.elastic.protocol import Shard
 from fastload.elastic.stores import Connection
@@ -29,13 +31,15 @@ BUSY_S = 10.0
 """More where other work takes the cores: a process that is to begin may wait for seconds."""
 
 
-def connect(port: int) -> Store:
-    return PrefixStore("kills", TCPStore("127.0.0.1", port, is_master=False))
+def connect(where: int | Path) -> Store:
+    if isinstance(where, Path):
+        return FolderStore(where)
+    return PrefixStore("kills", TCPStore("127.0.0.1", where, is_master=False))
 
 
-def work(port: int, log: str) -> None:
+def work(where: int | Path, log: str) -> None:
     """Take shards until the last epoch, which the parent names, has ended. Write what was done into the log."""
-    store = connect(port)
+    store = connect(where)
     leases = Leases(
         SHARDS,
         shard=1,
@@ -65,14 +69,18 @@ def context() -> ForkServerContext:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_no_shard_is_lost_or_acknowledged_twice(context: ForkServerContext, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["tcp", "folder"])
+def test_no_shard_is_lost_or_acknowledged_twice(
+    context: ForkServerContext, tmp_path: Path, kind: str
+) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    where = server.port if kind == "tcp" else tmp_path / "store"
     draw = random.Random(0)
     workers: list[ForkServerProcess] = []
     log = tmp_path / "log"
 
     def start() -> None:
-        process = context.Process(target=work, args=(server.port, str(log)))
+        process = context.Process(target=work, args=(where, str(log)))
         process.start()
         workers.append(process)
 
@@ -94,9 +102,9 @@ def test_no_shard_is_lost_or_acknowledged_twice(context: ForkServerContext, tmp_
         start()
     # Two more: a worker may end an epoch before it sees which is the last.
     last = max(int(line.split()[1]) for line in log.read_text().splitlines()) + 2
-    connect(server.port).set("last", str(last))
+    connect(where).set("last", str(last))
     epochs = range(last + 1)
-    left = _unfinished(connect(server.port), epochs)
+    left = _unfinished(connect(where), epochs)
     for process in workers:
         process.join(300)
         assert process.exitcode == 0
@@ -108,10 +116,8 @@ def test_no_shard_is_lost_or_acknowledged_twice(context: ForkServerContext, tmp_
     )
     ideal = left * STEP_S / WORKERS
     took = ended - killed_at
-    states = _states(connect(server.port), epochs)
-    counters = [
-        Connection(_prefixed(connect(server.port))).add(f"{epoch}/done", 0) for epoch in epochs
-    ]
+    states = _states(connect(where), epochs)
+    counters = [Connection(_prefixed(connect(where))).add(f"{epoch}/done", 0) for epoch in epochs]
     trained = [line for line in log.read_text().splitlines() if line.startswith("trained")]
     print(
         f"\n{kills} kills in {killed_at - began:.0f} s; {len(trained)} shards trained, "

@@ -22,6 +22,7 @@ from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 from torch.utils.data import Dataset
 
 import fastload
+from fastload.distributed import FolderStore
 from fastload.elastic import Leases, LeaseSampler
 from fastload.elastic.stores import Connection
 from fastload.elastic.watch import Watch
@@ -133,12 +134,14 @@ def tcp() -> Store:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-@pytest.fixture(params=["hash", "file", "tcp"])
+@pytest.fixture(params=["hash", "file", "folder", "tcp"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, tcp: Store) -> Store:
     if request.param == "hash":
         return HashStore()
     if request.param == "file":
         return FileStore(str(tmp_path / "store"))
+    if request.param == "folder":
+        return FolderStore(tmp_path / "store")
     return PrefixStore(request.node.name, tcp)
 
 
@@ -668,6 +671,7 @@ import sys
 import torch
 from torch.distributed import FileStore, HashStore, TCPStore
 import fastload
+from fastload.distributed import FolderStore
 from fastload.elastic import Leases, LeaseSampler
 store = eval(sys.argv[1])
 leases = Leases(1000, shard=10, store=store, lease_s=0.05)
@@ -683,6 +687,7 @@ for _ in range(9):
     [
         "HashStore()",
         "FileStore(sys.argv[2])",
+        "FolderStore(sys.argv[2])",
         "TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)",
     ],
 )
@@ -706,7 +711,7 @@ def _forked(leases: Leases, loader: Any, answers: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_is_a_worker_of_its_own(tmp_path: Path, closing: Make) -> None:
     """It gives back nothing of its parent's, and leaves the parent's connections alone."""
-    leases = closing(FileStore(str(tmp_path / "store")), lease_s=5.0)
+    leases = closing(FolderStore(tmp_path / "store"), lease_s=5.0)
     loader = loader_of(leases, num_workers=0)
     batches = iter(loader)
     first = next(batches)

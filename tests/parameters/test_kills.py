@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+from fastload.distributed import FolderStore
 from fastload.parameters import Optimizer, PSClient, Server, Stub, connect
 from fastload.parameters.transport import Answer
 from tests.distributed.launching import ROOT
@@ -57,7 +57,7 @@ class Processes:
         self.pids[number] = self._start(number, rejoin=True)
 
     def stubs(self) -> list[Stub]:
-        return connect(FileStore(str(self._folder / "store")))
+        return connect(FolderStore(str(self._folder / "store")))
 
 
 @contextmanager

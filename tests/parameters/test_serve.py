@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from fastload.cli import main
+from fastload.distributed import FolderStore
 from fastload.parameters import PSClient, Server, connect
 from fastload.parameters.flight import ParameterServer
 from tests.distributed.launching import clean_environment, command
@@ -130,7 +130,7 @@ def test_a_store_that_no_server_writes_into_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         Exception, match="not all servers have written their addresses into the store within 0.1 s"
     ):
-        connect(FileStore(str(tmp_path / "store")), wait_s=0.1)
+        connect(FolderStore(str(tmp_path / "store")), wait_s=0.1)
 
 
 @pytest.mark.slow

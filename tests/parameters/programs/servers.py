@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+from fastload.distributed import FolderStore
 from fastload.parameters import Optimizer, Server
 from fastload.parameters.flight import ParameterServer
 from fastload.parameters.transport import publish
@@ -24,7 +24,7 @@ def serve(about: dict[str, Any]) -> None:
     number, of = about["number"], about["of"]
     server = Server(number, of, optimizer=Optimizer(**about["optimizer"]), **about["options"])
     front = ParameterServer(server)
-    publish(FileStore(about["store"]), number, of, front.address("127.0.0.1"))
+    publish(FolderStore(about["store"]), number, of, front.address("127.0.0.1"))
     while True:
         signal.pause()
 

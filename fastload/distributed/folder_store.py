@@ -1,0 +1,140 @@
+"""A `torch.distributed.Store` in a folder, which survives the death of any process at any moment."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from urllib.parse import quote
+
+from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
+
+from fastload.disk import locked_path, replace_file
+
+_NAP_S = 0.02  # between two looks at keys that are waited for
+_kept: list[FolderStore] = []
+"""All of this process. Torch's C++ code, such as a `PrefixStore`, does not keep the Python object that it calls."""
+
+
+class FolderStore(Store):
+    """Keys and values that processes share by a folder, without a server.
+
+    Torch's own `FileStore` appends records to one file. A process that is killed in the middle of a record leaves half
+    of it, and every process that reads the file then hangs. Here each key is a file, which is replaced as a whole under
+    a lock that the kernel frees if its holder ends.
+
+    Args:
+        path: of the folder, which is made if it is not there. All processes must see it, on a file system with locks.
+        timeout: how long `get` and `wait` wait for a key.
+
+    To read a key takes some 20 us, to change one some 250 us. `wait` looks for its keys every 20 ms, as no file system
+    tells other machines of changes. Any thread may make any call. A store is kept until the process ends.
+
+    Raises OSError if the folder cannot be read or written, and `DistStoreError` if `wait` or `get` takes too long.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], timeout: timedelta = timedelta(seconds=300)
+    ) -> None:
+        super().__init__()
+        self._timeout = timeout
+        _kept.append(self)
+        self._folder = os.path.abspath(path)
+        os.makedirs(self._folder, exist_ok=True)
+
+    def clone(self) -> FolderStore:
+        """Return this store: calls of several threads do not wait for one another's `wait`."""
+        return self
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a key."""
+        with self._changing():
+            self._write(key, _bytes(value))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Set a key to `desired` if it has `expected`, or is absent and `expected` is empty. Return what it has then.
+
+        Of an absent key this returns `expected`, as torch's stores do.
+        """
+        with self._changing():
+            found = self._read(key)
+            if (b"" if found is None else found) == _bytes(expected):
+                self._write(key, _bytes(desired))
+                return _bytes(desired)
+            return _bytes(expected) if found is None else found
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which begins at 0. Return its value."""
+        with self._changing():
+            value = int(self._read(key) or 0) + amount
+            self._write(key, str(value).encode())
+            return value
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key, after waiting for it."""
+        self.wait([key])
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return the values of keys that are there."""
+        found = [self._read(key) for key in keys]
+        if None in found:
+            raise DistStoreError(f"there is no key {keys[found.index(None)]!r} in {self._folder}")
+        return [value for value in found if value is not None]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys are there."""
+        return all(os.path.exists(self._path(key)) for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Return once all keys are there. Without a time-out it waits for as long as the store's."""
+        limit_s = (timeout or self._timeout).total_seconds()
+        deadline = time.monotonic() + limit_s
+        while not self.check(keys):
+            if time.monotonic() > deadline:
+                missing = [key for key in keys if not self.check([key])]
+                raise DistStoreError(
+                    f"{self._folder} has no key {missing[0]!r} after {limit_s:g} s"
+                )
+            time.sleep(_NAP_S)
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key. Return whether it was there."""
+        with self._changing():
+            try:
+                os.unlink(self._path(key))
+            except FileNotFoundError:
+                return False
+            return True
+
+    def num_keys(self) -> int:
+        """Return the number of keys."""
+        return sum(not name.startswith(".") for name in os.listdir(self._folder))
+
+    def has_extended_api(self) -> bool:
+        """Return False: of torch's further calls there is `multi_get` alone."""
+        return False
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self._folder, quote(f"k{key}", safe=""))
+
+    def _changing(self) -> AbstractContextManager[None]:
+        return locked_path(os.path.join(self._folder, ".lock"))
+
+    def _read(self, key: str) -> bytes | None:
+        try:
+            with open(self._path(key), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def _write(self, key: str, value: bytes) -> None:
+        # Not durable: after a loss of power all processes are gone, and a run needs a new store.
+        with replace_file(self._path(key), durable=False) as file:
+            file.write(value)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
