@@ -1,4 +1,4 @@
-"""Promise: every Python example of the README, and of pages whose examples stand alone, runs as it stands."""
+"""Promise: Every Python example of the README runs as it stands, and so does that of docs/rows.md."""
 
 from __future__ import annotations
 
