@@ -30,7 +30,9 @@ PAGES = {
 COMMANDS = "<!-- commands -->"
 WIDTH = 100
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
-CODE = re.compile(r"^( {0,3}```.*?^ {0,3}```|(?: {4}[^\n]*\n)+)|`(?:[^`\n]|\n(?!\n))+`", re.M | re.S)
+CODE = re.compile(
+    r"^( {0,3}```.*?^ {0,3}```|(?: {4}[^\n]*\n)+)|`(?:[^`\n]|\n(?!\n))+`", re.M | re.S
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -294,7 +294,10 @@ def test_docs_is_built_strictly_or_served_and_tells_of_what_it_does_not_know(
     checkout: Checkout,
 ) -> None:
     status, output, asked = checkout.run("scripts/docs")
-    assert (status, asked[-1]) == (0, "-m mkdocs build --strict")  # --quiet would hide what is wrong
+    assert (status, asked[-1]) == (
+        0,
+        "-m mkdocs build --strict",
+    )  # --quiet would hide what is wrong
     assert installations(asked) == ["ROOT[docs]"]
     assert "site/index.html" in output
     assert checkout.run("scripts/docs", FAIL_ON="mkdocs build")[0] != 0
