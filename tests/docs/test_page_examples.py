@@ -1,8 +1,12 @@
-"""Promise: Every Python example of the README and of the pages runs as it stands."""
+"""Promise: Every Python example of the README and of the pages runs as it stands.
+
+The blocks of a page run in order, in one namespace, in an empty folder. A page may use `dataset`, `torch`, `device`,
+`rank` and `world_size`. Blocks behind "```python other" show other libraries. Blocks behind "```python no-run" are in
+NO_RUN, with the reason.
+"""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +14,11 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-ROOT = Path(__file__).parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+from tests.docs.pages import FENCE, PAGES, ROOT, Block, fenced
 
-
-def examples(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
+NO_RUN: dict[str, str] = {}
+"""Why a block is not run, by its page and its first line, "page.md: from nvidia.dali import fn"."""
+FENCES = {"", "text", "toml", "json", "yaml", "python", "python no-run", "python other"}
 
 
 class Small(torch.utils.data.Dataset[Any]):
@@ -34,7 +37,9 @@ class Small(torch.utils.data.Dataset[Any]):
 @pytest.mark.filterwarnings("ignore:.*pin_memory")  # there may be no accelerator here
 @pytest.mark.filterwarnings("ignore:The `srun` command")  # lightning again, on a machine with Slurm
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *filter(examples, PAGES)], ids=lambda page: page.stem
+    "page",
+    [page for page in PAGES if fenced(page, "python")],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_the_examples_of_a_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -51,16 +56,30 @@ def test_the_examples_of_a_page_run(
         "world_size": 4,
     }
     skipped = []
-    for code in examples(page):
+    for block in fenced(page, "python"):
         try:
-            names.update(_missing(code, tmp_path))
-            code = code.replace("/data/imagenet", str(tmp_path / "imagenet"))
-            exec(compile(code, page.name, "exec"), names)
+            names.update(_missing(block.text, tmp_path))
+            code = block.text.replace("/data/imagenet", str(tmp_path / "imagenet"))
+            exec(compile("\n" * (block.line - 1) + code, str(page), "exec"), names)
         except ImportError as error:
             skipped.append(str(error))
     names.clear()  # files that the examples opened
     if skipped:
         pytest.skip(f"the others ran: {skipped}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_fence_is_one_that_the_tests_know(page: Path) -> None:
+    text = page.read_text()
+    assert {fence for fence, _ in FENCE.findall(text)} <= FENCES
+    assert text.count("\n```") == 2 * len(FENCE.findall(text)), "a fence is not closed, or indented"
+
+
+def test_what_does_not_run_has_a_reason() -> None:
+    def key(block: Block) -> str:
+        return f"{block.page.name}: {block.text.splitlines()[0]}"
+
+    assert {key(block) for page in PAGES for block in fenced(page, "python no-run")} == set(NO_RUN)
 
 
 def _missing(code: str, folder: Path) -> dict[str, Any]:
