@@ -219,8 +219,8 @@ class Flaky:
 @pytest.mark.parametrize("grads_to_wait", [None, 1])
 @pytest.mark.parametrize("every", [2, 3, 5])
 def test_pushes_that_are_repeated_are_applied_once(grads_to_wait: int | None, every: int) -> None:
-    parts = servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=grads_to_wait)
-    client = PSClient([Flaky(parts[0], every), Flaky(parts[1], every + 1)])
+    made = servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=grads_to_wait)
+    client = PSClient([Flaky(made[0], every), Flaky(made[1], every + 1)])
     client.push_embedding_table_infos([TableInfo("t", 1, "zeros")])
     for number in range(20):
         gradients = torch.full((2, 1), -1.0)
@@ -346,12 +346,12 @@ def test_the_callers_gradients_stay_and_may_be_changed_afterwards(
 
 
 def test_stubs_in_another_order_are_refused() -> None:
-    parts = servers(2)
+    made = servers(2)
     with pytest.raises(
         ParametersError, match="is server 1 of 2, and this client takes it for server 0"
     ):
-        PSClient(connect(parts[::-1])).pull_variable()
+        PSClient(connect(made[::-1])).pull_variable()
     with pytest.raises(
         ParametersError, match="server 0 of 2, and this client takes it for server 0 of 1"
     ):
-        PSClient(connect(parts[:1])).pull_variable()
+        PSClient(connect(made[:1])).pull_variable()
