@@ -13,12 +13,7 @@ from torch import Tensor, nn
 from fastload.errors import ParametersError
 from fastload.parameters import InProcess, Optimizer, PSClient, Server, TableInfo, connect
 from fastload.parameters.transport import Answer, ServerGoneError
-
-OPTIMIZERS = [
-    Optimizer(name="sgd", lr=0.05, momentum=0.9),
-    Optimizer(name="adagrad", lr=0.05),
-    Optimizer(name="adam", lr=0.05),
-]
+from tests.parameters.running import OPTIMIZERS, servers
 
 
 class Model(nn.Module):
@@ -73,10 +68,6 @@ class Worker:
 
 def batches(steps: int, size: int) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randint(0, 20, (size,)), torch.randn(size)) for _ in range(steps)]
-
-
-def servers(number: int, **options: Any) -> list[Server]:
-    return [Server(i, number, **options) for i in range(number)]
 
 
 def local_step(
