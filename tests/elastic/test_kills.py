@@ -1,7 +1,7 @@
 """Promise: workers that are killed at random moments lose no shard, and no shard is acknowledged twice.
 
-On torch's TCPStore and on a FolderStore. Torch's FileStore does not stand `kill -9`: half a record, and every process
-that reads it hangs.
+On torch's TCPStore and on a FolderStore. Torch's FileStore does not survive `kill -9`: after half a record every
+process that reads it hangs.
 """
 
 from __future__ import annotations
