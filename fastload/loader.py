@@ -55,7 +55,9 @@ class DataLoader(TorchDataLoader[T]):
     A TensorDataset with batches of up to 1 MiB starts no thread: the loop copies such a batch faster than a
     thread could hand it over.
 
-    Args beyond torch's, all keyword-only:
+    These arguments are beyond torch's, and keyword-only.
+
+    Args:
         seed: the order of `shuffle=True` becomes a pure function of (seed, epoch), on every machine;
             torch's global random state is not touched, and `generator` must be None. None: the loader
             draws as torch's DataLoader does, and gives the same batches after the same `torch.manual_seed`.

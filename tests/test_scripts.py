@@ -1,4 +1,5 @@
-"""Promise: one command installs and runs; it reuses what is there, and never replaces a torch.
+"""Promise: `scripts/test` and `scripts/demo` install and run on a fresh machine, in CI too (`.ci/run`), and reuse
+what is installed. An installed torch is never replaced.
 
 The scripts run for real, in a copy of the checkout, against an environment whose `python` writes
 down what it is asked to do instead of installing or running it.
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = [ROOT / "scripts" / name for name in ("test", "demo", "bench")]
+SCRIPTS = [ROOT / "scripts" / name for name in ("test", "demo", "docs", "bench")]
 
 FAKE_PYTHON = """#!/usr/bin/env bash
 case "$*" in
@@ -98,7 +99,7 @@ def test_a_script_can_be_started(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True, timeout=10)
 
 
-@pytest.mark.parametrize("script", SCRIPTS[:2], ids=lambda p: p.name)
+@pytest.mark.parametrize("script", SCRIPTS[:3], ids=lambda p: p.name)
 def test_help_says_how_to_call_it_and_installs_nothing(checkout: Checkout, script: Path) -> None:
     status, output, asked = checkout.run(f"scripts/{script.name}", "--help")
     assert status == 0
@@ -213,14 +214,14 @@ def test_what_is_installed_is_reused_until_the_project_changes(checkout: Checkou
     assert "Run the same command again" in output
     kept = (checkout.root / "constraints").read_text().split()
     assert kept == [f"torch=={version('torch')}", f"torchvision=={version('torchvision')}"]
-    everything = "ROOT[images,kernels,arrow,bench,stream,tensorboard,dev]"
+    everything = "ROOT[images,kernels,arrow,bench,stream,tensorboard,docs,dev]"
     assert installations(checkout.run("scripts/test", "-x")[2]) == [everything]
     assert installations(checkout.run("scripts/test", "-x")[2]) == []
     assert installations(checkout.run("scripts/demo")[2]) == []
     with (checkout.root / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
     assert installations(checkout.run("scripts/demo")[2]) == ["ROOT[images,bench]"]
-    rest = "ROOT[kernels,arrow,stream,tensorboard,dev]"
+    rest = "ROOT[kernels,arrow,stream,tensorboard,docs,dev]"
     assert installations(checkout.run("scripts/test", "-x")[2]) == [rest]
 
 
@@ -276,7 +277,7 @@ def test_each_mpi_is_installed_in_an_environment_of_its_own_once(checkout: Check
 
 @pytest.mark.parametrize(
     ("script", "python"),
-    [(SCRIPTS[0], "/nowhere/python3"), (SCRIPTS[1], "false"), (SCRIPTS[2], "false")],
+    [(SCRIPTS[0], "/nowhere/python3"), *((script, "false") for script in SCRIPTS[1:])],
 )
 def test_a_missing_python_is_told_in_a_sentence(
     checkout: Checkout, script: Path, python: str
@@ -288,6 +289,24 @@ def test_a_missing_python_is_told_in_a_sentence(
     assert output.startswith("fastload: Python 3.11 or newer is needed")
     assert output.count("\n") == 1
     assert asked == []
+
+
+def test_docs_is_built_strictly_or_served_and_tells_of_what_it_does_not_know(
+    checkout: Checkout,
+) -> None:
+    status, output, asked = checkout.run("scripts/docs")
+    assert (status, asked[-1]) == (
+        0,
+        "-m mkdocs build --strict",
+    )  # --quiet would hide what is wrong
+    assert installations(asked) == ["ROOT[docs]"]
+    assert "site/index.html" in output
+    assert checkout.run("scripts/docs", FAIL_ON="mkdocs build")[0] != 0
+    asked = checkout.run("scripts/docs", "serve", "-a", "localhost:9000")[2]
+    assert asked == ["-m mkdocs serve --livereload -a localhost:9000"]
+    status, output, asked = checkout.run("scripts/docs", "built")
+    assert (status, asked) == (1, [])
+    assert output == "fastload: unknown argument built; see scripts/docs --help\n"
 
 
 def test_the_demo_generates_images_unless_a_file_list_is_given(checkout: Checkout) -> None:

@@ -1,8 +1,12 @@
-"""Promise: every Python example of the README, and of pages whose examples stand alone, runs as it stands."""
+"""Promise: Every Python example of the README and of the pages runs as it stands.
+
+The blocks of a page run in order, in one namespace, in an empty folder. A page may use `dataset`, `torch`, `device`,
+`rank` and `world_size`. Blocks behind "```python other" show other libraries. Blocks behind "```python no-run" are in
+NO_RUN, with the reason.
+"""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +14,15 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-README = Path(__file__).parent.parent / "README.md"
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", README.read_text(), flags=re.M | re.S)
+from tests.docs.pages import FENCE, PAGES, ROOT, Block, fenced
+
+NO_RUN: dict[str, str] = {}
+"""Why a block is not run, by its page and its first line, "page.md: from nvidia.dali import fn"."""
+FENCES = {"", "text", "toml", "json", "yaml", "python", "python no-run", "python other"}
 
 
 class Small(torch.utils.data.Dataset[Any]):
-    """What the examples call `dataset`: pictures, and their labels."""
+    """What the examples call `dataset`: images and their labels."""
 
     def __len__(self) -> int:
         return 500
@@ -29,53 +36,55 @@ class Small(torch.utils.data.Dataset[Any]):
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # lightning's own
 @pytest.mark.filterwarnings("ignore:.*pin_memory")  # there may be no accelerator here
 @pytest.mark.filterwarnings("ignore:The `srun` command")  # lightning again, on a machine with Slurm
-def test_the_examples_run_one_after_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if fenced(page, "python")],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_the_examples_of_a_page_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each finds what those before it defined, and what they leave to the reader."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FASTLOAD_STORE", str(tmp_path / "sets"))
     names: dict[str, Any] = {
+        "__name__": "page",
         "torch": torch,
         "device": "cpu",
         "dataset": Small(),
         "rank": 1,
         "world_size": 4,
-        "order": list(range(500)),
     }
     skipped = []
-    for code in EXAMPLES:
+    for block in fenced(page, "python"):
         try:
-            names.update(_missing(code, tmp_path))
+            names.update(_missing(block.text, tmp_path))
+            code = block.text.replace("/data/imagenet", str(tmp_path / "imagenet"))
+            exec(compile("\n" * (block.line - 1) + code, str(page), "exec"), names)
         except ImportError as error:
             skipped.append(str(error))
-            continue
-        code = code.replace("/data/imagenet", str(tmp_path / "imagenet"))
-        exec(compile(code, "README.md", "exec"), names)
-    assert len(EXAMPLES) > 10
-    assert isinstance(names["resumed"].state_dict(), dict)
+    names.clear()  # files that the examples opened
     if skipped:
         pytest.skip(f"the others ran: {skipped}")
 
 
-@pytest.mark.parametrize(
-    "page", ["elastic", "flow", "parameters", "predict", "rows", "sets", "twister2"]
-)
-def test_the_examples_of_a_page_run(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FASTLOAD_STORE", str(tmp_path / "store"))
-    names: dict[str, Any] = {"torch": torch, "__name__": "page"}
-    text = (README.parent / f"docs/{page}.md").read_text()
-    for code in re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S):
-        exec(compile(code, f"{page}.md", "exec"), names)
-    names.clear()  # files that the examples opened
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_fence_is_one_that_the_tests_know(page: Path) -> None:
+    text = page.read_text()
+    assert {fence for fence, _ in FENCE.findall(text)} <= FENCES
+    assert text.count("\n```") == 2 * len(FENCE.findall(text)), "a fence is not closed, or indented"
+
+
+def test_what_does_not_run_has_a_reason() -> None:
+    def key(block: Block) -> str:
+        return f"{block.page.name}: {block.text.splitlines()[0]}"
+
+    assert {key(block) for page in PAGES for block in fenced(page, "python no-run")} == set(NO_RUN)
 
 
 def _missing(code: str, folder: Path) -> dict[str, Any]:
     """What an example needs beside those before it."""
-    if "ImageFileList" in code:
+    if "ImageFileList" in code or "import PackedDataset" in code:
         from PIL import Image
 
         images = folder / "imagenet"
@@ -83,7 +92,6 @@ def _missing(code: str, folder: Path) -> dict[str, Any]:
         Image.new("RGB", (300, 300)).save(images / "cat" / "1.jpg")
         (folder / "train.txt").write_text("cat/1.jpg\n")
         (images / "train").symlink_to(images, target_is_directory=True)
-        return {}
     if "import PackedDataset" in code:
         from fastload.datasets.packed.packing import pack
 

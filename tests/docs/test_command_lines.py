@@ -1,0 +1,132 @@
+"""Promise: every command of the README, of the pages and of `--help` exists, with its options and their values.
+
+Lines of scripts/, benchmarks/ and examples/ name files that exist, and options that these have. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from fastload.cli import main
+from tests.docs.command_checks import program, wrong
+from tests.docs.pages import PAGES, ROOT, command_lines, commands, spans
+
+CHECKED = [page for page in PAGES if page.name != "CHANGELOG.md"]  # it tells of what was
+
+
+def every_command(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        for key, inner in command.commands.items():
+            yield from every_command(inner, f"{name} {key}")
+
+
+COMMANDS = dict(every_command(main, "fastload"))
+
+
+def lines_of_help(command: click.Command) -> list[str]:
+    text = inspect.cleandoc(command.help or "").replace("\b\n", "\n")
+    return [line for _, line in command_lines(text)]
+
+
+@pytest.mark.parametrize("page", CHECKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_of_a_page_exist_with_their_options_and_values(page: Path) -> None:
+    text = page.read_text()
+    found = [
+        f"line {number}: {line}: {error}"
+        for number, line in command_lines(text)
+        for error in wrong(line)
+    ]
+    found += [
+        f"line {number}: {code}: {error}"
+        for number, code in spans(text)
+        if code.startswith(("fastload ", "scripts/"))
+        for error in wrong(code, part=True)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_examples_of_help_hold(name: str) -> None:
+    lines = lines_of_help(COMMANDS[name])
+    assert not [f"{line}: {error}" for line in lines for error in wrong(line)]
+
+
+def test_the_examples_of_scripts_hold() -> None:
+    lines = [
+        line.removeprefix("#").strip().split("   ")[0]
+        for script in (ROOT / "scripts").iterdir()
+        if script.is_file() and not script.name.startswith("_")
+        for line in script.read_text().partition("\n\n")[0].splitlines()
+        if line.startswith("#   scripts/") and "[" not in line
+    ]
+    assert lines
+    assert not [f"{line}: {error}" for line in lines for error in wrong(line)]
+
+
+def test_lines_are_found() -> None:
+    """The tests above would hold if none were."""
+    lines = [line for page in CHECKED for _, line in command_lines(page.read_text())]
+    checked = [program(words)[0] for line in lines if "'" not in line for words in commands(line)]
+    assert checked.count("fastload") > 30
+    assert {"scripts/test", "scripts/bench", "examples/alcf.py"} <= set(checked)
+    of_help = [line for command in COMMANDS.values() for line in lines_of_help(command)]
+    assert len([line for line in of_help if "fastload " in line]) > 10
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("fastload bnch", "bnch"),
+        ("fastload bench --file-list-path x --no-such", "--no-such"),
+        ("fastload store pt x", "pt"),
+        ("fastload store --no-such", "--no-such"),
+        ("fastload train --file-list-path x -w two", "two"),
+        ("fastload train --file-list-path x --loader nothing", "nothing"),
+        ("fastload verify", "SET"),
+        ("fastload verify a b", "unexpected"),
+        ("A=1 B='2 3' fastload env --met   # comment", "--met"),
+        ("mpiexec -n 2 fastload env --met", "--met"),
+        ("mpiexec -n 2 python -m fastload env --met", "--met"),
+        ("torchrun --nproc-per-node=2 -m fastload predict a:b --nam x", "--nam"),
+        ("srun -n 2 fastload env --met", "--met"),
+        ("cat x | fastload predict a:b --sik y > z", "--sik"),
+        ("fastload images x && fastload env --met", "--met"),
+        ("fastload predict a:b < x --sik y", "--sik"),
+        ("fastload env --timeout", "--timeout"),
+        ("fastload env --compile 'x", "quote"),
+        ("scripts/tests --slow", "scripts/tests"),
+        ("scripts/test --slwo", "--slwo"),
+        ("scripts/docs --strict", "--strict"),
+        ("scripts/demo --repaets 3", "--repaets"),
+        ("scripts/bench --smok", "--smok"),
+        ("scripts/bench picture", "picture"),
+        ("python -m benchmarks picture", "picture"),
+        ("python examples/none.py", "examples/none.py"),
+        ("python examples/leases.py folder --dei", "--dei"),
+        ("mpiexec -n 2 python examples/leases.py folder --dei", "--dei"),
+        ("qsub submit/none.pbs", "submit/none.pbs"),
+        ("fastload flow run examples/none.toml", "examples/none.toml"),
+    ],
+)
+def test_a_wrong_line_is_caught(line: str, error: str) -> None:
+    assert any(error in found for found in wrong(line)), list(wrong(line))
+
+
+def test_a_sentence_may_name_a_part_of_a_command_but_no_other_one() -> None:
+    parts = ["fastload store", "fastload verify", "fastload parameters serve --store"]
+    for part in [*parts, "scripts/bench [NAME...]", "scripts/demo OPTION..."]:
+        assert not list(wrong(part, part=True))
+    for part in ("fastload stor", "fastload store pt", "fastload env --met"):
+        assert list(wrong(part, part=True))
+
+
+def test_a_line_goes_on_behind_a_backslash_and_a_fence_has_none() -> None:
+    text = "Text\n\n    fastload env \\\n        --met\n\n```python\n    fastload bnch\n```\n\n    a | b\n"
+    assert list(command_lines(text)) == [(4, "fastload env     --met"), (10, "a | b")]
+    assert list(spans("`fastload\nenv` and\n\n    `a`\n")) == [(1, "fastload env")]

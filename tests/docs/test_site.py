@@ -1,0 +1,186 @@
+"""Promise: the site is built strictly, needs no network, and its reference has every public name.
+
+What is broken on a page (a link, an anchor, a reference, a page outside the navigation) fails the build.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+
+import fastload.errors
+import fastload.testing
+from tests.docs.pages import DOCS, FENCE, PAGES, ROOT
+
+PACKAGE = ROOT / "fastload"
+NOT_DOCUMENTED = {"fastload.isolation"}  # the loader's own, as its files are
+NO_OBJECTS = {"fastload.__version__", "fastload.errors"}
+DOCUMENTED = [
+    name
+    for page in sorted((DOCS / "reference").glob("*.md"))
+    for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), flags=re.M)
+]
+INHERITED = """\
+INHERIT: {root}/mkdocs.yml
+docs_dir: docs
+hooks: [{root}/scripts/_docs.py]
+watch: [docs]
+"""
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", config, "-d", site],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_site_is_built_and_needs_no_network(tmp_path: Path) -> None:
+    done = build(ROOT / "mkdocs.yml", tmp_path)
+    assert done.returncode == 0, done.stderr
+    pages = {path: path.read_text() for path in tmp_path.rglob("*.html")}
+    assert len(pages) > 30
+    loaded = [
+        f"{path.name}: {tag}"
+        for path, text in pages.items()
+        for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", text)
+        if re.search(r"""(?:src|href)=["']?(?:https?:)?//""", tag) and 'rel="canonical"' not in tag
+    ]
+    assert not loaded
+    for name in DOCUMENTED:
+        assert any(f'id="{name}"' in text for text in pages.values()), name
+    commands = pages[tmp_path / "reference" / "cli.html"]
+    assert all(f'id="fastload-{name}"' in commands for name in ("bench", "store-put", "flow-run"))
+    assert "__index = {" in (tmp_path / "search" / "search_index.js").read_text()[:20]
+    assert "python no-run" not in "".join(pages.values())
+
+
+def copied(folder: Path) -> Path:
+    """Copy docs/ and return a configuration for the copy."""
+    shutil.copytree(DOCS, folder / "docs")
+    config = folder / "mkdocs.yml"
+    config.write_text(INHERITED.format(root=ROOT))
+    return config
+
+
+def test_what_is_broken_on_a_page_fails_the_build(tmp_path: Path) -> None:
+    config = copied(tmp_path)
+    with (tmp_path / "docs" / "rows.md").open("a") as page:
+        page.write(
+            "\n[a](nowhere.md) [b](threads.md#no-heading) [c](#no-own-heading) [d][fastload.nothing]"
+            " ![e](nowhere.png) [f](../examples/nowhere.py)\n"
+        )
+    (tmp_path / "docs" / "outside.md").write_text("# Outside\n")
+    done = build(config, tmp_path / "site")
+    assert done.returncode != 0
+    for broken in (
+        *("'nowhere.md'", "'#no-heading'", "'#no-own-heading'", "'fastload.nothing'"),
+        *("'nowhere.png'", "'../examples/nowhere.py'", "outside.md"),
+    ):
+        assert broken in done.stderr, done.stderr
+
+
+def test_a_name_that_is_gone_fails_the_build(tmp_path: Path) -> None:
+    config = copied(tmp_path)
+    with (tmp_path / "docs" / "index.md").open("a") as page:
+        page.write("\n::: fastload.nothing\n")
+    done = build(config, tmp_path / "site")
+    assert done.returncode != 0
+    assert "fastload.nothing" in done.stderr
+
+
+def public_names() -> list[str]:
+    """Return all names that a module's `__all__` has, and those of modules without one that users import from."""
+    names = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        module = ".".join(part for part in parts if part != "__init__")
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                names += [f"{module}.{name}" for name in ast.literal_eval(node.value)]
+    for module in (fastload.errors, fastload.testing):
+        names += [
+            f"{module.__name__}.{name}"
+            for name, value in vars(module).items()
+            if inspect.isclass(value)
+            and value.__module__ == module.__name__
+            and not name.startswith("_")
+        ]
+    return [n for n in names if n.rpartition(".")[0] not in NOT_DOCUMENTED and n not in NO_OBJECTS]
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pytest.importorskip("PIL")
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("confluent_kafka")
+    assert len(DOCUMENTED) == len(set(DOCUMENTED))
+    documented = [resolve_name(name) for name in DOCUMENTED]
+    missing = [
+        name for name in public_names() if not any(resolve_name(name) is one for one in documented)
+    ]
+    assert not missing
+
+
+def described(docstring: str) -> list[str]:
+    """Return the parameters that a docstring describes below "Args:"."""
+    _, _, below = inspect.cleandoc(docstring).partition("Args:\n")
+    block = re.match(r"(?:(?: {4}.*)?\n?)*", below)
+    assert block
+    names = re.findall(r"^ {4}((?:\*{0,2}\w+)(?:, \*{0,2}\w+)*):", block[0], flags=re.M)
+    return [name.strip("* ") for entry in names for name in entry.split(",")]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_docstring_describes_parameters_that_there_are(name: str) -> None:
+    """Griffe, which renders them, does not know entries for two parameters, so it does not check them."""
+    found = resolve_name(name)
+    members = (
+        [value for key, value in vars(found).items() if key[0] != "_"]
+        if inspect.isclass(found)
+        else []
+    )
+    for value in filter(callable, [found, *members]):
+        if names := described(value.__doc__ or ""):
+            assert set(names) <= set(inspect.signature(value).parameters), value
+
+
+def test_parameters_are_read_from_a_docstring() -> None:
+    docstring = [
+        "Do.",
+        "",
+        "Args:",
+        "    a, b: two",
+        "        lines: of one.",
+        "    **c: more.",
+        "",
+    ]
+    assert described("\n".join([*docstring, "Then d: this."])) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_list_begins_after_an_empty_line(page: Path) -> None:
+    """GitHub shows one in any case, the site shows a paragraph with dashes."""
+    lines = FENCE.sub("", page.read_text()).splitlines()
+    item = re.compile(r"(?:[-*]|\d+\.) ")
+    wrong = [
+        line
+        for before, line in pairwise(lines)
+        if item.match(line) and before and not re.match(r"(?:[-*]|\d+\.) | ", before)
+    ]
+    assert not wrong
