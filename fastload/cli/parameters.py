@@ -142,14 +142,17 @@ def serve(
         raise click.UsageError(f"servers are counted from 0: there is no server {number} of {of}")
     token = read_token(token_file)
     store = job_store(store_path)
-    server = Server(
-        number,
-        of,
-        optimizer=Optimizer(name=optimizer, lr=lr, momentum=momentum),
-        folder=folder or "",
-        rejoin=store is not None and is_published(store, number),
-        **options,
-    )
+    try:
+        server = Server(
+            number,
+            of,
+            optimizer=Optimizer(name=optimizer, lr=lr, momentum=momentum),
+            folder=folder or "",
+            rejoin=store is not None and is_published(store, number),
+            **options,
+        )
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
     try:
         front = ParameterServer(server, host, port, token=token, certificate=certificate)
     except (OSError, ArrowException) as error:

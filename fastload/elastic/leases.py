@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 import weakref
 from collections.abc import Iterator, Sized
 from dataclasses import asdict, replace
@@ -108,7 +109,14 @@ class Leases:
         if self._epoch is not None:
             self._epoch.give_back()
         joined.connection.agree("order", order)
-        self._epoch = Epoch(self.terms, joined, number, order)
+        first, self._epoch = self._epoch is None, Epoch(self.terms, joined, number, order)
+        if first and number >= self._state.epoch and len(self) and self._epoch.is_complete():
+            warnings.warn(
+                f"fastload: epoch {number} of these leases had ended before this worker began, so it reads nothing of "
+                "it. A worker that joins a running job continues with the next epoch. For a new run, or to go back to "
+                "a checkpoint, give the leases a new store, or another name=",
+                stacklevel=2,
+            )
         if number < self._state.epoch:
             self._epoch.restore(replace(self._state, done=[[0, len(self)]], partial={}))
         elif number == self._state.epoch and (self._state.done or self._state.partial):

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any, Literal, NamedTuple, Protocol, overload
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,6 +120,10 @@ class PSClient:
         Args:
             model_versions: by server the version that the caller has, -1 for none. Changed to what it has now.
         """
+        if len(model_versions) != self.ps_num:
+            raise ValueError(
+                f"model_versions must have {self.ps_num} numbers, one for each server, got {model_versions}"
+            )
         self._session.connect()
         numbers = list(ps_ids)
         calls = [(i, "pull", {"version": model_versions[i]}) for i in numbers]
@@ -166,6 +171,32 @@ class PSClient:
         for (i, _, _), answer in zip(calls, answers, strict=True):
             found.index_copy_(0, places[i], answer["rows"])
         return found
+
+    def set_embedding_vectors(self, layer_name: str, embedding_ids: Tensor, values: Tensor) -> None:
+        """Set the row of each id, such as those of a trained `nn.Embedding`. The state of the optimizer stays.
+
+        Call `checkpoint` afterwards: a server that restarts without it has other rows.
+
+        Args:
+            embedding_ids: distinct.
+            values: [n, dim].
+        """
+        self._session.connect()
+        ids, rows = flat_ids(embedding_ids), values.detach().cpu().float()
+        distinct = len(np.unique(ids.numpy()))
+        if distinct != len(ids) or rows.ndim != 2 or len(rows) != len(ids):
+            raise ValueError(
+                f"set_embedding_vectors takes n distinct ids and values [n, dim], got {len(ids)} ids, {distinct} "
+                f"distinct, and values {list(rows.shape)}"
+            )
+        owner = owners(ids, self.ps_num)
+        self._session.ask_each(
+            [
+                (i, "set_rows", {"table": layer_name, "ids": ids[mine], "values": rows[mine]})
+                for i in range(self.ps_num)
+                for mine in [owner == i]
+            ]
+        )
 
     # ---- gradients ----
 
@@ -250,7 +281,10 @@ class PSClient:
     # ---- the servers ----
 
     def checkpoint(self) -> int:
-        """Have all servers save, in their folder; return the version of the checkpoint."""
+        """Have all servers save, in their folder; return the version of the checkpoint.
+
+        Raises ParametersError if the servers have no folder.
+        """
         for table in list(self._flushed):
             table.flush()
         self._session.connect()

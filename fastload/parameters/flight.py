@@ -81,8 +81,8 @@ class ParameterServer(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         if not token and not is_loopback(host):
             raise UsageError(
-                f"host {host} lets other machines change the parameters, and there is no token. Give one, or listen on "
-                "127.0.0.1"
+                f"host {host} lets other machines change the parameters, and there is no token. Give --token-file "
+                "(in Python token=), or listen on 127.0.0.1"
             )
         self._server = server
         self._scheme = "grpc+tls" if certificate else "grpc"

@@ -63,6 +63,8 @@ class Server:
                 "grads_to_wait and keep must be 1 or more and tolerance 0 or more, got "
                 f"{grads_to_wait}, {keep} and {tolerance}"
             )
+        if not isinstance(optimizer, Optimizer | None):
+            raise TypeError(f"optimizer must be an Optimizer, got {optimizer!r}")
         self.number, self.of = number, of
         self.incarnation = secrets.token_hex(8)
         self.lock = threading.Lock()  # owns all below
@@ -160,6 +162,11 @@ class Server:
         """Return the rows of `ids`, in this order, and whether steps that were decided are still to be made."""
         incomplete = bool(self._steps.missing())
         return {"rows": self._own.table(table).rows(ids), "incomplete": incomplete}
+
+    def set_rows(self, table: str, ids: Tensor, values: Tensor) -> dict[str, Any]:
+        """Set the rows of distinct `ids`."""
+        self._own.table(table).set_rows(ids, values)
+        return {}
 
     def push(
         self, worker: str, sequence: int, gradients: Mapping[str, Any], fresh: bool
@@ -274,6 +281,7 @@ CALLS = {
     "add_tables",
     "pull",
     "rows",
+    "set_rows",
     "push",
     "stage",
     "decide",

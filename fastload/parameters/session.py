@@ -274,6 +274,12 @@ class Session:
     def checkpoint(self) -> int:
         """Have all servers save; return the version."""
         with self._lock:
+            for link in self.links:
+                if not link.kept:
+                    raise ParametersError(
+                        f"{link.name} has no folder of checkpoints. Start it with --checkpoint FOLDER, or make it with "
+                        "Server(folder=...)"
+                    )
             if not self.grads_to_wait:
                 found = self.ask_each(
                     [(i, "hello", {"worker": ""}) for i in range(len(self.links))]

@@ -94,6 +94,15 @@ class Table:
         places = self._places(ids)  # first: it may replace the arrays
         return self._values.index_select(0, places)
 
+    def set_rows(self, ids: Tensor, values: Tensor) -> None:
+        """Set the rows of distinct `ids`. Raise ValueError if they have another length."""
+        if values.shape[1] != self.info.dim:
+            raise ValueError(
+                f"rows of table {self.info.name!r} have {self.info.dim} numbers, got {values.shape[1]}"
+            )
+        places = self._places(ids)  # first, as in `rows`
+        self._values.index_copy_(0, places, values)
+
     def apply(self, ids: Tensor, gradients: Tensor, lr: float) -> None:
         """Change the rows of distinct `ids`, one step each."""
         places = self._places(ids)

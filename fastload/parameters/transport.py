@@ -92,9 +92,19 @@ def connect(
     return [
         InProcess(each)
         if isinstance(each, Server)
-        else FlightStub(functools.partial(str, each), token=token, authority=authority)
+        else FlightStub(functools.partial(str, _checked(each)), token=token, authority=authority)
         for each in ([where] if isinstance(where, str) else where)
     ]
+
+
+def _checked(address: str) -> str:
+    """Return an address. Raise ValueError if it has none of the schemes that servers print."""
+    if not address.startswith(("grpc://", "grpc+tls://")):
+        raise ValueError(
+            f"{address!r} is no address of a server. Give grpc://HOST:PORT, grpc+tls://HOST:PORT, or file:// and the "
+            "absolute path of the folder that `fastload parameters serve --store` names"
+        )
+    return address
 
 
 def servers_in(store: Store, wait_s: float) -> int:
@@ -117,9 +127,14 @@ def address_in(store: Store, number: int) -> str:
 
 
 def publish(store: Store, number: int, of: int, address: str) -> None:
-    """Write the address of a server into a store."""
+    """Write the address of a server into a store. Raise ParametersError if the store has other servers."""
+    count = store.compare_set(_COUNT, "", str(of)).decode()
+    if count != str(of):
+        raise ParametersError(
+            f"the store has the addresses of {count} servers, and this is one of {of}. Give a new store to another "
+            "number of servers. They may load the same folder of checkpoints"
+        )
     store.set(_KEY.format(number), address)
-    store.set(_COUNT, str(of))
 
 
 def is_published(store: Store, number: int) -> bool:

@@ -435,6 +435,22 @@ def saved_after(batches: int, closing: Make, **options: Any) -> tuple[list[int],
     return samples(islice(loader, batches)), leases.state_dict()
 
 
+def test_an_old_state_in_a_used_store_is_warned_of(store: Store, closing: Make) -> None:
+    leases = closing(store)
+    assert len(list(leases.shards(0))) == len(leases)
+    late = closing(store)
+    with pytest.warns(UserWarning, match="epoch 0 of these leases had ended before this worker"):
+        assert list(late.shards(0)) == []
+    assert len(list(late.shards(1))) == len(late)
+    old = closing(store)
+    old.load_state_dict({**late.state_dict(), "done": [[0, 1]]})
+    with pytest.warns(UserWarning, match="epoch 1 .* give the leases a new store"):
+        assert list(old.shards(1)) == []
+
+
+@pytest.mark.filterwarnings(
+    "ignore:fastload. epoch 0 of these leases had ended"
+)  # the first did all
 @pytest.mark.parametrize("batches", [1, 2, 3, 5, 30, 31])
 def test_a_run_resumes_in_the_middle_of_a_shard(batches: int, closing: Make) -> None:
     read, state = saved_after(batches, closing)

@@ -164,3 +164,10 @@ def test_servers_save_by_themselves_and_keep_the_newest(tmp_path: Path) -> None:
     begin(client)
     train(client, range(9))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-6", "version-8"]
+
+
+def test_servers_without_a_folder_refuse_a_checkpoint() -> None:
+    client = PSClient(connect(servers(2)))
+    begin(client)
+    with pytest.raises(ParametersError, match="server 0 .*has no folder of checkpoints"):
+        client.checkpoint()

@@ -19,7 +19,9 @@ from click.testing import CliRunner
 
 from fastload.cli import main
 from fastload.distributed import FolderStore
+from fastload.errors import ParametersError
 from fastload.parameters import PSClient, connect
+from fastload.parameters.transport import publish
 from tests.distributed.launching import clean_environment, command
 from tests.parameters.running import WAIT_S, connected
 
@@ -168,3 +170,19 @@ def test_each_rank_is_a_server_and_three_take_the_place_of_two(
         assert parameters(client) == ([5.0] * 4, [5.0] * 6)
         push(client, 1)
         assert parameters(client) == ([6.0] * 4, [6.0] * 6)
+
+
+@pytest.mark.parametrize("address", ["localhost:7000", "/shared/run7"])
+def test_an_address_without_a_scheme_is_refused_at_once(address: str) -> None:
+    with pytest.raises(ValueError, match="is no address of a server. Give grpc://HOST:PORT"):
+        connect(address)
+
+
+def test_a_store_of_another_number_of_servers_is_refused(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "store")
+    for number in range(2):
+        publish(store, number, 2, f"grpc://127.0.0.1:{number + 1}")
+    publish(store, 1, 2, "grpc://127.0.0.1:4")  # it was started again
+    with pytest.raises(ParametersError, match="of 2 servers, and this is one of 3"):
+        publish(store, 2, 3, "grpc://127.0.0.1:3")
+    assert len(connect(store)) == 2

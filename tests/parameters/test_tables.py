@@ -82,3 +82,19 @@ def test_each_row_changes_as_a_parameter_of_torch_of_its_own(optimizer: Optimize
 def test_an_initializer_that_is_none_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="table 't' has the initializer"):
         TableInfo("t", 4, wrong)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_rows_of_a_trained_embedding_go_in_and_come_out(number: int) -> None:
+    client = PSClient(connect(servers(number, optimizer=OPTIMIZERS[0])))
+    client.push_embedding_table_infos([("user", 4)])
+    trained = torch.nn.Embedding(50, 4)
+    client.set_embedding_vectors("user", torch.arange(50), trained.weight)
+    ids = torch.tensor([49, 0, 7, 7])
+    assert torch.equal(client.pull_embedding_vectors("user", ids), trained(ids))
+    for wrong_ids, wrong_rows in [([1, 1], 4), ([1, 2, 3], 4), ([1, 2], 5)]:
+        with pytest.raises((ValueError, RuntimeError), match="values|numbers"):
+            client.set_embedding_vectors(
+                "user", torch.tensor(wrong_ids), torch.zeros(2, wrong_rows)
+            )
+    assert torch.equal(client.pull_embedding_vectors("user", torch.arange(50)), trained.weight)
