@@ -1,4 +1,4 @@
-"""Rates to a picture: a bar for each loader, by what it reads. The only file of this folder that needs matplotlib."""
+"""Rates to an image: a bar for each loader, by what it reads. The only file of this folder that needs matplotlib."""
 
 from __future__ import annotations
 

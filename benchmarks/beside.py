@@ -1,8 +1,8 @@
-"""What a loader costs the training loop beside it: a step bound by its own Python, with and without loader threads.
+"""Promise: What a loader costs a launch-bound training step beside it is measured, with and without loader threads.
 
-Each step asks for a batch of one picture, which a worker makes in less time than the step takes: the
-step bounds the run, as on a busy GPU, and one core is free. The control is a bare thread that decodes
-as many pictures: what a loader in threads cannot be better than.
+Each step is bound by its own Python and asks for a batch of one image, which a worker makes in less time than the
+step takes: the step bounds the run, as on a busy GPU, and one core is free. The control is a bare thread that decodes
+as many images: what a loader in threads cannot be better than.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A `collate_fn` that takes as long as reading its batch: do several batches get read and collated at once?"""
+"""Promise: A slow `collate_fn` is no bottleneck: several batches are read and collated at once.
+
+The `collate_fn` takes as long as reading its batch.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What a picture costs one thread: CPU, how much of it is Python, and a plan beside the bare calls under it.
+"""Promises:
+- The CPU of an image without its pixels, which stands for the time that the GIL is held, is measured.
+- The time of a plan is measured beside the bare calls under it.
 
 "no pixels" stands for the time in which the GIL is held, which cannot be read off: it is the CPU of the same path for
-pictures of 8 x 8 pixels, made 8 x 8. Nearly all of the work that lets the GIL go is gone, and the Python and the calls
+images of 8 x 8 pixels, made 8 x 8. Nearly all of the work that lets the GIL go is gone, and the Python and the calls
 are the same. It is more than the GIL is held by the system calls of opening and reading, and less by what holds the GIL
 in proportion to the pixels, and by caches that real pixels leave cold. CPU time, so a busy machine hardly moves it.
 """

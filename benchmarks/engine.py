@@ -1,4 +1,4 @@
-"""What a loader itself costs: samples that are ready in memory, so that all the time goes to the loader."""
+"""Promise: The cost of the loader itself per sample is measured, with samples that are ready in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""JPEG files through Pillow and torchvision's transforms (v1): the common recipe, a user's own dataset class."""
+"""Promise: The rate of unmodified Pillow and torchvision datasets with two workers is measured against torch's best.
+
+JPEG files through Pillow and torchvision's transforms (v1): the common recipe, a user's own dataset class.
+"""
 
 from __future__ import annotations
 

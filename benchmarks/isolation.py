@@ -1,4 +1,6 @@
-"""What it costs that each worker has its own copy of the state of a dataset: time and memory, for several kinds."""
+"""Promise: The time and memory that a worker's copy of the state of a dataset costs are measured, for several kinds
+of dataset.
+"""
 
 from __future__ import annotations
 

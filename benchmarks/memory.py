@@ -1,4 +1,8 @@
-"""A file list of a million strings: what it costs to give it to threads, to forked and to spawned processes."""
+"""Promise: The dataset is not copied for threads. Memory and threads are measured for 1, 8 and 32 workers on a
+million objects, beside fork and spawn.
+
+A file list of a million strings is given to threads, to forked and to spawned processes.
+"""
 
 from __future__ import annotations
 

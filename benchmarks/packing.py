@@ -1,4 +1,7 @@
-"""Packing beside the decoding and encoding that it consists of, and its memory for a set and for a larger one."""
+"""Promises:
+- The time of packing is measured beside the decoding and encoding in it.
+- The memory of packing is measured for a set and for a larger one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tables on a parameter server: prefetch beside a loop that pulls by itself, and pulls beside torch's RPC."""
+"""Promises:
+- Prefetch of table rows beside compute and push, both simulated, is measured against a loop that pulls by itself.
+- Pulls from a parameter server are measured beside torch's RPC.
+"""
 
 from __future__ import annotations
 

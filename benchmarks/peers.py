@@ -1,4 +1,11 @@
-"""fastload beside its peers: the same pictures, crop, flip and batches of each, by the recipe of its own documents."""
+"""Promises:
+- fastload is measured beside other loaders, each by its own recipe: rates, first batch, CPU, memory, cold cache, slow
+  opens (simulated). `scripts/bench --peers` runs it.
+- Every run of `peers` checks what was delivered, and a loader that did less has no figure. See also
+  `tests/test_peers.py`.
+
+The images, crops, flips and batches are the same for each, by the recipe of its own documents.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a random stream for each sample costs: a dataset read in streams, and the same in a plain loop."""
+"""Promise: The cost per sample of a random stream is measured, for each kind of generator, used and unused.
+
+A dataset is read in streams, and the same in a plain loop.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A TensorDataset, the smallest samples there are: how close to indexing the tensors by hand, and never below torch."""
+"""Promise: The rate of a TensorDataset is measured against plain indexing, and is never below torch's best.
+
+A TensorDataset has the smallest samples there are.
+"""
 
 from __future__ import annotations
 

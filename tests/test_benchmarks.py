@@ -1,4 +1,4 @@
-"""Promise: every benchmark runs, checks what it measures, and judges by medians of ratios within a repeat.
+"""Promise: Every benchmark runs, checks what it measures, and judges by medians of ratios within a repeat.
 
 The configurations run here in their smoke sizes, in this process; one benchmark runs through the
 command as well, in processes of its own.

@@ -1,4 +1,10 @@
-"""Promise: `check` tells a dataset that threads can read from one that they cannot, and says what to do."""
+"""Promises:
+- `fastload check` finds what threads cannot share, and says what to do.
+- `fastload check` compares the rows that a dataset fills with its samples.
+- `fastload check` distinguishes random draws from a sample that seeds the generator that it draws from.
+- `fastload check` lists what is shared at module level.
+- `fastload check` reports a dataset that ends the process, and in which reading.
+"""
 
 from __future__ import annotations
 

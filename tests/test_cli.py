@@ -1,4 +1,9 @@
-"""Promise: the command line teaches, runs the main job end to end, and answers a user's error with one line."""
+"""Promises:
+- A usage error is one line with exit code 2 in every command.
+- Arguments of every command are checked: nan, inf, seeds, devices, models and durations.
+- A file list is looked for in the current folder, then in `--base-dir`. If it is missing, both are named.
+- Every command and every option has its help, and `fastload` runs the main job end to end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promise: what a command's help says of defaults and choices is what the values behind it have.
+"""Promise: The defaults and choices in a command's help are those of the values that it uses.
 
 The command line imports no folder before it is needed, so it states them a second time.
 """

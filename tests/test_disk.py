@@ -1,4 +1,8 @@
-"""Promise: a file is replaced whole or not at all, and a lock keeps other processes out until it is freed."""
+"""Promises:
+- A write that fails half way leaves the old file, and nothing beside it.
+- A lock keeps other processes out until it is freed. It waits, refuses, or does without on a file system that has
+  none.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Promise: an exception of fastload keeps its type and what it says through pickling and torch's worker processes."""
+"""Promise: Every exception of fastload can be pickled and copied. It keeps its type and its text, in torch's worker
+processes too.
+"""
 
 from __future__ import annotations
 

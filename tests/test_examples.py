@@ -1,4 +1,6 @@
-"""Promise: docs/examples.md tells of every example, each is run by a test, and the pictures are those of the graphs."""
+"""Promise: docs/examples.md has a section for each example, and its images are those of the graphs. A test runs each
+example.
+"""
 
 from __future__ import annotations
 

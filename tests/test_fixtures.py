@@ -1,4 +1,6 @@
-"""Promise: a test that leaks a thread or a descriptor fails, and a hang ends with all stacks.
+"""Promises:
+- A test that leaks a thread or a descriptor fails, and a hang ends with all stacks.
+- Tests of Ctrl-C pass in the background of a shell.
 
 The suite's own conftest.py and settings run on a small test file, in a child process.
 """

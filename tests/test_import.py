@@ -1,4 +1,8 @@
-"""Promise: `import fastload` needs torch and numpy only, changes nothing in the process, and loads torch late."""
+"""Promises:
+- `import fastload` loads no plug-in and changes nothing in the process. torch and numpy are loaded when a name needs
+  them, and nothing beside them.
+- `fastload flow` loads no torch.
+"""
 
 from __future__ import annotations
 

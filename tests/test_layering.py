@@ -1,4 +1,6 @@
-"""Promise: imports point one way, and threads and locks are made in one place each.
+"""Promises:
+- Imports point one way. `train` and `bench` never import each other.
+- Threads are started only in `workers.py`. Locks are made only in `window.py`, `waiting.py` and `isolation/`.
 
 Every module of the package is parsed, so that imports inside functions count too.
 """

@@ -1,7 +1,7 @@
-"""Promise: each contender of `peers` that is installed delivers the same work, and one that cheats has no figure.
+"""Promise: Each contender of `peers` that is installed delivers the same work, and one that cheats has no figure.
 
 The loaders of other projects run in processes of their own, as they do when they are measured, with
-few pictures; one that is not installed is skipped here, and is a row that says so there.
+few images; one that is not installed is skipped here, and is a row that says so there.
 """
 
 from __future__ import annotations

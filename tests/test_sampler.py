@@ -1,4 +1,10 @@
-"""The order is a pure function of (seed, epoch): a true permutation, evenly drawn, the same on every machine."""
+"""Promises:
+- With `seed=s` the order is a pure function of `(s, epoch)`: an evenly drawn permutation, the same on every machine
+  and in all later versions.
+- An epoch begins, and any slice of its order is computed, without storing the order.
+- A shuffle window of any size shuffles. One that is larger than the dataset shuffles all of it.
+- A `RankSampler` without ranks warns if the environment names several ranks.
+"""
 
 from __future__ import annotations
 

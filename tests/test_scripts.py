@@ -1,4 +1,5 @@
-"""Promise: one command installs and runs; it reuses what is there, and never replaces a torch.
+"""Promise: `scripts/test` and `scripts/demo` install and run on a fresh machine, in CI too (`.ci/run`), and reuse
+what is installed. An installed torch is never replaced.
 
 The scripts run for real, in a copy of the checkout, against an environment whose `python` writes
 down what it is asked to do instead of installing or running it.

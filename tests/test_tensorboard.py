@@ -1,5 +1,9 @@
-"""Promise: `fastload tensorboard` answers at the address that it prints, with the line for a login node; a port that is
-taken is no obstacle; Ctrl-C and SIGTERM end it and all that it started."""
+"""Promises:
+- `fastload tensorboard` answers at the address that it prints, on localhost alone, with the line for a login node.
+- A port that is taken is no obstacle to `fastload tensorboard`. An empty folder is mentioned, and a missing one is
+  named.
+- Ctrl-C and SIGTERM end `fastload tensorboard` and all processes that it started.
+"""
 
 from __future__ import annotations
 

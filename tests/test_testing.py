@@ -1,4 +1,4 @@
-"""The fakes in `fastload.testing` do what they say: a test that uses them can rely on them."""
+"""Promise: The fakes in `fastload.testing` do what they say, so that a test can rely on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every private name of torch that fastload uses still means what is thought, on the torch that is installed."""
+"""Promise: Every private name of torch that fastload uses means what fastload expects, on the oldest and the newest
+torch.
+"""
 
 from __future__ import annotations
 

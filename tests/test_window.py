@@ -1,4 +1,6 @@
-"""A worker claims runs that last about RUN_SECONDS: as many units as the median cost so far fits into it."""
+"""Promise: A worker claims runs of units that last about RUN_SECONDS, by the median cost so far. One outlier changes
+the next run by at most a quarter.
+"""
 
 from __future__ import annotations
 

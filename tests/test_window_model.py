@@ -1,8 +1,10 @@
-"""The window keeps its contract in thousands of interleavings of many threads, checked against a simple model.
+"""Promises:
+- The window keeps `0 <= issued - taken <= depth` in thousands of interleavings that are checked against a model.
+- No interleaving loses a wake-up or ends in a deadlock, and the window can be closed from inside any line.
 
-The threads are real and the code is the shipped one, but its locks are replaced by locks of a scheduler that lets one
-thread run at a time and draws, at every lock, who goes next. So an interleaving is a pure function of its seed, a lost
-wake-up is seen as a deadlock at once (nobody can run) instead of being waited for, and nothing is slept for.
+The threads are real and the code is the shipped one, but its locks are replaced by locks of a scheduler. It lets one
+thread run at a time and draws, at every lock, which one goes next. So an interleaving is a pure function of its seed,
+a lost wake-up is seen as a deadlock at once (no thread can run), and nothing sleeps.
 """
 
 from __future__ import annotations

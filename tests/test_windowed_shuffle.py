@@ -1,4 +1,8 @@
-"""Promise: a shuffle by windows is a function of (seed, epoch, position), each sample once, few places at a time."""
+"""Promises:
+- A shuffle by windows is a permutation, a function of `(seed, epoch, position)`, and the same in all later versions.
+- A shuffle by windows is sliced, shared among ranks and resumed. A state of another window is refused.
+- A rank among thousands is not slowed down by the number of windows.
+"""
 
 from __future__ import annotations
 

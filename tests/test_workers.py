@@ -1,6 +1,7 @@
-"""A worker thread is set up as torch's worker processes are: one torch thread each, and nobody else is touched.
-
-What threads share and processes do not is warned of.
+"""Promises:
+- A worker thread is set up as torch's worker processes are, with one torch thread. All other threads keep their
+  number.
+- A file position that threads share, and processes would not, gives one warning.
 """
 
 from __future__ import annotations

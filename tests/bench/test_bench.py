@@ -1,5 +1,8 @@
-"""Promise: `fastload bench` measures what it says: the same samples for all, N steps exactly, and figures with their
-provenance; whatever goes wrong in a run is said, and ends that run alone.
+"""Promises:
+- `fastload bench` takes exactly N steps, prints the tutorial's lines and gives all loaders the same unique samples.
+- Figures of `fastload bench` come with the state of the page cache, proportional memory (PSS) and CPU seconds.
+  Simulated steps are labeled. See also `tests/test_cli.py`.
+- A run that fails says why in one line, and only that run ends.
 """
 
 from __future__ import annotations

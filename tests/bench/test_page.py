@@ -1,5 +1,10 @@
-"""Promise: report.html opens offline and says what the JSON says: its figures, its doubts, and n/a where there is none;
-no text of the user's becomes markup.
+"""Promises:
+- `report.html` opens offline: nothing is fetched, and no script runs.
+- `report.html` shows the figures of the JSON, and n/a for a figure that is missing. See also
+  `tests/browser/test_report.py`.
+- No text of the user becomes markup in `report.html`.
+- Partial and noisy runs are marked in `report.html`, and its timeline has real spans. See also
+  `tests/bench/test_sweep.py`.
 """
 
 from __future__ import annotations

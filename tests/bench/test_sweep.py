@@ -1,5 +1,8 @@
-"""Promise: ranks load at once, each its own part, from a common start; the sweep's bound is what its words say,
-and its timeline is made of real spans.
+"""Promises:
+- Ranks of a sweep load their own parts from a common start. The rate is over the time from the first rank to the
+  last.
+- A rank of a sweep that fails is named, and ends the others.
+- The bound that a sweep names is what its words say, and its timeline has real spans.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Promise: report.html shows its figures and pictures in a real browser, opened from the disk, with no complaint."""
+"""Promise: `report.html` shows its figures and images in a real browser, opened from the disk, with no complaint."""
 
 from __future__ import annotations
 

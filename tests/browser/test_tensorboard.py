@@ -1,8 +1,8 @@
-"""Promise: TensorBoard shows a run's scalars, and its profiler plugin the profile, in a real browser.
+"""Promise: TensorBoard shows the scalars in a real browser. Its profiler plugin finds the profile, its DataLoader
+share and its operators, with a stand-in for the chart library.
 
-The plugin's page loads its chart library from the web and, where that cannot be had, shows no more than what there is
-to choose from. So one test puts an empty library in its place: the charts stay empty, the rest of the page is the
-plugin's own.
+The plugin's page loads its chart library from the web. Without it, the page shows no more than the list of choices.
+So one test puts an empty library in its place: the charts stay empty, and the rest of the page is the plugin's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""soundfile and audiomentations: a file that is open has a position, a frozen transform its parameters.
+"""Promises:
+- With soundfile and audiomentations, 8 workers read 2,048 right clips from files that are opened at the first sample,
+  and give two signals one draw.
+- A SoundFile that is open at `iter()` is refused, and the error names its place.
 
-Eight workers read 2,048 right clips by files that are opened at the first sample, and give two
-signals one draw. A SoundFile that is open at `iter()` is refused, with its place.
+An open file has a position, and a frozen transform keeps its parameters.
 """
 
 from __future__ import annotations

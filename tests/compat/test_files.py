@@ -1,6 +1,5 @@
-"""Files: a position that each worker moves for itself, in a file opened early or at the first sample.
-
-Eight workers read 2,048 right records from text, TIFF and NumPy files.
+"""Promise: With text, TIFF and NumPy files, 8 workers read 2,048 right records, whether a file is opened early or at
+the first sample.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""kornia: a transform keeps its parameters in itself, and image and mask share them.
+"""Promise: With kornia, 8 workers give 2,048 aligned pairs of image and mask. This holds for sequences with several
+keys and for the parameters of one call passed to the next.
 
-Eight workers give 2,048 aligned pairs, for a sequence with several keys and for the parameters of
-one call given to the next.
+A transform keeps its parameters in itself, and image and mask share them.
 """
 
 from __future__ import annotations

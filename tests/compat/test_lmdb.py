@@ -1,7 +1,6 @@
-"""lmdb: one environment in a process, transactions and cursors that belong to one reader.
-
-Eight workers read 2,048 right records, whether the environment was opened early or is opened at the
-first sample. Transactions and cursors that are open at `iter()` are refused, with their place.
+"""Promises:
+- With lmdb, 8 workers read 2,048 right records, whether the environment is opened early or at the first sample.
+- lmdb transactions and cursors that are open at `iter()` are refused, and the error names their place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""MONAI: image and label of a sample get one draw, which each transform keeps in itself.
+"""Promise: With MONAI, 8 workers give 2,048 aligned pairs of image and label: crops, crops around labels, flips,
+rotations and affine deformations.
 
-Eight workers give 2,048 aligned pairs for crops, crops around labels, flips, rotations and affine
-deformations.
+Each transform keeps the draw of its sample in itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""sqlite3 and DuckDB: a connection belongs to one thread, a cursor holds the rows of its last query.
+"""Promises:
+- With sqlite3 and DuckDB, 8 workers read 2,048 right rows by connections that are opened at the first sample or in
+  `worker_init_fn`.
+- A connection or cursor of sqlite3 or DuckDB that is open at `iter()` is refused, and the error names its place.
 
-Eight workers read 2,048 right rows by connections that are opened at the first sample or in
-`worker_init_fn`. A connection or cursor that is open at `iter()` is refused, with its place.
+A connection belongs to one thread, and a cursor holds the rows of its last query.
 """
 
 from __future__ import annotations

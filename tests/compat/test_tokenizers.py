@@ -1,7 +1,7 @@
-"""Fast tokenizers: a call sets truncation and padding in the tokenizer, and then encodes.
+"""Promise: With fast tokenizers, 8 workers give 2,048 right results for texts and summaries of two maximum lengths.
+The tokenizer may be in the dataset, in `collate_fn` or in a Hugging Face transform.
 
-Eight workers give 2,048 right results for texts and summaries of two greatest lengths, from a
-tokenizer in the dataset, in `collate_fn` and in a Hugging Face dataset's transform.
+A call sets truncation and padding in the tokenizer, and then encodes.
 """
 
 from __future__ import annotations

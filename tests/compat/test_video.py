@@ -1,7 +1,8 @@
-"""PyAV and OpenCV: a decoder has a position, and two threads in it end the interpreter.
+"""Promises:
+- With PyAV and OpenCV, 8 workers read 2,048 right frames by decoders that are opened at the first sample.
+- A video decoder that is open at `iter()` is refused, and the error names its place.
 
-Eight workers read 2,048 right frames by decoders that are opened at the first sample. A decoder that
-is open at `iter()` is refused, with its place.
+A decoder has a position, and two threads in it end the interpreter.
 """
 
 from __future__ import annotations

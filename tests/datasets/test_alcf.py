@@ -1,4 +1,6 @@
-"""Promise: ALCF's two classes read each image of a rank once before any again, in order, and end at once."""
+"""Promise: The loop of ALCF's example runs with its imports changed. Each image of a rank is read once before any
+again, in order.
+"""
 
 from __future__ import annotations
 

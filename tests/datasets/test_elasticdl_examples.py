@@ -1,4 +1,8 @@
-"""Promise: the programs of ElasticDL's design for PyTorch run on fastload's loader."""
+"""Promises:
+- The programs of ElasticDL's design for PyTorch run on the loader: ten numbers in batches of 5 and 7, each epoch a
+  permutation.
+- ElasticDL's CNN that is updated by hand runs on the loader too.
+"""
 
 from __future__ import annotations
 

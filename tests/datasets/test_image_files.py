@@ -1,4 +1,9 @@
-"""Promise: a list or a tree of pictures is read as S3 and torchvision read it, with clear errors."""
+"""Promises:
+- A file list is read as in the tutorial: classes by directory, relative and absolute paths, blank lines, explicit
+  classes, ranks. See also `tests/image/test_decode.py`.
+- An image folder gives the samples of torchvision's ImageFolder.
+- An error in a list or a folder names the file or the line.
+"""
 
 from __future__ import annotations
 

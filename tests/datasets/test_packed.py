@@ -1,4 +1,14 @@
-"""Promise: a packed set gives back what went into it: all modes, by position, in threads, forks and copies."""
+"""Promises:
+- A packed set gives back what went into it, in all modes, by position, with further columns. Sizes of records,
+  batches and shards may be any.
+- Threads, forks, copies and loaders share one set. Few files are open at once, and all are closed with the set.
+- pyarrow, pandas and DuckDB read a packed set without fastload.
+- A set may lie in a folder whose name is not UTF-8. A Parquet file with such a name is named. See also
+  `tests/datasets/test_staging.py`.
+- The length of a shard counts the further columns too.
+- Reading ahead asks the kernel for the piece around a record that is not in memory, and changes no record. The page
+  cache is simulated here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,16 @@
-"""Promise: row i of Parquet files is what pyarrow reads there, bit by bit, or an error that names the place."""
+"""Promises:
+- Row `i` of one Parquet file or many is what pyarrow reads there, bit by bit, for any dtype, list and fixed shape.
+- Batches of Parquet rows are those of torch's collate, for 0, 2 and 8 workers, for ranks, and after a resume.
+- Filters keep the rows that pass, in order, across row groups and files. A filter that does not fit the columns is
+  not blamed on a file.
+- A null in a Parquet file is an error in its place with file, row and column, or becomes the value in `fill`.
+- A Parquet type that cannot be read, and a file with other columns, are named.
+- Workers decode a row group of a Parquet file once while it fits. At most `cache_bytes` are kept, and the newest row
+  group in any case.
+- A decoder of Parquet files that failed or was forked leaves no thread waiting.
+- A Parquet file that is cut off, replaced, changed or deleted while in use is an error, never other data. A flipped
+  bit is too, under a page checksum.
+"""
 
 from __future__ import annotations
 

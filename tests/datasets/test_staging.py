@@ -1,4 +1,9 @@
-"""Promise: a packed set is staged once a node, whole and checked; a stopped copy is no set, and is completed."""
+"""Promises:
+- A packed set is staged byte for byte. Shards that are right are reused, and shards that are wrong are copied again.
+- A staging that meets damage, a full disk or a kill leaves no set. Running the command again completes the copy.
+- Several ranks of a node stage a packed set once.
+- A set is never staged into itself.
+"""
 
 from __future__ import annotations
 

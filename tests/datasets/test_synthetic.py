@@ -1,4 +1,8 @@
-"""Promise: the sample pictures cost what photographs cost, carry their number, and are reproducible."""
+"""Promises:
+- Sample images have the statistics and file sizes of photographs, and ImageNet's layout.
+- A sample image carries its number in its name and in its pixels.
+- Sample images are the same for any number of workers, and making them can be resumed.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Promise: a rank's threads are its share of the cores that its launcher gave it; one core of many is warned of.
-
-Its device is that of its local rank.
+"""Promises:
+- The number of threads of a rank is its share of the cores that its launcher gave it.
+- A rank that has one core of many gives a warning that names the launcher's option. See also
+  `tests/distributed/test_env.py`.
+- The device of a rank is that of its local rank.
 """
 
 from __future__ import annotations

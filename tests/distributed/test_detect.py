@@ -1,4 +1,7 @@
-"""Promise: every launcher's variables give the right rank; what disagrees, lacks or is no number is named.
+"""Promises:
+- The rank is found from the variables of torchrun, Open MPI, MPICH, PALS and Slurm (but not in Slurm's batch shell),
+  and inside another launcher.
+- Variables that disagree, are missing or are no number are named.
 
 The environments of torchrun, Open MPI and MPICH are as seen under them (`test_real_ranks.py` runs them); those of
 PALS and Slurm follow their documents, as neither runs here.

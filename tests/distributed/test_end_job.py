@@ -1,4 +1,6 @@
-"""Promise: an error that is caught to be told in one line ends all ranks of an MPI job as an uncaught one does."""
+"""Promise: An error that is caught and printed in one line ends all ranks of an MPI job, as an uncaught error does.
+No process is left.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Promise: `fastload env` says which rank this is, from which variables, and with what it would train.
+"""Promise: `fastload env` names the rank in every line, lists the variables, and says with what it would train. See
+also `tests/distributed/test_rendezvous.py`.
 
 With real launchers and with `--meet` between two network stacks it runs in `test_rendezvous.py`.
 """

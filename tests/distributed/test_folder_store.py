@@ -1,4 +1,7 @@
-"""Promise: a `FolderStore` is a torch store in a folder, and processes that are killed at any moment leave it whole."""
+"""Promises:
+- A `FolderStore` answers as torch's stores do.
+- Processes that are killed at any moment leave whole values in a `FolderStore`, and no lock.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Promise: under both MPIs and torchrun real ranks find themselves, train alike, and never hang after one is lost.
+"""Promises:
+- Each of 1, 2 and 4 real ranks under MPICH, Open MPI and torchrun finds its own rank.
+- After ten DDP steps all ranks have the same parameters, within 1e-5 of those of one process.
+- A job with a rank that is killed, raises or hangs ends with an error within 30 s. No process of it is left.
 
 Each launch shows several things, as importing torch in four processes is what takes the time.
 """

@@ -1,4 +1,8 @@
-"""Promise: the ranks meet at a free port and at an address that other nodes reach, with mpi4py and without it.
+"""Promises:
+- The system chooses the port, and the address is one that other nodes reach, even if MASTER_ADDR says localhost. Two
+  network stacks stand for nodes.
+- The ranks meet with mpi4py and without it.
+- Files of dead starts and stores of other jobs do no harm. Slurm is simulated by its variables alone.
 
 The launchers of this file are simulated, by their variables alone; the processes, sockets and network stacks are real.
 """

@@ -1,4 +1,4 @@
-"""Promise: after `shutdown()`, and so at exit, no thread of the process group is left to use Python while it ends."""
+"""Promise: After `shutdown()`, and at exit, no thread of the process group is left to abort the process."""
 
 from __future__ import annotations
 

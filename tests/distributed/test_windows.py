@@ -1,4 +1,8 @@
-"""Promise: through MPI's windows each rank reads every row of every rank, by threads too, also after one has closed."""
+"""Promises:
+- Through `distributed.WindowDataset` each rank reads every row of every rank, by two threads too, and after a rank
+  has closed. Two ranks of MPICH show it.
+- Columns of `distributed.WindowDataset` that differ raise on all ranks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promise: every Python example of the README and of the pages runs as it stands.
+"""Promise: Every Python example of the README and of the pages runs as it stands.
 
 The blocks of a page run in order, in one namespace, in an empty folder. A page may use `dataset`, `torch`, `device`,
 `rank` and `world_size`. Blocks behind "```python other" show other libraries. Blocks behind "```python no-run" are in

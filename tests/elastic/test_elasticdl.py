@@ -1,4 +1,6 @@
-"""Promise: under ElasticDL's names a plain loop reads each record of each epoch once, and shards end when reported."""
+"""Promise: Under ElasticDL's names, the record index service reads each record once in a plain loop. Shards end when
+they are reported.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Promise: workers that share a store read all shards of an epoch, and acknowledge each once, whatever happens."""
+"""Promises:
+- Three workers that share a store read each sample of an epoch once. Batches never cross shards.
+- An epoch of leases ends for all workers after all acknowledgements. The loader never waits for itself.
+- Lost leases, failed shards, a store that is gone, Ctrl-C, fork and exit end as documented.
+- The state of a loader on leases is exact within a shard.
+- The set of (sample, augmentation) of an epoch is the same for 1, 2 and 3 workers, and that of one loader.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promise: whatever the order of claims, beats, acknowledgements and deaths, each shard is acknowledged once."""
+"""Promise: Each shard is acknowledged once, in any interleaving of claims, beats, acknowledgements and deaths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Promise: under torchrun a job whose worker was killed goes on from its checkpoint, and trains each sample once."""
+"""Promises:
+- Under torchrun, a DDP job whose rank was killed resumes at the next step, also with another number of ranks. It ends
+  with the parameters of an undisturbed run.
+- Leases resume from their checkpoint under torchrun too.
+"""
 
 from __future__ import annotations
 

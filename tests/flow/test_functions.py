@@ -1,4 +1,6 @@
-"""Promise: a `FunctionTask` calls its function in a process of its own, from the usual layouts of files."""
+"""Promise: A `FunctionTask` calls functions, methods and partials of modules and scripts, with arguments of any size,
+in a process of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Promise: a graph says what runs before what; a cycle, an unknown name and a task given twice are errors."""
+"""Promises:
+- A graph says which task runs before which: a task follows the one before it, or those that `after` names.
+- A cycle is listed. An unknown name, a value of a wrong type and a wrong file are errors of one line.
+- A task that is given twice is an error. Graphs share nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,12 @@
-"""Promise: `fastload flow run examples/mnist.toml` goes from download to accuracy, and images keep their labels.
-
-The sets may lie in shared memory.
+"""Promises:
+- `examples/mnist.toml` downloads, prepares and trains on 1, 2 and 4 ranks under both MPIs, and exceeds 90 % after one
+  epoch.
+- Labels of MNIST that are shifted by one row give chance.
+- The test of `examples/mnist.toml` uses 8,000 synthetic digits and smaller batches, within 3 points.
+  FASTLOAD_FULL_MNIST=1 runs the example as it stands, with 60,000 digits, within 1 point.
+- SIGTERM in a training on ranks leaves no process. `--resume` then runs the training alone.
+- The script of a resumed training begins within 2 s, in the best of three. See also `tests/test_import.py`.
+- `examples/mnist` may be prepared into shared memory by one job and mapped by the next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,15 @@
-"""Promise: tasks run in order, failures stop what waits for them, and nothing that they started is left."""
+"""Promises:
+- Exit codes count: a task that waits for a failed task does not run, and other branches continue. The log and its end
+  are named.
+- A task that fails or exceeds its time limit is retried. Declared outputs are checked, and commands are argument
+  lists without a shell.
+- A missing script or launcher is an error before any task runs.
+- `--resume` runs the tasks that failed or never ended, and those with a changed script, arguments, inputs or outputs.
+- `--resume` also runs what follows such a task, even if that ran in a run that was cut short. Other tasks are not
+  run.
+- SIGINT, SIGTERM, a time limit, a full disk and even SIGKILL of the runner leave no process of any task.
+- The record of a task is that of the process that holds its lock.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Promise: each task is a batch job of its own with the scheduler's own dependencies, and `status` asks the scheduler.
+"""Promises:
+- `fastload flow submit` makes a batch job of each task, with the scheduler's own dependencies and the task's
+  resources. Stand-ins replace PBS and Slurm.
+- A refused job cancels the jobs before it.
+- `fastload flow status` asks the scheduler.
 
 The schedulers are stand-ins, written after the manuals of PBS and Slurm: no real one ran.
 """

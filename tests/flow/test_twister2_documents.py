@@ -1,4 +1,8 @@
-"""Promise: the programs of Twister2's two documents run with their imports changed, on either MPI, and they learn.
+"""Promises:
+- The programs of Twister2's two documents run with only their imports changed, under both MPIs: 4 ranks over Parquet
+  files, 2 ranks in memory.
+- Twister2's programs print what their documents show, and learn. The test uses 3,000 synthetic digits and ten times
+  the learning rate.
 
 Digits are synthetic, 3,000 for training. The documents' learning rate is for 60,000, so it is ten times as high here.
 """

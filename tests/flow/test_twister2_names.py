@@ -1,4 +1,8 @@
-"""Promise: what Twister2's programs call keeps images with their labels and leaves out no row that fits a batch."""
+"""Promises:
+- Twister2's names give data and targets in the same batches: all rows but an incomplete last batch, equally many on
+  each rank.
+- Another number of ranks than a Twister2 program wants is an error that says how to start.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promise: the graphs of Twister2's two documents run in their order, and no task follows one that failed."""
+"""Promise: The graphs of Twister2's two documents run in their order, and no task follows one that failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Promise: a file's picture is read and decoded, or the error names the file. What is decoded: test_pixels.py."""
+"""Promises:
+- An image file that cannot be read is an error that names the file.
+- Many threads decode image files as Pillow does alone.
+
+What is decoded: test_pixels.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Promise: machine code for images comes out of a cache or a child process, and nothing waits or fails for it.
+"""Promises:
+- Kernels are compiled once, in a child process, for many ranks. The training process never imports Numba.
+- Loading neither waits nor fails if the cache is cold, damaged or old, the home is read-only, the CPU changed, Numba
+  is missing or the parent was killed.
 
 A kernel of three lines stands for the real ones, as what counts here is how it gets into the process. A child that must
 be met at its work stops at a gate: its module of kernels writes its process id into one FIFO and waits for another.

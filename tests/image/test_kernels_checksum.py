@@ -1,4 +1,4 @@
-"""Promise: the kernels' CRC-32 is zlib's."""
+"""Promise: The kernels' CRC-32 is zlib's."""
 
 from __future__ import annotations
 

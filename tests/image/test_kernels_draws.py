@@ -1,4 +1,4 @@
-"""Promise: the compiled kernels draw torchvision's boxes from a sample's key, or say that they cannot tell."""
+"""Promise: The compiled kernels draw torchvision's boxes from a sample's key, or leave the draw to torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Promise: the compiled kernels give torch's pixels, to the bit, and touch no byte that is not theirs."""
+"""Promises:
+- The compiled kernels give torch's pixels to the bit: three plans, planes and channels-last, floats, flips, windows,
+  sizes from 1 x 1.
+- The kernels read and write nothing beyond their memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promise: the kernels read raw pixels out of files as Python does, and say which read went wrong."""
+"""Promise: The kernels read raw pixels out of files as Python does, and say which read failed."""
 
 from __future__ import annotations
 

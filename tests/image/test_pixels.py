@@ -1,4 +1,10 @@
-"""Promise: a plan decodes every kind of file as Pillow does, or says which file is bad and why, in little memory."""
+"""Promises:
+- Every kind of file is decoded as by Pillow: JPEG of every color space, palettes, alpha, 1 and 16 bits, orientations.
+- The content of a file decides how it is decoded, not its name. The pixels are the same without simplejpeg.
+- An image file that is cut off anywhere gives the right image or a `DecodeError`.
+- Flipped and random bytes give an image of the right shape or a `DecodeError`. A forged size takes no memory.
+- A decoded image never changes when its thread decodes again. Many threads decode as one does.
+"""
 
 from __future__ import annotations
 

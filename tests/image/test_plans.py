@@ -1,4 +1,16 @@
-"""Promise: a plan takes torchvision's boxes for the same random numbers and gives its pixels, up to a distance."""
+"""Promises:
+- A plan has torchvision's defaults. The same random numbers give the same boxes and flips as torchvision v1 and v2,
+  and leave the same random state.
+- Sizes and center crops are torchvision's too, padding included.
+- Pixels are as near to torchvision's as the module states: photographs and noise, tiny and narrow images, any memory
+  layout.
+- Decoding at a smaller scale happens only if enough pixels are left over.
+- A plan in a loader computes its draws from the words of the generator: torch's numbers to the bit. torch's own draws
+  continue after them.
+- float32, channels-last memory and `normalize_on` equal ToTensor and Normalize. Results share memory with no other
+  object.
+- A plan is a value, and a bad argument is named.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Promise: decoding only the box of a JPEG gives the pixels of the whole, and what is not plain is left to Python."""
+"""Promises:
+- The region decoder gives the pixels of the whole decode, or leaves the image to the ordinary decoder.
+- No damaged input crashes the region decoder. See also `scripts/fuzz-jpeg`.
+"""
 
 from __future__ import annotations
 

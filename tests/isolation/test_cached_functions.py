@@ -1,6 +1,6 @@
-"""Promise: each worker has its own cache of a function under `functools.lru_cache`, by whatever name code calls it.
-
-Outside of the workers, and once no loader needs it, the function is as it was.
+"""Promises:
+- A function under `functools.lru_cache` has a separate cache in each worker, by any name that code calls it.
+- A function under `functools.lru_cache` is unchanged outside of the workers, and once no loader needs it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Promise: reading the code of a dataset finds the module-level objects that it uses by name, and only those.
-
-No code of the user's runs for it.
+"""Promises:
+- The module-level objects that the code of a dataset uses by name are found, and only those.
+- The search for module-level objects runs no code of the user.
 """
 
 from __future__ import annotations

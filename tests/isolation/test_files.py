@@ -1,4 +1,6 @@
-"""A regular file that is open for reading is opened once more: same kind, same position, nothing shared."""
+"""Promise: A regular file that is open for reading is opened again for each worker, at the same position. This holds
+for raw, buffered, text, compressed, zip and tar files. See also `tests/isolation/test_state_is_copied.py`.
+"""
 
 # ruff: noqa: SIM115 (files that stay open are the subject)
 

@@ -1,4 +1,7 @@
-"""Generators that a worker's copy holds are keyed for each sample: what it draws follows from key and place alone."""
+"""Promises:
+- A generator that the dataset holds is keyed for each sample by stream and place.
+- Without workers, a generator that the dataset holds is put back bit for bit after each sample.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Workers that open one lmdb environment share it: none closes it under another, and it closes with the last of them.
-
-Outside of workers, and for other arguments, lmdb does what it always did.
+"""Promises:
+- An lmdb environment that workers open lazily is opened once, and closed with the last `close()`. See also
+  `tests/compat/test_lmdb.py`.
+- A worker that closes its lmdb environment does not close it for other workers.
+- Outside of workers, and for other arguments, lmdb does what it always did.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""Promise: a module-level instance is each worker's own, by whatever way code reaches it, and as it was afterwards.
-
-Outside of the workers, and once no loader needs it, nothing about the instance differs but `type(x)`.
+"""Promises:
+- A module-level instance is each worker's own, by any way that code reaches it. After the loaders ended it is as
+  before.
+- `isinstance`, `super()`, pickling and dataclasses work as usual while a loader runs. See also
+  `tests/compat/test_module_level.py`.
+- Outside of the workers, only `type(x)` of a module-level instance `x` differs.
 """
 
 from __future__ import annotations

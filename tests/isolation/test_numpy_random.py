@@ -1,4 +1,9 @@
-"""In a thread that entered, NumPy's global random functions act on its own state. Everywhere else nothing changes."""
+"""Promises:
+- NumPy's global random functions draw from the sample's own stream in a worker, by every name. Seeding twice repeats
+  a draw.
+- NumPy's own tests of its random functions pass while a loader runs.
+- In all other threads NumPy's global random functions are what they always were.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Promise: wherever a dataset holds a generator, it is keyed for each sample, and no two draw alike by accident."""
+"""Promises:
+- A generator draws its own numbers in any place of the dataset that holds it. No two draw alike by accident.
+- A generator that `worker_init_fn` makes is keyed.
+- A generator that a sample makes and keeps is named in a warning.
+"""
 
 from __future__ import annotations
 

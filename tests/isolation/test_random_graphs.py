@@ -1,4 +1,4 @@
-"""Promise: whatever refers to whatever in a dataset, threads read from it what processes would.
+"""Promise: Threads read from any graph of objects and data what one process would read, with the same aliases.
 
 Hypothesis describes a graph of objects and what each sample does to it. The same description always builds the
 same graph. So a graph built for each worker, and read serially, is the model of a process: it says what each

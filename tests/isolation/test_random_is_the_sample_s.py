@@ -1,8 +1,12 @@
-"""Promise: random numbers belong to the sample, whatever draws them.
+"""Promises:
+- Random numbers belong to the sample, for each row of the table of random numbers. Each is shown with a forced
+  interleaving.
+- Iterable datasets that partition by a draw all draw alike.
+- Samples draw the documented numbers with `seed=None` too.
 
-The first tests force an order between two workers, as tests/isolation/test_state_is_copied.py does: one seeds,
-the other seeds, the first draws, the second draws. Generators that workers share give the first sample
-the second's draws. The others compare 0, 1, 2 and 8 workers, and look at what the loop's own thread draws.
+The first tests force an order between two workers, as tests/isolation/test_state_is_copied.py does: one seeds, the
+other seeds, the first draws, the second draws. Generators that workers share give the first sample the second's
+draws. The others compare 0, 1, 2 and 8 workers, and look at what the loop's own thread draws.
 """
 
 from __future__ import annotations

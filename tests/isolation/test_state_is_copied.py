@@ -1,8 +1,9 @@
-"""Promise: state that a sample leaves in dataset or transform is the worker's own, however it is held.
+"""Promise: State that a sample stores in the dataset, a transform or a `collate_fn` is never seen by another worker.
+This includes draws, indices, buffers, file positions, closures, partials and caches.
 
-Two workers read a sample each, in a forced order: the first stores its value, the second stores its
-value, the first reads, the second reads. Workers that share the state give the first sample the
-second's value. The classes here keep state as MONAI, kornia, fastMRI and others do.
+Two workers read a sample each, in a forced order: the first stores its value, the second stores its value, the first
+reads, the second reads. Workers that share the state give the first sample the second's value. The classes here keep
+state as MONAI, kornia, fastMRI and others do.
 """
 
 # ruff: noqa: SIM115 (files that stay open are the subject)

@@ -1,7 +1,10 @@
-"""Torch's random functions draw from a generator of the calling thread, in threads that have entered.
+"""Promises:
+- torch's random functions draw from a generator of the calling thread in a worker, and from the global generator in
+  all other threads.
+- Compiled code, forked children and the end of the process are as without fastload.
+- A torch whose random functions cannot be routed gives a warning.
 
-That each function does, and draws what torch draws, is in tests/promises/test_randomness.py. Here: what else of torch
-sees nothing of it, and where it must hold though torch goes another way.
+That each function draws what torch draws is shown in tests/promises/test_randomness.py.
 """
 
 from __future__ import annotations

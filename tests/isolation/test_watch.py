@@ -1,6 +1,8 @@
-"""Promise: what samples change in objects that workers share is noticed in a few samples; a cache being filled is not.
-
-Looking changes nothing.
+"""Promises:
+- State that copies do not reach is watched: file positions, descriptors, large arrays and module-level containers. A
+  change that samples make is noticed within a few samples. See also `tests/isolation/test_code.py`.
+- A cache that is being filled gives no warning.
+- Watching changes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Promise: each worker owns every object that code can change, as one graph; data is shared; no detail is lost.
+"""Promises:
+- Each worker owns every object that code can change, copied as one graph. Data is shared, and the rule for both is
+  documented.
+- Copies are made at `iter()` and run no code of plain instances.
+- An open handle that threads cannot share is refused at `iter()`, and the error names its place in the dataset. See
+  also `tests/compat/test_lmdb.py`, `tests/compat/test_sqlite.py`, `tests/compat/test_video.py`,
+  `tests/compat/test_audio.py`.
+- Every other object that has no copy is named in one warning.
 
 All of it is seen from outside: two workers meet in `__getitem__`, so that each reads one sample, and
 return their dataset. The copies are then compared with the original and with each other.

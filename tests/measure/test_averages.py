@@ -1,4 +1,7 @@
-"""Promise: averages and quantiles are what they say; nothing to average is n/a."""
+"""Promises:
+- The tutorial's eight rates average to 33.01 with a standard deviation of 8.68. Nothing to average is n/a.
+- Quantiles of figures are NumPy's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Promise: a run in fresh processes ends with them, and gives their results, or why there are none."""
+"""Promises:
+- A run in fresh processes gives the results of all ranks and rank 0's lines. It ends with an error in a sentence, or
+  at a limit.
+- An output that stays open after the end does not delay a run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promise: files are brought into the page cache or dropped from it, which is measured and not only asked for."""
+"""Promise: Files are brought into the page cache or dropped from it. The result is measured, and not only asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promise: figures come with the machine and the versions that they were measured on, without host and user."""
+"""Promise: Figures come with the machine and the versions that they were measured on, without host and user."""
 
 from __future__ import annotations
 

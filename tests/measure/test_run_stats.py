@@ -1,4 +1,6 @@
-"""Promise: a run's figures are those of its epochs together, and the warm-up is in none of them."""
+"""Promise: The verdict and the figures of a run cover all epochs, without the warm-up. See also
+`tests/train/test_train.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Promise: a checkpoint is taken whole or not at all, and brings everything back, also to another number of servers."""
+"""Promise: A checkpoint of the servers is taken whole or not at all. It loads on any number of servers, with the
+optimizer's state.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Promise: a table trains with prefetch as without, bit for bit; it lacks no push, or the newest if that is allowed."""
+"""Promises:
+- 200 batches with prefetch leave the same table as 200 without, bit for bit: 0, 1 or 4 workers, SGD with momentum,
+  Adagrad, Adam.
+- An `Embedding` has the gradients of torch's. Several forward passes add up, one without a push keeps nothing, and
+  evaluation only pulls.
+- With `staleness=1` a forward pass lacks at most the newest push, and evaluation and checkpoints lack none. An error
+  of a push is raised once.
+"""
 
 from __future__ import annotations
 

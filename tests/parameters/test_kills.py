@@ -1,4 +1,5 @@
-"""Promise: server processes that are killed in the middle of pushes, and restarted, change nothing.
+"""Promise: Server processes that are killed in the middle of pushes, and restarted, change nothing. 100 processes are
+killed; the test is marked slow.
 
 SIGKILL comes before a message is sent, while it is on its way, or after its answer, at messages drawn at random.
 """

@@ -1,4 +1,8 @@
-"""Promise: the examples run; ElasticDL's CNN learns on two servers with three workers, and goes on on three servers."""
+"""Promises:
+- The examples of parameter servers run.
+- ElasticDL's CNN reaches 95 % on 18,000 synthetic digits in an epoch, with 2 servers and 3 worker processes.
+- After a server was killed, 3 servers have equal parameters, and the training continues.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Promise: names and ids have one owner each, and gradients of equal ids add up, from any worker."""
+"""Promises:
+- Each name and each id of a parameter has one owner. For names it is the owner that ElasticDL chooses.
+- Gradients of equal ids add up, and the caller's tensors stay unchanged.
+"""
 
 from __future__ import annotations
 

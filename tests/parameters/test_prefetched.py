@@ -1,4 +1,7 @@
-"""Promise: no interleaving of pulls, pushes and forward passes delivers a row that lacks a push that has returned."""
+"""Promises:
+- No prefetched row lacks a push that has returned, in any interleaving of pulls, pushes and forward passes.
+- The number of prefetched rows that are kept is bounded.
+"""
 
 from __future__ import annotations
 

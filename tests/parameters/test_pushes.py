@@ -1,4 +1,8 @@
-"""Promise: servers train as torch does in one process, asynchronously and in step, and lose and repeat no push."""
+"""Promises:
+- One asynchronous worker equals `torch.optim` in one process, within 1e-6 after 50 steps.
+- Two synchronous workers equal one process with twice the batch, within 1e-5 after 20 steps.
+- 8 threads with 100 pushes each end at version 800 with exact sums.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Promise: servers that die between any two messages, and restart from their checkpoint, change nothing.
+"""Promises:
+- A server that dies before or after any message and restarts changes nothing.
+- A push is applied once though a server restarts. A synchronous push is applied by all servers or by none.
+- A loss that cannot be repaired is a `ParametersLostError`.
 
 A server dies before it has a message, or after it has dealt with it and before it answers. What is in memory is gone.
 """

@@ -1,4 +1,6 @@
-"""Promise: `fastload parameters serve` runs a server for each rank, which workers find, and which saves at its end."""
+"""Promise: `fastload parameters serve` runs a server for each rank, found through the store and saved at SIGTERM. The
+test under mpiexec and torchrun is marked slow.
+"""
 
 from __future__ import annotations
 

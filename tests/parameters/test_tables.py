@@ -1,4 +1,4 @@
-"""Promise: a row depends on seed, table and id alone, and changes as if it were a parameter of its own."""
+"""Promise: A row of a table depends on seed, table and id alone, and changes as a parameter of its own does."""
 
 from __future__ import annotations
 

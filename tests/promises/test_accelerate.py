@@ -1,4 +1,9 @@
-"""Promise: beside Accelerate a loader keeps its threads and its ranks, and its state goes into its checkpoints."""
+"""Promises:
+- Accelerate's `prepare` replaces the threads of a loader, and fastload warns of it. A loader that is not prepared
+  keeps its threads and its ranks.
+- Accelerate's `register_for_checkpointing` puts the state of a loader into `save_state`.
+- A Hugging Face Trainer that returns a fastload loader keeps its threads, except in the epoch in which it resumes.
+"""
 
 from __future__ import annotations
 

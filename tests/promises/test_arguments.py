@@ -1,7 +1,11 @@
-"""The constructor is torch's: its arguments, defaults, attributes, errors and warnings, and ours beside them.
+"""Promises:
+- The constructor has torch's signature, defaults, attributes, errors and warnings. Only torch's warning about more
+  workers than cores does not come.
+- Every bad argument of fastload's own is refused with its name.
+- `repr(loader)` shows dataset and length, batch size, workers and seed in one line, and never raises.
 
-Every bad argument is given to both constructors, and both must say the same. The one warning that does
-not come is the one about more workers than cores: threads that wait cost no core.
+Every bad argument is given to both constructors, and both must say the same. The warning about more workers than
+cores is left out because threads that wait cost no core.
 """
 
 from __future__ import annotations

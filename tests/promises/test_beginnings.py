@@ -1,4 +1,9 @@
-"""Promise: an epoch that cannot begin is still the next one, and what is set between two epochs mixes nothing up."""
+"""Promises:
+- An epoch that cannot begin is still the next one, with the state that was loaded.
+- A state is for the next iterator, and never for one that exists.
+- Persistent workers keep the settings that they were started with.
+- Subclasses that wrap or call `_get_iterator()` have the same epochs.
+"""
 
 from __future__ import annotations
 

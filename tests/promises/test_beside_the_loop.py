@@ -1,8 +1,10 @@
-"""Promise: beside the training loop: bytes are bounded, reads are retried, epochs follow without a gap.
-
-Samples of any size within `prefetch_bytes`; transient errors read again with a back-off that `close()`
-ends; with persistent workers the next epoch is under way before it is asked for, and is thrown away
-if another one is; `on_stats` for loggers; spans of worker threads in a trace.
+"""Promises:
+- With persistent workers the next epoch is under way before the loop asks for it. It is thrown away if the loop asks
+  for another one.
+- `prefetch_bytes` bounds the bytes in flight for samples of any size.
+- `retries` reads again after a transient error, with a back-off that `close()` ends.
+- `on_stats` gives a logger the figures of the loader.
+- A trace has the spans of the worker threads.
 """
 
 from __future__ import annotations

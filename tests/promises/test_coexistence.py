@@ -1,8 +1,12 @@
-"""A loader leaves everything around it alone, and nothing around it disturbs a loader.
-
-Pickling and deep copies, two loaders at once and nested, torch's process loader beside it, forks
-after the threads started, loops in other threads; torch's number of threads, the global random
-states, `get_worker_info()`, shared memory, and the modes (no_grad, inference, autocast) of the loop.
+"""Promises:
+- `get_worker_info()` works in worker threads however it was imported, and returns None in `collate_fn`. See also
+  `tests/test_torch_private.py`.
+- Batches are never in shared memory.
+- Samples and `collate_fn` run outside of the loop's modes (no_grad, inference, autocast), with `num_workers=0` too.
+- A loader can be pickled and deep-copied. Several loaders run at once, nested and beside torch's process loader.
+- A process may fork after the threads started, also while they work.
+- fastload itself changes neither torch's number of threads nor any global random state. A dataset that draws from
+  global state in threads may. See also `tests/test_workers.py`, `tests/promises/test_randomness.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,14 @@
-"""Promise: an error arrives in its place, and the epoch goes on after it.
-
-The loop gets every batch before it, then the exception itself, with the worker's traceback and a
-note that names index, stage and, where known, file, then every batch after it. Never a hang, never
-a silently short epoch.
+"""Promises:
+- An error arrives in its place: all batches before it come first, and all batches after it follow. Of two bad samples
+  the first in order is raised.
+- The error keeps its type and the worker's traceback. A note names index, stage and, if known, file.
+- A StopIteration or GeneratorExit from user code never ends an epoch in silence. It is the cause of a RuntimeError in
+  its place, as are SystemExit and KeyboardInterrupt in a worker.
+- `on_error` may be "skip" or a callable, and `max_errors` limits the number of errors. A batch may become empty.
+- A sampler, a `collate_fn` or a `worker_init_fn` that raises is an error in its place.
+- No error causes a hang or a silently short epoch.
+- An error that may come from sharing carries one more note with remedies.
+- A value that is no file is not named as one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Promise: every sample of the epoch arrives exactly once, in the sampler's order.
-
-So for any number of workers, any batch size, over several epochs, and batch for batch as torch's
-DataLoader gives them: under the same `torch.manual_seed`, or, with `seed=s`, as a pure function of
-(s, epoch).
+"""Promises:
+- Every index is delivered exactly once, in the sampler's order, for any number of workers, any batch size, with and
+  without `drop_last`, over several epochs.
+- With `seed=None` the batches are those of torch's DataLoader under the same `torch.manual_seed`. This holds for all
+  of torch's samplers, `batch_sampler`, `batch_size=None`, `generator` and persistent workers.
+- With `seed=s` the order is a pure function of `(s, epoch)`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Promise: whatever faults come, in whatever order: no hang, no loss, no duplicate, no thread left.
+"""Promise: Faults, stops and resumes at random cause no hang, lose no sample, deliver none twice and leave no thread.
 
-Two hours' worth of faults in half a minute: samples that raise, stall or fail for a moment, loops that
-break off, close, forget or abandon their iterator, resumes from a state with other workers. A model
-says what the loop must get, batch by batch; hypothesis looks for a course of events that breaks it.
+Samples raise, stall or fail for a moment; loops break off, close, forget or abandon their iterator, or resume from a
+state with other workers. A model says what the loop must get, batch by batch, and hypothesis looks for a course of
+events that breaks it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,13 @@
-"""Promise: a dataset that fills the rows of a run gives the batches, and the errors, of one read sample by sample.
+"""Promises:
+- A dataset that fills rows gives torch's batches, for any number of workers and any cut of a batch into runs.
+- Each sample is asked for once, with the key that `random_stream` gives.
+- A row that `fill_rows` cannot make is read by `__getitem__`: errors, notes, retries and `on_error` are the same.
+- Draws from global functions in `fill_rows` are refused, and its errors are named.
+- A dataset fills rows only if its class declares it. Subclasses, wrappers and patched instances that override what
+  rows stand for are read sample by sample.
+- Rows of a TensorDataset are the same on busy cores, and come in time there: they are gathered on one core.
 
-See `fastload.rows`. Where several workers matter, the tests cut the runs and gate the calls: no test sleeps.
+See `fastload.rows`. If several workers matter, the tests cut the runs and gate the calls: no test sleeps.
 """
 
 from __future__ import annotations

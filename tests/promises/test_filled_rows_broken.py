@@ -1,4 +1,8 @@
-"""Promise: what is replaced, forged or interrupted while rows are filled neither writes beyond them nor loses any."""
+"""Promises:
+- Kernels write only into rows that fit the plan, and read no pixel that was not decoded.
+- Datasets and tensors that are replaced between batches are noticed.
+- Ctrl-C without workers leaves no random stream open.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
-"""Promise: what user code raises stays one error in its place, though we cannot show it; odd arguments are refused.
-
-What ends the program, Ctrl-C or a signal handler that exits, is no error of a sample.
+"""Promises:
+- An exception or an index that cannot be printed, or a dataset that fails to name a file, is still one error in its
+  place.
+- Several threads may share one iterator.
+- An odd argument, such as a count that is no integer, is refused.
+- KeyboardInterrupt and SystemExit reach the loop from a signal handler, from the sampler and from a sample without
+  workers.
 """
 
 from __future__ import annotations

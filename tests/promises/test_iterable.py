@@ -1,8 +1,12 @@
-"""Promise: an iterable dataset, read by threads, gives what torch's processes give, and more.
+"""Promises:
+- An iterable dataset gives torch's batches in torch's order, for any sharding. It may be endless, empty or its own
+  iterator.
+- An error of an iterable dataset arrives in its place, and costs the other workers nothing.
+- A state of an iterable dataset, taken at any step, resumes bit for bit, with a state for each worker's copy.
+- Hugging Face's iterable datasets are read and resumed. A resume without their shuffle buffer gives a warning.
+- torch's warning of an exceeded length comes with the same batch.
 
-Each worker thread reads a copy of its own. The batches and their order are those of torch's
-DataLoader with the same `num_workers`; errors arrive in place and cost the other workers nothing;
-a state taken at any step is resumed bit for bit; and no thread is left.
+Each worker thread reads a copy of its own, and no thread is left.
 """
 
 from __future__ import annotations

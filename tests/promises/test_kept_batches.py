@@ -1,7 +1,7 @@
-"""Promise: a batch that the user keeps is never written again, and memory that nobody keeps is reused.
-
-Kept means kept in any way: the batch, a part or a view of it, another library's array over the same
-memory, a member of a dict, a tensor that waits in a queue to another process.
+"""Promises:
+- A batch that the user keeps is never written again. This holds for any way of keeping it: whole, a part or view,
+  another library's array, a queue to another process.
+- Memory of batches that are no longer kept is reused.
 """
 
 from __future__ import annotations

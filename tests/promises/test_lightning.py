@@ -1,4 +1,6 @@
-"""What Lightning does to a loader keeps every argument, and its Trainer's batches come from fastload's threads.
+"""Promises:
+- A loader that Lightning rebuilds keeps every argument.
+- The batches of Lightning's Trainer come from fastload's threads.
 
 Lightning builds a loader again from its attributes, to put a sampler of its own in: for distributed runs, for
 prediction, for overfitting.

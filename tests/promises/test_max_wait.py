@@ -1,7 +1,7 @@
-"""Promise: with `max_wait_ms`, a batch of an iterable dataset comes by size or by deadline, and loses nothing.
-
-The first sample of a batch waits no longer than that for the others. No batch is empty. A worker whose dataset is
-silent does not hold the others up. What a sample draws, `on_error` and resuming are as without a deadline.
+"""Promises:
+- With `max_wait_ms` a batch of an iterable dataset comes by size or by deadline, and is never empty.
+- With `max_wait_ms` a silent worker does not hold up the others.
+- Draws, states, errors, bounds and ends are the same as without `max_wait_ms`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Promise: with `memory_format=torch.channels_last` a batch has default_collate's values, types and shapes, and its
-4-dimensional tensors lie in channels-last memory; without it they are contiguous, whatever the samples are.
+"""Promises:
+- With `memory_format=torch.channels_last` a batch has the values, types and shapes of default_collate, and its
+  4-dimensional tensors lie in channels-last memory.
+- Without `memory_format` the batches are contiguous for any samples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,15 @@
-"""Promise: what is wrong with a packed set is a clear error that names shard and record; never garbage or a crash."""
+"""Promises:
+- A flipped bit in any byte of a packed set is found, and the error names shard and record. Damage never gives garbage
+  or a crash.
+- A shard that is cut off, too long, missing or replaced while it is open is found. A file that is cut off while it is
+  open is an error and no signal.
+- Forged lengths, offsets, sides and indices are refused, and take no memory. A fuzzer finds no crash. See also
+  `tests/promises/packed_fuzz.py`.
+- Sets of format version 1 are read by all later versions. A set of a newer format is refused with a sentence. See
+  also `tests/data/packed/v1`.
+- `verify` names every bad record and shard once. It reads the columns of a shard once, with any number of bad
+  records.
+"""
 
 from __future__ import annotations
 

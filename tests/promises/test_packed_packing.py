@@ -1,4 +1,9 @@
-"""Promise: packing gives the same bytes whatever the workers and interruptions; nothing half-written opens as a set."""
+"""Promises:
+- A packing that is killed, interrupted or out of disk at any call that writes leaves no set. Running it again gives
+  the same bytes.
+- Any number of workers packs the same bytes into a set.
+- A folder is read as a folder and a file as a file, also if its name ends in `.parquet`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""Promise: a batch equals that of torch's `default_collate`, or fails as that does.
+"""Promises:
+- A batch equals that of torch's `default_collate` in type, dtype, shape, strides, nesting and every bit of the
+  values.
+- If `default_collate` raises, the loader raises the same exception with the same message.
+- A function that the user registered with torch's collate is called as by torch.
 
-Equal in type, dtype, shape, strides, nesting and every bit of the values; of the exceptions, type
-and message. So with and without workers, for small rows and for large ones, which take another
-road inside, and whatever a user registered with torch's collate.
+The tests compare with and without workers, small rows and large rows (which are copied another way), and functions
+that a user registered with torch's collate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Promise: a dataset of picture files with a plan loads alike for any number of workers, with torchvision's crops."""
+"""Promises:
+- A dataset of image files with a plan gives equal batches for 0, 1, 2 and 8 workers, and torchvision's crops under
+  the same seed.
+- A bad image file is an error in its place, or is skipped.
+- The stages of a plan are measured.
+"""
 
 from __future__ import annotations
 

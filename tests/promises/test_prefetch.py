@@ -1,7 +1,15 @@
-"""Promise: `prefetch_to` copies ahead on a stream of its own and changes nothing else: the same batches, right in the
-stream that uses them; a state of what the loop has had; errors in their place; nothing left behind.
+"""Promises:
+- `prefetch_to` copies ahead on a separate stream, and its batches are right in the current stream. Simulated streams
+  with controls stand for a GPU.
+- The memory of a batch of `prefetch_to` is not used again too early, and memory that is not pinned is safe.
+- `prefetch_to` copies at most `depth` batches ahead.
+- Looking ahead never waits for a fastload loader and never reads from it. Ctrl-C during a copy loses no batch.
+- `prefetch_to` copies any iterable ahead. Errors arrive in their place, and nothing is left over.
+- `prefetch_to` gives the state of a fastload loader as what the loop has had, with threads, without threads and for
+  iterable datasets. Other iterables have no state.
+- On the CPU the batches of `prefetch_to` are the loader's own.
 
-The device here is SIMULATED: its streams put off what they are given, as a GPU's do, and run it as late or as early as
+The device is SIMULATED: its streams put off what they are given, as a GPU's do, and run it as late or as early as
 they may; memory is given out again the moment that it may be. Controls show that a missing wait, a missing
 `record_stream` or a copy of memory that is not pinned would be seen.
 """

@@ -1,7 +1,9 @@
-"""Promise: the ranks share an epoch among them, and how many they are changes nothing else.
-
-The union over the ranks is the epoch, every rank takes as many steps as the others, and the same
-global batch size gives the same global batches for any world size.
+"""Promises:
+- The ranks share one epoch: the union of their samples is the epoch, and all ranks take the same number of steps.
+- The same global batch size gives the same global batches for any world size.
+- `ends="pad"` repeats samples, `"drop"` leaves out the last ones, and `"uneven"` gives each sample once.
+- A dataset that is already one rank's part refuses a rank sampler, inside torch's wrappers too. See also
+  `tests/datasets/test_image_files.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,16 @@
-"""Promise: a state says what the loop has had, and a loader that loads it gives exactly what is left.
-
-At any batch, between epochs and after the last one; with another number of workers, and with
-another number of ranks at the same global batch; augmentation included, bit for bit. Nothing is
-read to get there. A state that does not fit is refused with the field, both values and the remedy.
+"""Promises:
+- A state taken at any step of three epochs resumes with other worker counts and world sizes. All remaining batches
+  are bit-equal, augmentation included.
+- No sample is read to resume. This holds after skipped samples, deliveries out of order and at the end of an epoch,
+  and with torch's and a user's samplers.
+- A state that does not fit is refused. The error names the field, both values and the remedy, and the field of a
+  state that was cut off.
+- Lightning's checkpoint in mid-epoch resumes.
+- A sampler is run again from torch's global state, its generators and its own `state_dict()`. One that gives other
+  indices than before raises `StateError`.
+- A loader that resumes after Ctrl-C gives the rest of the epoch.
+- An `on_stats` that raises costs no batch.
+- A state that another thread takes is that before or after a batch, at every line that the loop runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""Promise: a stall loses nothing and doubles nothing, and memory is bounded by a formula.
+"""Promises:
+- A stall loses no sample and delivers none twice. A retry that waits ends with its epoch.
+- An iterator that its own sampler or dataset asks for a batch raises, and never waits for itself.
+- The number of batches in flight stays within the documented formula, in order and out of order, also while the loop
+  pauses.
 
-A reader may stall, and the loop may pause, for as long as they like. At most `depth` batches are in
-flight: `prefetch_batches`, or `prefetch_factor * num_workers`, or by default
-`2 + ceil(num_workers / batch_size)`, or `2 + num_workers` where a batch is one unit of work.
+A reader may stall, and the loop may pause, for any time. At most `depth` batches are in flight: `prefetch_batches`,
+or `prefetch_factor * num_workers`, or by default `2 + ceil(num_workers / batch_size)`, or `2 + num_workers` if a
+batch is one unit of work.
 """
 
 from __future__ import annotations

@@ -1,9 +1,15 @@
-"""Stopping is prompt: every way out ends the threads within 0.5 s plus the call in progress.
-
-`close()`, the `with` block, `break`, an exception, garbage collection, Ctrl-C, SIGTERM, `sys.exit`,
-`os._exit` and the end of the interpreter: with full queues, in the middle of calls, with persistent
-workers. A call that does not return is named, and does not keep the process from ending. A timeout
-says what each worker was doing.
+"""Promises:
+- Every way out ends the threads within 0.5 s plus the call in progress: close, with, break, exception, Ctrl-C,
+  SIGTERM, garbage collection, exit.
+- Ctrl-C at any instruction of `iter()`, `next()`, `close()` or the next epoch leaves no thread.
+- The one exception for Ctrl-C is the finalizer of a forgotten iterator, in which Python swallows Ctrl-C. Threads can
+  then stay idle until `close()` or the end of the process.
+- No thread and no descriptor is left, also after 200 abandoned iterators. Every test of the suite checks this. See
+  also `tests/conftest.py`.
+- A call that does not return is named, and blocks neither `close()` nor the end of the process.
+- A timeout shows the workers' stacks and loses nothing.
+- Ctrl-C in `next()` closes the iterator, and `state_dict()` says what the loop had. The few instructions between the
+  count and the return are excepted. See also `tests/promises/test_resume.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Promise: the report of a real run names what bounds it, and a change that fits.
+"""Promise: The report names the right cause: slow reads, decode, Python under the GIL, collate, the step, a
+straggler, too few or too many workers. See also `tests/telemetry/test_diagnosis.py`.
 
-The scenarios of the loader's telemetry, with simulated costs: `time.sleep` for what waits, loops and
-hashes for what computes. Where other processes take the cores a measured run may look otherwise than
-it is, so each scenario has three attempts; what it must say is never less. Where the report itself
-says in each of them that others take the cores, nothing can be shown, and the scenario is skipped.
+The costs are simulated: `time.sleep` for what waits, loops and hashes for what computes. If other processes take the
+cores a measured run may look otherwise than it is, so each scenario has three attempts; what it must say is never
+less. If the report itself says in each of them that others take the cores, nothing can be shown, and the scenario is
+skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,15 @@
-"""Promise: sets of columns are verified, described, copied and managed by commands; a stopped copy is no set."""
+"""Promises:
+- `fastload verify` finds any flipped bit, parts that are cut off and parts that are missing, and names the part. It
+  mentions parts without checksums and of other nodes.
+- `fastload stage` copies byte for byte, with the same `set_id`. Several processes copy once.
+- A staging that meets damage, a kill at any step or a full memory leaves no set. The copy resumes after its last
+  complete part.
+- `fastload store gc` collects what stopped copies and ended processes left, and nothing that is in progress.
+- A staging that waits for a folder while the folder is collected starts again. See also `tests/test_disk.py`.
+- `fastload store put` takes Parquet, Arrow, `.npz` and `.npy` files, which come back row by row.
+- A file that cannot be put is named in one line, and leaves nothing.
+- `rm` removes all of a set or none of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Promise: a put of a Dask collection is written by the workers that hold it, whole or not at all."""
+"""Promises:
+- A Dask frame, array, bag or delayed parts become a set, and each partition is written by the worker that holds it.
+- Two Dask workers with separate roots write 10 parts each.
+- Text in place of numbers in a Dask frame is refused.
+- `prepare` runs on a Dask client's executor. It continues if a worker is killed, and makes no complete part again.
+- A source that Dask gives up is a PrepareError.
+"""
 
 from __future__ import annotations
 

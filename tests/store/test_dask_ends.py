@@ -1,4 +1,8 @@
-"""Promise: a put of a Dask collection whose worker, client or seal fails raises, and leaves nothing anywhere."""
+"""Promises:
+- A put raises if a Dask worker or client is killed, or if a seal fails on one node. Nothing is left on any node, or
+  `gc` collects it.
+- Temporary sets of a Dask client go with it.
+"""
 
 from __future__ import annotations
 

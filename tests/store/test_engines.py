@@ -1,4 +1,12 @@
-"""Promise: `prepare` gives the same set on any engine, and any number of ranks reads every row of it once."""
+"""Promises:
+- `prepare` under `mpiexec` gives the same bytes with both MPIs, by host file too, and on processes, threads and
+  Parsl. Parsl 2026.10.26 was run by hand.
+- A source that fails is named under MPI too. A rank that dies loses no complete part, and a second run makes the
+  rest.
+- The ranks of a communicator prepare a set too.
+- All of 60,000 pairs come aligned, for 1, 2, 3, 4 and 32 ranks. The set was prepared by 4 MPI ranks, and is read by 3
+  as well.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Promise: a model runs over a dataset once; the second training reads what it returned, and nothing else."""
+"""Promises:
+- Row `i` of features is what the model returns for sample `i`, pooled or flat. Parts may differ in size; labels,
+  classes and dtype are kept.
+- The model's modes, gradients and the random states are unchanged after features were made.
+- Features of the same weights, model, samples, transforms, seed and dtype are opened in any process. No image is
+  opened, and neither dataset nor model runs.
+- If features were made otherwise, the error names what differs, and both remedies.
+- A run over a dataset for features that was killed resumes with the missing parts and gives the same bytes.
+- Too little room for features is an error after the first batch.
+"""
 
 from __future__ import annotations
 

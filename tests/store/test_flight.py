@@ -1,4 +1,13 @@
-"""Promise: parts that lie elsewhere come whole and checked, from a shared folder or from servers, each once a node."""
+"""Promises:
+- `get(source=...)` fetches missing parts byte by byte from a shared folder or from `fastload store serve`, whole and
+  checked. Several roots stand for nodes.
+- A part is fetched once for all processes of a node. A node fetches the parts that it lacks, and no more.
+- A fetch that meets damage, another set, too little room or a server that ends leaves nothing.
+- `fastload store serve` answers on loopback alone, or to callers with a token. It supports TLS.
+- A ticket of `fastload store serve` cannot lead out of the root.
+- Any client of Arrow Flight lists and reads the sets of `fastload store serve`.
+- Signals end `fastload store serve`.
+"""
 
 from __future__ import annotations
 

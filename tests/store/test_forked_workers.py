@@ -1,4 +1,4 @@
-"""A preparation that was killed goes on, though the processes that it had forked live on."""
+"""Promise: A preparation that was killed resumes, even if processes that it had forked live on."""
 
 import os
 import signal

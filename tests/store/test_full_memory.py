@@ -1,4 +1,10 @@
-"""Promise: a tmpfs that fills up takes no part of a `put`, gives its room back, and takes it once it is larger."""
+"""Promises:
+- A small tmpfs that fills up takes no part of a `put`. It gives its room back, and takes the set once it is larger.
+  See also `tests/store/test_put_and_get.py`.
+- `prepare` keeps complete parts when the tmpfs is full, and continues once there is room. See also
+  `tests/store/test_engines.py`.
+- Reading a set needs no room.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`gc` beside other processes that remove and seal sets, and over what users have named."""
+"""Promises:
+- `gc` and `rm` run beside each other and beside `put`. A file that vanishes in between is no error.
+- `rm` of a link leaves the target of the link.
+"""
 
 import os
 

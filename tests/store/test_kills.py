@@ -1,4 +1,6 @@
-"""Promise: `put` and `prepare`, killed at any moment, leave nothing half visible, and lose no complete part."""
+"""Promise: `put` and `prepare`, killed at a hundred random moments each, leave nothing half visible and lose no
+complete part.
+"""
 
 from __future__ import annotations
 

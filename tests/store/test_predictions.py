@@ -1,4 +1,8 @@
-"""Promise: `predictions` keeps a model's answer for each sample once, in the dataset's order, on any number of ranks.
+"""Promises:
+- Row `i` of predictions is the model's answer for sample `i`, once, in the same bytes on any number of ranks. Ranks
+  are threads here.
+- A restart of predictions on any number of ranks makes only the missing parts.
+- All ranks of predictions end with an error that names the rank and the reason, or the rank with other weights.
 
 Here ranks are threads, and `Together` stands for their process group. `test_predictions_on_ranks.py` has real ones.
 """

@@ -1,4 +1,6 @@
-"""Promise: `fastload predict` on real ranks makes the bytes of one process, and goes on after a rank failed or died.
+"""Promises:
+- `fastload predict` on real ranks of torchrun and MPICH makes the bytes of one process. The test is marked slow.
+- `fastload predict` on real ranks resumes after a rank failed or died.
 
 Each launch shows several things, as importing torch in each process is what takes the time.
 """

@@ -1,4 +1,10 @@
-"""Promise: a set is prepared once, on any executor; a preparation that was killed goes on with what is missing."""
+"""Promises:
+- `prepare` gives the same bytes with processes, threads or any executor, in the order of the sources.
+- `prepare` makes a part again only if its source or the function changed.
+- Errors of `prepare` name the source. "skip" lists what was left out.
+- A dead worker or a full memory loses no complete part of `prepare`.
+- Several processes prepare a set once.
+"""
 
 from __future__ import annotations
 

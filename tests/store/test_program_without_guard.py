@@ -1,4 +1,6 @@
-"""`prepare` in a program without `if __name__ == "__main__":` fails with a sentence, and never waits for itself."""
+"""Promise: `prepare` in a program without `if __name__ == "__main__":` ends with a sentence, and never waits for
+itself.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,16 @@
-"""Promise: what is put is got, bit by bit, in the same order; a set is there whole or not at all."""
+"""Promises:
+- Tensors, arrays, cells of frames, tables and Parquet files come back bit by bit, in order, for any dtype, shape and
+  number of parts.
+- Batches of a set are those of tensors in memory.
+- A set is there whole or not at all. Full memory, a killed writer, a wrong column or a taken name leaves nothing
+  visible, and `collect` deletes the rest.
+- A part that was cut off or is missing is refused when it is opened.
+- Writing into a sample or a column does not change the set.
+- A state resumes with the set that it was made on, and no other (`set_id`), also through torch's `Subset` and
+  `ConcatDataset`.
+- A set may be named by its path.
+- The rows of all parts are gathered in one call, for any dtype and length, on busy cores too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rows of two sets are never mixed, though the second takes the name of the first while that is read or copied."""
+"""Promise: Rows of two sets are never mixed, even if one takes the name of the other while that is read or copied
+without checksums.
+"""
 
 import pickle
 

@@ -1,4 +1,8 @@
-"""Promise: the program of "Dask on Vineyard" runs: 10 partitions on each of two hosts, each image with its label."""
+"""Promises:
+- `examples/vineyard_mnist.py` runs the program of "Dask on Vineyard", and its changed lines are listed.
+- `examples/vineyard_mnist.py` has 20 partitions, 10 on each of two simulated hosts, and each image has its label.
+- A network of 2,770,634 parameters learns in `examples/vineyard_mnist.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`put` refuses columns in which a value is missing or ambiguous, rather than keeping another value instead."""
+"""Promises:
+- `put` never stores another value or fewer rows than it was given.
+- `put` refuses a null within a row, a masked value, a tensor that is not row-major, and a text as a column.
+- `put` refuses a table that is too large for one part.
+"""
 
 import numpy as np
 import pyarrow as pa

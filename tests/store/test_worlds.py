@@ -1,4 +1,8 @@
-"""Promise: a set keeps the sampler's contract in any world: rows as often as `ends` says, aligned, resumed exactly."""
+"""Promises:
+- A set of 60,010 rows gives each row as often as the sampler says, in any world: padded, dropped, shuffled or in
+  order.
+- An epoch over a set resumes with another number of workers.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Promise: a source, a `decode` or a model that is wrong ends a stream with its error; no answer gets another key.
-
-A model that breaks for good makes no message poison, and nothing that it did not answer is acknowledged.
+"""Promises:
+- A source, a `decode` or a model that fails ends the stream with its error.
+- No answer gets the key of another message.
+- A model that breaks makes no message poison, and a message without an answer is never acknowledged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Promise: each file of a watched folder is a message once, when it is complete, until its answer is held."""
+"""Promises:
+- Each complete file of a watched folder is a message once, until it is answered, also if it is exchanged before that.
+- A file of a watched folder that fails (poison) goes to `failed`.
+- Answers to a watched folder are whole files, for any key.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""Promise: lines of JSON are messages, whatever the chunks they come in; what is no JSON is poison and ends nothing.
-
-An open file is read and written as Python has left it. A sink destroys no file that it did not write.
+"""Promises:
+- Lines of JSON are messages, in any chunks. A line that is not JSON is poison, and ends nothing.
+- Answers in JSON and the list of failed messages are whole lines.
+- An open file of JSON lines is read from its position, and may be forgotten.
+- A sink of JSON lines destroys no file that it did not write.
+- `stop` takes effect at the next line of JSON.
 """
 
 from __future__ import annotations

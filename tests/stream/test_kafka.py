@@ -1,4 +1,7 @@
-"""Promise: each Kafka message is answered at least once: its offset is committed only after its answer is held.
+"""Promises:
+- Each Kafka message is answered at least once: its offset is committed only after its answer is held.
+- The Kafka reader fetches one message at a time.
+- librdkafka's mock broker stands for Kafka, with one member of a group at a time.
 
 The broker is librdkafka's own mock, in this process.
 """

@@ -1,4 +1,6 @@
-"""Promise: a process that is killed at random moments loses no message of a stream.
+"""Promises:
+- A process that is killed 15 times at random loses none of 2,000 files. The test is marked slow.
+- A process that is killed 6 times, beside a broker that stalls 3 times, loses none of 10,000 Kafka messages.
 
 Each round starts a process that predicts, and kills it with SIGKILL. The last process is left to finish.
 """

@@ -1,7 +1,10 @@
-"""Promise: `fastload.predict` answers every message of a stream, in order, and acknowledges it only afterwards.
-
-A batch comes by size or by deadline. Poison goes aside with its error. A source is read only as fast as the model
-answers. A loop that ends early, a sink or a model that raises acknowledge nothing, so no message is lost.
+"""Promises:
+- `predict` answers every message of a stream in order, by size or deadline, and acknowledges it only after its answer
+  is held.
+- A message that fails (poison) goes aside with its error.
+- A source is read only as fast as the model answers.
+- `stop` drains the stream: all messages that were read are answered.
+- A loop that ends early, or a sink or model that raises, acknowledges nothing, so no message is lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Promise: `fastload predict` answers lines of JSON, files and Kafka's messages; a signal drains it, losing nothing."""
+"""Promises:
+- `fastload predict` answers lines of JSON, files and Kafka's messages. Some tests are marked slow.
+- SIGTERM and Ctrl-C end the source of `fastload predict`. Messages that were read are answered, and the rest stays in
+  the pipe.
+- A second signal ends `fastload predict` at once.
+- Poison goes to the file of `--failed`, or ends `fastload predict` with exit code 1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Promise: however a batch system ends a job, the last step is kept, the last lines are, and no process is left.
+"""Promises:
+- After a signal to every process of a job, the checkpoint of the last step and the closing lines exist, under MPICH
+  and Open MPI. PBS is a stand-in.
+- No process of `fastload submit` outlives it, even after SIGKILL: MPICH, Open MPI, torchrun, no launcher.
 
 The batch system is a stand-in (stand_ins/qsub, processes.py); the launchers and the training are real.
 """

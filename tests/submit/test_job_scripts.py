@@ -1,4 +1,8 @@
-"""Promise: the job scripts run as they are: nodes from the node file, one run for each number of workers, logs kept.
+"""Promises:
+- The scripts in `submit/` pass shellcheck, and run under stand-ins of qsub, sbatch, mpiexec and srun.
+- A job script takes nodes from the node file, loops over numbers of workers, stages the set and keeps logs. A fault
+  ends the job.
+- A job that dies early leaves its output in the folder of submission.
 
 `qsub`, `sbatch`, `mpiexec`, `srun`, `module`, `conda` are stand-ins (in stand_ins/), and so is `python`, which takes
 notes instead of training. A job starts as under PBS: out of a spool directory, in the home directory, with PBS's

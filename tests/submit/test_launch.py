@@ -1,4 +1,8 @@
-"""Promise: host files mean what they mean to the launcher, and each launcher gets the options that are its own."""
+"""Promises:
+- Host files are read in all forms, as the launcher reads them, and each launcher gets its own options.
+- More ranks than slots are refused. `mpiexec` is recognized.
+- A PBS job asks for `--depth` cores for each rank, and for one core without `--depth`.
+"""
 
 from __future__ import annotations
 

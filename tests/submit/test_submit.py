@@ -1,4 +1,7 @@
-"""Promise: `fastload submit` shows what it runs, runs it, forwards signals, and returns the job's exit code."""
+"""Promises:
+- `fastload submit` runs what `--dry-run` shows, under both MPIs too.
+- Signals reach the whole process group, and the exit code is the job's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Promise: the report ends in a sentence that names what bounds the run and what to change.
+"""Promises:
+- The report ends with a sentence that names what bounds the run and what to change.
+- A notebook shows the report.
 
 The snapshots here are made by hand, each for one rule; the figures of a run of 10 s with 4 workers on 8 cores.
 """

@@ -1,4 +1,10 @@
-"""Promise: figures come from the threads that do the work, cost them next to nothing, and are what happened."""
+"""Promises:
+- Stages, quantiles and spans are measured in the worker threads, with an estimate of GIL pressure and how often
+  workers stop. See also `tests/promises/test_beside_the_loop.py`.
+- The first sample of a thread is never reported as a straggler. A straggler's wait is that of the report. See also
+  `tests/telemetry/test_diagnosis.py`.
+- Measuring costs the worker threads next to nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Promise: of several ranks one prints a user's error, in the line that one process prints, whichever met it."""
+"""Promise: One of several ranks prints a user's error, in the line that one process prints. All ranks exit with its
+code. See also `tests/distributed/test_end_job.py`.
+"""
 
 from __future__ import annotations
 

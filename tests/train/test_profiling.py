@@ -1,5 +1,10 @@
-"""Promise: one trace a run, of the steps asked for, with the loader's stages in the worker threads too, in a file that
-TensorBoard's plugin looks for and Perfetto reads; a schedule that cannot finish is refused with what would do."""
+"""Promises:
+- A run writes one trace of the steps asked for. It has the stages of the worker threads and the loop's wait
+  (`fastload::wait`).
+- The trace lies in a file that TensorBoard's plugin looks for and that Perfetto reads. Another trace is for torch's
+  memory view.
+- A schedule that cannot finish is refused, and the error names one that can.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
-"""Promise: a training that is killed at any moment and resumed, on any number of ranks at the same global batch,
-yields a model that was trained on every sample of an epoch exactly once; its random numbers go on where they were.
+"""Promises:
+- A training that is killed at any step, or during a save, and resumed learns each sample of an epoch once. The
+  model's weights show it, and random numbers continue.
+- Two ranks resume from the checkpoint of one rank at the same global batch, and one rank from theirs.
+- A rank that is killed ends the other with an error.
+- A checkpoint that does not fit, or is cut off, is an error that names the field and both values.
+- A run that does not resume overwrites no checkpoint.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Promise: what is added is what TensorBoard reads; nothing is written, or imported, where no run directory is; the
-loader's figures of an interval are those between two snapshots."""
+"""Promises:
+- The scalars that are added are those that TensorBoard reads. Without a run directory nothing is written or imported.
+- The loader's figures are those of the time between two snapshots.
+"""
 
 from __future__ import annotations
 

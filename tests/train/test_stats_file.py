@@ -1,4 +1,7 @@
-"""Promise: rows of stats.csv are whole, whoever writes at once; a table with other columns is refused."""
+"""Promises:
+- Rows of `stats.csv` that several runs write at once are whole.
+- A `stats.csv` with another header is refused before training starts. See also `tests/train/test_train.py`.
+"""
 
 from __future__ import annotations
 

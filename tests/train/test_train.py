@@ -1,5 +1,14 @@
-"""Promise: `fastload train` and the tutorial's two scripts train exactly the steps asked for, print the tutorial's
-lines, and every figure is true: a stopwatch outside agrees; the loader hides behind the step, or is named as the bound.
+"""Promises:
+- The tutorial's two scripts print its lines and take exactly N steps.
+- The printed rates are those of a stopwatch within 2 %, between lines and outside the process.
+- Loading beside a simulated step takes as long as the longer of the two, within 5 %. The report names the longer one.
+- Serial and parallel loading train the same parameters, bit for bit.
+- SIGTERM or Ctrl-C to one rank ends all ranks after the same step, with a checkpoint. The exit code is 128 + signal,
+  and a second signal ends at once.
+- A SIGINT that is ignored stays ignored. SIGTERM always saves.
+- The folder of a run names workers and ranks, and `stats.csv` names the folder.
+- Each rank has a device of its own, by one rule. See also `tests/distributed/test_cores.py`.
+- A run writes its profile and scalars into a folder of its own. A profile that cannot be completed is refused first.
 """
 
 from __future__ import annotations
