@@ -54,7 +54,7 @@ AREAS = {
     "Leases": "tests/elastic/test_{protocol,leases,*} benchmarks/elastic",
     "Parameters on servers": "tests/parameters/test_{pushes,partition,tables,restarts,*} benchmarks/parameters",
     "Speed": "benchmarks/{latency,collate,images,tensor_dataset,*} tests/test_{benchmarks,peers}",
-    "The project": "tests/test_{import,layering,sizes,cli,*} tests/docs/*",
+    "The project": "tests/test_{import,layering,sizes,cli,*} tests/docs/* tests/browser/test_site",
 }
 """Section to modules, in the order of the page. A module stands in the first that names it; `{a,b}` is either."""
 
