@@ -84,15 +84,15 @@ def test_what_does_not_run_has_a_reason() -> None:
 
 def _missing(code: str, folder: Path) -> dict[str, Any]:
     """What an example needs beside those before it."""
-    if "ImageFileList" in code or "import PackedDataset" in code:
+    images = folder / "imagenet"
+    if ("ImageFileList" in code or "import PackedDataset" in code) and not images.exists():
         from PIL import Image
 
-        images = folder / "imagenet"
         (images / "cat").mkdir(parents=True)
         Image.new("RGB", (300, 300)).save(images / "cat" / "1.jpg")
         (folder / "train.txt").write_text("cat/1.jpg\n")
         (images / "train").symlink_to(images, target_is_directory=True)
-    if "import PackedDataset" in code:
+    if "import PackedDataset" in code and not (folder / "packed").exists():
         from fastload.datasets.packed.packing import pack
 
         pack(folder / "train.txt", folder / "packed", base_dir=folder / "imagenet")
