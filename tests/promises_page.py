@@ -54,7 +54,7 @@ AREAS = {
     "Leases": "tests/elastic/test_{protocol,leases,*} benchmarks/elastic",
     "Parameters on servers": "tests/parameters/test_{pushes,partition,tables,restarts,*} benchmarks/parameters",
     "Speed": "benchmarks/{latency,collate,images,tensor_dataset,*} tests/test_{benchmarks,peers}",
-    "The project": "tests/test_{import,layering,sizes,cli,*} tests/docs/* tests/browser/test_site",
+    "The project": "tests/test_{import,layering,sizes,cli,*} tests/docs/* tests/browser/*",
 }
 """Section to modules, in the order of the page. A module stands in the first that names it; `{a,b}` is either."""
 
@@ -66,7 +66,7 @@ END = f"""
 | `tests/promises` hold under `copy_dataset="state"` and under `copy_dataset=False`. | `scripts/test --slow` |
 | Python 3.11, 3.12 and 3.13 are supported. Each version that is there is tested. | `scripts/test --pythons` |
 | No name in the code is unused, and no seven lines of code occur twice. | `scripts/test` (vulture, pylint) |
-| A fast loop of tests of the core takes 80 seconds on two cores. | `scripts/test --fast` |
+| The core alone is tested in a fast loop. | `scripts/test --fast` |
 """
 
 

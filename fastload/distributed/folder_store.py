@@ -113,10 +113,6 @@ class FolderStore(Store):
         """Return the number of keys."""
         return sum(not name.startswith(".") for name in os.listdir(self._folder))
 
-    def has_extended_api(self) -> bool:
-        """Return False: of torch's further calls there is `multi_get` alone."""
-        return False
-
     def _path(self, key: str) -> str:
         return os.path.join(self._folder, quote(f"k{key}", safe=""))
 
