@@ -92,7 +92,7 @@ def _missing(code: str, folder: Path) -> dict[str, Any]:
         Image.new("RGB", (300, 300)).save(images / "cat" / "1.jpg")
         (folder / "train.txt").write_text("cat/1.jpg\n")
         (images / "train").symlink_to(images, target_is_directory=True)
-    if "import PackedDataset" in code and not (folder / "packed").exists():
+    if "import PackedDataset" in code and "import pack\n" not in code:
         from fastload.datasets.packed.packing import pack
 
         pack(folder / "train.txt", folder / "packed", base_dir=folder / "imagenet")
