@@ -68,13 +68,13 @@ def seconds(way: str, steps: list[float], length: int, num_workers: int) -> floa
     ]
     for process in processes:
         process.start()
-    told: list[tuple[float, float, Indices]] = [answers.get() for _ in processes]
+    answered: list[tuple[float, float, Indices]] = [answers.get() for _ in processes]
     for process in processes:
         process.join()
     answers.close()
-    if sorted(chain(*(read for _, _, read in told))) != list(range(length)):
+    if sorted(chain(*(read for _, _, read in answered))) != list(range(length)):
         raise BenchError(f"{way}: not every sample was read once")
-    return max(end for _, end, _ in told) - min(begin for begin, _, _ in told)
+    return max(end for _, end, _ in answered) - min(begin for begin, _, _ in answered)
 
 
 def work(

@@ -15,12 +15,12 @@ import signal
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import fastload
+import fastload.distributed
 
 SAMPLES, GLOBAL_BATCH, EPOCHS = 480, 24, 2
 
@@ -33,8 +33,10 @@ def main() -> None:
     args = parser.parse_args()
     args.checkpoints.mkdir(exist_ok=True)
 
-    dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    here = fastload.distributed.init(
+        "gloo"
+    )  # also after a restart, in which torch's own call may fail
+    rank, world_size = here.rank, here.world_size
     torch.manual_seed(0)  # all ranks begin with the same parameters and the same data
     x = torch.randn(SAMPLES, 8)
     dataset = TensorDataset(x, x.sum(1, keepdim=True).sin(), torch.arange(SAMPLES))
@@ -71,7 +73,6 @@ def main() -> None:
                 torch.save({**state, "loader": loader.state_dict(), "step": step}, f"{path}.part")
                 os.rename(f"{path}.part", path)  # a checkpoint is whole, or not there
     log.close()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

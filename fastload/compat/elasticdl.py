@@ -11,14 +11,24 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from fastload.datasets import ImageFolder
 from fastload.elastic import Leases
-from fastload.elastic.epoch import Epoch
+from fastload.elastic.epoch import Epoch, Lease
 from fastload.sampler import RankSampler
 
 __all__ = ["ElasticImageFolder", "RecordIndexService"]
+
+
+@dataclass
+class _Begun:
+    """A lease, and how many of its records were not reported."""
+
+    epoch: Epoch
+    lease: Lease
+    left: int
 
 
 class RecordIndexService:
@@ -44,9 +54,8 @@ class RecordIndexService:
         self._epochs = iter(range(epochs))
         self._epoch: Epoch | None = None
         self._indices: Iterator[int] = iter(())  # of the latest lease
-        # The epoch, a lease, and how many of its records were not reported.
-        self._begun: deque[list[Any]] = deque()
-        self._fetched = 0  # records that were not reported
+        self._begun: deque[_Begun] = deque()
+        self._fetched = 0  # records that were fetched, and not reported
 
     def fetch_record_index(self) -> int:
         """Return the next index. Raise StopIteration once all workers have reported all epochs.
@@ -72,15 +81,15 @@ class RecordIndexService:
         self._fetched -= batch_size
         while batch_size:
             first = self._begun[0]
-            epoch, lease, left = first
-            taken = min(batch_size, left)
+            lease = first.lease
+            taken = min(batch_size, first.left)
             batch_size -= taken
-            first[2] -= taken
+            first.left -= taken
             start = self._leases.terms.rows(lease.shard).start
-            epoch.progressed(lease, lease.rows.stop - first[2] - start)
-            if not first[2]:
+            first.epoch.progressed(lease, lease.rows.stop - first.left - start)
+            if not first.left:
                 self._begun.popleft()
-                epoch.trained(lease)
+                first.epoch.trained(lease)
 
     def _lease(self, epoch: Epoch) -> None:
         lease = epoch.lease()
@@ -93,7 +102,7 @@ class RecordIndexService:
         if lease is None:
             self._epoch = None
             return
-        self._begun.append([epoch, lease, len(lease.rows)])
+        self._begun.append(_Begun(epoch, lease, len(lease.rows)))
         rows = lease.rows
         self._indices = iter(self._order.indices_of(epoch.number, rows.start, rows.stop).tolist())
 

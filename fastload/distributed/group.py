@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -105,6 +106,7 @@ def shutdown() -> None:
     if joined.abort is not None and sys.excepthook is joined.abort and joined.before is not None:
         sys.excepthook = joined.before
     if joined.store is not None and dist.is_initialized():
+        gc.collect()  # DistributedDataParallel, which holds the group, is part of reference cycles
         dist.destroy_process_group()
 
 
@@ -256,8 +258,8 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
             if dist.is_initialized():
                 dist.destroy_process_group()
             raise RendezvousError(
-                f"{rank} met no complete group of {rank.world_size} within {timeout_s:g} s "
-                f"({backend}, by {met_by}): {error}"
+                f"{rank}: the {rank.world_size} ranks formed no group ({backend}, by {met_by}; time limit "
+                f"{timeout_s:g} s): {error}"
             ) from error
     before, abort = sys.excepthook, _abort_when_nobody_catches(rank)
     return _Joined(rank, backend, met_by, on_node, abort, before, store)

@@ -66,16 +66,20 @@ def rendezvous(
         finally:
             if rank.rank == 0:
                 path.unlink(missing_ok=True)
+    elif (agent := torchrun_store(timeout)) is not None:
+        yield agent, "torchrun's store"
     else:
         yield _by_variables(rank, environ, timeout), "MASTER_ADDR and MASTER_PORT"
 
 
-def torchrun_store() -> Store | None:
+def torchrun_store(timeout: timedelta = timedelta(seconds=300)) -> Store | None:
     """Return the store of torchrun's agent, or None if torchrun did not start this process."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    # The agent keeps its store when it restarts the ranks. They begin anew, from a checkpoint.
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, is_master=False, timeout=timeout)
+    # The agent keeps its store when it restarts the ranks. They begin anew, from a checkpoint, and must not find the
+    # addresses of ranks that have ended.
     run = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return PrefixStore(f"{run}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 

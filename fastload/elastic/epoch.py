@@ -77,7 +77,6 @@ class Joined:
     connection: Connection
     watch: Watch
     worker: int
-    pid: int
 
 
 @dataclass(frozen=True)

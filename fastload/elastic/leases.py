@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Iterator, Sized
 from dataclasses import asdict, replace
@@ -173,7 +172,7 @@ class Leases:
 
     def _forget_parent(self) -> None:
         """Forget, in a fork, what the parent holds, and its connections, which it goes on using."""
-        if self._joined is not None and self._joined.pid != os.getpid():
+        if self._joined is not None and self._joined.watch.is_forked:
             self._joined = self._epoch = None
 
     def _join(self) -> Joined:
@@ -187,5 +186,5 @@ class Leases:
         worker = connection.add("workers", 1)
         watch = Watch(connection, worker, self.terms.lease_s)
         weakref.finalize(self, watch.close).atexit = False
-        self._joined = Joined(connection, watch, worker, os.getpid())
+        self._joined = Joined(connection, watch, worker)
         return self._joined

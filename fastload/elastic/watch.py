@@ -66,6 +66,11 @@ class Watch:
         with self._condition:
             return self._changes
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the worker's: it has no threads, and the connection is its parent's."""
+        return self._pid != os.getpid()
+
     def is_dead(self, worker: int) -> bool:
         """Return whether a worker gave no sign of life for most of a lease."""
         with self._condition:
@@ -89,8 +94,8 @@ class Watch:
 
     def close(self) -> None:
         """End the threads."""
-        if self._pid != os.getpid():
-            return  # a fork has no threads, and its parent goes on using the connection
+        if self.is_forked:
+            return
         self._closing.set()
         self.tell()
         for thread in self._threads:

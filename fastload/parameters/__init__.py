@@ -11,10 +11,10 @@ A worker:
     embedding.py    a table as a layer                     prefetched.py   rows pulled ahead, never stale
 Between them:
     transport.py    connect: how clients reach servers     flight.py       over Arrow Flight
-    wire.py         values with tensors as bytes
+    wire.py         values with tensors as bytes           gradients.py    what a push has for a server
 A server:
     server.py       Server: what calls do                  serve.py        as a process
-    part.py         its parameters                         optimizer.py    torch's rules, for tensors and rows
+    parameters.py   those that it has                      optimizer.py    torch's rules, for tensors and rows
     tables.py       rows by their ids                      row_index.py    places of ids: a hash table in NumPy
     synchronous.py  pushes become steps                    journal.py      their order, as server 0 decides it
     checkpoint.py   files

@@ -76,13 +76,13 @@ class Saves:
     def save(self, version: int, contents: dict[str, Any]) -> None:
         """Write this server's part of a checkpoint, if it has a folder."""
         if self._folder:
-            save(self._folder, version, self._number, self._of, contents)
+            _write(self._folder, version, self._number, self._of, contents)
             self._written.append((version, contents["position"], dict(contents["last"])))
 
     def completed(self) -> int | None:
         """Return the position of the newest checkpoint that has become complete since the last call, or None."""
         for number, (version, position, last) in reversed(list(enumerate(self._written))):
-            if is_complete(self._folder, version, self._of):
+            if _is_complete(self._folder, version, self._of):
                 self.last = last
                 del self._written[: number + 1]
                 if self._number == 0:
@@ -91,7 +91,7 @@ class Saves:
         return None
 
 
-def save(folder: str, version: int, number: int, of: int, contents: dict[str, Any]) -> None:
+def _write(folder: str, version: int, number: int, of: int, contents: dict[str, Any]) -> None:
     """Write the part of one server. It is there completely, or not at all."""
     path = _path(folder, version, number, of)
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -113,7 +113,7 @@ def newest(folder: str) -> Found | None:
     return next(_complete(folder), None)
 
 
-def is_complete(folder: str, version: int, of: int) -> bool:
+def _is_complete(folder: str, version: int, of: int) -> bool:
     """Return whether all parts are there."""
     return all(os.path.exists(_path(folder, version, number, of)) for number in range(of))
 
@@ -142,7 +142,7 @@ def _complete(folder: str) -> Iterator[Found]:
         sizes = {
             int(found[1]) for n in names if (found := re.fullmatch(r"part-0-of-(\d+)\.arrow", n))
         }
-        of = [size for size in sizes if is_complete(folder, version, size)]
+        of = [size for size in sizes if _is_complete(folder, version, size)]
         if of:  # if there are several, they are of the same version: the newest files
             last = max(of, key=lambda size: os.stat(_path(folder, version, 0, size)).st_mtime_ns)
             yield Found(folder, version, last)

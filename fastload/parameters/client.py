@@ -10,7 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from fastload.parameters.link import Pushed
+from fastload.parameters.gradients import Gradients
 from fastload.parameters.optimizer import checked_rate
 from fastload.parameters.partition import merged, owners, string_to_id
 from fastload.parameters.session import Session
@@ -80,7 +80,6 @@ class PSClient:
         self._session = Session(
             self.ps_stubs, worker or "worker", patience_s=patience_s, retained_bytes=retained_bytes
         )
-
         self._flushed: WeakSet[Flushed] = WeakSet()
 
     @property
@@ -219,22 +218,23 @@ class PSClient:
         dense = {name: gradient for name, gradient in dict(grads).items() if gradient is not None}
         self.partition_dense_parameters(dense)
         tables = {name: _rows(given, self.ps_num) for name, given in edl_grads.items()}
-        parts = self._parts(dense, tables, checked_rate(learning_rate), model_versions)
-        accepted, version, answers = self._session.push(parts, fresh=fresh)
+        lr = checked_rate(learning_rate)
+        gradients = self._by_server(dense, tables, lr, model_versions)
+        accepted, version, answers = self._session.push(gradients, fresh=fresh)
         if not fresh:
             return accepted, version
         return accepted, version, {name: _fresh(name, tables[name], answers) for name in tables}
 
-    def _parts(
+    def _by_server(
         self,
         dense: Mapping[str, Tensor],
         tables: Mapping[str, _Rows],
         lr: float | None,
         versions: Sequence[int],
-    ) -> list[Pushed]:
+    ) -> list[Gradients]:
         # A server in this process, or a repeated push, reads gradients later: the caller may have changed them.
         kept = self._session.grads_to_wait or any(link.kept for link in self._session.links)
-        parts: list[Pushed] = []
+        found: list[Gradients] = []
         for i in range(self.ps_num):
             own = {k: v.detach() for k, v in dense.items() if self.parameter_to_ps[k] == i}
             named = {}
@@ -242,15 +242,10 @@ class PSClient:
                 where = rows.owners == i
                 if where.any():
                     named[name] = rows.ids[where], rows.gradients[where]
-            parts.append(
-                {
-                    "version": int(versions[i]),
-                    "lr": lr,
-                    "dense": {k: v.clone() for k, v in own.items()} if kept else own,
-                    "rows": named,
-                }
-            )
-        return parts
+            if kept:
+                own = {k: v.clone() for k, v in own.items()}
+            found.append(Gradients(version=int(versions[i]), lr=lr, dense=own, rows=named))
+        return found
 
     # ---- the servers ----
 

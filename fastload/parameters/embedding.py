@@ -101,8 +101,8 @@ class Embedding(nn.Module):
         """Push the gradients of all backward passes since the last push, added up by id.
 
         Args:
-            learning_rate: None: the servers'. Servers with `scale_by_staleness` do not scale it: they are not told
-                which version the rows had.
+            learning_rate: None: the servers'. Servers with `scale_by_staleness` do not scale it: this does not know
+                the version of the rows.
         """
         self._refuse_synchronous("push")
         self.flush()
@@ -194,9 +194,8 @@ class Embedding(nn.Module):
         return torch.cat(ids), torch.cat([each.cpu() for each in gradients])
 
     def _push(self, ids: Tensor, gradients: Tensor, lr: float | None) -> tuple[Tensor, Tensor]:
-        never = [
-            2**62
-        ] * self._client.ps_num  # no gradient is older: the versions of its rows are not known
+        # No gradient is older: the versions of its rows are not known.
+        never = [2**62] * self._client.ps_num
         named = {self.name: (ids, gradients)}
         _, _, fresh = self._client.push_gradients({}, named, lr, never, fresh=True)
         return fresh[self.name]

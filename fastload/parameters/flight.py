@@ -199,14 +199,14 @@ class FlightStub:
         return ServerGoneError(said or "the connection was closed")
 
 
-_user = 0  # the process that has used gRPC
+_grpc_pid = 0  # the process that has used gRPC
 
 
 def _refuse_fork() -> None:
-    global _user
-    if _user and _user != os.getpid():
+    global _grpc_pid
+    if _grpc_pid not in (0, os.getpid()):
         raise ParametersError(
             "this process was forked from one that talks to parameter servers, which gRPC does not survive. Use "
             'threads or the start method "spawn", or fork before the first call'
         )
-    _user = os.getpid()
+    _grpc_pid = os.getpid()

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastload.errors import ParametersError
+from fastload.parameters.gradients import Gradients
 from fastload.parameters.transport import Answer, ServerGoneError, Stub
 
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.02, 1.0
-Pushed = Mapping[str, Any]
-"""The gradients of one push for one server, as they travel."""
 
 
 class NoAnswerError(ParametersError):
@@ -43,7 +42,7 @@ class Link:
         self.next = 0
         self.kept = self.initialised = False
         self.floor = 0
-        self._retained: deque[tuple[int, Pushed]] = deque()
+        self._retained: deque[tuple[int, Gradients]] = deque()
         self._bytes = 0
 
     @property
@@ -92,19 +91,19 @@ class Link:
 
     # ---- what was pushed ----
 
-    def retain(self, sequence: int, pushed: Pushed) -> None:
+    def retain(self, sequence: int, gradients: Gradients) -> None:
         """Keep a push until it is in a checkpoint. Drop the oldest if all take more than `retained_bytes`."""
-        self._retained.append((sequence, pushed))
-        self._bytes += _size(pushed)
+        self._retained.append((sequence, gradients))
+        self._bytes += gradients.nbytes
         while self._bytes > self._bound and len(self._retained) > 1:
             self.floor = max(self.floor, self._drop_first())
 
-    def replace(self, sequence: int, pushed: Pushed | None) -> None:
+    def replace(self, sequence: int, gradients: Gradients | None) -> None:
         """Keep something else for the newest push, or nothing."""
         if self._retained and self._retained[-1][0] == sequence:
-            self._bytes -= _size(self._retained.pop()[1])
-        if pushed is not None:
-            self.retain(sequence, pushed)
+            self._bytes -= self._retained.pop()[1].nbytes
+        if gradients is not None:
+            self.retain(sequence, gradients)
 
     def saved(self, sequence: int) -> None:
         """Drop the pushes up to this one: they are in a checkpoint."""
@@ -112,16 +111,11 @@ class Link:
         while self._retained and self._retained[0][0] <= sequence:
             self._drop_first()
 
-    def after(self, sequence: int) -> Sequence[tuple[int, Pushed]]:
+    def after(self, sequence: int) -> Sequence[tuple[int, Gradients]]:
         """Return the pushes after this one that are kept."""
-        return [(number, pushed) for number, pushed in self._retained if number > sequence]
+        return [push for push in self._retained if push[0] > sequence]
 
     def _drop_first(self) -> int:
-        sequence, pushed = self._retained.popleft()
-        self._bytes -= _size(pushed)
+        sequence, gradients = self._retained.popleft()
+        self._bytes -= gradients.nbytes
         return sequence
-
-
-def _size(pushed: Pushed) -> int:
-    rows = [int(tensor.nbytes) for pair in pushed["rows"].values() for tensor in pair]
-    return sum(rows, sum(int(tensor.nbytes) for tensor in pushed["dense"].values()))

@@ -1,4 +1,4 @@
-"""`Server`: one part of the parameters, and what the calls of clients do to it. An object without a socket."""
+"""`Server`: the parameters that it has, and what the calls of clients do to them. An object without a socket."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from fastload.errors import ParametersError
 from fastload.parameters.checkpoint import Last, Saves
+from fastload.parameters.gradients import Gradients, mean
 from fastload.parameters.journal import MARK, Entry, Journal
-from fastload.parameters.optimizer import Optimizer, checked_rate
-from fastload.parameters.part import Gradients, Part, mean
+from fastload.parameters.optimizer import Optimizer
+from fastload.parameters.parameters import Parameters
 from fastload.parameters.synchronous import Steps
 from fastload.parameters.tables import TableInfo
 
@@ -65,7 +66,7 @@ class Server:
         self.number, self.of = number, of
         self.incarnation = secrets.token_hex(8)
         self.lock = threading.Lock()  # owns all below
-        self._part = Part(optimizer or Optimizer(), seed=seed)
+        self._own = Parameters(optimizer or Optimizer(), seed=seed)
         self.version = 0
         self._initialised = False
         self._last: Last = {}
@@ -77,7 +78,7 @@ class Server:
         self._saves = Saves(self.folder, number, of, keep=keep)
         self._steps_done = position = 0
         for contents in self._saves.load(rejoin=rejoin):
-            self._part.add_contents(contents["part"], number=number, of=of)
+            self._own.add_contents(contents["part"], number=number, of=of)
             self.version = max(self.version, contents["version"])
             self._initialised = contents["initialised"]
             self._last = contents["last"]
@@ -137,7 +138,7 @@ class Server:
         """Take the first values of the dense parameters, once."""
         taken = not self._initialised
         if taken:
-            self._part.add_dense(values)
+            self._own.add_dense(values)
             self._initialised = True
             self.version += version
         return {"taken": taken}
@@ -145,19 +146,20 @@ class Server:
     def add_tables(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Make tables, unless they are there."""
         for info in infos:
-            self._part.add_table(TableInfo(**info))
+            self._own.add_table(TableInfo(**info))
         return {}
 
     def pull(self, version: int) -> dict[str, Any]:
         """Return the dense parameters, if they are newer than `version`."""
         newer = self._initialised and self.version > version
-        values = {name: value.clone() for name, value in self._part.dense.items()} if newer else {}
+        dense = self._own.dense if newer else {}
+        values = {name: value.clone() for name, value in dense.items()}
         return {"initialised": self._initialised, "version": self.version, "values": values}
 
     def rows(self, table: str, ids: Tensor) -> dict[str, Any]:
         """Return the rows of `ids`, in this order, and whether steps that were decided are still to be made."""
         incomplete = bool(self._steps.missing())
-        return {"rows": self._part.table(table).rows(ids), "incomplete": incomplete}
+        return {"rows": self._own.table(table).rows(ids), "incomplete": incomplete}
 
     def push(
         self, worker: str, sequence: int, gradients: Mapping[str, Any], fresh: bool
@@ -169,22 +171,22 @@ class Server:
         last, version = self._last.get(worker, (0, 0))
         if sequence > last + 1:
             return {"expected": last + 1}
-        pushed = gradients_of(gradients)
+        pushed = Gradients.read(gradients)
         if sequence == last + 1:
-            self._part.check(pushed)
+            self._own.check(pushed)
             age = self.version - pushed.version if self._scales else 1
-            self._part.apply(pushed, divisor=max(1, age))
+            self._own.apply(pushed, divisor=max(1, age))
             version = self.version = self.version + 1
             self._last[worker] = sequence, version
             self._save_if_due()
         named = pushed.rows.items() if fresh else ()
-        rows = {name: self._part.table(name).rows(ids) for name, (ids, _) in named}
+        rows = {name: self._own.table(name).rows(ids) for name, (ids, _) in named}
         return {"version": version, "fresh": rows, "saved": self._saved_of(worker)}
 
     def stage(self, worker: str, sequence: int, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep this server's part of a synchronous push. Nothing is applied."""
-        pushed = gradients_of(gradients)
-        self._part.check(pushed)
+        """Keep this server's gradients of a synchronous push. Nothing is applied."""
+        pushed = Gradients.read(gradients)
+        self._own.check(pushed)
         if sequence > self._last.get(worker, (0, 0))[0]:
             self._steps.stage((worker, sequence), pushed)
         return {}
@@ -232,7 +234,7 @@ class Server:
             "steps": self._steps_done,
             "position": self._steps.position,
             "last": self._last,
-            "part": self._part.contents(),
+            "part": self._own.contents(),
         }
         self._saves.save(int(version), contents)
         return {}
@@ -247,8 +249,8 @@ class Server:
         """Return the version once all steps are made that are decided."""
         return self.version - self._steps_done + self._steps.decided()
 
-    def _make_step(self, pushes: list[Entry], parts: list[Gradients]) -> None:
-        self._part.apply(mean(parts))
+    def _make_step(self, pushes: list[Entry], gradients: list[Gradients]) -> None:
+        self._own.apply(mean(gradients))
         self.version += 1
         self._steps_done += 1
         self._last |= {worker: (sequence, self.version) for worker, sequence in pushes}
@@ -281,15 +283,3 @@ CALLS = {
     "save",
 }
 """The methods of a server that clients may call."""
-
-
-def gradients_of(found: Mapping[str, Any]) -> Gradients:
-    """Return the gradients that a client has sent. Raise ParametersError if they cannot be read."""
-    try:
-        rows = {name: (ids, values) for name, (ids, values) in found["rows"].items()}
-        lr = checked_rate(found["lr"])
-        return Gradients(version=int(found["version"]), lr=lr, dense=found["dense"], rows=rows)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ParametersError(
-            f"a push cannot be read: {type(error).__name__}: {error}. Use the same fastload on workers and servers"
-        ) from error

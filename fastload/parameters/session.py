@@ -1,8 +1,8 @@
 """`Session`: one client with all its servers: its calls, its pushes, and what it sends again to one that restarts.
 
-A synchronous push goes in three rounds. The client stages each server's part. Server 0 decides: it rejects the push, or
-gives it a place in the order. The client then tells all servers the order, and each makes the steps that it has all
-parts of. A restarted server lacks parts that are decided: each client sends its own again.
+A synchronous push goes in three rounds. The client stages each server's gradients. Server 0 decides: it rejects the
+push, or gives it a place in the order. The client then tells all servers the order, and each makes the steps that it
+has all gradients of. A restarted server lacks some that are decided: each client sends its own again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastload.errors import ParametersError, ParametersLostError
-from fastload.parameters.link import Link, NoAnswerError, Pushed
+from fastload.parameters.gradients import Gradients
+from fastload.parameters.link import Link, NoAnswerError
 from fastload.parameters.transport import Answer, Stub
 
 _NAP_S = 0.05
-_NOTHING: Pushed = {"version": -1, "lr": None, "dense": {}, "rows": {}}
+_NOTHING = Gradients()
 
 
 class Session:
@@ -149,9 +150,9 @@ class Session:
         first = pushes[0][0] if pushes else self._sequence + 1
         if not self.grads_to_wait and first > hello["last"] + 1:
             raise lost(link, hello["version"], f"push {hello['last'] + 1} of {self.worker}")
-        for sequence, pushed in pushes:
-            arguments = {"worker": self.worker, "sequence": sequence, "gradients": pushed, **more}
-            answers.append(link.call(method, arguments))
+        for sequence, gradients in pushes:
+            about = {"worker": self.worker, "sequence": sequence, **more}
+            answers.append(link.call(method, {**about, "gradients": vars(gradients)}))
         if self.grads_to_wait and link.number:
             order = self._order_from(link, hello)
             arguments = {"worker": self.worker, **order, "discarded": None, **same}
@@ -170,51 +171,53 @@ class Session:
     # ---- pushes ----
 
     def push(
-        self, parts: Sequence[Pushed], *, fresh: bool
+        self, gradients: Sequence[Gradients], *, fresh: bool
     ) -> tuple[bool, int, list[Mapping[str, Any]]]:
-        """Push a part to each server; return whether it was accepted, the version, and each server's fresh rows."""
+        """Push to each server its gradients; return whether they were accepted, the version, and the fresh rows."""
         with self._lock:
             if self._has_old_rows:
                 # A server has restarted, and waits for pushes of other workers.
                 self._has_old_rows = False
-                rows = self._rows_of(parts) if fresh else []
+                rows = self._rows_of(gradients) if fresh else []
                 order = self.ask(self.links[0], "decisions", since=self._next())
                 return False, max(self._commit(order, None)), rows
             self._sequence += 1
-            for link, part in zip(self.links, parts, strict=True):
-                link.retain(self._sequence, part)
+            for link, own in zip(self.links, gradients, strict=True):
+                link.retain(self._sequence, own)
             if self.grads_to_wait:
-                accepted, version = self._in_step(parts)
-                rows = self._rows_of(parts) if fresh else []
+                accepted, version = self._in_step(gradients)
+                rows = self._rows_of(gradients) if fresh else []
             else:
                 accepted = True
-                version, rows = self._at_once(parts, fresh)
+                version, rows = self._at_once(gradients, fresh)
             _drop([link for link in self.links if not link.kept], self._sequence)
             return accepted, version, rows
 
-    def _at_once(self, parts: Sequence[Pushed], fresh: bool) -> tuple[int, list[Mapping[str, Any]]]:
+    def _at_once(
+        self, gradients: Sequence[Gradients], fresh: bool
+    ) -> tuple[int, list[Mapping[str, Any]]]:
         about = {"worker": self.worker, "sequence": self._sequence, "fresh": fresh}
-        calls = [(i, "push", {**about, "gradients": part}) for i, part in enumerate(parts)]
+        calls = [(i, "push", {**about, "gradients": vars(own)}) for i, own in enumerate(gradients)]
         answers = self._tried(calls)
         for link, answer in zip(self.links, answers, strict=True):
             if _is_refusal(answer):  # the next push must not find a gap
                 link.replace(self._sequence, _NOTHING)
-                self.ask(link, "push", **about, gradients=_NOTHING)
+                self.ask(link, "push", **about, gradients=vars(_NOTHING))
         done = _without_errors(answers)
         for link, answer in zip(self.links, done, strict=True):
             link.saved(answer["saved"])
         return max(answer["version"] for answer in done), [answer["fresh"] for answer in done]
 
-    def _in_step(self, parts: Sequence[Pushed]) -> tuple[bool, int]:
+    def _in_step(self, gradients: Sequence[Gradients]) -> tuple[bool, int]:
         about = {"worker": self.worker, "sequence": self._sequence}
         staged = self._tried(
-            [(i, "stage", {**about, "gradients": part}) for i, part in enumerate(parts)]
+            [(i, "stage", {**about, "gradients": vars(own)}) for i, own in enumerate(gradients)]
         )
         if any(map(_is_refusal, staged)):
             _drop(self.links, self._sequence)
             self._commit({"start": 0, "entries": []}, self._sequence)
         _without_errors(staged)
-        version = min(part["version"] for part in parts)
+        version = min(own.version for own in gradients)
         answer = self.ask(self.links[0], "decide", **about, version=version, since=self._next())
         accepted = answer["accepted"]
         if not accepted:
@@ -226,17 +229,15 @@ class Session:
         """Return the first position in the order that a server needs."""
         return min(link.next for link in self.links)
 
-    def _rows_of(self, parts: Sequence[Pushed]) -> list[Mapping[str, Any]]:
+    def _rows_of(self, gradients: Sequence[Gradients]) -> list[Mapping[str, Any]]:
         """Return from each server the rows that a push has named, as they are now."""
         named = [
-            (i, name, ids)
-            for i, part in enumerate(parts)
-            for name, (ids, _) in part["rows"].items()
+            (i, name, ids) for i, own in enumerate(gradients) for name, (ids, _) in own.rows.items()
         ]
         answers = self.ask_each(
             [(i, "rows", {"table": name, "ids": ids}) for i, name, ids in named]
         )
-        found: list[dict[str, Any]] = [{} for _ in parts]
+        found: list[dict[str, Any]] = [{} for _ in gradients]
         for (i, name, _), answer in zip(named, answers, strict=True):
             found[i][name] = answer["rows"]
         return list(found)
@@ -305,7 +306,7 @@ def _drop(links: Sequence[Link], sequence: int) -> None:
 
 def _is_refusal(answer: Answer | ParametersError) -> bool:
     """Return whether a server has refused a push for what is in it."""
-    return isinstance(answer, ParametersError) and type(answer) is ParametersError
+    return type(answer) is ParametersError
 
 
 def _without_errors(answers: Sequence[Answer | ParametersError]) -> list[Answer]:

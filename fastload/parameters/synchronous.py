@@ -1,4 +1,4 @@
-"""Synchronous pushes on one server: the parts that are staged, the order that server 0 decides, and the steps.
+"""Synchronous pushes on one server: the gradients that are staged, the order that server 0 decides, and the steps.
 
 Each entry of the order is a push or the mark of a checkpoint. All servers read the same entries in the same order. So
 all take the same pushes into the same step, and all save the same version at a mark.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fastload.parameters.gradients import Gradients
 from fastload.parameters.journal import MARK, Entry, Journal
-from fastload.parameters.part import Gradients
 
 
 class Steps:
@@ -60,7 +60,7 @@ class Steps:
         return self.journal.pushes // self._pushes
 
     def stage(self, push: Entry, gradients: Gradients) -> None:
-        """Keep this server's part of a push."""
+        """Keep this server's gradients of a push."""
         self._staged[push] = gradients
         self.advance()
 
@@ -82,7 +82,7 @@ class Steps:
         return {"start": start, "entries": entries, "end": self.journal.end}
 
     def missing(self) -> list[Entry]:
-        """Return the pushes of the next step that are decided, and of which this server lacks its part."""
+        """Return the pushes of the next step that are decided, and whose gradients this server lacks."""
         step, _ = self._following()
         return [push for push in step if push not in self._staged]
 
@@ -98,10 +98,10 @@ class Steps:
                     self._save()
             if len(step) < self._pushes or not self._staged.keys() >= set(step):
                 break
-            parts = [self._staged.pop(push) for push in step]
+            gradients = [self._staged.pop(push) for push in step]
             del self._entries[:end]
             self.position += end
-            self._apply(step, parts)
+            self._apply(step, gradients)
         self._drop_stale()
 
     def forget(self, position: int) -> None:
@@ -122,7 +122,7 @@ class Steps:
     def _drop_stale(self) -> None:
         """Drop pushes that are too old, unless they are decided: server 0 will reject them."""
         oldest, decided = self._oldest(), set(self._entries)
-        stale = [push for push, part in self._staged.items() if part.version < oldest]
+        stale = [push for push, found in self._staged.items() if found.version < oldest]
         for push in stale:
             if push not in decided:
                 del self._staged[push]

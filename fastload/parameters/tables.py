@@ -61,12 +61,12 @@ def drawn(info: TableInfo, seed: int, ids: NDArray[np.int64]) -> NDArray[np.floa
     columns = info.dim if kind == "uniform" else 2 * info.dim
     steps = np.arange(1, columns + 1, dtype=np.uint64) * _GOLDEN
     bits = finalized(mix64s(ids.view(np.uint64) ^ key)[:, None] + steps)
-    parts = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)  # in [0, 1)
+    uniform = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)  # in [0, 1)
     if kind == "uniform":
-        return (parts * 2 - 1) * np.float32(scale)
-    radius = np.sqrt(-2 * np.log1p(-parts[:, : info.dim]))  # Box and Muller
+        return (uniform * 2 - 1) * np.float32(scale)
+    radius = np.sqrt(-2 * np.log1p(-uniform[:, : info.dim]))  # Box and Muller
     rows: NDArray[np.float32] = (
-        radius * np.cos(np.float32(2 * np.pi) * parts[:, info.dim :]) * np.float32(scale)
+        radius * np.cos(np.float32(2 * np.pi) * uniform[:, info.dim :]) * np.float32(scale)
     )
     return rows
 

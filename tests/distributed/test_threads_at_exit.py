@@ -1,14 +1,17 @@
-"""Promise: After `shutdown()`, and at exit, no thread of the process group is left to abort the process."""
+"""Promise: After `shutdown()`, and so at exit, no thread of the process group is left to use Python while it ends."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+import pytest
+
 from tests.distributed.launching import clean_environment
 
 PROGRAM = """
 import os
+import sys
 import torch
 import torch.distributed as dist
 from fastload import distributed
@@ -17,20 +20,27 @@ def threads_of_gloo():
     names = [open(f"/proc/self/task/{number}/comm").read() for number in os.listdir("/proc/self/task")]
     return sum("gloo" in name for name in names)
 
+def train(wrapped):
+    net = torch.nn.Linear(3, 3)
+    torch.optim.SGD(net.parameters(), lr=0.1)  # imports modules whose default arguments may hold the group
+    if wrapped:
+        torch.nn.parallel.DistributedDataParallel(net)(torch.ones(2, 3)).sum().backward()
+    else:
+        dist.all_reduce(net.weight.data)
+
 distributed.init("gloo")
-net = torch.nn.Linear(3, 3)
-torch.optim.SGD(net.parameters(), lr=0.1)  # imports modules whose default arguments may hold the group
-dist.all_reduce(net.weight.data)
+train(sys.argv[1] == "ddp")
 assert threads_of_gloo() > 0
 distributed.shutdown()
 print("left:", threads_of_gloo())
 """
 
 
-def test_shutdown_ends_the_threads_of_the_group_even_after_torch_optim_was_imported() -> None:
+@pytest.mark.parametrize("model", ["plain", "ddp"])
+def test_shutdown_ends_the_threads_of_the_group(model: str) -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, model],
         env=clean_environment(alone | {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}),
         capture_output=True,
         text=True,

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,8 @@ from fastload.elastic.watch import Watch
 from fastload.errors import LeaseLostError, ShardError, StateError
 from fastload.testing import FailingDataset
 
-LENGTH, SHARD, BATCH = (
-    1000,
-    96,
-    40,
-)  # neither divides: 11 shards, the last of 40, batches of 40, 40, 16
+# Neither divides: 11 shards, the last of 40, batches of 40, 40, 16.
+LENGTH, SHARD, BATCH = 1000, 96, 40
 DEADLINE_S = 60.0
 
 
@@ -78,6 +75,11 @@ def loader_of(
     data = range(leases.terms.length) if dataset is None else dataset
     options = {"num_workers": 2, "seed": 0} | options
     return fastload.DataLoader(data, batch_sampler=LeaseSampler(leases, batch), **options)
+
+
+def samples(batches: Iterable[torch.Tensor]) -> list[int]:
+    """Return the indices in batches of them."""
+    return [int(index) for batch in batches for index in batch]
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
@@ -126,11 +128,11 @@ def waits(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     found, watch = threading.Event(), watch_of(leases)
     wait = watch.wait
 
-    def told(changes: int) -> None:
+    def noted(changes: int) -> None:
         found.set()
         wait(changes)
 
-    monkeypatch.setattr(watch, "wait", told)
+    monkeypatch.setattr(watch, "wait", noted)
     return found
 
 
@@ -180,8 +182,7 @@ def test_the_length_of_a_loader_is_that_of_all_workers(closing: Make) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, SHARD, SHARD + 1])
 def test_small_datasets(length: int, closing: Make) -> None:
-    read = [batch.tolist() for batch in loader_of(closing(HashStore(), length))]
-    assert sorted(chain(*read)) == list(range(length))
+    assert sorted(samples(loader_of(closing(HashStore(), length)))) == list(range(length))
 
 
 def test_an_epoch_ends_for_all_once_all_shards_are_acknowledged(
@@ -194,7 +195,7 @@ def test_an_epoch_ends_for_all_once_all_shards_are_acknowledged(
     waiting = waits(other, monkeypatch)
 
     def train() -> list[int]:
-        read = [int(i) for batch in loader_of(other, batch=SHARD) for i in batch]
+        read = samples(loader_of(other, batch=SHARD))
         ends.append("other")
         return read
 
@@ -242,13 +243,13 @@ def test_a_loader_never_waits_for_itself(
     options: dict[str, Any] = {"prefetch_batches": depth} if num_workers else {}
     loader = loader_of(closing(HashStore()), num_workers=num_workers, in_order=in_order, **options)
     for _ in range(2):
-        assert sorted(int(i) for batch in loader for i in batch) == list(range(LENGTH))
+        assert sorted(samples(loader)) == list(range(LENGTH))
 
 
 def test_persistent_workers(closing: Make) -> None:
     with loader_of(closing(HashStore()), persistent_workers=True) as loader:
         for _ in range(3):
-            assert sorted(int(i) for batch in loader for i in batch) == list(range(LENGTH))
+            assert sorted(samples(loader)) == list(range(LENGTH))
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
@@ -401,8 +402,7 @@ def test_a_worker_that_starts_late_gets_what_is_left(closing: Make) -> None:
     late = loader_of(closing(store))
     assert list(late) == [], "epoch 0 is over"
     rest, others = together(lambda: list(early), lambda: list(late))
-    read = [int(i) for batch in [first, *rest, *others] for i in batch]
-    assert sorted(read) == list(range(LENGTH))
+    assert sorted(samples([first, *rest, *others])) == list(range(LENGTH))
 
 
 # ---- state ----
@@ -412,8 +412,7 @@ def saved_after(batches: int, closing: Make, **options: Any) -> tuple[list[int],
     """Return the samples that one worker has trained, and its state."""
     leases = closing(HashStore())
     loader = loader_of(leases, **options)
-    read = [int(i) for batch in islice(loader, batches) for i in batch]
-    return read, leases.state_dict()
+    return samples(islice(loader, batches)), leases.state_dict()
 
 
 @pytest.mark.parametrize("batches", [1, 2, 3, 5, 30, 31])
@@ -424,11 +423,9 @@ def test_a_run_resumes_in_the_middle_of_a_shard(batches: int, closing: Make) -> 
         leases.load_state_dict(state)
     loaders = [loader_of(leases, batch=32) for leases in resumed]
     rest = together(*(lambda loader=loader: list(loader) for loader in loaders))
-    assert sorted([*read, *(int(i) for batch in chain(*rest) for i in batch)]) == list(
-        range(LENGTH)
-    )
+    assert sorted([*read, *samples(chain(*rest))]) == list(range(LENGTH))
     again = together(*(lambda loader=loader: list(loader) for loader in loaders))
-    assert sorted(int(i) for batch in chain(*again) for i in batch) == list(range(LENGTH))
+    assert sorted(samples(chain(*again))) == list(range(LENGTH))
 
 
 def test_out_of_order_no_sample_is_left_out(closing: Make) -> None:
@@ -462,7 +459,7 @@ def test_the_epochs_before_a_state_are_over(closing: Make) -> None:
     leases = closing(HashStore())
     loader = loader_of(leases)
     assert sum(map(len, loader)) == LENGTH
-    read = [int(i) for batch in islice(loader, 4) for i in batch]
+    read = samples(islice(loader, 4))
     state = leases.state_dict()
     assert (state["epoch"], state["done"], state["partial"]) == (1, [[0, 1]], {"1": 40})
     resumed = closing(HashStore())
@@ -470,7 +467,7 @@ def test_the_epochs_before_a_state_are_over(closing: Make) -> None:
     assert resumed.state_dict() == state
     loader = loader_of(resumed)
     assert list(loader) == []
-    assert sorted([*read, *(int(i) for batch in loader for i in batch)]) == list(range(LENGTH))
+    assert sorted([*read, *samples(loader)]) == list(range(LENGTH))
     assert sum(map(len, loader)) == LENGTH
 
 
@@ -603,26 +600,6 @@ def test_a_store_that_is_gone_is_an_error_and_not_the_end(worker: str) -> None:
 
 
 # ---- the ends ----
-
-
-def test_ctrl_c_ends_a_wait(closing: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = HashStore()
-    leases, other = closing(store, 2, 1), closing(store, 2, 1)
-    held = other.shards()
-    next(held)
-    watch = watch_of(leases)
-    wait = watch.wait
-
-    def interrupted(changes: int) -> None:
-        threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
-        wait(changes)
-
-    monkeypatch.setattr(watch, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        list(leases.shards())
-    monkeypatch.undo()
-    leases.close()
-    assert list(held) == []
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -25,7 +25,7 @@ class Model(RuleBasedStateMachine):
         self.store = dict.fromkeys(range(4), "")
         self.read: dict[tuple[int, int], str] = {}  # what a worker saw before it acts
         self.held: dict[tuple[int, int], Shard] = {}
-        self.suspects: set[tuple[int, int]] = set()  # who takes whom for dead
+        self.suspects: set[tuple[int, int]] = set()  # (worker, the one that it takes for dead)
         self.acknowledged: list[int] = []
 
     def compare_set(self, shard: int, expected: str, desired: str) -> bool:

@@ -13,17 +13,9 @@ import torch
 
 from fastload.errors import ParametersError
 from fastload.parameters import Optimizer, PSClient, Server, connect
+from tests.parameters.running import OPTIMIZERS, servers
 
-OPTIMIZERS = [
-    Optimizer(name="sgd", lr=0.1, momentum=0.9),
-    Optimizer(name="adagrad", lr=0.1),
-    Optimizer(name="adam", lr=0.1),
-]
 NAMES = "abcdefgh"
-
-
-def servers(number: int, folder: Path, **options: Any) -> list[Server]:
-    return [Server(i, number, folder=folder, **options) for i in range(number)]
 
 
 def train(client: PSClient, steps: range) -> None:
@@ -55,18 +47,18 @@ def test_training_goes_on_as_if_nothing_had_been(
     optimizer: Optimizer, grads_to_wait: int | None, before: int, after: int, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"optimizer": optimizer, "grads_to_wait": grads_to_wait}
-    all_the_time = servers(2, tmp_path / "steady", **options)
+    all_the_time = servers(2, folder=tmp_path / "steady", **options)
     steady = PSClient(connect(all_the_time))
     begin(steady)
     train(steady, range(12))
 
-    old = servers(before, tmp_path / "job", **options)
+    old = servers(before, folder=tmp_path / "job", **options)
     client = PSClient(connect(old))
     begin(client)
     train(client, range(6))
     assert client.checkpoint() == 6
     saved = parameters(client)
-    new = servers(after, tmp_path / "job", **options)
+    new = servers(after, folder=tmp_path / "job", **options)
     client = PSClient(connect(new))
     assert parameters(client) == saved
     assert [server.version for server in new] == [6] * after
@@ -74,7 +66,7 @@ def test_training_goes_on_as_if_nothing_had_been(
     assert parameters(client) == parameters(steady)
     assert client.checkpoint() == 12
     close(*old, *new)
-    again = servers(2, tmp_path / "job", **options)
+    again = servers(2, folder=tmp_path / "job", **options)
     assert parameters(PSClient(connect(again))) == parameters(steady)
     close(*again, *all_the_time)
 
@@ -86,7 +78,7 @@ def close(*all_servers: Server) -> None:
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_checkpoint_that_lacks_a_part_is_not_taken(missing: int, tmp_path: Path) -> None:
-    client = PSClient(connect(servers(2, tmp_path)))
+    client = PSClient(connect(servers(2, folder=tmp_path)))
     begin(client)
     train(client, range(1))
     client.checkpoint()
@@ -95,7 +87,7 @@ def test_a_checkpoint_that_lacks_a_part_is_not_taken(missing: int, tmp_path: Pat
     client.checkpoint()
     (tmp_path / "version-4" / f"part-{missing}-of-2.arrow").unlink()
     for number in (2, 3):
-        assert parameters(PSClient(connect(servers(number, tmp_path)))) == saved
+        assert parameters(PSClient(connect(servers(number, folder=tmp_path)))) == saved
     assert not list((tmp_path / "version-4").glob("part-?-of-2.arrow")), (
         "a part of another life is gone"
     )
@@ -103,7 +95,7 @@ def test_a_checkpoint_that_lacks_a_part_is_not_taken(missing: int, tmp_path: Pat
 
 @pytest.mark.parametrize("where", [0.5, -1])
 def test_a_damaged_part_is_named(where: float, tmp_path: Path) -> None:
-    client = PSClient(connect(servers(2, tmp_path)))
+    client = PSClient(connect(servers(2, folder=tmp_path)))
     begin(client)
     client.checkpoint()
     path = tmp_path / "version-0" / "part-1-of-2.arrow"
@@ -115,13 +107,13 @@ def test_a_damaged_part_is_named(where: float, tmp_path: Path) -> None:
         content[place] ^= 1
     path.write_bytes(content)
     with pytest.raises(ParametersError, match=r"part-1-of-2.arrow is no part of a checkpoint"):
-        servers(2, tmp_path)
+        servers(2, folder=tmp_path)
 
 
 def test_a_part_that_cannot_be_written_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = PSClient(connect(servers(1, tmp_path)))
+    client = PSClient(connect(servers(1, folder=tmp_path)))
     begin(client)
 
     def full(descriptor: int) -> None:
@@ -135,13 +127,13 @@ def test_a_part_that_cannot_be_written_leaves_nothing(
 
 
 def test_another_optimizer_is_refused(tmp_path: Path) -> None:
-    client = PSClient(connect(servers(1, tmp_path, optimizer=Optimizer(name="adam"))))
+    client = PSClient(connect(servers(1, folder=tmp_path, optimizer=Optimizer(name="adam"))))
     begin(client)
     client.checkpoint()
     with pytest.raises(
         ValueError, match="made with the optimizer 'adam', and this server has 'sgd'"
     ):
-        servers(1, tmp_path)
+        servers(1, folder=tmp_path)
 
 
 def test_every_dtype_comes_back(tmp_path: Path) -> None:
@@ -153,10 +145,10 @@ def test_every_dtype_comes_back(tmp_path: Path) -> None:
         "none": torch.empty(0, 4),
         "large": torch.arange(2**19, dtype=torch.float32).view(-1, 2).t(),
     }
-    client = PSClient(connect(servers(1, tmp_path)))
+    client = PSClient(connect(servers(1, folder=tmp_path)))
     client.push_dense_parameters(values, 0, 3)
     client.checkpoint()
-    found = PSClient(connect(servers(1, tmp_path))).pull_variable()
+    found = PSClient(connect(servers(1, folder=tmp_path))).pull_variable()
     assert found.keys() == values.keys()
     for name, value in values.items():
         assert found[name].dtype == value.dtype
@@ -164,7 +156,7 @@ def test_every_dtype_comes_back(tmp_path: Path) -> None:
 
 
 def test_servers_save_by_themselves_and_keep_the_newest(tmp_path: Path) -> None:
-    client = PSClient(connect(servers(2, tmp_path, checkpoint_every=2, keep=2)))
+    client = PSClient(connect(servers(2, folder=tmp_path, checkpoint_every=2, keep=2)))
     begin(client)
     train(client, range(9))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-6", "version-8"]

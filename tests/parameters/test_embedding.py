@@ -26,13 +26,9 @@ import fastload
 from fastload.errors import ParametersError
 from fastload.parameters import Embedding, InProcess, Optimizer, PSClient, Server, connect
 from fastload.parameters.transport import Answer
+from tests.parameters.running import OPTIMIZERS, servers
 from tests.parameters.test_restarts import Job
 
-OPTIMIZERS = [
-    Optimizer(name="sgd", lr=0.05, momentum=0.9),
-    Optimizer(name="adagrad", lr=0.05),
-    Optimizer(name="adam", lr=0.01),
-]
 ROWS = 2_000
 
 
@@ -62,7 +58,7 @@ class Clicks(Dataset[dict[str, Tensor]]):
 
 
 def client(number: int = 2, **options: Any) -> PSClient:
-    return PSClient(connect([Server(i, number, **options) for i in range(number)]))
+    return PSClient(connect(servers(number, **options)))
 
 
 def trained(
@@ -209,8 +205,8 @@ def test_worker_processes_only_collate() -> None:
 
 
 def test_two_tables_pull_for_one_batch() -> None:
-    servers = client()
-    user, item = Embedding("user", 2, client=servers), Embedding("item", 3, client=servers)
+    both = client()
+    user, item = Embedding("user", 2, client=both), Embedding("item", 3, client=both)
     collate = item.prefetching(1, user.prefetching(0, default_collate))
     users, items = collate([(1, 2), (3, 4)])
     assert user(users).shape == (2, 2)
@@ -236,14 +232,14 @@ def test_an_id_outside_the_table_is_an_error_in_its_place() -> None:
 
 
 def test_synchronous_servers_take_gradients_with_those_of_dense_parameters() -> None:
-    servers = client(grads_to_wait=1)
-    table = Embedding("t", 2, client=servers, initializer="zeros")
+    synchronous = client(grads_to_wait=1)
+    table = Embedding("t", 2, client=synchronous, initializer="zeros")
     table(torch.tensor([4, 4, 5])).sum().backward()
     with pytest.raises(ValueError, match=r"push\(\) is for asynchronous servers"):
         table.push()
     with pytest.raises(ValueError, match=r"prefetching\(\) is for asynchronous servers"):
         table.prefetching("id", default_collate)
-    assert servers.push_gradients({}, {"t": table.gradients()}, 0.5, [0, 0]) == (True, 1)
+    assert synchronous.push_gradients({}, {"t": table.gradients()}, 0.5, [0, 0]) == (True, 1)
     assert len(table.gradients()[0]) == 0
     table.eval()
     assert table(torch.tensor([4, 5]))[:, 0].tolist() == [-1, -0.5]

@@ -13,13 +13,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
 
 from fastload.errors import ParametersError, UsageError
 from fastload.parameters import Optimizer, PSClient, Server, connect, wire
 from fastload.parameters.flight import FlightStub, ParameterServer
+from tests.parameters.running import servers
+
+pytestmark = pytest.mark.usefixtures("descriptors_that_stay")
 
 
 @contextmanager
@@ -32,12 +34,8 @@ def served(
 ) -> Iterator[list[str]]:
     with ExitStack() as stack:
         fronts = [
-            stack.enter_context(
-                ParameterServer(
-                    Server(i, number, **options), host, token=token, certificate=certificate
-                )
-            )
-            for i in range(number)
+            stack.enter_context(ParameterServer(server, host, token=token, certificate=certificate))
+            for server in servers(number, **options)
         ]
         yield [front.address("localhost") for front in fronts]
 
@@ -49,13 +47,6 @@ def client_of(addresses: list[str], **options: Any) -> Iterator[PSClient]:
         yield client
     finally:
         client.close()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _descriptors_that_stay() -> None:
-    """Let Arrow and gRPC open what they keep: the tests look for descriptors that are left open."""
-    with served() as addresses, client_of(addresses) as client:
-        client.pull_variable()
 
 
 VALUES = {
@@ -76,7 +67,7 @@ def test_all_is_as_in_process_and_aligned(
     monkeypatch.setattr(wire, "CHUNK", chunk)
     monkeypatch.setattr(wire, "_LARGE", chunk)
     options: dict[str, Any] = {"optimizer": Optimizer(lr=0.5)}
-    inside = PSClient(connect([Server(i, number, **options) for i in range(number)]))
+    inside = PSClient(connect(servers(number, **options)))
     with served(number, **options) as addresses, client_of(addresses) as outside:
         found = []
         for client in (inside, outside):
@@ -218,4 +209,3 @@ def test_more_bytes_than_announced_are_refused() -> None:
     gathered = wire.Gathered(3)
     with pytest.raises(ValueError, match="more bytes came"):
         gathered.add(wire.batch_of(torch.zeros(4, dtype=torch.uint8).numpy()))
-    assert isinstance(wire.SCHEMA, pa.Schema)

@@ -6,14 +6,10 @@ SIGKILL comes before a message is sent, while it is on its way, or after its ans
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +17,12 @@ import pytest
 import torch
 
 from fastload.distributed import FolderStore
-from fastload.parameters import Optimizer, PSClient, Server, Stub, connect
+from fastload.parameters import Optimizer, PSClient, Stub, connect
 from fastload.parameters.transport import Answer
-from tests.distributed.launching import ROOT
+from tests.parameters.running import forking, servers
 
-PROGRAM = Path(__file__).parent / "programs" / "servers.py"
+pytestmark = pytest.mark.usefixtures("descriptors_that_stay")
+
 OPTIMIZER = {"name": "adam", "lr": 0.05}
 NAMES = "abcdef"
 
@@ -34,23 +31,16 @@ class Processes:
     """Servers as processes, and what restarts them."""
 
     def __init__(
-        self, program: subprocess.Popen[str], folder: Path, number: int, **options: Any
+        self, start: Callable[..., int], folder: Path, number: int, **options: Any
     ) -> None:
-        self._program, self._folder, self._of = program, folder, number
+        self._begin, self._folder, self._of = start, folder, number
         self._options = options
         self.pids = [self._start(i, rejoin=False) for i in range(number)]
 
     def _start(self, number: int, *, rejoin: bool) -> int:
         options = {**self._options, "folder": str(self._folder / "checkpoints"), "rejoin": rejoin}
         about = {"number": number, "of": self._of, "optimizer": OPTIMIZER, "options": options}
-        assert self._program.stdin is not None
-        assert self._program.stdout is not None
-        print(
-            json.dumps({**about, "store": str(self._folder / "store")}),
-            file=self._program.stdin,
-            flush=True,
-        )
-        return int(self._program.stdout.readline())
+        return self._begin(**about, store=str(self._folder / "store"))
 
     def kill(self, number: int) -> None:
         """Kill a server, and restart it."""
@@ -59,26 +49,6 @@ class Processes:
 
     def stubs(self) -> list[Stub]:
         return connect(FolderStore(str(self._folder / "store")))
-
-
-@contextmanager
-def forking() -> Iterator[subprocess.Popen[str]]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"}
-    program = subprocess.Popen(
-        [sys.executable, str(PROGRAM)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    try:
-        yield program
-    finally:
-        assert program.stdin is not None
-        assert program.stdout is not None
-        program.stdin.close()
-        program.wait(60)
-        program.stdout.close()
 
 
 class Deadly:
@@ -155,21 +125,10 @@ def begin(clients: list[PSClient]) -> None:
 
 def undisturbed(steps: int) -> dict[str, Any]:
     options: dict[str, Any] = {"optimizer": Optimizer(**OPTIMIZER), "grads_to_wait": 2}  # type: ignore[arg-type]
-    clients = [PSClient(connect([Server(i, 2, **options) for i in range(2)])) for _ in range(1)]
-    clients.append(PSClient(clients[0].ps_stubs))
+    stubs = connect(servers(2, **options))
+    clients = [PSClient(stubs), PSClient(stubs)]
     begin(clients)
     return train(clients, steps)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _descriptors_that_stay() -> None:
-    """Let Arrow and gRPC open what they keep: the tests look for descriptors that are left open."""
-    from fastload.parameters.flight import ParameterServer
-
-    with ParameterServer(Server()) as front:
-        client = PSClient(connect(front.address("localhost")))
-        client.pull_variable()
-        client.close()
 
 
 @pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.slow)])
@@ -189,8 +148,8 @@ def test_servers_that_are_killed_change_nothing(kills: int, tmp_path: Path) -> N
         return moment
 
     steps = 4 * kills // 5 + 4
-    with forking() as program:
-        processes = Processes(program, tmp_path, 2, grads_to_wait=2, checkpoint_every=3)
+    with forking() as start:
+        processes = Processes(start, tmp_path, 2, grads_to_wait=2, checkpoint_every=3)
         clients = []
         for _ in range(2):
             stubs = [Deadly(stub, i, processes, draw) for i, stub in enumerate(processes.stubs())]

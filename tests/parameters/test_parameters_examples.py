@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,28 +14,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from fastload.datasets.digits import generate_digits
-from fastload.parameters import PSClient, Server, connect
-from fastload.parameters.flight import ParameterServer
-from tests.distributed.launching import clean_environment
+from tests.distributed.launching import ROOT, clean_environment
+from tests.parameters.running import connected, forking
 
-ROOT = Path(__file__).parent.parent.parent
-WAIT_S = 100.0
+pytestmark = pytest.mark.usefixtures("descriptors_that_stay")
+
 ONE_EPOCH = 18_000  # digits: 120 steps of 50 for each of three workers
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _descriptors_that_stay() -> None:
-    """Let Arrow and gRPC open what they keep: the tests look for descriptors that are left open."""
-    with ParameterServer(Server()) as front:
-        client = PSClient(connect(front.address("localhost")))
-        client.pull_variable()
-        client.close()
 
 
 def example(name: str, *arguments: str | Path) -> str:
@@ -70,34 +58,11 @@ def test_a_cnn_trains_on_servers_in_its_process(tmp_path: Path) -> None:
 
 
 @contextmanager
-def servers(number: int, folder: Path, store: Path) -> Iterator[list[int]]:
+def processes(number: int, folder: Path, store: Path) -> Iterator[list[int]]:
     """Run servers, each a process; yield the processes' ids."""
-    program = subprocess.Popen(
-        [sys.executable, Path(__file__).parent / "programs/servers.py"],
-        env=clean_environment({"PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"}),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert program.stdin is not None
-    assert program.stdout is not None
-    with program:
-        pids = []
-        for i in range(number):
-            about: dict[str, Any] = {"number": i, "of": number, "store": str(store)}
-            about |= {"optimizer": {"name": "adam"}, "options": {"folder": str(folder)}}
-            print(json.dumps(about), file=program.stdin, flush=True)
-            pids.append(int(program.stdout.readline()))
-        yield pids
-        program.stdin.close()
-        assert program.wait(WAIT_S) == 0
-
-
-@contextmanager
-def connected(store: Path) -> Iterator[PSClient]:
-    client = PSClient(connect(f"file://{store}", wait_s=WAIT_S))
-    yield client
-    client.close()
+    about = {"of": number, "store": str(store), "optimizer": {"name": "adam"}}
+    with forking() as start:
+        yield [start(number=i, options={"folder": str(folder)}, **about) for i in range(number)]
 
 
 @pytest.mark.slow
@@ -105,14 +70,14 @@ def connected(store: Path) -> Iterator[PSClient]:
 def test_a_cnn_learns_on_two_servers_and_goes_on_on_three(tmp_path: Path) -> None:
     generate_digits(tmp_path / "digits", train=ONE_EPOCH, test=2000)
     saved, two, three = tmp_path / "saved", tmp_path / "two", tmp_path / "three"
-    with servers(2, saved, two) as pids:
+    with processes(2, saved, two) as pids:
         text = example("parameter_server.py", tmp_path / "digits", "--servers", f"file://{two}")
         assert percent(text) >= 95
         with connected(two) as client:
             assert client.checkpoint() == ONE_EPOCH // 50
             before = client.pull_variable()
         os.kill(pids[1], signal.SIGKILL)
-    with servers(3, saved, three):
+    with processes(3, saved, three):
         with connected(three) as client:
             after = client.pull_variable()
         assert after.keys() == before.keys()

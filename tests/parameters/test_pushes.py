@@ -17,12 +17,7 @@ from torch import Tensor, nn
 from fastload.errors import ParametersError
 from fastload.parameters import InProcess, Optimizer, PSClient, Server, TableInfo, connect
 from fastload.parameters.transport import Answer, ServerGoneError
-
-OPTIMIZERS = [
-    Optimizer(name="sgd", lr=0.05, momentum=0.9),
-    Optimizer(name="adagrad", lr=0.05),
-    Optimizer(name="adam", lr=0.05),
-]
+from tests.parameters.running import OPTIMIZERS, servers
 
 
 class Model(nn.Module):
@@ -77,10 +72,6 @@ class Worker:
 
 def batches(steps: int, size: int) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randint(0, 20, (size,)), torch.randn(size)) for _ in range(steps)]
-
-
-def servers(number: int, **options: Any) -> list[Server]:
-    return [Server(i, number, **options) for i in range(number)]
 
 
 def local_step(
@@ -223,8 +214,8 @@ class Flaky:
 @pytest.mark.parametrize("grads_to_wait", [None, 1])
 @pytest.mark.parametrize("every", [2, 3, 5])
 def test_pushes_that_are_repeated_are_applied_once(grads_to_wait: int | None, every: int) -> None:
-    parts = servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=grads_to_wait)
-    client = PSClient([Flaky(parts[0], every), Flaky(parts[1], every + 1)])
+    made = servers(2, optimizer=Optimizer(lr=1.0), grads_to_wait=grads_to_wait)
+    client = PSClient([Flaky(made[0], every), Flaky(made[1], every + 1)])
     client.push_embedding_table_infos([TableInfo("t", 1, "zeros")])
     for number in range(20):
         gradients = torch.full((2, 1), -1.0)
@@ -350,12 +341,12 @@ def test_the_callers_gradients_stay_and_may_be_changed_afterwards(
 
 
 def test_stubs_in_another_order_are_refused() -> None:
-    parts = servers(2)
+    made = servers(2)
     with pytest.raises(
         ParametersError, match="is server 1 of 2, and this client takes it for server 0"
     ):
-        PSClient(connect(parts[::-1])).pull_variable()
+        PSClient(connect(made[::-1])).pull_variable()
     with pytest.raises(
         ParametersError, match="server 0 of 2, and this client takes it for server 0 of 1"
     ):
-        PSClient(connect(parts[:1])).pull_variable()
+        PSClient(connect(made[:1])).pull_variable()

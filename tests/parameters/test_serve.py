@@ -18,21 +18,13 @@ from click.testing import CliRunner
 
 from fastload.cli import main
 from fastload.distributed import FolderStore
-from fastload.parameters import PSClient, Server, connect
-from fastload.parameters.flight import ParameterServer
+from fastload.parameters import PSClient, connect
 from tests.distributed.launching import clean_environment, command
+from tests.parameters.running import WAIT_S, connected
+
+pytestmark = pytest.mark.usefixtures("descriptors_that_stay")
 
 SERVE = ("-m", "fastload", "parameters", "serve")
-WAIT_S = 100.0
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _descriptors_that_stay() -> None:
-    """Let Arrow and gRPC open what they keep: the tests look for descriptors that are left open."""
-    with ParameterServer(Server()) as front:
-        client = PSClient(connect(front.address("localhost")))
-        client.pull_variable()
-        client.close()
 
 
 @contextmanager
@@ -55,15 +47,6 @@ def started(arguments: list[str], output: Path) -> Iterator[subprocess.Popen[byt
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-
-
-@contextmanager
-def connected(store: Path) -> Iterator[PSClient]:
-    client = PSClient(connect(f"file://{store}", wait_s=WAIT_S), patience_s=WAIT_S)
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 def push(client: PSClient, times: int) -> None:

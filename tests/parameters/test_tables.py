@@ -12,13 +12,8 @@ from torch import Tensor
 from fastload.parameters import Optimizer, PSClient, Server, TableInfo, connect
 from fastload.parameters.row_index import RowIndex
 from fastload.parameters.tables import Table
+from tests.parameters.running import OPTIMIZERS, servers
 
-OPTIMIZERS = [
-    Optimizer(name="sgd", lr=0.1),
-    Optimizer(name="sgd", lr=0.1, momentum=0.9),
-    Optimizer(name="adagrad", lr=0.1),
-    Optimizer(name="adam", lr=0.1),
-]
 INITIALIZERS = ["uniform(0.1)", "normal(0.1)", "constant(0.5)", "zeros"]
 
 
@@ -40,7 +35,7 @@ def test_rows_depend_neither_on_order_nor_on_the_number_of_servers(
     initializer: str, ids: list[int], number: int
 ) -> None:
     one = PSClient(connect(Server(seed=3)))
-    many = PSClient(connect([Server(i, number, seed=3) for i in range(number)]))
+    many = PSClient(connect(servers(number, seed=3)))
     for client in (one, many):
         client.push_embedding_table_infos([("user", 5, initializer)])
     asked = torch.tensor(ids)
@@ -67,7 +62,7 @@ def test_seed_and_name_change_the_rows() -> None:
     assert len({tuple(rows.flatten().tolist()) for rows in tables}) == 3
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("optimizer", [Optimizer(lr=0.1), *OPTIMIZERS], ids=str)
 def test_each_row_changes_as_a_parameter_of_torch_of_its_own(optimizer: Optimizer) -> None:
     table = Table(TableInfo("t", 4), optimizer)
     rows = [row.clone().requires_grad_() for row in table.rows(torch.arange(10))]

@@ -1,58 +1,22 @@
-"""`Part`: the parameters that one server has, and the one way in which gradients change them. Not thread-safe."""
+"""`Parameters`: those that one server has, and the one way in which gradients change them. Not thread-safe."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastload.errors import ParametersError
+from fastload.parameters.gradients import Gradients
 from fastload.parameters.optimizer import Optimizer
-from fastload.parameters.partition import merged, owners, string_to_id
+from fastload.parameters.partition import owners, string_to_id
 from fastload.parameters.tables import Table, TableInfo
 
-Rows = tuple[Tensor, Tensor]
-"""Distinct ids, and a gradient for each."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Gradients:
-    """What a push has for one server.
-
-    Attributes:
-        version: the version of the parameters that they were computed with.
-        lr: learning rate; None: the server's.
-    """
-
-    version: int = -1
-    lr: float | None = None
-    dense: Mapping[str, Tensor] = field(default_factory=dict)
-    rows: Mapping[str, Rows] = field(default_factory=dict)
-
-
-def mean(pushes: Sequence[Gradients]) -> Gradients:
-    """Return the mean of pushes. A gradient that a push lacks is zero. The learning rate is the last push's."""
-    share = 1 / len(pushes)
-    dense: dict[str, Tensor] = {}
-    rows: dict[str, list[Rows]] = {}
-    for push in pushes:
-        for name, gradient in push.dense.items():
-            scaled = gradient * share
-            dense[name] = dense[name].add_(scaled) if name in dense else scaled
-        for name, named in push.rows.items():
-            rows.setdefault(name, []).append(named)
-    together = {}
-    for name, all_rows in rows.items():
-        ids, values = zip(*all_rows, strict=True)
-        distinct, sums = merged(torch.cat(ids), torch.cat(values))
-        together[name] = distinct, sums.mul_(share)
-    return Gradients(version=pushes[-1].version, lr=pushes[-1].lr, dense=dense, rows=together)
-
-
-class Part:
+class Parameters:
     """Dense parameters by name and tables by name, with the state of the optimizer."""
 
     def __init__(self, optimizer: Optimizer, *, seed: int = 0) -> None:
@@ -143,7 +107,7 @@ class Part:
         }
 
     def add_contents(self, contents: Mapping[str, Any], *, number: int, of: int) -> None:
-        """Add what belongs to server `number` of `of` out of the contents of any part."""
+        """Add what belongs to server `number` of `of` out of the contents of any server's."""
         if contents["optimizer"]["name"] != self._optimizer.name:
             raise ValueError(
                 f"the checkpoint was made with the optimizer {contents['optimizer']['name']!r}, and this server has "

@@ -1,0 +1,69 @@
+"""`Gradients`: what a push has for one server. A client makes them, and `vars()` of them travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastload.errors import ParametersError
+from fastload.parameters.optimizer import checked_rate
+from fastload.parameters.partition import merged
+
+Rows = tuple[Tensor, Tensor]
+"""Distinct ids, and a gradient for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """What a push has for one server.
+
+    Attributes:
+        version: the version of the parameters that they were computed with.
+        lr: learning rate; None: the server's.
+    """
+
+    version: int = -1
+    lr: float | None = None
+    dense: Mapping[str, Tensor] = field(default_factory=dict)
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Gradients:
+        """Return the gradients that a client has sent. Raise ParametersError if they cannot be read."""
+        try:
+            rows = {name: (ids, values) for name, (ids, values) in found["rows"].items()}
+            lr = checked_rate(found["lr"])
+            return cls(version=int(found["version"]), lr=lr, dense=found["dense"], rows=rows)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ParametersError(
+                f"a push cannot be read: {type(error).__name__}: {error}. Use the same fastload on workers and servers"
+            ) from error
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        rows = [int(tensor.nbytes) for pair in self.rows.values() for tensor in pair]
+        return sum(rows, sum(int(tensor.nbytes) for tensor in self.dense.values()))
+
+
+def mean(pushes: Sequence[Gradients]) -> Gradients:
+    """Return the mean of pushes. A gradient that a push lacks is zero. The learning rate is the last push's."""
+    share = 1 / len(pushes)
+    dense: dict[str, Tensor] = {}
+    rows: dict[str, list[Rows]] = {}
+    for push in pushes:
+        for name, gradient in push.dense.items():
+            scaled = gradient * share
+            dense[name] = dense[name].add_(scaled) if name in dense else scaled
+        for name, named in push.rows.items():
+            rows.setdefault(name, []).append(named)
+    together = {}
+    for name, all_rows in rows.items():
+        ids, values = zip(*all_rows, strict=True)
+        distinct, sums = merged(torch.cat(ids), torch.cat(values))
+        together[name] = distinct, sums.mul_(share)
+    return Gradients(version=pushes[-1].version, lr=pushes[-1].lr, dense=dense, rows=together)

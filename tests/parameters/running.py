@@ -1,0 +1,60 @@
+"""Servers in this process and in others, and clients of them, for several tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fastload.parameters import Optimizer, PSClient, Server, connect
+from tests.distributed.launching import ROOT, clean_environment
+
+OPTIMIZERS = [
+    Optimizer(name="sgd", lr=0.05, momentum=0.9),
+    Optimizer(name="adagrad", lr=0.05),
+    Optimizer(name="adam", lr=0.05),
+]
+WAIT_S = 100.0
+
+
+def servers(number: int, **options: Any) -> list[Server]:
+    """Return servers in this process."""
+    return [Server(i, number, **options) for i in range(number)]
+
+
+@contextmanager
+def forking() -> Iterator[Callable[..., int]]:
+    """Yield a function that starts a server in a process of its own, as `programs/servers.py` reads it; end all."""
+    with subprocess.Popen(
+        [sys.executable, Path(__file__).parent / "programs/servers.py"],
+        env=clean_environment({"PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"}),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        wanted, pids = program.stdin, program.stdout
+        assert wanted is not None
+        assert pids is not None
+
+        def start(**about: Any) -> int:
+            """Return the process id."""
+            print(json.dumps(about), file=wanted, flush=True)
+            return int(pids.readline())
+
+        yield start
+        wanted.close()
+        assert program.wait(WAIT_S) == 0
+
+
+@contextmanager
+def connected(store: Path) -> Iterator[PSClient]:
+    """Yield a client of the servers whose addresses are in a folder."""
+    client = PSClient(connect(f"file://{store}", wait_s=WAIT_S), patience_s=WAIT_S)
+    try:
+        yield client
+    finally:
+        client.close()
