@@ -28,7 +28,7 @@ PAGES = {
 }
 """Files beside docs/ that are pages of the site, under these names."""
 COMMANDS = "<!-- commands -->"
-WIDTH = 100
+WIDTH = 80
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 CODE = re.compile(
     r"^( {0,3}```.*?^ {0,3}```|(?: {4}[^\n]*\n)+)|`(?:[^`\n]|\n(?!\n))+`", re.M | re.S
