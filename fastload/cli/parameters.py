@@ -20,6 +20,7 @@ from fastload.cli._common import (
     serving_options,
     sigterm_raises,
 )
+from fastload.errors import in_one_line
 
 
 @click.group()
@@ -123,6 +124,8 @@ def serve(
             --checkpoint /shared/checkpoints --checkpoint-every 1000
         fastload parameters serve --store /shared/run7 --number 1 --of 2 --checkpoint /shared/checkpoints ...
     """
+    from pyarrow import ArrowException
+
     from fastload.distributed import detect_rank
     from fastload.parameters import Optimizer, Server
     from fastload.parameters.flight import ParameterServer
@@ -149,7 +152,7 @@ def serve(
     )
     try:
         front = ParameterServer(server, host, port, token=token, certificate=certificate)
-    except OSError as error:
+    except (OSError, ArrowException) as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
     with sigterm_raises():
         try:
@@ -159,8 +162,14 @@ def serve(
             click.echo(f"server {number} of {of} at version {server.version}: served at {address}")
             wait_for_the_end()
         except KeyboardInterrupt as end_of_it:
-            version = end(server, store)
-            click.echo(f"server {number} of {of} has ended at version {version}", err=True)
+            code = TERMINATED if isinstance(end_of_it, Terminated) else INTERRUPTED
+            try:
+                version = end(server, store)
+                click.echo(f"server {number} of {of} has ended at version {version}", err=True)
+            except Exception as error:
+                line = f"Error: server {number} of {of} has not saved: {in_one_line(error)}"
+                click.echo(line, err=True)
+                code = 1
             # Workers keep streams open, for which the end of the interpreter would wait.
             sys.stdout.flush()
-            os._exit(TERMINATED if isinstance(end_of_it, Terminated) else INTERRUPTED)
+            os._exit(code)

@@ -42,6 +42,8 @@ def serve(
         head -c 24 /dev/urandom | base64 > token; chmod 600 token
         fastload store serve --host 0.0.0.0 --port 8815 --token-file token --tls-cert cert.pem --tls-key key.pem
     """
+    from pyarrow import ArrowException
+
     from fastload.distributed.flight_access import is_loopback
     from fastload.store.flight import StoreServer
     from fastload.store.root import default_root, open_root
@@ -58,7 +60,7 @@ def serve(
         server = StoreServer(
             path, f"{scheme}://{host}:{port}", token=token, certificate=certificate
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ArrowException) as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
     with sigterm_raises(), server:
         click.echo(f"{path}: served at {scheme}://{host}:{server.port}")

@@ -32,7 +32,8 @@ class FolderStore(Store):
     To read a key takes some 20 us, to change one some 250 us. `wait` looks for its keys every 20 ms, as no file system
     tells other machines of changes. Any thread may make any call. A store is kept until the process ends.
 
-    Raises OSError if the folder cannot be read or written, and `DistStoreError` if `wait` or `get` takes too long.
+    Raises OSError if the folder is gone, or cannot be read or written, and `DistStoreError` if `wait` or `get` takes
+    too long.
     """
 
     def __init__(
@@ -86,11 +87,13 @@ class FolderStore(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all keys are there."""
+        # If the folder is gone, a key that is waited for never comes.
+        os.stat(self._folder)
         return all(os.path.exists(self._path(key)) for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Return once all keys are there. Without a time-out it waits for as long as the store's."""
-        limit_s = (timeout or self._timeout).total_seconds()
+        limit_s = (self._timeout if timeout is None else timeout).total_seconds()
         deadline = time.monotonic() + limit_s
         while not self.check(keys):
             if time.monotonic() > deadline:
@@ -113,10 +116,15 @@ class FolderStore(Store):
         """Return the number of keys."""
         return sum(not name.startswith(".") for name in os.listdir(self._folder))
 
+    # Torch's `PrefixStore` calls them by the names that they have in C++.
+    deleteKey, getNumKeys = delete_key, num_keys
+
     def _path(self, key: str) -> str:
         return os.path.join(self._folder, quote(f"k{key}", safe=""))
 
     def _changing(self) -> AbstractContextManager[None]:
+        # `locked_path` would make the folder again: a store that has lost its keys.
+        os.stat(self._folder)
         return locked_path(os.path.join(self._folder, ".lock"))
 
     def _read(self, key: str) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Sized
 from dataclasses import asdict, replace
@@ -61,9 +62,9 @@ class Leases:
             raise ValueError(
                 f"length must be 0 or more and shard 1 or more, got {count} and {shard}"
             )
-        if lease_s <= 0 or max_tries < 1:
+        if not 0 < lease_s < math.inf or max_tries < 1:
             raise ValueError(
-                f"lease_s must be positive and max_tries 1 or more, got {lease_s} and {max_tries}"
+                f"lease_s must be positive and finite and max_tries 1 or more, got {lease_s} and {max_tries}"
             )
         if on_lost not in ("raise", "warn"):
             raise ValueError(f'on_lost must be "raise" or "warn", got {on_lost!r}')

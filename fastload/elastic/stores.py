@@ -7,11 +7,13 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from threading import Event
 from typing import TypeVar
 
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from fastload.distributed.folder_store import FolderStore
 from fastload.distributed.rendezvous import torchrun_store
 from fastload.errors import StoreLostError
 from fastload.torch_private import default_store
@@ -19,8 +21,11 @@ from fastload.torch_private import default_store
 T = TypeVar("T")
 
 _RETRY_S = (0.2, 1.0)
+# Torch's errors of stores and of files, and those of a `FolderStore`, as on a full disk.
+_ERRORS = (RuntimeError, OSError)
 _RECONNECT = timedelta(seconds=3)  # torch would try for 300 s to reach a store that has gone
 _FOREVER = timedelta(days=30)
+_NAP_S = 0.02
 
 
 def find_store() -> Store:
@@ -53,6 +58,7 @@ class Connection:
             inner = inner.underlying_store
         if isinstance(inner, TCPStore):  # clones of others share their time-out with the user's
             inner.set_timeout(_RECONNECT)
+        self._polls = isinstance(inner, FolderStore)
 
     def cloned(self) -> Connection:
         """Return another connection to the same store."""
@@ -94,36 +100,40 @@ class Connection:
         """Add to a counter; return its value, or None if the connection broke: it may or may not have been added."""
         try:
             return self._store.add(key, amount)
-        except RuntimeError:
+        except _ERRORS:
             return None
 
     def tell(self, key: str, text: str) -> bool:
         """Set an absent key, to wake those that wait for it. Return False if another worker has set it."""
         try:
             return bool(self._store.compare_set(key, "", text) == text.encode())
-        except RuntimeError:  # the store is gone; those that wait learn it by themselves
+        except _ERRORS:  # the store is gone; those that wait learn it by themselves
             return True
 
-    def wait(self, key: str) -> None:
-        """Return once the key is there."""
-        self._asked(lambda store: store.wait([key], _FOREVER))
+    def wait(self, key: str, closing: Event) -> None:
+        """Return once the key is there. A store in a folder is polled: if it is full, only `closing` ends the wait."""
+        if not self._polls:
+            self._asked(lambda store: store.wait([key], _FOREVER))
+        while not closing.is_set() and not self._asked(lambda store: store.check([key])):
+            closing.wait(_NAP_S)
 
     def _asked(self, ask: Callable[[Store], T]) -> T:
         """Return the answer. Raise StoreLostError if the store is gone, after some tries."""
         for delay in _RETRY_S:
             try:
                 return ask(self._store)
-            except RuntimeError:  # torch's errors of the store, and of files
+            except _ERRORS:
                 time.sleep(delay)
             try:
                 self._store = self._store.clone()
-            except RuntimeError:
+            except _ERRORS:
                 continue
         try:
             return ask(self._store)
-        except RuntimeError as error:
+        except _ERRORS as error:
             reason = str(error).splitlines()[0]
             raise StoreLostError(
                 f"the store of the leases does not answer ({reason}). The process that kept it has ended, or its file "
-                "is gone. The epoch is not at its end: start the job again from its last checkpoint"
+                "is gone or cannot be written. The epoch is not at its end: start the job again from its last "
+                "checkpoint"
             ) from error

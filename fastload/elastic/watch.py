@@ -1,6 +1,7 @@
 """The two threads of a worker: one beats and watches the beats of the others, one waits for events of the store.
 
-No clocks are compared: a worker is dead if its beat has not changed for most of `lease_s` by this worker's own clock.
+No clocks are compared: a worker is dead if its beat has not changed for most of `lease_s` by this worker's own clock,
+which stands still while this worker is stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Watch:
         self._dead_s = lease_s * (BEATS - 2) / BEATS
         self._closing = threading.Event()
         self._condition = threading.Condition()
-        # By worker the text, and since when it has been the same.
+        self._looked = monotonic()
+        self._watched = 0.0  # seconds in which this worker has looked at the others
+        # By worker the text, and since when, of `_watched`, it has been the same.
         self._beats: dict[int, tuple[str, float]] = {}
         self._dead: set[int] = set()
         self._changes = 0
@@ -113,7 +116,7 @@ class Watch:
     def _wait_on(self, connection: Connection) -> None:
         try:
             while not self._closing.is_set():
-                connection.wait(f"event/{self._events}")
+                connection.wait(f"event/{self._events}", self._closing)
                 with self._condition:
                     self._events += 1
                 self._change()
@@ -135,7 +138,9 @@ class Watch:
             if worker != self._worker
         ]
         texts = self._connection.read_all([f"beat/{worker}" for worker in others])
-        now = monotonic()
+        # A worker that was stopped did not look, and the others may have been stopped with it.
+        before, self._looked = self._looked, monotonic()
+        now = self._watched = self._watched + min(self._looked - before, 2 * self._beat_s)
         for worker, text in zip(others, texts, strict=True):
             if worker not in self._beats or self._beats[worker][0] != text:
                 self._beats[worker] = (text, now)

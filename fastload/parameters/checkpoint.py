@@ -96,7 +96,7 @@ def _write(folder: str, version: int, number: int, of: int, contents: dict[str, 
     path = _path(folder, version, number, of)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     encoded = Encoded(contents)
-    crc = 0
+    crc = zlib.crc32(encoded.text)
     for batch in encoded.batches():
         crc = zlib.crc32(bytes_of(batch).data, crc)
     about = {_KEY: encoded.text, b"bytes": str(encoded.size), b"crc32": str(crc)}
@@ -167,7 +167,7 @@ def _read(path: str) -> dict[str, Any]:
         with pa.memory_map(path) as file, pa.ipc.open_file(file) as reader:
             about = reader.schema.metadata
             gathered = Gathered(int(about[b"bytes"]))
-            crc = 0
+            crc = zlib.crc32(about[_KEY])
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
                 crc = zlib.crc32(bytes_of(batch).data, crc)
@@ -176,7 +176,10 @@ def _read(path: str) -> dict[str, Any]:
             raise ValueError("its bytes have changed since it was written")
         contents: dict[str, Any] = decode(about[_KEY], gathered.content)
         return contents
-    except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+    except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        # Arrow's own errors have no number: with one, the file cannot be read.
+        if isinstance(error, OSError) and error.errno:
+            raise
         raise ParametersError(
             f"{path} is no part of a checkpoint: {error}. Remove its folder to resume from the checkpoint before it"
         ) from error

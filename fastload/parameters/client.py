@@ -215,7 +215,7 @@ class PSClient:
                 asynchronous servers are as this push left them.
         """
         self._session.connect()
-        dense = {name: gradient for name, gradient in dict(grads).items() if gradient is not None}
+        dense = _dense(grads)
         self.partition_dense_parameters(dense)
         tables = {name: _rows(given, self.ps_num) for name, given in edl_grads.items()}
         lr = checked_rate(learning_rate)
@@ -273,6 +273,18 @@ def flat_ids(ids: Tensor) -> Tensor:
     return ids.detach().cpu().reshape(-1).long().contiguous()
 
 
+def _dense(grads: Named) -> dict[str, Tensor]:
+    """Return the gradients that there are. Raise TypeError if one is sparse."""
+    dense = {name: gradient for name, gradient in dict(grads).items() if gradient is not None}
+    for name, gradient in dense.items():
+        if gradient.layout != torch.strided:
+            raise TypeError(
+                f"the gradient of {name!r} is {gradient.layout}, and dense parameters need dense ones. Give to_dense() "
+                "of it, or make a table of the parameter and give the gradient in edl_grads"
+            )
+    return dense
+
+
 def _rows(given: tuple[Tensor, Tensor] | Tensor, number: int) -> _Rows:
     if isinstance(given, Tensor):
         if given.layout != torch.sparse_coo or given.sparse_dim() != 1:
@@ -286,7 +298,7 @@ def _rows(given: tuple[Tensor, Tensor] | Tensor, number: int) -> _Rows:
         raise ValueError(
             f"there are {len(ids)} ids and {len(values)} gradients of rows. Give one gradient for each id"
         )
-    distinct, sums = merged(ids, values)
+    distinct, sums = merged(ids, values.float())  # a sum in float16 may overflow
     return _Rows(distinct, sums, owners(distinct, number))
 
 

@@ -59,8 +59,14 @@ class Journal:
     def append(self, entry: Entry) -> None:
         """Add an entry. It survives the end of this process, and a loss of power, if there is a folder."""
         if self._file is not None:
-            write_all(self._file.fileno(), self._path, _line(entry))
-            os.fdatasync(self._file.fileno())
+            length = os.fstat(self._file.fileno()).st_size
+            try:
+                write_all(self._file.fileno(), self._path, _line(entry))
+                os.fdatasync(self._file.fileno())
+            except OSError:
+                # The next entry must not follow half of this one.
+                os.ftruncate(self._file.fileno(), length)
+                raise
         self._note(entry)
         if not self._path and len(self._entries) > 2 * _KEPT:
             self.forget(self.end - _KEPT)
@@ -103,11 +109,11 @@ class Journal:
             self._note((worker, sequence))
 
     def _rewrite(self) -> None:
-        self.close()
         before = self.pushes - sum(entry != MARK for entry in self._entries)
         about = {"base": self.base, "pushes": before, "last": self._last}
         with replace_file(self._path) as file:
             file.write(b"".join(map(_line, [about, *self._entries])))
+        self.close()  # not before: if the disk is full, the old file goes on, and lacks nothing
         self._file = io.FileIO(self._path, "ab")
 
 

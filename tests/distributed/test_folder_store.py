@@ -54,6 +54,8 @@ def calls(store: Store) -> list[Any]:
         inner.check(["k", "count"]),
         inner.multi_get(["k", "count"]),
         inner.clone().get("k"),
+        inner.num_keys(),
+        inner.delete_key("k"),
         store.delete_key("k"),
         store.delete_key("k"),
         store.check(["k"]),
@@ -104,6 +106,33 @@ def test_wait_returns_once_another_thread_has_set_the_key(tmp_path: Path) -> Non
 def test_a_key_that_does_not_come_is_named(tmp_path: Path, call: Callable[[Store], Any]) -> None:
     with pytest.raises(DistStoreError, match=r"has no key 'key' after 0\.01 s"):
         call(FolderStore(tmp_path, timedelta(seconds=0.01)))
+
+
+def test_no_time_is_no_wait(tmp_path: Path) -> None:
+    with pytest.raises(DistStoreError, match="has no key 'key' after 0 s"):
+        FolderStore(tmp_path).wait(["key"], timedelta(0))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: s.set("key", "value"),
+        lambda s: s.add("count", 1),
+        lambda s: s.compare_set("key", "", "value"),
+        lambda s: s.delete_key("key"),
+        lambda s: s.wait(["key"]),
+        lambda s: s.check(["key"]),
+    ],
+)
+def test_a_folder_that_is_gone_is_an_error_and_is_not_made_again(
+    tmp_path: Path, call: Callable[[Store], Any]
+) -> None:
+    """Else a job whose store was deleted would go on in an empty one, as if it had just begun."""
+    store = FolderStore(tmp_path / "store")
+    (tmp_path / "store").rmdir()
+    with pytest.raises(FileNotFoundError, match="store"):
+        call(PrefixStore("a", store))
+    assert not (tmp_path / "store").exists()
 
 
 def test_counts_of_several_threads_add_up(tmp_path: Path) -> None:

@@ -30,9 +30,10 @@ from torch.utils.data import Dataset
 import fastload
 from fastload.distributed import FolderStore
 from fastload.elastic import Leases, LeaseSampler
+from fastload.elastic import watch as watch_module
 from fastload.elastic.stores import Connection
 from fastload.elastic.watch import Watch
-from fastload.errors import LeaseLostError, ShardError, StateError
+from fastload.errors import LeaseLostError, ShardError, StateError, StoreLostError
 from fastload.testing import FailingDataset
 
 # Neither divides: 11 shards, the last of 40, batches of 40, 40, 16.
@@ -313,6 +314,25 @@ def test_beats_that_stop_free_the_shards_within_a_lease(store: Store, closing: M
     assert len(list(other.shards())) == 11
 
 
+def test_workers_that_were_stopped_together_are_not_taken_for_dead(
+    closing: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler suspends a job by SIGSTOP. The worker that goes on first finds all others silent."""
+    clock = [0.0]
+    monkeypatch.setattr(watch_module, "monotonic", lambda: clock[0])
+    store = HashStore()
+    first, other = closing(store, lease_s=800), closing(store, lease_s=800)
+    watch, worker = watch_of(first), other._join().worker
+    watch._beat()
+    clock[0] += 3600
+    watch._beat()
+    assert not watch.is_dead(worker)
+    for _ in range(6):
+        clock[0] += 100
+        watch._beat()
+    assert watch.is_dead(worker), "it was stopped for longer than the first"
+
+
 def test_a_loop_learns_that_it_was_taken_for_dead(closing: Make) -> None:
     store = HashStore()
     silent, other = closing(store), closing(store)
@@ -532,7 +552,15 @@ def test_workers_of_different_orders_are_told(closing: Make) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"shard": 0}, {"length": -1}, {"lease_s": 0}, {"max_tries": 0}, {"on_lost": "ignore"}],
+    [
+        {"shard": 0},
+        {"length": -1},
+        {"lease_s": 0},
+        {"lease_s": float("inf")},
+        {"lease_s": float("nan")},
+        {"max_tries": 0},
+        {"on_lost": "ignore"},
+    ],
 )
 def test_wrong_arguments(options: dict[str, Any], closing: Make) -> None:
     with pytest.raises(ValueError, match="must be"):
@@ -597,6 +625,39 @@ def test_a_store_that_is_gone_is_an_error_and_not_the_end(worker: str) -> None:
     )
     assert "The epoch is not at its end" in ended.stdout
     assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("failure", ["full", "gone"])
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_folder_that_fails_is_an_error_and_not_the_end(
+    waits: bool, failure: str, tmp_path: Path, closing: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread is left either, although no key can wake it: the fixture of all tests looks for threads."""
+    store = FolderStore(tmp_path / "store")
+    leases, other = (closing(store, 2, 1, lease_s=0.4) for _ in range(2))
+    shards, held = leases.shards(), other.shards()
+    next(shards), next(held)
+
+    def fails() -> None:
+        if failure == "gone":
+            (tmp_path / "store").rename(tmp_path / "elsewhere")
+        else:
+            monkeypatch.setattr(store, "_write", full)
+
+    def full(key: str, value: bytes) -> None:
+        raise OSError(28, "No space left on device", key)
+
+    watch = watch_of(leases)
+    wait = watch.wait
+    if waits:
+        monkeypatch.setattr(watch, "wait", lambda changes: (fails(), wait(changes)))
+    else:
+        fails()
+    with pytest.raises(StoreLostError, match="No s"):
+        list(shards)
+    assert not (tmp_path / "store").exists() or failure == "full"
+    leases.close()
+    other.close()
 
 
 # ---- the ends ----

@@ -93,17 +93,21 @@ def test_a_checkpoint_that_lacks_a_part_is_not_taken(missing: int, tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize("where", [0.5, -1])
-def test_a_damaged_part_is_named(where: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["tensor", "text", "footer", "end"])
+def test_a_damaged_part_is_named(where: str, tmp_path: Path) -> None:
     client = PSClient(connect(servers(2, folder=tmp_path)))
     begin(client)
     client.checkpoint()
     path = tmp_path / "version-0" / "part-1-of-2.arrow"
     content = bytearray(path.read_bytes())
-    if where < 0:
+    if where == "end":
         del content[-20:]
+    elif where == "footer":
+        length = int.from_bytes(content[-10:-6], "little")
+        content[-10 - length] ^= 128
     else:
-        place = content.rindex(torch.ones(3).numpy().tobytes())
+        is_text = where == "text"
+        place = content.rindex(b'0, "initialised"' if is_text else torch.ones(3).numpy().tobytes())
         content[place] ^= 1
     path.write_bytes(content)
     with pytest.raises(ParametersError, match=r"part-1-of-2.arrow is no part of a checkpoint"):

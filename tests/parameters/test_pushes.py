@@ -265,6 +265,8 @@ def test_a_push_that_is_refused_does_no_harm_to_later_ones(grads_to_wait: int | 
         client.push_gradients({"w": torch.ones(3)}, {}, None, [0, 0])
     with pytest.raises(ParametersError, match="no table 't'; the tables: none"):
         client.push_gradients({}, {"t": (torch.tensor([1]), torch.ones(1, 2))}, None, [0, 0])
+    with pytest.raises(TypeError, match=r"the gradient of 'w' is torch\.sparse_coo"):
+        client.push_gradients({"w": torch.ones(2).to_sparse()}, {}, None, [0, 0])
     versions = [-1, -1]
     client.pull_dense_parameters([0, 1], versions)
     assert client.push_gradients({"w": -torch.ones(2)}, {}, None, versions)[0]
@@ -310,6 +312,14 @@ def test_a_sparse_gradient_of_torch_is_taken_and_stays_unchanged() -> None:
     client.push_gradients({}, {"t": gradient}, None, [0])
     assert torch.equal(gradient.to_dense(), before.to_dense())
     assert client.pull_embedding_vectors("t", torch.tensor([3, 5]))[:, 0].tolist() == [-2.0, -1.0]
+
+
+def test_gradients_of_one_id_add_up_beyond_the_range_of_their_dtype() -> None:
+    client = PSClient(connect(Server(optimizer=Optimizer(lr=1.0))))
+    client.push_embedding_table_infos([("t", 1, "zeros")])
+    halves = torch.full((1000, 1), -100.0, dtype=torch.float16)
+    client.push_gradients({}, {"t": (torch.zeros(1000, dtype=torch.int64), halves)}, None, [0])
+    assert client.pull_embedding_vectors("t", torch.tensor([0])).item() == 100_000
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from fastload.errors import ParametersError, ParametersLostError
 from fastload.parameters import InProcess, Optimizer, PSClient, Server
+from fastload.parameters.journal import Journal
 from fastload.parameters.transport import Answer, ServerGoneError
 
 Deaths = set[tuple[int, bool]]
@@ -239,6 +240,33 @@ def test_a_push_that_only_a_dead_worker_had_is_an_error_that_says_so(tmp_path: P
         for _ in range(3):
             impatient.push()
     job.close()
+
+
+def test_a_full_disk_loses_no_entry_of_the_order_and_leaves_no_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(str(tmp_path))
+
+    def full(*arguments: Any) -> None:
+        if len(arguments) == 3:
+            os.write(arguments[0], arguments[2][:5])
+        raise OSError(28, "No space left on device")
+
+    journal.append(("one", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr("fastload.parameters.journal.write_all", full)
+        with pytest.raises(OSError, match="No space left"):
+            journal.append(("two", 1))
+    journal.append(("two", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr("fastload.parameters.journal.replace_file", full)
+        with pytest.raises(OSError, match="No space left"):
+            journal.forget(1)
+    journal.append(("three", 1))
+    journal.close()
+    again = Journal(str(tmp_path), resume=True)
+    assert again.since(1) == (1, [("two", 1), ("three", 1)])
+    again.close()
 
 
 @pytest.mark.parametrize("grads_to_wait", [None, 1])

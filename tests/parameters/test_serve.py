@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -87,6 +88,30 @@ def test_a_server_saves_at_its_end_and_its_workers_find_it_again(tmp_path: Path)
     assert "server 0 of 1 at version 0: served at grpc://127.0.0.1:" in lines[0]
     assert "server 0 of 1 has ended at version 3" in lines[1]
     assert "server 0 of 1 at version 3: served at" in lines[2]
+
+
+def test_a_server_that_cannot_save_says_so_and_ends(tmp_path: Path) -> None:
+    """A worker keeps its connection open, for which the server does not wait."""
+    saved, output = tmp_path / "saved", tmp_path / "output"
+    arguments = [sys.executable, *SERVE, "--number", "0", "--of", "1"]
+    arguments += ["--store", str(tmp_path / "store"), "--checkpoint", str(saved)]
+    with started(arguments, output) as process, connected(tmp_path / "store") as client:
+        push(client, 1)
+        saved.rmdir()
+        saved.write_text("a file is in the place of the folder")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 1, output.read_text()
+    assert "Error: server 0 of 1 has not saved: " in output.read_text()
+
+
+@pytest.mark.parametrize("serve", [["parameters", "serve"], ["store", "serve", "--insecure"]])
+def test_a_port_in_use_is_said_in_one_line(serve: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = CliRunner().invoke(main, [*serve, "--port", str(port)])
+    assert run.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in run.output
+    assert len(run.output.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
