@@ -28,7 +28,7 @@ PAGES = {
 }
 """Files beside docs/ that are pages of the site, under these names."""
 COMMANDS = "<!-- commands -->"
-WIDTH = 100
+WIDTH = 80
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 CODE = re.compile(
     r"^( {0,3}```.*?^ {0,3}```|(?: {4}[^\n]*\n)+)|`(?:[^`\n]|\n(?!\n))+`", re.M | re.S
@@ -42,10 +42,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page in list(files.documentation_pages()):
         for target in _links(page.content_string):
             path = _in_repository(target, page)
-            if path and path.is_file() and not _page_of(path, config):
+            if path and path.exists() and not _page_of(path):
                 name = _copied(path)
                 if name not in files.src_uris:
-                    files.append(File.generated(config, name, abs_src_path=str(path)))
+                    files.append(_file(path, name, config))
     return files
 
 
@@ -54,9 +54,9 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: An
 
     def rewritten(link: re.Match[str]) -> str:
         path = _in_repository(link[2], page.file)
-        if path is None or not path.is_file():
-            return link[0]  # MkDocs tells
-        target = _page_of(path, config) or _copied(path)
+        if path is None or not path.exists():
+            return link[0]  # MkDocs warns of it
+        target = _page_of(path) or _copied(path)
         return link[1] + os.path.relpath(target, os.path.dirname(page.file.src_uri)) + link[3]
 
     markdown = "".join(
@@ -93,7 +93,7 @@ def _in_repository(target: str, page: File) -> Path | None:
     return path if path.is_relative_to(ROOT) and not inside_docs else None
 
 
-def _page_of(path: Path, config: MkDocsConfig) -> str | None:
+def _page_of(path: Path) -> str | None:
     """Return the page that a file of the repository is, if it is one."""
     name = path.relative_to(ROOT).as_posix()
     if name == "README.md":
@@ -102,7 +102,16 @@ def _page_of(path: Path, config: MkDocsConfig) -> str | None:
 
 
 def _copied(path: Path) -> str:
-    return f"repository/{path.relative_to(ROOT).as_posix()}"
+    """Return where the site has a file of the repository, or the list of a folder."""
+    name = f"repository/{path.relative_to(ROOT).as_posix()}"
+    return f"{name}/files.txt" if path.is_dir() else name
+
+
+def _file(path: Path, name: str, config: MkDocsConfig) -> File:
+    if not path.is_dir():
+        return File.generated(config, name, abs_src_path=str(path))
+    names = sorted(str(found.relative_to(path)) for found in path.rglob("*") if found.is_file())
+    return File.generated(config, name, content="\n".join(names))
 
 
 def _helps(command: click.Command, name: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Promise: the documentation's search works in a real browser on pages that were opened from a disk."""
+"""Promise: The search of the documentation works on pages that are opened from a disk, without a server."""
 
 from __future__ import annotations
 

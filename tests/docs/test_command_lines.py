@@ -1,4 +1,4 @@
-"""Promise: every command of the README, of the pages and of `--help` exists, with its options and their values.
+"""Promise: Every command line of the README, the pages and `--help` names a command, options and values that exist.
 
 Lines of scripts/, benchmarks/ and examples/ name files that exist, and options that these have. Nothing is run.
 """

@@ -1,6 +1,7 @@
-"""Promise: the site is built strictly, needs no network, and its reference has every public name.
-
-What is broken on a page (a link, an anchor, a reference, a page outside the navigation) fails the build.
+"""Promises:
+- The documentation is built strictly. A broken link, anchor or reference fails, as does a page outside the navigation.
+- The documentation needs no network once it is built.
+- The reference has every public name. Every parameter that a docstring describes exists.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def test_the_site_is_built_and_needs_no_network(tmp_path: Path) -> None:
     commands = pages[tmp_path / "reference" / "cli.html"]
     assert all(f'id="fastload-{name}"' in commands for name in ("bench", "store-put", "flow-run"))
     assert "__index = {" in (tmp_path / "search" / "search_index.js").read_text()[:20]
-    assert "python no-run" not in "".join(pages.values())
+    assert "```" not in "".join(pages.values()), "a fence is shown, not read"
 
 
 def copied(folder: Path) -> Path:
@@ -103,6 +104,22 @@ def test_a_name_that_is_gone_fails_the_build(tmp_path: Path) -> None:
     done = build(config, tmp_path / "site")
     assert done.returncode != 0
     assert "fastload.nothing" in done.stderr
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    """It is no page of the site."""
+    links = re.findall(r"\]\(((?!https?:)[^)\s]*)\)", (ROOT / "README.md").read_text())
+    assert len(links) > 10
+    for link in links:
+        name, _, anchor = link.partition("#")
+        assert (ROOT / name).exists(), link
+        assert not anchor or anchor in anchors(ROOT / (name or "README.md")), link
 
 
 def public_names() -> list[str]:
