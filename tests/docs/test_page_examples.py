@@ -1,6 +1,6 @@
 """Promise: Every Python example of the README and of the pages runs as it stands.
 
-The blocks of a page run in order, in one namespace, in an empty folder. A page may use `dataset`, `torch`, `device`,
+The blocks of a page run in order, in one namespace, in an empty folder. A page may use `dataset`, `device`,
 `rank` and `world_size`. Blocks behind "```python other" show other libraries. Blocks behind "```python no-run" are in
 NO_RUN, with the reason.
 """
@@ -51,7 +51,6 @@ def test_the_examples_of_a_page_run(
     monkeypatch.setenv("FASTLOAD_STORE", str(tmp_path / "sets"))
     names: dict[str, Any] = {
         "__name__": "page",
-        "torch": torch,
         "device": "cpu",
         "dataset": Small(),
         "rank": 1,
