@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: runs benchmarks, each case in a fresh process, and prints one table."""
+"""`python -m benchmarks`: run benchmarks, each case in a new process, and print one table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NAMES = (
     "elastic",
 )
 ASKED_FOR = ("peers",)
-"""Benchmarks that are run where they are named: they want packages that the others do without."""
+"""Benchmarks that run only if they are named, because they need further packages."""
 DRAWN = "peers"
 """The benchmark that `--plot` draws."""
 FORMAT = "fastload-benchmarks/1"
@@ -68,22 +68,24 @@ class Section:
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
-    help="Runs of each case; every benchmark has its own default.",
+    help="Number of runs of each case.  [default: depends on the benchmark]",
 )
 @click.option(
-    "--smoke", is_flag=True, help="Tiny sizes, once: shows that all of it runs, and judges nothing."
+    "--smoke",
+    is_flag=True,
+    help="Run each case once with tiny sizes, to test the code. The aims are not checked.",
 )
 @click.option(
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write all figures here.",
+    help="File for all figures, as JSON.",
 )
 @click.option(
     "--plot",
     "plot_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw the rates of peers here, as PNG, or PDF or SVG by the name's ending.",
+    help="File for a plot of the rates of peers: .png, .pdf or .svg.",
 )
 def main(
     names: Sequence[str],
@@ -92,25 +94,30 @@ def main(
     json_path: Path | None,
     plot_path: Path | None,
 ) -> None:
-    """Measure fastload against torch's DataLoader: all benchmarks but peers, or those named.
+    """Compare fastload with torch's DataLoader.
 
-    Names: images, latency, engine, tensor_dataset, memory, collate, thread_cost, randomness, beside, decode,
-    packing, features, store, stream, parameters; and peers, fastload beside other loaders. README.md says what each
-    one is.
+    Without NAME, all benchmarks run except peers, which compares fastload with other loaders. benchmarks/README.md
+    describes each of them.
 
-    Every case is a fresh process, and cases take turns, so leave the machine to them. An aim that is not met is
-    reported and is no failure; a case that breaks is one (exit status 1). Ctrl-C ends with the table of the
-    benchmarks that were completed.
+    Every case is a new process, and cases take turns. Keep the machine otherwise idle. A missed aim is reported, but
+    is not a failure. If a case fails, the exit code is 1. Ctrl-C ends the run with the table of the completed
+    benchmarks.
+
+    \b
+    Examples:
+        python -m benchmarks images latency
+        python -m benchmarks --smoke
+        python -m benchmarks peers --plot peers.png
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # by way of what ends the case
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # SystemExit ends the case first
     names = tuple(dict.fromkeys(names)) or NAMES
     if plot_path is not None:
         if DRAWN not in names:
-            raise click.UsageError(f"--plot draws {DRAWN}: name it")
+            raise click.UsageError(f"--plot draws only the benchmark {DRAWN}. Name it as well")
         if plot_path.suffix not in (".png", ".pdf", ".svg"):
-            raise click.UsageError(f"--plot draws .png, .pdf or .svg, got {plot_path.name}")
+            raise click.UsageError(f"--plot must end in .png, .pdf or .svg, got {plot_path.name}")
         if importlib.util.find_spec("matplotlib") is None:
-            raise click.UsageError("--plot needs matplotlib: pip install 'fastload[bench]'")
+            raise click.UsageError("--plot needs matplotlib. Run pip install 'fastload[bench]'")
     origin = provenance(["python -m benchmarks", *sys.argv[1:]])
     click.echo(caption(origin))
     if warning := busy(origin):
@@ -138,23 +145,23 @@ def main(
         if draw(plot_path, origin, sections[DRAWN], smoke=smoke):
             click.echo(f"Plot: {plot_path}")
         else:
-            click.echo("Nothing is drawn: there are no rates.", err=True)
+            click.echo("No plot was drawn, because no rates were measured.", err=True)
     failed = sum(
         outcome.failed for section in sections.values() for outcome in section.all_outcomes
     )
     if failed:
-        click.echo(f"Error: {failed} runs failed; the table has only the others.", err=True)
+        click.echo(f"Error: {failed} runs failed. The table shows only the others.", err=True)
         status = status or 1
     sys.exit(status)
 
 
 def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
-    """Run the cases of a benchmark one after the other, then back again: what drifts favours none of them."""
+    """Run the cases of a benchmark in order, then in reverse order, so that a drift favours none of them."""
     try:
         benchmark = load(name)
     except ImportError as exc:
         raise click.ClickException(
-            f"{name} needs {exc.name}, which is not installed: pip install 'fastload[images,arrow]'"
+            f"{name} needs {exc.name}, which is not installed. Run pip install 'fastload[images,arrow]'"
         ) from exc
     if hasattr(benchmark, "prepare"):
         benchmark.prepare(smoke=smoke)
@@ -178,20 +185,20 @@ def run(name: str, *, repeats: int | None, smoke: bool) -> Section:
 
 
 def figures(outcomes: Mapping[str, Sequence[Outcome]]) -> Results:
-    """What was measured, without what was not."""
+    """Return the figures of each case, by repeat."""
     return {case: [outcome.figures for outcome in runs] for case, runs in outcomes.items()}
 
 
 def notes(sections: dict[str, Section], *, smoke: bool) -> list[str]:
-    """What stands under the table."""
+    """Return the notes below the table."""
     counts = ", ".join(
         f"{name} {len(section.outcomes[section.cases[0].name])}"
         for name, section in sections.items()
     )
     lines = [
-        "x: the figure over that of the row, or over the ideal, named beside it, each repeat by itself. torch's best: "
-        "its setting with the largest median.",
-        f"Medians of interleaved runs in fresh processes, so many of each: {counts}.",
+        "x: the figure divided by that of the named row, or by the named ideal, in the same repeat. torch's best: its "
+        "setting with the largest median.",
+        f"Medians of interleaved runs in new processes. Runs of each case: {counts}.",
     ]
     for name, section in sections.items():
         if section.versions:
@@ -201,7 +208,7 @@ def notes(sections: dict[str, Section], *, smoke: bool) -> list[str]:
             )
             lines.append(f"{name}: {', '.join(found)}.")
     if smoke:
-        lines.append("A smoke run: its sizes are too small for the figures to mean anything.")
+        lines.append("This is a smoke run with tiny sizes, so its figures mean nothing.")
     left_out = {
         f"Not measured: {name}: {case}: {outcome.error}"
         for name, section in sections.items()
@@ -213,7 +220,7 @@ def notes(sections: dict[str, Section], *, smoke: bool) -> list[str]:
 
 
 def draw(path: Path, origin: dict[str, Any], section: Section, *, smoke: bool) -> bool:
-    """Draw the rates of peers, with where they come from under them; False, and no file, where there are none."""
+    """Draw the rates of peers with their provenance, and return True. Without rates, return False and write no file."""
     from benchmarks._plot import save_plot
     from benchmarks.peers import CONDITIONS, bars
 
@@ -226,7 +233,7 @@ def draw(path: Path, origin: dict[str, Any], section: Section, *, smoke: bool) -
     versions = (f"{name} {version}" for name, version in section.versions.items() if version)
     lines = [
         CONDITIONS,
-        f"{points}, in fresh processes.",
+        f"{points}, in new processes.",
         caption(origin) + commit,
         ", ".join(versions),
     ]
@@ -236,7 +243,7 @@ def draw(path: Path, origin: dict[str, Any], section: Section, *, smoke: bool) -
         drawn,
         title="Images per second",
         caption="\n".join(folded),
-        warning="A smoke run: its sizes are too small to mean anything." if smoke else "",
+        warning="A smoke run with tiny sizes: its figures mean nothing." if smoke else "",
     )
     return True
 
@@ -244,7 +251,7 @@ def draw(path: Path, origin: dict[str, Any], section: Section, *, smoke: bool) -
 def document(
     origin: dict[str, Any], sections: dict[str, Section], *, smoke: bool
 ) -> dict[str, Any]:
-    """All of it as JSON values: provenance, rows, and what each run measured."""
+    """Return everything as JSON values: provenance, rows, and the figures of each run."""
     return {
         "format": FORMAT,
         "provenance": origin,

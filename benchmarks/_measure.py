@@ -64,8 +64,8 @@ def run_epochs(
         if not torch.equal(delivered, expected):
             different = len(set(delivered.tolist()))
             raise BenchError(
-                f"pass {number} delivered {len(delivered)} samples, {different} different ones, and "
-                f"should have delivered each of {len(expected)} exactly once"
+                f"pass {number} delivered {len(delivered)} samples, {different} of them different, but "
+                f"must deliver each of {len(expected)} exactly once"
             )
     return [epoch for epoch, _ in passes]
 

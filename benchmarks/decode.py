@@ -81,7 +81,7 @@ def _paint(folder: Path, count: int, height: int, width: int) -> list[str]:
 
 
 def _path(name: str, paths: list[str], size: int) -> Callable[[int], Any]:
-    """A function of a number that loads one of the pictures; checked to give the right shape of each."""
+    """A function of a number that loads one of the images; checked to give the right shape of each."""
     encoded = [Path(path).read_bytes() for path in paths]
     plan = Resize((size, size))
     listed = ImageFileList(
@@ -134,7 +134,7 @@ def _path(name: str, paths: list[str], size: int) -> Callable[[int], Any]:
 
 
 def _cpu_seconds(load: Callable[[int], Any], seconds: float) -> float:
-    """CPU of this thread, alone, for one picture."""
+    """CPU of this thread, alone, for one image."""
     end, count, began = perf_counter() + seconds, 0, thread_time()
     while perf_counter() < end or not count:
         load(count)

@@ -64,11 +64,13 @@ def transform(name: str) -> Any:
 
 
 def sample_images(count: int) -> list[str]:
-    """The paths of `count` generated pictures; kept between runs, in a folder of this user's in the temporary one."""
+    """The paths of `count` generated images; kept between runs, in a folder of this user's in the temporary one."""
     folder = Path(tempfile.gettempdir(), f"fastload-benchmarks-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user; set TMPDIR to a folder of yours")
+        raise PermissionError(
+            f"{folder} belongs to another user. Set TMPDIR to a folder of your own"
+        )
     images = folder / f"images-{count}"
     # In a process of its own: painting leaves threads and memory behind that the loaders shall not find.
     command = [sys.executable, "-m", "fastload", "images", str(images), "--count", str(count)]

@@ -80,7 +80,9 @@ def measure(*, start: Start, workers: int, length: int) -> Figures:
         tree = [os.getpid(), *descendants(os.getpid())]
         threads = sum(len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in tree)
     if memory is None:
-        raise NotMeasuredError("memory is read from /proc/PID/smaps_rollup, which is not there")
+        raise NotMeasuredError(
+            "memory is read from /proc/PID/smaps_rollup, which this system does not have"
+        )
     return {
         "first_batch_s": epoch.first_batch_s,
         "peak_mib": memory.allocated / 2**20,

@@ -35,7 +35,7 @@ REPEATS = 3
 
 COUNT, SMOKE_COUNT = 2048, 16
 COPIES = 4
-"""How often the larger set has each picture."""
+"""How often the larger set has each image."""
 WORKERS = 2
 SLOWER, LARGER = 1.2, 1.1
 """The most that packing may take: of the time of its decoding and encoding, and of a smaller set's memory."""
@@ -59,7 +59,7 @@ def cases(*, smoke: bool) -> list[Case]:
 
 
 def measure(*, mode: Mode, way: Literal["pack", "bare"], count: int, copies: int) -> Figures:
-    """Seconds of either way, and of packing the memory. BenchError unless the set has all pictures, right ones."""
+    """Seconds of either way, and of packing the memory. BenchError unless the set has all images, right ones."""
     paths = sample_images(count)
     prepare_cache(paths, "warm")
     torch.set_num_threads(1)  # as in the threads of a loader
@@ -76,7 +76,7 @@ def measure(*, mode: Mode, way: Literal["pack", "bare"], count: int, copies: int
 
 
 def _pack(mode: Mode, paths: list[str], folder: Path) -> Path:
-    """The set of these pictures."""
+    """The set of these images."""
     folder.mkdir()
     listed = folder / "list.txt"
     listed.write_text("".join(f"{path}\n" for path in paths))
@@ -92,7 +92,7 @@ def _pack(mode: Mode, paths: list[str], folder: Path) -> Path:
 
 
 def payload(mode: Mode, path: str, encoded: bytes) -> bytes:
-    """What a picture is packed as: decoded in every mode, as `pack` does to see whether it can be."""
+    """What an image is packed as: decoded in every mode, as `pack` does to see whether it can be."""
     pixels = decode_pixels(encoded, name=path, max_size=None if mode == "encoded" else PACKED_SIDE)
     if mode == "jpeg":
         return encode_rgb(pixels, quality=QUALITY)
@@ -125,7 +125,7 @@ def _bare_seconds(mode: Mode, paths: list[str]) -> float:
 
 
 def check(out: Path, paths: list[str], *, copies: int) -> None:
-    """Raise BenchError unless the set has each picture so often, in order; the payloads of 16 of them are looked at."""
+    """Raise BenchError unless the set has each image so often, in order; the payloads of 16 of them are looked at."""
     dataset = PackedDataset(out, decode=False)
     count = len(paths) * copies
     if len(dataset) != count:

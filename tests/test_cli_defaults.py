@@ -66,7 +66,7 @@ def test_predict_has_the_defaults_of_the_function() -> None:
     assert given["batch_size"] == BATCH_SIZE
     option = next(one for one in predict.params if one.name == "parts")
     assert isinstance(option, click.Option)
-    assert f"each {ROWS_OF_PART} samples, at most {MOST_PARTS}]" in str(option.help)
+    assert f"one per {ROWS_OF_PART} samples, at most {MOST_PARTS}]" in str(option.help)
 
 
 @pytest.mark.parametrize(("command", "option", "choices"), CHOICES)

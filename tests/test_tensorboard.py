@@ -55,7 +55,7 @@ def test_it_answers_where_it_says_and_ends(tmp_path: Path) -> None:
         with tensorboard(logdir, "--port", str(port), errors=tmp_path / "errors") as running:
             mine = urlsplit(running.url).port
             assert mine != port
-            assert f"Port {port} is taken, so it is {mine}." in running.said
+            assert f"Port {port} is taken, so port {mine} is used." in running.said
             assert (
                 f"shows {logdir} (runs: 1, profiles: 0) at http://localhost:{mine}/" in running.said
             )
@@ -79,7 +79,7 @@ def test_an_empty_folder_is_said_to_be_and_sigterm_ends_it(tmp_path: Path) -> No
     (tmp_path / "logdir").mkdir()
     with tensorboard(tmp_path / "logdir", errors=tmp_path / "errors") as running:
         where = tmp_path / "logdir" / "DATE-TIME-workersN-ranksN"
-        assert f"holds no run yet: `fastload train` writes each into {where})" in running.said
+        assert f"(no runs yet; `fastload train` writes each into {where})" in running.said
         running.process.send_signal(signal.SIGTERM)
         running.process.wait(60)
     assert running.process.returncode == 143

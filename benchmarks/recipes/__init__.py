@@ -6,9 +6,9 @@ A module of this package offers
     pack(root: Path, out: Path, variant: str)      where the loader reads a format of its own: writes `root` to `out`
 
 and imports its loader at the top, so that a loader which is not installed is an ImportError. The work is:
-RandomResizedCrop(224) with torchvision's defaults and a random flip, shuffled, `task.batch` pictures a batch,
-`task.workers` threads or processes. `root` is `tree(count)`: a directory for each picture, so that the number of its
-class is the number of the picture.
+RandomResizedCrop(224) with torchvision's defaults and a random flip, shuffled, `task.batch` images a batch,
+`task.workers` threads or processes. `root` is `tree(count)`: a directory for each image, so that the number of its
+class is the number of the image.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ import torch
 from benchmarks.images import sample_images
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""uint8[B, 3, 224, 224] in any memory format, and the pictures' numbers, int64[B]."""
+"""uint8[B, 3, 224, 224] in any memory format, and the images' numbers, int64[B]."""
 
 SIZE = 224
 PACKED_SIDE = 256
-"""The longer side, in pixels, of pictures that are made smaller when they are packed."""
+"""The longer side, in pixels, of images that are made smaller when they are packed."""
 QUALITY = 90
 T = TypeVar("T")
 
@@ -42,11 +42,11 @@ class Task:
     """What a recipe is to do."""
 
     source: Path
-    """The tree of pictures, or what `pack` wrote."""
+    """The tree of images, or what `pack` wrote."""
     variant: str
     """Which of a module's recipes, or of its formats."""
     count: int
-    """Pictures in `source`."""
+    """Images in `source`."""
     batch: int
     workers: int
     how: str = "planes"
@@ -65,7 +65,7 @@ class Endless(Generic[T]):
 
 
 def points(pictures: torch.Tensor) -> torch.Tensor:
-    """A copy of 8 x 8 pixels of each picture, symmetric about its middle: what is kept to see that it is right."""
+    """A copy of 8 x 8 pixels of each image, symmetric about its middle: what is kept to see that it is right."""
     return pictures[:, :, 10::29, 10::29].clone(memory_format=torch.contiguous_format)
 
 
@@ -89,7 +89,7 @@ def tree(count: int) -> Path:
 
 
 def files(root: Path) -> list[str]:
-    """The pictures of a tree, by number."""
+    """The images of a tree, by number."""
     return [str(root / line) for line in (root / "filelist.txt").read_text().splitlines()]
 
 

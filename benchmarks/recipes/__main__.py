@@ -1,4 +1,4 @@
-"""`python -m benchmarks.recipes RECIPE VARIANT ROOT OUT`: packs the pictures below ROOT into the empty folder OUT."""
+"""`python -m benchmarks.recipes RECIPE VARIANT ROOT OUT`: packs the images below ROOT into the empty folder OUT."""
 
 from __future__ import annotations
 

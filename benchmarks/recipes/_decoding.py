@@ -17,12 +17,12 @@ crop = v2.Compose([v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizont
 
 
 def decode_file(path: str) -> torch.Tensor:
-    """The picture in a file, uint8[3, H, W]."""
+    """The image in a file, uint8[3, H, W]."""
     return decode_image(path, mode=ImageReadMode.RGB)
 
 
 def decode(encoded: bytes) -> torch.Tensor:
-    """The picture in encoded bytes, uint8[3, H, W]."""
+    """The image in encoded bytes, uint8[3, H, W]."""
     return decode_image(torch.frombuffer(bytearray(encoded), dtype=torch.uint8), ImageReadMode.RGB)
 
 

@@ -1,4 +1,4 @@
-"""Whether what a loader delivered was the work: random crops of all pictures, each once, in an order of its own."""
+"""Whether what a loader delivered was the work: random crops of all images, each once, in an order of its own."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def run_pass(batches: Iterable[Batch]) -> Pass:
 
 
 def check(passes: Sequence[Pass], paths: Sequence[str], *, shape: list[int], flips: bool) -> None:
-    """Raise BenchError unless every pass delivered random crops of all pictures, each once, in an order of its own.
+    """Raise BenchError unless every pass delivered random crops of all images, each once, in an order of its own.
 
-    Two crops of one picture are more like each other than like each other's mirror image, unless a coin decides on the
+    Two crops of one image are more like each other than like each other's mirror image, unless a coin decides on the
     flip: then they are in half of the pairs. That half may be missed by four standard deviations.
     """
     count = len(paths)
@@ -66,22 +66,24 @@ def check(passes: Sequence[Pass], paths: Sequence[str], *, shape: list[int], fli
         ordered, at = one.numbers.sort()
         if not torch.equal(ordered, torch.arange(count)):
             raise BenchError(
-                f"pass {number} delivered {len(ordered)} pictures, {len(set(ordered.tolist()))} different "
-                f"ones, and should have delivered each of {count} exactly once"
+                f"pass {number} delivered {len(ordered)} images, {len(set(ordered.tolist()))} of them different, "
+                f"but must deliver each of {count} exactly once"
             )
         if torch.equal(one.numbers, ordered):
             raise BenchError(f"pass {number} was not shuffled")
         by_number.append(one.points[at].float())
     for number in range(1, len(passes)):
         if torch.equal(passes[number].numbers, passes[number - 1].numbers):
-            raise BenchError(f"pass {number} had the order of the one before")
+            raise BenchError(f"pass {number} had the same order as the pass before")
         before, after = by_number[number - 1 : number + 1]
         upright, mirrored = _apart(before, after), _apart(before, after.flip(-1))
         same = (torch.minimum(upright, mirrored) < 2).float().mean().item()
         alike += int((upright < mirrored).sum())
         pairs += count
         if same > 0.1:
-            raise BenchError(f"pass {number}: {same:.0%} of the crops are those of the pass before")
+            raise BenchError(
+                f"pass {number}: {same:.0%} of the crops are the same as in the pass before"
+            )
     if flips and abs(alike - pairs / 2) > 2 * pairs**0.5:
         raise BenchError(
             f"{alike / pairs:.0%} of the crops lie as those of another pass; expected 50%"
@@ -93,12 +95,12 @@ def check(passes: Sequence[Pass], paths: Sequence[str], *, shape: list[int], fli
 
 
 def _apart(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Mean difference between pictures of equal number, in steps of 255."""
+    """Mean difference between images of equal number, in steps of 255."""
     return (left - right).abs().mean((1, 2, 3))
 
 
 def _likeness(crops: torch.Tensor, paths: Sequence[str]) -> float:
-    """The smaller correlation, of brightness and of red against blue, between crops and the whole pictures."""
+    """The smaller correlation, of brightness and of red against blue, between crops and the whole images."""
     whole = torch.stack([_mean_colour(path) for path in paths])
     part = crops.mean((2, 3))
     pairs = [

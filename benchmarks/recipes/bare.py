@@ -1,7 +1,7 @@
 """The bound: plain threads that read, decode with simplejpeg, and resize a random box by torch's uint8 kernel.
 
-There is no loader: each thread takes the next picture and drops what it made of it, but for the `points` that show that
-it was made. A pass is one batch of all pictures' points. Whole pictures are decoded, and none is flipped.
+There is no loader: each thread takes the next image and drops what it made of it, but for the `points` that show that
+it was made. A pass is one batch of all images' points. Whole images are decoded, and none is flipped.
 """
 
 from __future__ import annotations

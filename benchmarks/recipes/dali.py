@@ -1,6 +1,6 @@
 """DALI on the CPU: its file reader, the decoder that decodes only the crop, resize, flip, and its iterator for torch.
 
-Its shuffle is a buffer of 1,024 pictures, its default: not a global one.
+Its shuffle is a buffer of 1,024 images, its default: not a global one.
 """
 
 from __future__ import annotations

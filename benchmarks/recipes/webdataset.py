@@ -16,7 +16,7 @@ from benchmarks.recipes import Batch, Task, files
 from benchmarks.recipes._decoding import crop, decode, encoded
 
 SHARDS = 8
-"""Equal ones, so that each of 2 or 4 workers has whole batches of 64 of 2,048 pictures."""
+"""Equal ones, so that each of 2 or 4 workers has whole batches of 64 of 2,048 images."""
 
 
 @contextmanager

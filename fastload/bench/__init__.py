@@ -1,15 +1,15 @@
-"""`fastload bench`: serial loading, threads and processes, raced on images.
+"""`fastload bench`: compare serial loading, threads and processes on images.
 
     plan.py        what to run, as pure values: a workload, and the runs over it, in one or several ranks
-    run.py         executes runs one after another: page cache, ranks, what else went on
-    loop.py        one rank of a run, in a fresh process: N steps over one loader, figures out
-    timeline.py    a short run in a fresh process, under torch's profiler: what each thread does
-    figures.py     what runs yield, as pure values, and what several ranks yield together
-    roofline.py    the most that a configuration could load
+    run.py         executes runs one after another: page cache, ranks, load of other processes
+    loop.py        one rank of a run, in a new process: N steps over one loader
+    timeline.py    a short run in a new process, under torch's profiler: what each thread does
+    figures.py     the figures of a run, as pure values, and those of several ranks together
+    roofline.py    the highest rate that a configuration could reach
     report.py      outcomes to rows, rows to a table, all of it to JSON
     page/          that JSON as report.html
-    plot.py        rows to a picture (matplotlib)
+    plot.py        rows to a plot (matplotlib)
 
 Data goes one way: `plan_runs` -> `execute` -> `summarise` -> table, JSON -> page. A sweep is a longer plan.
-It never imports `train`, nor `train` it: what both need is in `measure`.
+This package and `train` never import each other. What both need is in `measure`.
 """

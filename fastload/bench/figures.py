@@ -1,4 +1,4 @@
-"""What a run yields, as pure values."""
+"""The figures of a run, as pure values."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from fastload.measure.processes import PeakMemory
 
 
 class BenchError(FastloadError):
-    """A benchmark cannot be run as asked, or a run did not do what it was asked to."""
+    """Raised if a benchmark cannot run with these arguments, or if a run gave wrong samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one run measured. "Steady" is the time from the end of the warm-up steps to the end of the last step.
+    """The figures of one run. "Steady" is the time from the end of the warm-up steps to the end of the last step.
 
-    Of several ranks, what `together` makes of them.
+    `together` combines the figures of several ranks.
     """
 
     rate: float
-    """Samples per second, steady; of all ranks together."""
+    """Samples per second of all ranks together, in the steady time."""
     rank_rates: list[float]
     """Samples per second of each rank, in its own steady time."""
     window_rates: list[float]
-    """Samples per second of each status window that ended after the warm-up: what the printed average is over."""
+    """Samples per second of each status window that ended after the warm-up. Their mean is the printed average."""
     first_batch_s: float
-    """Seconds from `iter()` to the first batch in hand: starting threads or processes is in it, imports are not."""
+    """Seconds from `iter()` to the first batch. They include the start of threads or processes, but not imports."""
     steady_s: float
     """Seconds of steady running."""
     wait_share: float
-    """Share (0 to 1) of the steady seconds that the loop waited for the loader; near 1 the loader bounds the run."""
+    """Share (0 to 1) of the steady seconds in which the loop waited for the loader. Near 1, the loader is the limit."""
     cpu_s_per_1000: float | None
-    """CPU seconds (user + system, children included) per 1,000 samples, steady; None where it cannot be known."""
+    """Steady CPU seconds (user + system, with children) per 1,000 samples, or None if unknown."""
     total_s: float
     """Seconds from `iter()` to the end of the last step."""
     close_s: float
-    """Seconds that stopping the loader took, with work in flight."""
+    """Seconds that closing the loader took, with work in flight."""
     samples: int
-    """Samples delivered, in exactly the order that was asked for (anything else is an error)."""
+    """Samples delivered, in exactly the planned order. Any other order is an error."""
     unique_samples: int
-    """Different samples among them, by the index that the dataset itself returned."""
+    """Different samples among them, by the index that the dataset returned."""
     intraop_threads: int
-    """torch's intra-op threads in the loop's process; torch's worker processes have one each."""
+    """torch's intra-op threads in the process of the loop. Each of torch's worker processes has one."""
     start_method: str | None
-    """How worker processes were started; None for loaders that have none."""
+    """Start method of the worker processes, or None for loaders without processes."""
     loader_stats: dict[str, Any] | None
-    """`fastload.DataLoader.stats()` at the last step; None for torch's loader, which has none."""
+    """`fastload.DataLoader.stats()` at the last step, or None for torch's loader."""
     finding: str | None
-    """What bounds the run, by those stats, in a sentence; None without them."""
+    """A sentence on what limits the run, from those stats, or None without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one rank of a run measured."""
+    """The figures of one rank of a run."""
 
     figures: Figures
     steady_from_s: float
@@ -69,11 +69,12 @@ class Part:
 
 
 def together(parts: Sequence[Part]) -> Figures:
-    """The figures of all ranks of a run (at least one) as those of one run.
+    """Combine the figures of all ranks of a run (at least one) into those of one run.
 
-    The rate is that of all samples over the time from the first rank's warm-up to the last rank's end, so it is never
-    more than the sum of the ranks' own. What a training step of all ranks waits for is that of the slowest: times are
-    the longest. CPU and waiting are means, as the ranks load equally much. Windows, stats and finding are rank 0's.
+    The rate counts all samples over the time from the first rank's warm-up to the last rank's end. So it is never more
+    than the sum of the ranks' rates. Times are the longest of any rank, because a training step waits for the slowest
+    one. CPU and waiting are means, because all ranks load the same number of samples. Windows, stats and finding are
+    those of rank 0.
     """
     first, ranks = parts[0].figures, [part.figures for part in parts]
     if len(parts) == 1:
@@ -97,26 +98,26 @@ def together(parts: Sequence[Part]) -> Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A run and what came of it: figures, or an error in one line."""
+    """A run and its result: figures, or an error in one line."""
 
     run: Run
     figures: Figures | None
     error: str | None
     memory: PeakMemory | None
     cached_share: float | None
-    """Share (0 to 1) of the run's bytes that were in the page cache when it started; None where that is not known."""
+    """Share (0 to 1) of the run's bytes that were in the page cache when it started, or None if unknown."""
     others_share: float | None
-    """Share (0 to 1) of the machine's cores that other processes took meanwhile: the more, the less a figure means."""
+    """Share (0 to 1) of the machine's cores that other processes used during the run. The more, the less reliable."""
     messages: str
-    """What the run wrote on standard error: warnings, tracebacks."""
+    """Standard error of the run: warnings and tracebacks."""
 
 
 def average_line(rates: Sequence[float], *, warmup_steps: int) -> str:
-    """The line that sums up a run: mean and population standard deviation of its windows, or what is missing."""
+    """Return the summary line of a run: mean and standard deviation of its windows, or why they are missing."""
     missing = (
         ""
         if rates
-        else f": no status window ended after step {warmup_steps}; take more steps (--nsteps) or shorter windows "
+        else f": no status window ended after step {warmup_steps}. Use more steps (--nsteps), or shorter windows "
         "(--status-print-interval)"
     )
     return f"Average image rate: {average(rates)}{missing}"

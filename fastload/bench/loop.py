@@ -1,4 +1,4 @@
-"""One rank of a run: N steps over one loader. `run` starts it in a fresh process, and does not import it."""
+"""One rank of a run: N steps over one loader. `run` starts this module in a new process, and does not import it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fastload.telemetry.diagnosis import bound
 
 
 def image_transform(name: TransformName) -> Callable[[Any], torch.Tensor]:
-    """PIL image -> float32[3, H, W]: torchvision's own transforms (v1), as a user would compose them."""
+    """Return a transform from PIL image to float32[3, H, W], composed of torchvision's transforms (v1)."""
     if name == "resize":
         steps: list[Any] = [transforms.Resize((256, 256)), transforms.ToTensor()]
     else:
@@ -42,7 +42,7 @@ def image_transform(name: TransformName) -> Callable[[Any], torch.Tensor]:
 
 
 def open_loader(run: Run, dataset: Dataset[Any], order: list[int]) -> TorchDataLoader[Any]:
-    """The loader of a run: the only thing in which two runs over one workload differ."""
+    """Return the loader of a run. Two runs over one workload differ in nothing else."""
     kind = TorchDataLoader if run.loader == "torch" else fastload.DataLoader
     return kind(
         dataset, run.workload.batch_size, sampler=order, num_workers=run.workers, drop_last=True
@@ -50,7 +50,7 @@ def open_loader(run: Run, dataset: Dataset[Any], order: list[int]) -> TorchDataL
 
 
 def open_run(run: Run, rank: int = 0) -> tuple[TorchDataLoader[Any], list[int]]:
-    """The loader of a rank over the files of the run's list, and the indices that it is to give."""
+    """Return the loader of a rank over the files of the run's list, and the indices that it must deliver."""
     work = run.workload
     transform = image_transform(work.transform)
     listed = ImageFileList(work.file_list, base_dir=work.base_dir, transform=transform)
@@ -65,9 +65,9 @@ def measure(
     rank: int = 0,
     barrier: Callable[[], None] = lambda: None,
 ) -> Part:
-    """Take `steps` batches from a rank's loader, a step each; `say` gets the lines of the run as they come.
+    """Take `steps` batches from a rank's loader, one per step. Pass each line of the run to `say` at once.
 
-    `barrier` is called when all is ready, and returns when the loading is to start.
+    `barrier` is called when the rank is ready. It returns when all ranks are, and loading starts.
     """
     began = time.monotonic()
     work = run.workload
@@ -75,7 +75,7 @@ def measure(
     say(f"Batch size: {work.batch_size}")
     say(f"num workers: {run.workers}")
     if run.ranks > 1:
-        say(f"ranks: {run.ranks} on this node; the rates below are of rank {rank} alone")
+        say(f"ranks: {run.ranks} on this node; the rates below are those of rank {rank}")
     say("Starting data loader")
     barrier()
     ours = loader if isinstance(loader, fastload.DataLoader) else None
@@ -86,7 +86,7 @@ def measure(
         with meter.waiting():
             _images, _targets, indices = next(batches)
         with meter.stepping(len(indices)):
-            pass  # There is nothing to compute: a step only waits.
+            pass  # A step computes nothing, and only waits.
         delivered += indices.tolist()
         if number % work.status_print_interval == 0:
             say(f"step_img_rate: {meter.window():.2f}")
@@ -102,7 +102,7 @@ def measure(
     say(f"All Done: {closed - began:.2f}")
 
     if delivered != order[: work.samples]:
-        raise BenchError(f"{run.name}: the loader delivered other samples than it was asked for")
+        raise BenchError(f"{run.name}: the loader delivered wrong samples or a wrong order")
     rate, wait_share, cpu_s = measured.rate, measured.wait_share, measured.steady_cpu_s
     assert rate is not None  # A run has more steps than the warm-up.
     assert wait_share is not None

@@ -1,4 +1,4 @@
-"""What a benchmark is to run, as pure values: nothing here opens a file or starts a process."""
+"""The plan of a benchmark, as pure values. Nothing here opens a file or starts a process."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from fastload.sampler import RankSampler
 LoaderKind = Literal["serial", "thread", "torch"]
 """serial: fastload's loader without workers, inline. thread: fastload's threads. torch: torch's worker processes."""
 TransformName = Literal["resize", "rrc"]
-"""What torchvision's own transforms (v1) make of a picture: see `TRANSFORMS`."""
+"""Name of a transform of images, with torchvision's transforms (v1). See `TRANSFORMS`."""
 
 TRANSFORMS: dict[TransformName, str] = {
     "resize": "Resize((256, 256)) + ToTensor",
     "rrc": "RandomResizedCrop(224) + flip + ToTensor + Normalize",
 }
-"""In words."""
+"""Descriptions of the transforms."""
 LOADERS: tuple[LoaderKind, ...] = get_args(LoaderKind)
 LOADER_NAMES: dict[LoaderKind, str] = {
     "thread": "fastload threads",
     "torch": "torch processes",
     "serial": "serial",
 }
-"""As legends of plots and pages name them, in this order."""
+"""Names in the legends of plots and pages, in this order."""
 TRACED_STEPS = 4
-"""Steps that a timeline shows: the last of a run that is just long enough to be in its stride."""
+"""Steps that a timeline shows: the last ones of a run, after its warm-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What every run of a benchmark has in common: the samples, their order, and the loop that takes them."""
+    """What all runs of a benchmark have in common: the samples, their order, and the loop that takes them."""
 
     file_list: str
     base_dir: str | None = None
@@ -45,31 +45,31 @@ class Workload:
     steps: int = 20
     status_print_interval: int = 5
     step_ms: float = 0.0
-    """Milliseconds that a step waits for a simulated accelerator; 0 means that the loop does nothing but load."""
+    """Milliseconds that a step waits, as if for an accelerator. 0: the loop only loads."""
     seed: int = 0
     cache: CacheState = "warm"
 
     @property
     def samples(self) -> int:
-        """Samples that a rank of a run delivers: `steps` full batches, however short the list is."""
+        """Number of samples that a rank of a run delivers: `steps` full batches, even if the list is shorter."""
         return self.steps * self.batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measurement: a loader over a workload. Runs over one workload differ in the loader and in nothing else."""
+    """One measurement: a loader over a workload. Runs over one workload differ only in the loader."""
 
     workload: Workload
     loader: LoaderKind
     workers: int
-    """Workers of each rank."""
+    """Workers per rank."""
     ranks: int = 1
-    """Processes that load at once on this node, each its part of the order."""
+    """Processes on this node that load at the same time, each its part of the order."""
     repeat: int = 0
 
     @property
     def name(self) -> str:
-        """The loader, its workers and its ranks, in words."""
+        """Name of the run: the loader, its workers and its ranks."""
         ranks = "" if self.ranks == 1 else f"{self.ranks} ranks x "
         if self.loader == "serial":
             return f"{ranks}serial"
@@ -79,22 +79,22 @@ class Run:
 
     @property
     def ordered_samples(self) -> int:
-        """Samples that the loader of each rank is given: more than the loop takes.
+        """Number of samples in the order of each rank's loader: more than the loop takes.
 
-        A loader that reaches the end of its order stops reading ahead, and what it had read ahead before the measured
-        steps then looks like speed. The order is longer than any loader here looks ahead (torch: 2 batches a worker;
-        fastload: 2 + workers at most), so the work in flight is the same at the first measured step as at the last.
+        At the end of its order a loader stops reading ahead, and batches read during the warm-up would then count as
+        speed. So the order is longer than any loader here reads ahead: torch at most 2 batches per worker, fastload at
+        most 2 + workers. The work in flight is then the same at the first measured step as at the last.
         """
         ahead_batches = 2 * self.workers + 2 if self.workers else 0
         return self.workload.samples + ahead_batches * self.workload.batch_size
 
     def to_json(self) -> dict[str, Any]:
-        """This run as plain JSON values."""
+        """Return this run as plain JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The run that `to_json` wrote down."""
+        """Return the run of which `to_json` returned these values."""
         return cls(**{**document, "workload": Workload(**document["workload"])})
 
 
@@ -106,10 +106,10 @@ def plan_runs(
     repeats: int,
     ranks: Sequence[int] = (1,),
 ) -> list[Run]:
-    """Every loader with every number of workers (the serial one once) in every number of ranks, `repeats` times.
+    """Return runs of each loader with each number of workers and ranks, `repeats` times. Serial loading has no workers.
 
-    The repeats are interleaved. Every second one goes backwards, so that a machine that slowly gets faster or slower
-    favours no loader.
+    The repeats are interleaved. Every second one is in reverse order, so that a machine that slowly gets faster or
+    slower favours no loader.
     """
     once = [
         (together, loader, count)
@@ -125,13 +125,13 @@ def plan_runs(
 
 
 def traced(run: Run) -> Run:
-    """The run to draw a timeline of: as `run`, in one rank, and short."""
+    """Return the short run for a timeline: like `run`, but in one rank."""
     steps = WARMUP_STEPS + TRACED_STEPS
     return replace(run, ranks=1, repeat=0, workload=replace(run.workload, steps=steps))
 
 
 def rank_order(run: Run, length: int, rank: int) -> list[int]:
-    """The indices that a rank's loader is given: its part, by `RankSampler`, of one order over `length` samples.
+    """Return the indices for a rank's loader: its `RankSampler` part of one order over `length` samples.
 
     Step k of all ranks together is one contiguous piece of that order.
     """
@@ -141,10 +141,10 @@ def rank_order(run: Run, length: int, rank: int) -> list[int]:
 
 
 def sample_order(length: int, count: int, *, seed: int) -> list[int]:
-    """The first `count` indices of an endless sequence of epochs over `length` samples, each shuffled by `seed`.
+    """Return the first `count` indices of an endless sequence of epochs over `length` samples, shuffled by `seed`.
 
-    A pure function, and a prefix of every longer order with the same seed: all runs deliver the same samples in the
-    same order, and a list that is shorter than the run is begun again only after every sample of it was delivered.
+    This is a pure function, and its result is a prefix of every longer order with the same seed. So all runs deliver
+    the same samples in the same order. If the list is shorter than a run, it starts again after its last sample.
     """
     generator = np.random.default_rng(seed)
     epochs = [generator.permutation(length) for _ in range(math.ceil(count / length))]

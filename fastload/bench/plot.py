@@ -1,4 +1,4 @@
-"""Rows to a picture: rate and time to first batch over the number of workers. The only file that needs matplotlib."""
+"""Plot rows: rate and time to first batch over the number of workers. The only file that needs matplotlib."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _STYLE: dict[LoaderKind, tuple[str, str]] = {
     "serial": ("#66727f", ""),
 }
 _PARALLEL: tuple[tuple[LoaderKind, float], ...] = (("thread", -0.015), ("torch", 0.015))
-"""Each parallel loader, and how far aside its points are drawn, so that equal ones do not hide each other."""
+"""Each parallel loader, and the shift of its points, so that equal ones do not hide each other."""
 
 
 def save_plot(path: Path, rows: Sequence[Row], workload: Workload, *, caption: str) -> None:
-    """Draw the rows (at least one) into a PNG, or whatever format the name's ending says; of the fewest ranks alone.
+    """Draw the rows (at least one) with the fewest ranks into a PNG, or another format that the suffix names.
 
-    Points are medians, bars reach from the smallest to the largest run. `caption` says where it was measured.
+    Points are medians, and bars reach from the smallest to the largest run. `caption` names the machine.
     """
     fewest = min(row.ranks for row in rows)
     rows = [row for row in rows if row.ranks == fewest]
@@ -77,7 +77,7 @@ def save_plot(path: Path, rows: Sequence[Row], workload: Workload, *, caption: s
 def _panel(
     axes: Axes, rows: Sequence[Row], value: Callable[[Row], Spread], *, title: str, better: str
 ) -> None:
-    """One figure over the number of workers: a line for each parallel loader, a level for the serial one."""
+    """Draw one figure over the number of workers: a line for each parallel loader, a level for the serial one."""
     counts = sorted({row.workers for row in rows if row.workers}) or [1]
     for kind, aside in _PARALLEL:
         mine = sorted((row for row in rows if row.loader == kind), key=lambda row: row.workers)

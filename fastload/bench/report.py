@@ -1,4 +1,4 @@
-"""Outcomes to rows, rows to a table, and all of it to JSON with its provenance."""
+"""Turn outcomes into rows, rows into a table, and all of it into JSON with its provenance."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fastload.measure.tables import Spread, columns
 
 FORMAT = "fastload-bench/1"
 QUIET_SHARE = 0.05
-"""Share of the cores that other processes may take before the report warns of it."""
+"""Share of the cores that other processes may use before the report warns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One loader with one number of workers and of ranks, over all its repeats that succeeded (at least one)."""
+    """One loader with one number of workers and ranks, over all repeats that succeeded (at least one)."""
 
     loader: LoaderKind
     workers: int
@@ -31,17 +31,17 @@ class Row:
     name: str
     runs: int
     rate: Spread
-    """Samples per second, steady; of all ranks together."""
+    """Samples per second of all ranks together, in the steady time."""
     rank_rate: Spread
-    """Samples per second of one rank: over the ranks of all runs."""
+    """Samples per second of one rank, over the ranks of all runs."""
     ratio: Spread | None
-    """Rate over that of the serial loader in as many ranks, within each repeat; None without a serial run."""
+    """Rate divided by that of the serial loader with the same number of ranks, in the same repeat. None without one."""
     first_batch_s: Spread
     cpu_s_per_1000: Spread | None
     peak_bytes: Spread | None
     wait_share: Spread
     occupancy: Spread | None
-    """Share (0 to 1) of the batches in flight that were ready when the loop asked; None of a loader without threads."""
+    """Share (0 to 1) of the batches in flight that were ready when the loop asked. None for loaders without threads."""
     samples: int
     unique_samples: int
     cached_share: Spread | None
@@ -50,7 +50,7 @@ class Row:
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
-    """One row for each loader, number of workers and of ranks that has figures, in the order of their first runs."""
+    """Return one row for each loader, number of workers and number of ranks with figures, in order of first runs."""
     serial_rates = {
         (outcome.run.repeat, outcome.run.ranks): outcome.figures.rate
         for outcome in outcomes
@@ -99,14 +99,14 @@ def _row(
 
 
 def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: int) -> list[str]:
-    """What is about to be measured, and what will make it less than it seems."""
+    """Return lines on what will be measured, and warnings of what will distort it."""
     lines = [
         caption(origin),
         f"{runs} runs of {workload.steps} steps of {workload.batch_size} samples, out of {listed} files.",
     ]
     if listed < workload.samples:
         lines.append(
-            f"The list is shorter than a run: it is begun again after {listed} samples, and from then on the files "
+            f"The list is shorter than a run, so it starts again after {listed} samples. From then on, the files "
             "come from the page cache."
         )
     if warning := busy(origin):
@@ -115,13 +115,13 @@ def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: i
 
 
 def table(rows: Sequence[Row], workload: Workload) -> str:
-    """The rows as a table to read, and under it what its columns mean. Unknown figures are a dash."""
+    """Return the rows as a table of text, followed by the meanings of its columns. Unknown figures are a dash."""
     ranks = any(row.ranks > 1 for row in rows)
     header = (
         "loader",
         "img/s",
         "min-max",
-        *(["a rank"] if ranks else []),
+        *(["per rank"] if ranks else []),
         "x serial",
         "1st batch s",
         "CPU s/1000",
@@ -158,30 +158,29 @@ def _notes(rows: Sequence[Row], workload: Workload, *, ranks: bool) -> list[str]
     counts = " or ".join(str(count) for count in sorted({row.runs for row in rows}))
     cache = "read before" if workload.cache == "warm" else "dropped from the page cache before"
     meanings = {
-        "img/s": "samples per second after the warm-up; CPU and waited are of the same time",
-        "min-max": "of the runs' img/s",
-        "x serial": "img/s over that of the serial run beside it",
-        "1st batch": "seconds from iter(), starting threads or processes included",
-        "CPU": "seconds of user + system per 1000 samples, children included",
-        "peak": "PSS of anonymous and shared memory, children included, mapped libraries left out",
+        "img/s": "samples per second after the warm-up; CPU and waited cover the same time",
+        "min-max": "smallest and largest img/s of the runs",
+        "x serial": "img/s divided by that of the serial run in the same repeat",
+        "1st batch": "seconds from iter(), with the start of threads or processes",
+        "CPU": "seconds of user + system per 1000 samples, with child processes",
+        "peak": "PSS of anonymous and shared memory, with child processes, without mapped libraries",
         "waited": "share of the time in which the loop waited for the loader",
-        "unique": "different samples among those delivered",
-        "cache": f"the files were {cache} each run; in %, how much was in the page cache as it began",
+        "unique": "number of different samples among those delivered",
+        "cache": f"the files were {cache} each run; the percentage was in the page cache at its start",
     }
     if ranks:
         meanings["ranks"] = (
-            "processes on this node, started together, each its part of the samples; img/s and min-max are of all of "
-            "them, a rank is one's median, x serial is over serial in as many ranks, 1st batch is the last rank's"
+            "processes on this node, started together, each with its part of the samples; img/s and min-max count all "
+            "ranks together; per rank is the median of one rank; x serial compares with serial loading in the same "
+            "number of ranks; 1st batch is that of the last rank"
         )
     if workload.step_ms > 0:
-        meanings["step"] = (
-            f"simulated: a wait of {workload.step_ms:g} ms, with no accelerator behind it"
-        )
+        meanings["step"] = f"simulated: a wait of {workload.step_ms:g} ms, without an accelerator"
     for row in rows:
         if row.loader == "serial" and row.intraop_threads > 1:
             meanings["serial"] = (
-                f"in the loop's own process, where torch runs {row.intraop_threads} threads within an operation, "
-                "which add to its CPU seconds as they wait for work"
+                f"in the process of the loop; torch uses {row.intraop_threads} threads within an operation there, and "
+                "their waiting for work adds to the CPU seconds"
             )
     if warning := noise(rows):
         meanings["noise"] = warning
@@ -189,32 +188,32 @@ def _notes(rows: Sequence[Row], workload: Workload, *, ranks: bool) -> list[str]
         f"{workload.steps} steps of {workload.batch_size} samples{' in each rank' if ranks else ''}, "
         f"the first {WARMUP_STEPS} of them warm-up; "
         + (
-            "one run of each, in a fresh process: no evidence of small differences."
+            "one run of each, in a new process. Small differences mean nothing."
             if counts == "1"
-            else f"{counts} runs of each, interleaved, in fresh processes; medians."
+            else f"medians of {counts} runs of each, interleaved, in new processes."
         ),
         *(f"{name:<9}  {meaning}" for name, meaning in meanings.items()),
     ]
 
 
 def noise(rows: Sequence[Row]) -> str | None:
-    """A warning where other processes took more than QUIET_SHARE of the machine meanwhile; else None."""
+    """Return a warning if other processes used more than QUIET_SHARE of the cores during the runs, else None."""
     worst = max((row.others_share.median for row in rows if row.others_share), default=0.0)
     if worst <= QUIET_SHARE:
         return None
-    return f"other processes took up to {worst:.0%} of the machine's cores: rely on none of these figures"
+    return f"other processes used up to {worst:.0%} of the machine's cores: do not rely on these figures"
 
 
 def best(rows: Iterable[Row], loader: LoaderKind, *, ranks: int) -> Row | None:
-    """The row of a loader with the highest rate, in so many ranks; None if there is none."""
+    """Return the row of a loader with the highest rate in this number of ranks, or None if there is no such row."""
     mine = (row for row in rows if row.loader == loader and row.ranks == ranks)
     return max(mine, key=lambda row: row.rate.median, default=None)
 
 
 def verdict(rows: Sequence[Row]) -> str | None:
-    """The fastest of fastload's rows against the fastest of torch's, a sentence for each number of ranks.
+    """Compare the fastest row of fastload's threads with that of torch's processes, for each number of ranks.
 
-    None where none has both.
+    Return the sentences, or None if no number of ranks has both.
     """
     sentences = []
     for ranks in sorted({row.ranks for row in rows}):
@@ -222,14 +221,14 @@ def verdict(rows: Sequence[Row]) -> str | None:
         if ours is not None and theirs is not None:
             sentences.append(
                 f"Best of each: {ours.name} {ours.rate.median:.1f} img/s, "
-                f"{theirs.name} {theirs.rate.median:.1f} img/s: "
-                f"threads are at {ours.rate.median / theirs.rate.median:.2f} x torch's processes."
+                f"{theirs.name} {theirs.rate.median:.1f} img/s. "
+                f"The rate of threads is {ours.rate.median / theirs.rate.median:.2f} x that of torch's processes."
             )
     return "\n".join(sentences) or None
 
 
 def partial(done: int, planned: int) -> str:
-    """What to say where fewer runs were completed than planned; nothing where all were."""
+    """Return the line that says how many runs were completed, or "" if all were."""
     return f"Partial: stopped after {done} of {planned} runs." if done < planned else ""
 
 
@@ -241,9 +240,9 @@ def document(
     planned: int,
     timeline: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything as JSON values: provenance, the workload, the rows and their bound, and each run's raw figures.
+    """Return everything as JSON values: provenance, workload, rows and their bound, and each run's raw figures.
 
-    "partial" is true where fewer than the `planned` runs are in it. `timeline` is what `run.trace` gave.
+    "partial" is true if it has fewer than the `planned` runs. `timeline` is the result of `run.trace`.
     """
     machine = origin.get("machine", {})
     bound = roofline(outcomes, cores=machine.get("cores_usable") or machine.get("cores"))
@@ -285,12 +284,12 @@ def _raw(outcome: Outcome) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write the document whole or not at all; folders on the way are made."""
+    """Write the document whole or not at all, and make missing folders."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all; folders on the way are made. What is no text in a file's name, as \\udcff."""
+    """Write a file whole or not at all, and make missing folders. Escape bytes of file names that are not UTF-8."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path, durable=False) as file:
         file.write(text.encode("utf-8", "backslashreplace"))

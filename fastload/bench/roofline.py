@@ -1,4 +1,4 @@
-"""The most that a configuration could load, from what one thread was seen to take: pure values."""
+"""The highest rate that a configuration could reach, estimated from the times of one thread, as pure values."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from fastload.bench.figures import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """The bound of a number of workers in a number of ranks."""
+    """The highest possible rate of a number of workers in a number of ranks."""
 
     ranks: int
     workers: int
     rate: float
-    """Samples per second, of all ranks together."""
+    """Samples per second of all ranks together."""
     by: Literal["workers", "cores", "step"]
-    """Which of the three bounds is the lowest."""
+    """The lowest of the three bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """An estimate of what no loader exceeds: the least of three rates (Williams et al., "Roofline", CACM 2009).
+    """An estimate of the highest rate: the lowest of three bounds (Williams et al., "Roofline", CACM 2009).
 
-    workers: each keeps the pace of one alone: workers x ranks / `sample_s`.
+    workers: each worker is as fast as one alone: workers x ranks / `sample_s`.
     cores: all cores do nothing but compute samples: cores / `sample_cpu_s`.
-    step: no batch is ever waited for: batch x ranks / step. Only where the step is simulated. It is also the rate on
-    data that is in memory already, as a simulated step is all that a loop over such data does.
+    step: the loop never waits for a batch: batch x ranks / step. Only with a simulated step. It is also the rate on
+    data in memory, because a loop over such data does nothing else than this step.
 
-    A measured rate can lie a little above: `sample_s` was measured in another run, at another moment.
+    A measured rate can be slightly higher, because `sample_s` was measured in another run.
     """
 
     source: str
-    """The configuration that the two times of a sample were measured in, each in its fastest run: that of the fewest
-    workers."""
+    """The configuration in which the two times of a sample were measured: that with the fewest workers. Each time is
+    from its fastest run."""
     sample_s: float
-    """Seconds of one thread for a sample, its share of collating included."""
+    """Seconds of one thread per sample, with its share of collating."""
     sample_cpu_s: float
-    """Those of them in which it computed, collating left out."""
+    """CPU seconds of one thread per sample, without collating."""
     cores: int | None
     ceilings: tuple[Ceiling, ...]
-    """One for each number of workers and of ranks, by ranks, then workers."""
+    """One for each number of ranks and workers, sorted by ranks, then workers."""
 
 
 def roofline(outcomes: Sequence[Outcome], *, cores: int | None) -> Roofline | None:
-    """The roofline of what was measured; None where no run of fastload's loader has figures.
+    """Return the roofline of the measured runs, or None if no run of fastload's loader has figures.
 
-    `cores`: those that may be used; None leaves their bound out.
+    `cores`: number of usable cores. None: their bound is left out.
     """
     seen = [
         (outcome.run, stats)
@@ -58,7 +58,7 @@ def roofline(outcomes: Sequence[Outcome], *, cores: int | None) -> Roofline | No
     ]
     if not seen:
         return None
-    # One thread is the loader's own way to run; the serial loop may use several threads within an operation.
+    # One worker thread is preferred to serial loading, which may use several threads within an operation.
     fewest, _ = min(seen, key=lambda pair: (pair[0].ranks, pair[0].workers or 1, -pair[0].workers))
     work = fewest.workload
     typical = [stats for run, stats in seen if run.name == fewest.name]
@@ -88,7 +88,7 @@ def roofline(outcomes: Sequence[Outcome], *, cores: int | None) -> Roofline | No
 
 
 def _each(stats: dict[str, Any], stage: str, field: str) -> float:
-    """A figure of a stage for each time it was met; 0 where it was not."""
+    """Return a figure of a stage per sample that passed it, or 0 if none did."""
     met = stats["stages"].get(stage)
     return float(met[field]) / met["count"] if met and met["count"] else 0.0
 

@@ -1,4 +1,4 @@
-"""Executes runs: prepares the page cache, has the ranks run, and says what else went on meanwhile."""
+"""Execute runs: prepare the page cache, start the ranks, and measure the load of other processes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fastload.measure.processes import machine_cpu_seconds
 
 
 def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
-    """How many samples the runs' file list has, and the files that the longest of the runs reads, each once.
+    """Return the number of samples in the file list, and the files that the longest run reads, each once.
 
-    The order of a shorter run is a prefix of the longest one's, so these files serve every run of one workload.
+    The order of a shorter run is a prefix of the longest one's, so these are the files of every run of the workload.
     """
     work = runs[0].workload
     listed = ImageFileList(work.file_list, base_dir=work.base_dir)
@@ -29,21 +29,21 @@ def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
     for path in files:
         if not os.path.exists(path):
             raise BenchError(
-                f"{path}: no such file; it is listed in {work.file_list}, whose relative paths start from "
-                f"{listed.base_dir or '.'} (--base-dir names another folder)"
+                f"{path} is listed in {work.file_list}, but does not exist. Relative paths in the list start from "
+                f"{listed.base_dir or '.'}. To change that, give --base-dir"
             )
     return len(listed), files
 
 
 def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Outcome:
-    """Measure one run in fresh processes; `say` gets the lines that it prints, as they come. In the main thread alone.
+    """Measure one run in new processes. Call this in the main thread only.
 
     Args:
-        run: what to measure.
-        files: the files that the run reads, to be brought into or out of the page cache first.
-        say: called on this thread with each line.
+        run: the run to measure.
+        files: the files that the run reads. They are first read into the page cache, or dropped from it.
+        say: called on this thread with each line that the run prints.
 
-    Whatever ends this call early, KeyboardInterrupt included, ends the processes and their children first.
+    If an exception ends this call early, KeyboardInterrupt included, it first kills the processes and their children.
     """
     prepare_cache(files, run.workload.cache)
     cached = cached_share(files)
@@ -64,25 +64,25 @@ def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Ou
 
 
 def trace(run: Run, *, files: Sequence[str]) -> dict[str, Any]:
-    """The timeline of a short run like `run` (see `timeline.Timeline`) as JSON values; BenchError if it fails.
+    """Return the timeline of a short run like `run` (see `timeline.Timeline`) as JSON values.
 
-    In the main thread alone; what ends this call early ends the process first.
+    Raise BenchError if the run fails. Call this in the main thread only. An exception kills the process first.
     """
     prepare_cache(files, run.workload.cache)
     ended = run_fresh("fastload.bench.timeline", traced(run).to_json())
     if ended.error:
-        raise BenchError(f"no timeline of {run.name}: {ended.error}")
+        raise BenchError(f"the timeline of {run.name} cannot be recorded: {ended.error}")
     return ended.results[0]
 
 
 class _Others:
-    """What processes other than this one and its children take of the machine's cores, from now on."""
+    """Measures how much of the machine's cores other processes use, from now on. This one's children do not count."""
 
     def __init__(self) -> None:
         self._began = self._now()
 
     def share(self) -> float | None:
-        """Share (0 to 1) of all cores' time since the beginning; None where the machine does not tell."""
+        """Return the share (0 to 1) of all cores' time since the start, or None if it is unknown."""
         at, busy_s, ours_s = (
             now - then for now, then in zip(self._now(), self._began, strict=True)
         )

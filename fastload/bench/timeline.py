@@ -1,6 +1,6 @@
-"""What each thread does over a few batches: spans out of torch's profiler, in a short run in a fresh process.
+"""What each thread does over a few batches: spans of torch's profiler, from a short run in a new process.
 
-A run that is measured carries no profiler; this one is not measured.
+Runs that are measured have no profiler, and this run is not measured.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fastload.bench.plan import TRACED_STEPS, Run
 from fastload.measure.fresh import answer
 
 MOST_SPANS = 3000
-"""More are cut off at the end: a page is slow to draw then, and spans are narrower than a pixel."""
+"""Later spans are cut off. With more of them, a page is slow to draw, and spans are narrower than a pixel."""
 _LOADER, _LOOP = "fastload.", "loop."
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One thread in one stage; seconds since the first step shown began."""
+    """One thread in one stage, in seconds since the start of the first step shown."""
 
     stage: str
     from_s: float
@@ -38,7 +38,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The spans of one thread, by their beginning; one within another comes after it."""
+    """The spans of one thread, sorted by start. A span within another comes after it."""
 
     thread: str
     spans: list[Span]
@@ -46,7 +46,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The queue as the loop asked for a batch."""
+    """State of the queue when the loop asked for a batch."""
 
     at_s: float
     ready_share: float
@@ -64,17 +64,17 @@ class Timeline:
     queue: list[Asked]
     """Empty without worker threads."""
     cut: bool
-    """Whether spans at the end were left out, as there are more than MOST_SPANS."""
+    """True if spans at the end were left out because there are more than MOST_SPANS."""
 
 
 def record(run: Run) -> Timeline:
-    """Run all steps of `run` under the profiler; the timeline of its last `TRACED_STEPS`."""
+    """Run all steps of `run` under the profiler, and return the timeline of its last `TRACED_STEPS`."""
     loader, _ = open_run(run)
     assert isinstance(loader, fastload.DataLoader)
     asked: list[
         tuple[float, float]
-    ] = []  # of each step: when, and the sum of the ready shares up to it
-    # From before the first batch on: the profiler takes seconds to come up, in which threads would get ahead.
+    ] = []  # for each step: its start, and the sum of the ready shares up to it
+    # Start it before the first batch: its start takes seconds, in which threads would read ahead.
     with profile(
         activities=[ProfilerActivity.CPU],
         experimental_config=fastload.profiler_config(),
@@ -84,7 +84,7 @@ def record(run: Run) -> Timeline:
         for number in range(1, run.workload.steps + 1):
             began = perf_counter()
             with record_function(f"{_LOOP}wait"):
-                _held = next(batches)  # until the next one, as in any loop
+                _held = next(batches)  # held until the next one, as in any loop
             asked.append((began, loader.stats().occupancy * number))
             with record_function(f"{_LOOP}step"):
                 if run.workload.step_ms:
@@ -110,7 +110,7 @@ def _timeline(
     names: dict[int | None, str],
     asked: list[tuple[float, float]],
 ) -> Timeline:
-    """The last steps in a Chrome trace (times in microseconds), of the threads that have a name here."""
+    """Return the last steps in a Chrome trace (times in microseconds), for the threads in `names`."""
     spans = [
         event
         for event in events
@@ -153,7 +153,7 @@ def _timeline(
 
 
 def _place(name: str) -> tuple[bool, str, int]:
-    """The loop first, then threads of a kind by their number."""
+    """Return the sort key of a lane: the loop first, then threads of a kind by their number."""
     kind, _, number = name.rpartition(" ")
     return name != "loop", kind or name, int(number) if number.isdecimal() else 0
 

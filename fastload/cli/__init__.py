@@ -1,4 +1,4 @@
-"""The `fastload` command: one file for each of its commands, which imports what it needs when it is called."""
+"""The `fastload` command. Each of its commands has a file, which imports what it needs only when it is called."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def main() -> None:
     \b
         from fastload import DataLoader
 
-    To see what it does on this machine, make sample images and race serial loading, fastload's threads and torch's
-    processes on them:
+    To measure it on this machine, make sample images. Then compare serial loading, fastload's threads and torch's
+    worker processes on them:
 
     \b
         fastload images samples

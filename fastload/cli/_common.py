@@ -1,4 +1,4 @@
-"""What several commands share."""
+"""Options, argument types and errors that several commands share."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _MEET_S = 60.0
-"""Seconds that a rank with a user's error waits for the others."""
+"""Seconds that a rank with a user error waits for the others."""
 INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, + SIGTERM, as shells report them.
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, taken as Ctrl-C is."""
+    """Raised at SIGTERM, so that it ends a command as Ctrl-C does."""
 
 
 class EndsInOneLine(click.Command):
-    """A command that ends in one line on a user's error, and with exit code 130 on Ctrl-C, 143 on SIGTERM."""
+    """A command that reports a user error in one line. Its exit code is 130 after Ctrl-C, and 143 after SIGTERM."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Parse its arguments."""
+        """Parse the arguments of the command."""
         try:
             return super().make_context(*args, **extra)
         except click.UsageError as error:
             raise _without_usage(error) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it."""
+        """Run the command."""
         try:
             return super().invoke(ctx)
         except Terminated:
@@ -61,7 +61,7 @@ class EndsInOneLine(click.Command):
             raise _without_usage(error) from None
         except UsageError as error:
             raise click.UsageError(in_one_line(error)) from error
-        except BrokenPipeError:  # The reader of our output stopped reading; click ends quietly.
+        except BrokenPipeError:  # The reader of our output stopped reading. Click ends quietly.
             raise
         except (FastloadError, OSError) as error:
             raise click.ClickException(in_one_line(error)) from error
@@ -75,27 +75,27 @@ def _without_usage(error: click.UsageError) -> click.UsageError:
 
 
 class OnRanks(EndsInOneLine):
-    """A command that each of several ranks runs: one of them prints a user's error, and all end with its exit code."""
+    """A command that runs on several ranks. One of them prints a user error, and all end with its exit code."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Parse its arguments."""
-        with _one_rank_tells():
+        """Parse the arguments of the command."""
+        with _one_rank_reports():
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it."""
-        with _one_rank_tells():
+        """Run the command."""
+        with _one_rank_reports():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _one_rank_tells() -> Iterator[None]:
+def _one_rank_reports() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
         from fastload import distributed
 
-        # A rank that ends may end the others, before the one that prints has done so: they meet first.
+        # A rank that exits may end the whole job before the error is printed, so the ranks meet first.
         with suppress(RankError, RendezvousError):
             alone = distributed.detect_rank().rank.world_size == 1
             if not alone and not isinstance(error.__cause__, RankError | RendezvousError):
@@ -106,28 +106,28 @@ def _one_rank_tells() -> Iterator[None]:
 
 
 class Number(click.FloatRange):
-    """A range of finite numbers: click's own lets "nan" and "inf" pass."""
+    """A range of finite numbers. Click's own accepts "nan" and "inf"."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number; a usage error if it is none, not finite, or out of range."""
+        """Return the number. Raise a usage error if it is not a number, not finite, or out of range."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number", param, ctx)
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
 
 
 def walltime(_: click.Context, __: click.Parameter, text: str) -> str:
-    """Return the text if PBS or Slurm takes it for a duration; else a usage error."""
+    """Return the text if PBS or Slurm accepts it as a duration. Raise a usage error if not."""
     if not re.fullmatch(r"(\d+-)?\d+(:[0-5]?\d){0,2}", text, re.ASCII):
-        raise click.BadParameter(f"{text!r} is not a duration. Give H:MM:SS, such as 1:30:00")
+        raise click.BadParameter(f"{text!r} is not a duration. Give H:MM:SS, such as 1:30:00.")
     return text
 
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM raise `Terminated` in the block: what is under way is ended, and what was done is not lost."""
+    """Let SIGTERM raise `Terminated` in the block, so that the command can clean up and keep its results."""
 
     def stop(signum: int, frame: Any) -> None:
         raise Terminated
@@ -140,7 +140,7 @@ def sigterm_raises() -> Iterator[None]:
 
 
 def found_at(path: str) -> Any:
-    """Return the object at "package.module:name". Raises click.UsageError if there is none."""
+    """Return the object at "package.module:name". Raise click.UsageError if it cannot be imported."""
     if not all(path.partition(":")):
         raise click.UsageError(
             f"expected MODULE:NAME, such as my_project.data:train_set, got {path!r}"
@@ -154,7 +154,7 @@ def found_at(path: str) -> Any:
 
 
 def made_at(path: str) -> Any:
-    """Return the object at "package.module:name", called if it is a class or a function."""
+    """Return the object at "package.module:name". If it is a class or a function, call it and return the result."""
     found = found_at(path)
     if not isclass(found) and not isroutine(found):
         return found
@@ -165,7 +165,10 @@ def made_at(path: str) -> Any:
 
 
 def device_named(name: str) -> Any:
-    """Return the device of that name; "auto": an accelerator, or the CPU. Raises UsageError if it is not here."""
+    """Return the device of that name. For "auto", return the accelerator if there is one, else the CPU.
+
+    Raise UsageError if this machine does not have the device.
+    """
     import torch
 
     if name == "auto":
@@ -179,14 +182,14 @@ def device_named(name: str) -> Any:
 
 
 def read_token(path: Path | None) -> str:
-    """Return the token in a file that only its owner can read."""
+    """Return the token in the file, or "" for no file. Raise UsageError if other users can read the file."""
     if path is None:
         return ""
     if path.stat().st_mode & 0o077:
-        raise click.UsageError(f"{path}: others can read the token: chmod 600 {path}")
+        raise click.UsageError(f"{path}: other users can read the token. Run chmod 600 {path}.")
     token = path.read_text().strip()
     if not token:
-        raise click.UsageError(f"{path}: there is no token in it")
+        raise click.UsageError(f"{path} is empty. Write a token into it.")
     return token
 
 
@@ -195,7 +198,7 @@ def read_certificate(chain: Path | None, key: Path | None) -> tuple[bytes, bytes
     if chain and key:
         return chain.read_bytes(), key.read_bytes()
     if chain or key:
-        raise click.UsageError("give both --tls-cert and --tls-key, or none")
+        raise click.UsageError("give both --tls-cert and --tls-key, or neither")
     return None
 
 
@@ -203,15 +206,17 @@ def serving_options(command: F) -> F:
     """Add the options of a server: its address, token and certificate."""
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     for option in (
-        click.option("--tls-key", type=file, help="Private key of the certificate, PEM."),
-        click.option("--tls-cert", type=file, help="Certificate chain, PEM; needs --tls-key."),
-        click.option("--token-file", type=file, help="File with the token that clients must have."),
+        click.option("--tls-key", type=file, help="PEM file with the private key of --tls-cert."),
+        click.option(
+            "--tls-cert", type=file, help="PEM file with the certificate chain. Needs --tls-key."
+        ),
+        click.option("--token-file", type=file, help="File with the token that clients must send."),
         click.option(
             "--port",
             type=click.IntRange(0, 65535),
             default=0,
             show_default=True,
-            help="Port to listen on; 0: any free one.",
+            help="Port to listen on. 0: any free port.",
         ),
         click.option(
             "--host", default="127.0.0.1", show_default=True, help="Address to listen on."
@@ -228,35 +233,36 @@ def list_options(command: F) -> F:
         "--file-list",
         "file_list",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Text file with the path of one image a line; an image's class is the name of its folder. If it is not "
-        "in the current folder, it is looked for in --base-dir.",
+        help="Text file with the path of one image per line. The class of an image is the name of its folder. A "
+        "relative path is searched in the current folder, then in --base-dir.",
     )
     base = click.option(
         "--base-dir",
         type=click.Path(path_type=Path, exists=True, file_okay=False),
-        help="Folder that relative paths in the list start from.  [default: the list's own]",
+        help="Folder that relative paths in the list start from.  [default: folder of the list]",
     )
     return listed(base(command))
 
 
 def require(extra: str, **modules: str) -> None:
-    """Say which extra to install where a module is missing. `modules`: import name -> name for people."""
+    """Raise ClickException with the extra to install if a module is missing. `modules`: import name -> display name."""
     missing = [name for module, name in modules.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise click.ClickException(
-            f"this needs {' and '.join(missing)}, which is not installed: pip install 'fastload[{extra}]'"
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed. "
+            f"Run pip install 'fastload[{extra}]'."
         )
 
 
 def is_set_of_columns(path: str) -> bool:
-    """Return whether the set at `path` is one of `fastload.store`. Needs pyarrow."""
+    """Return True if the set at `path` is a set of columns (`fastload.store`). Needs pyarrow."""
     from fastload.datasets.manifest import read_index
 
     return read_index(path).mode == "columns"
 
 
 def described_set(path: str, records: int) -> str:
-    """Return what a set of any mode is, with its first records. Needs pyarrow."""
+    """Return the description of a set of either kind, with its first records. Needs pyarrow."""
     if is_set_of_columns(path):
         from fastload.store.inspecting import inspect
     else:

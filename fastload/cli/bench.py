@@ -1,4 +1,4 @@
-"""`fastload bench`: serial loading, threads and processes, raced on images."""
+"""`fastload bench`: compare serial loading, threads and processes on images."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def _counts(_: click.Context, parameter: click.Parameter, text: str) -> list[int
     for word in text.split(","):
         if not word.strip().isdecimal() or int(word) < 1:
             serial = workers and word.strip() == "0"
-            hint = ": no workers is the serial loader, see --loaders" if serial else ""
+            hint = " For no workers, use --loaders serial." if serial else ""
             raise click.BadParameter(
-                f"{word.strip()!r} is not a number of {parameter.name}{hint}; "
-                "give counts of 1 or more, such as 1,2,4"
+                f"{word.strip()!r} is not a number of {parameter.name}. "
+                f"Give counts of 1 or more, such as 1,2,4.{hint}"
             )
         counts[int(word)] = None
     return list(counts)
@@ -43,7 +43,7 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if word not in by_name:
-            raise click.BadParameter(f"{word!r} is not a loader; choose from {', '.join(LOADERS)}")
+            raise click.BadParameter(f"{word!r} is not a loader. Choose from {', '.join(LOADERS)}.")
     return [by_name[word] for word in dict.fromkeys(words)]
 
 
@@ -55,7 +55,7 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     show_default=True,
     callback=_counts,
     metavar="N,N,...",
-    help="Numbers of workers to measure, for each parallel loader; of each rank.",
+    help="Numbers of workers per rank to measure with each parallel loader.",
 )
 @click.option(
     "--ranks",
@@ -63,7 +63,7 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     show_default=True,
     callback=_counts,
     metavar="N,N,...",
-    help="Numbers of ranks to measure: processes on this node that load at once, each its part.",
+    help="Numbers of ranks to measure. Ranks are processes on this node that each load a part at the same time.",
 )
 @click.option(
     "--loaders",
@@ -71,7 +71,8 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     show_default=True,
     callback=_loader_kinds,
     metavar="NAME,NAME,...",
-    help="serial: no workers. thread: fastload's threads. torch: torch's DataLoader with processes.",
+    help="Loaders to measure. serial: fastload without workers. thread: fastload with threads. torch: torch's "
+    "DataLoader with worker processes.",
 )
 @click.option(
     "-b",
@@ -79,7 +80,7 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     default=64,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Samples in a batch.",
+    help="Batch size per rank.",
 )
 @click.option(
     "-s",
@@ -87,70 +88,74 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     default=20,
     show_default=True,
     type=click.IntRange(min=6),
-    help="Batches that each run takes. The first 5 are warm-up and counted in no rate.",
+    help="Batches per run. The first 5 are warm-up, and no rate counts them.",
 )
 @click.option(
     "--status-print-interval",
     default=5,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Steps between two lines of a run's rate.",
+    help="Steps between two lines with the rate of a run.",
 )
 @click.option(
     "--step-ms",
     default=0.0,
     show_default=True,
     type=Number(min=0, max=3_600_000),
-    help="Simulated training step: milliseconds that the loop waits after each batch, as for an accelerator.",
+    help="Simulated training step: milliseconds that the loop waits after each batch.",
 )
 @click.option(
     "--transform",
     default="resize",
     show_default=True,
     type=click.Choice(["resize", "rrc"]),
-    help="resize: Resize((256, 256)) + ToTensor. rrc: RandomResizedCrop(224) + flip + ToTensor + Normalize.",
+    help="Transform of the images. resize: Resize((256, 256)) + ToTensor. rrc: RandomResizedCrop(224) + flip + "
+    "ToTensor + Normalize.",
 )
 @click.option(
     "--cache",
     default="warm",
     show_default=True,
     type=click.Choice(["warm", "cold"]),
-    help="The page cache before each run. warm: read the files. cold: have the kernel drop them.",
+    help="State of the page cache before each run. warm: the files are in it. cold: the kernel has dropped them.",
 )
 @click.option(
     "--repeats",
     default=3,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Runs of each configuration, interleaved; the table shows medians.",
+    help="Runs of each configuration, interleaved. The table shows medians.",
 )
 @click.option(
     "--seed",
     default=0,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Seed of the samples' order.",
+    help="Seed of the order of the samples.",
 )
 @click.option(
     "-q",
     "--quiet",
     is_flag=True,
-    help="One line a run, in place of the lines that it prints itself.",
+    help="Print one line per run, without the lines of the run itself.",
 )
 @click.option(
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write all figures here.",
+    help="File for all figures, as JSON.",
 )
 @click.option(
     "--html",
     "html_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a report here, one file that opens offline; a short run more records its timeline.",
+    help="File for a report that opens offline. An additional short run records the timeline.",
 )
 @click.option(
-    "--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw a PNG here."
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File for a plot of the rates, as PNG.",
 )
 def bench(
     file_list: Path | None,
@@ -167,12 +172,11 @@ def bench(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Race serial loading, threads and processes on images.
+    """Compare serial loading, threads and processes on images.
 
-    serial and thread are fastload's DataLoader, torch is torch's own with worker processes. Every run takes the same
-    samples in the same order, and differs from the others in the loader alone. Each is a fresh process; they run one
-    after another, so leave the machine to them. Stopped by Ctrl-C or SIGTERM, it reports the runs that were completed,
-    marked as partial.
+    All runs take the same samples in the same order; only the loader differs. Each run is a new process, and the runs
+    follow one another. Keep the machine otherwise idle. After Ctrl-C or SIGTERM the command reports the completed
+    runs, marked as partial.
 
     \b
     Examples:
@@ -240,16 +244,16 @@ def bench(
     failed = sum(outcome.error is not None for outcome in outcomes)
     if failed:
         raise click.ClickException(
-            f"{failed} of {len(runs)} runs failed; the table has only the others."
+            f"{failed} of {len(runs)} runs failed. The table shows only the others."
         )
 
 
 def _race(
     runs: Sequence[Run], files: Sequence[str], outcomes: list[Outcome], *, quiet: bool
 ) -> None:
-    """Execute the runs one after another: their lines, or one, on standard output, a bar of all steps on a terminal.
+    """Execute the runs one after another, print their lines, and draw a progress bar on a terminal.
 
-    `outcomes` gets what came of each as it ends: also what a signal cuts short leaves those that were completed.
+    Append the outcome of each run to `outcomes` as soon as it ends, so that a signal loses no completed run.
     """
     from fastload.bench.run import execute
 
@@ -283,7 +287,7 @@ def _race(
 
 
 def _timeline(outcomes: Sequence[Outcome], files: Sequence[str]) -> dict[str, Any] | None:
-    """The timeline of fastload's best run, or of the serial one; None where neither has figures or it fails."""
+    """Return the timeline of fastload's best run, else of the serial one. Return None if neither can be recorded."""
     from fastload.bench import report
     from fastload.bench.figures import BenchError
     from fastload.bench.run import trace
@@ -303,7 +307,7 @@ def _timeline(outcomes: Sequence[Outcome], files: Sequence[str]) -> dict[str, An
 
 
 def _left(began: float, done: int, planned: int) -> str:
-    """About how long the runs that are left will take, if they are like those that are done."""
+    """Return the estimated time for the remaining runs as text, or "" if there is no estimate."""
     if not 0 < done < planned:
         return ""
     left_s = (perf_counter() - began) / done * (planned - done)

@@ -1,4 +1,4 @@
-"""`fastload check`: a dataset read serially and in threads, compared."""
+"""`fastload check`: compare what a dataset gives serially and in threads."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from fastload.errors import FastloadError, in_one_line
     default=64,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Samples to compare; of a map-style dataset, spread over its length.",
+    help="Number of samples to compare, spread over the length of a map-style dataset.",
 )
 @click.option(
     "--workers",
     default=4,
     show_default=True,
     type=click.IntRange(1, 1024),
-    help="Threads that read at once.",
+    help="Number of threads that read at the same time.",
 )
 def check(dataset: str, samples: int, workers: int) -> None:
     """Read some samples serially and in threads, and compare them.
 
-    DATASET is where Python finds the dataset: MODULE:NAME, or MODULE:FUNCTION for a function or a class that makes it
-    without arguments. Modules are looked for in the current folder too.
+    DATASET is MODULE:NAME, or MODULE:FUNCTION for a function or class that makes it without arguments. Modules in the
+    current folder are found too.
 
-    Says whether threads give what a serial loop gives, how much of the time is under the GIL, and what to do: a shared
-    file position, draws from global random state, an iterable dataset that is not sharded. It reads in a child
-    process, and reports a dataset that ends it. The exit code is 1 if threads would give other samples, or samples
-    raise, or there are none.
+    The report says if threads give the same samples, how much of the time holds the GIL, and what to change. It finds
+    shared file positions, draws from global random state, and iterable datasets that are not sharded. The reading
+    happens in a child process, so a dataset that crashes is reported as well. The exit code is 1 if the samples
+    differ, if a sample raises, or if there are no samples.
 
     \b
     Example:
@@ -56,9 +56,9 @@ def check(dataset: str, samples: int, workers: int) -> None:
 
 
 def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
-    """Check the dataset at `path` in a process of its own: its code may end that. Return the report, and if it is ok.
+    """Check the dataset at `path` in a child process, which its code may crash. Return the report, and True if ok.
 
-    Raise UsageError if there is nothing to check, ClickException if importing or reading fails.
+    Raise UsageError if there is nothing to check, and ClickException if importing or reading fails.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -67,8 +67,8 @@ def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
     try:
         with sigterm_raises():
             child.start()
-            sender.close()  # so that the end of the child is the end of the pipe
-            # A process that the child has forked may hold the pipe open, and the sentinel, which is another one.
+            sender.close()  # so that the pipe ends with the child
+            # A process that the child forked may keep the pipe and the sentinel open.
             ended = _pidfd(child) or child.sentinel
             while True:
                 wait([receiver, ended])
@@ -82,7 +82,7 @@ def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
                 elif what == "error":
                     raise click.ClickException(value)
                 else:
-                    child.join(_EXIT_S)  # it may have something to tidy up
+                    child.join(_EXIT_S)  # it may have to clean up
                     return value, *ok
     except EOFError:
         child.join()
@@ -95,7 +95,7 @@ def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
 
 
 def _pidfd(child: BaseProcess) -> int | None:
-    """Return a descriptor that is ready once `child` has ended, and is closed with `child`; None if not on Linux."""
+    """Return a descriptor that becomes ready when `child` ends, or None if this is not Linux. `child` closes it."""
     if not hasattr(os, "pidfd_open") or child.pid is None:
         return None
     descriptor = os.pidfd_open(child.pid)
@@ -104,25 +104,25 @@ def _pidfd(child: BaseProcess) -> int | None:
 
 
 _EXIT_S = 5.0
-"""How long a child that has reported may take to exit; then it is killed."""
+"""Seconds that a child may take to exit after its report. Then it is killed."""
 
 
 def _of_death(code: int, how: str) -> str:
-    """Return the report on a dataset that ended the process that read it, with an exit code or (negative) a signal."""
+    """Return the report on a dataset that ended the process that read it. A negative `code` is a signal."""
     from fastload.check import Finding
 
     by = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     advice = (
-        'A library that it calls is not safe in threads: use worker_method="process", or call it under a lock.'
+        'A library that it calls is not thread-safe. Use worker_method="process", or call the library under a lock.'
         if "threads" in how
-        else "It would end a training loop as well: look for the call in the stacks above, if there are any."
+        else "It would end a training loop as well. If stacks are printed above, look for the call in them."
     )
     fault = Finding("fault", f"it ended the process {how}: {by}", advice)
-    return f"{fault}\nDo not read this dataset with threads as it is."
+    return f"{fault}\nDo not read this dataset with threads until this is fixed."
 
 
 def _check_here(path: str, samples: int, workers: int, parent: Any) -> None:
-    """Check the dataset at `path`, and send what is to be said."""
+    """Check the dataset at `path`, and send the report or the error to the parent."""
     from fastload.check import check as compare
 
     faulthandler.enable()  # the stacks say which call ended the process
@@ -134,7 +134,7 @@ def _check_here(path: str, samples: int, workers: int, parent: Any) -> None:
             say=lambda how: parent.send(("reads", how)),
         )
     except KeyboardInterrupt:
-        raise SystemExit from None  # the parent has it too, and says so
+        raise SystemExit from None  # the parent gets it too, and reports it
     except click.UsageError as error:
         parent.send(("usage", error.message))
     except (FastloadError, OSError) as error:
@@ -146,7 +146,7 @@ def _check_here(path: str, samples: int, workers: int, parent: Any) -> None:
 
 
 def _dataset(path: str) -> Any:
-    """Return the dataset at MODULE:NAME. Raises click.UsageError if there is none."""
+    """Return the dataset at MODULE:NAME. Raise click.UsageError if the object there is not a dataset."""
     from fastload.check import require_dataset
 
     found = made_at(path)

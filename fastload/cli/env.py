@@ -1,4 +1,4 @@
-"""`fastload env`: what a rank finds out about itself, and whether it reaches the others."""
+"""`fastload env`: show what a rank detects about itself, and test if it reaches the others."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--meet", is_flag=True, help="Meet the other ranks too, and add up their numbers.")
+@click.option(
+    "--meet", is_flag=True, help="Also connect to the other ranks and add up the rank numbers."
+)
 @click.option(
     "--timeout",
     "timeout_s",
     default=60.0,
     show_default=True,
     type=Number(min=0, min_open=True),
-    help="Seconds to wait for the other ranks.",
+    help="Time to wait for the other ranks, in seconds.",
 )
 @click.option(
     "--compile",
     "compile_kernels",
     is_flag=True,
-    help="Compile the image kernels now (default: in the first seconds of training).",
+    help="Compile the image kernels now, instead of in the first seconds of training.",
 )
 def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
-    """Say which rank this process is, and from which variables that was found.
+    """Show which rank this process is, and which variables say so.
 
-    Under a launcher every rank prints its own lines. With --meet they also make the process group that training
-    would make: what fails there fails here, sooner.
+    Under a launcher, each rank prints its own lines. With --meet, the ranks also form the process group that training
+    would form, so network errors show up before a job does.
 
-    With --compile the machine code for images is made now, in the cache that training will use; otherwise training
-    makes it in its first seconds. In a container image or before a large job, set FASTLOAD_CACHE to a folder that
-    stays.
+    With --compile, the image kernels are compiled into the cache that training will use. In a container image or
+    before a large job, set FASTLOAD_CACHE to a folder that persists.
 
     \b
     Examples:
@@ -59,12 +60,12 @@ def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
         lines += _cores()
     finally:
         shutdown()
-    # In one write: the lines of a rank stay together among those of the others.
+    # One write, so that the lines of other ranks do not come between them.
     click.echo("".join(f"{detected.rank}: {line}\n" for line in lines), nl=False)
 
 
 def _described(detected: Detected) -> list[str]:
-    """The rank, what said so, and the software."""
+    """Return the lines on the rank, the variables that define it, and the software."""
     import os
     import platform
 
@@ -80,14 +81,14 @@ def _described(detected: Detected) -> list[str]:
     )
     return [
         f"local rank {rank.local_rank} of {rank.local_size} on {os.uname().nodename}, launcher {rank.launcher}",
-        f"found in {', '.join(said)}" if said else "no launcher set a variable",
+        f"found in {', '.join(said)}" if said else "no variable of a launcher is set",
         f"Python {platform.python_version()}, torch {torch.__version__}, fastload {fastload.__version__}, {devices}, "
         f"backend {backend_for('auto')}",
     ]
 
 
 def _meet(timeout_s: float) -> str:
-    """Meet the others and add up all ranks; an error if the sum is not theirs."""
+    """Connect to the other ranks and add up the rank numbers. Raise ClickException if the sum is wrong."""
     from time import perf_counter
 
     import torch
@@ -98,17 +99,20 @@ def _meet(timeout_s: float) -> str:
     began = perf_counter()
     rank = init(timeout_s=timeout_s)
     if not dist.is_initialized():
-        return f"nobody to meet ({met_by()})"
+        return f"no other ranks to meet ({met_by()})"
     total = torch.tensor([rank.rank])
     dist.all_reduce(total)
     elapsed_s, expected = perf_counter() - began, rank.world_size * (rank.world_size - 1) // 2
     if total.item() != expected:
-        raise click.ClickException(f"{rank}: the ranks add up to {total.item()}, not to {expected}")
+        raise click.ClickException(
+            f"{rank}: the rank numbers add up to {total.item()}, but should add up to {expected}. "
+            "Give each process of the job a different rank"
+        )
     return f"met the others in {elapsed_s:.2f} s ({met_by()}); the ranks add up to {expected}"
 
 
 def _cores() -> Iterator[str]:
-    """The cores, and the warning where there are too few."""
+    """Yield the line on the cores of this rank, and the warning if they are too few."""
     import os
 
     from fastload.distributed import cores
@@ -123,7 +127,7 @@ def _cores() -> Iterator[str]:
 
 
 def _kernels(compile_now: bool) -> list[str]:
-    """Say which kernels make images into batches, and why. Raises ClickException if they cannot be compiled."""
+    """Return the lines on the image kernels. Raise ClickException if they cannot be compiled."""
     try:
         from fastload.image import kernels, libjpeg
     except ImportError as error:  # Pillow or torchvision
@@ -136,7 +140,7 @@ def _kernels(compile_now: bool) -> list[str]:
 
 
 def _ranges(numbers: Collection[int]) -> str:
-    """0, 1, 2, 3, 8 as "0-3,8"."""
+    """Return the numbers 0, 1, 2, 3, 8 as "0-3,8"."""
     runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
     ends = [[number for _, number in run] for _, run in runs]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ends)

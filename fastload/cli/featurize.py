@@ -1,4 +1,4 @@
-"""`fastload featurize`: what a network returns for each image, as a set."""
+"""`fastload featurize`: save what a network returns for each image as a set."""
 
 from __future__ import annotations
 
@@ -25,41 +25,42 @@ _DTYPES = ("float32", "float16", "bfloat16")
 @click.option(
     "--name",
     required=True,
-    help="Name of the set: letters, digits and _.+=-, or a path that ends in such a name.",
+    help="Name of the set, of letters, digits and _.+=-, or a path that ends in such a name.",
 )
 @click.option(
     "--model",
     default="resnet50",
     show_default=True,
-    help="Classification network of torchvision. Its head is cut off.",
+    help="Classification network of torchvision. Its last layer (the head) is removed.",
 )
 @click.option(
     "--weights",
     default="default",
     show_default=True,
-    help="File with the network's state_dict; or default: torchvision's best, which are downloaded once; or random: "
-    "none, to try things out.",
+    help="File with the network's state_dict, or default or random. default: torchvision's best weights, downloaded "
+    "once. random: random weights, for tests.",
 )
 @click.option(
     "--seed",
     default=0,
     show_default=True,
     type=click.IntRange(0, 2**63 - 1),
-    help="Seed of --weights random.",
+    help="Seed of the weights with --weights random.",
 )
 @click.option(
     "--layout",
     default="pooled",
     show_default=True,
     type=click.Choice(["pooled", "flat"]),
-    help="pooled: mean of the last feature map, 2,048 numbers an image for resnet50. flat: all of the map, 100,352.",
+    help="Features to keep. pooled: mean of the last feature map, 2,048 numbers per image for resnet50. flat: the "
+    "whole map, 100,352 numbers.",
 )
 @click.option(
     "--size",
     default=224,
     show_default=True,
     type=click.IntRange(1, 4096),
-    help="Pixels of the square that images are resized to.",
+    help="Side of the square that images are resized to, in pixels.",
 )
 @click.option(
     "-b",
@@ -67,20 +68,20 @@ _DTYPES = ("float32", "float16", "bfloat16")
     default=64,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Images in a batch.",
+    help="Images per batch.",
 )
 @click.option(
     "-w",
     "--num-workers",
     type=click.IntRange(0, 1024),
-    help="Threads that load.  [default: one for each core]",
+    help="Number of threads that load.  [default: one per core]",
 )
 @click.option(
     "--dtype",
     default="float32",
     show_default=True,
     type=click.Choice(_DTYPES),
-    help="Type of the numbers that are kept.",
+    help="Type of the saved features.",
 )
 @click.option(
     "--root",
@@ -91,26 +92,27 @@ _DTYPES = ("float32", "float16", "bfloat16")
     "--device",
     default="auto",
     show_default=True,
-    help="Device of the network: auto, cpu, cuda, cuda:1. auto: an accelerator if there is one.",
+    help="Device of the network: auto, cpu, cuda or cuda:1. auto: an accelerator if there is one, else cpu.",
 )
 @click.option(
     "--parts",
     type=click.IntRange(min=1),
-    help="Parts of the set, of nearly equal size.  [default: one for each 512 images, at most 64]",
+    help="Number of parts of the set, of nearly equal size.  [default: one per 512 images, at most 64]",
 )
 @click.option(
-    "--replace", is_flag=True, help="Replace features of this name that were made of other things."
+    "--replace",
+    is_flag=True,
+    help="Replace a set of this name that was made from other images, weights or options.",
 )
 def featurize(**options: Any) -> None:
-    """Run a network over images once, and keep what it returns, to train a head on it.
+    """Run a network over images once, and save the features, to train a head on them.
 
-    IMAGES is a folder with one folder for each class, or a packed set; or --file-list-path names a list. Each image is
-    resized to a square and normalised as ImageNet's are. Row i of the set has the features of image i in the column x,
-    and its class number in the column y.
+    IMAGES is a folder with one folder per class, or a packed set. Alternatively, --file-list-path names a list. Each
+    image is resized to a square and normalised as for ImageNet. Row i of the set has the features of image i in column
+    x, and its class number in column y.
 
-    A run that was stopped goes on with the parts that are missing if the same command is run again. If the set is
-    complete, no image is read. If the weights, the images or an option have changed, the command says which, and does
-    nothing.
+    If a run is stopped, run the same command again: it makes only the missing parts. If the set is complete, no image
+    is read. If the weights, the images or an option have changed, the command names the change and exits.
 
     \b
     Examples:
@@ -119,7 +121,7 @@ def featurize(**options: Any) -> None:
         fastload featurize --file-list-path train.txt --name /scratch/sets/train --weights resnet50.pt
 
     \b
-    Then, in as many trainings as you like:
+    Then, in Python:
         features = fastload.store.get("flowers", data="x", label="y")
         loader = fastload.DataLoader(features, batch_size=256, shuffle=True, seed=0)
     """
@@ -145,7 +147,7 @@ def featurize(**options: Any) -> None:
         f"{time.perf_counter() - began:.1f} s"
     )
     if found.made["weights"].startswith("random"):
-        click.echo(f"Made with {found.made['weights']}: they know nothing of images.")
+        click.echo(f"Made with {found.made['weights']}: use these features only for tests.")
     click.echo(found.path)
 
 
@@ -194,7 +196,7 @@ def _features(
 
 
 def _dataset(images: Path | None, file_list: Path | None, base_dir: Path | None, size: int) -> Any:
-    """Open the images. Raises UsageError unless exactly one place is given."""
+    """Open the images. Raise UsageError unless exactly one source is given."""
     from fastload.datasets import ImageFileList, ImageFolder, PackedDataset
     from fastload.datasets.manifest import INDEX
     from fastload.image import IMAGENET_MEAN, IMAGENET_STD, Resize
@@ -202,7 +204,7 @@ def _dataset(images: Path | None, file_list: Path | None, base_dir: Path | None,
 
     plan = Resize((size, size), mean=IMAGENET_MEAN, std=IMAGENET_STD)
     if (images is None) == (file_list is None):
-        raise UsageError("Give a folder of images, or --file-list-path, and not both")
+        raise UsageError("Give either a folder of images or --file-list-path.")
     if images is None:
         listed = find_list(file_list, base_dir)
         return ImageFileList(listed, base_dir=base_dir, transform=plan)

@@ -1,4 +1,4 @@
-"""`fastload flow`: a few commands as a graph."""
+"""`fastload flow`: run a few commands as a graph of tasks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _file = click.argument(
 
 @click.group()
 def flow() -> None:
-    """Run a few commands in their order: download, prepare, train, predict.
+    """Run a few commands in order: download, prepare, train, predict.
 
-    A TOML file describes them, a table for each task:
+    A TOML file describes the tasks, with one table per task:
 
     \b
         [[task]]
@@ -36,24 +36,31 @@ def flow() -> None:
         script = "train.py"
         parallelism = 4
 
-    A task follows the one above it, unless `after = ["NAME", ...]` says which; `after = []` makes it independent.
-    Kinds: python, mpi, pytorch, function, command. Further keys: args, command, exec_path, inputs, outputs, env,
-    retries, time_limit_s; parallelism, hostfile, launcher, launcher_options of ranks; function = "module:name" and
-    kwargs of functions; walltime, ppn, cores, directives of batch jobs.
+    A task runs after the one above it. `after = ["NAME", ...]` names other tasks to wait for, and `after = []` makes
+    the task independent.
+
+    \b
+    kind            python, mpi, pytorch, function or command
+    all kinds       args, command, exec_path, inputs, outputs, env, retries, time_limit_s
+    mpi, pytorch    parallelism, hostfile, launcher, launcher_options
+    function        function = "module:name", kwargs
+    batch jobs      walltime, ppn, cores, directives
     """
 
 
 @click.command()
 @_file
-@click.option("--resume", is_flag=True, help="Leave out tasks whose last run still holds.")
-@click.option("--dry-run", is_flag=True, help="Say what would run, and why; run nothing.")
+@click.option("--resume", is_flag=True, help="Skip tasks whose last run is still valid.")
+@click.option("--dry-run", is_flag=True, help="Print what would run, and why. Run nothing.")
 @click.option(
     "--max-parallel",
     type=click.IntRange(min=1),
-    help="Most tasks at once.  [default: all that can]",
+    help="Maximum number of tasks at the same time.  [default: no limit]",
 )
-@click.option("--task", "only", multiple=True, help="Run this task alone; repeatable.")
-@click.option("--quiet", is_flag=True, help="Do not print the tasks' output; their logs have it.")
+@click.option("--task", "only", multiple=True, help="Name of the only task to run. Repeatable.")
+@click.option(
+    "--quiet", is_flag=True, help="Do not print the output of tasks. It is in their logs."
+)
 def run(
     file: Path,
     resume: bool,
@@ -62,13 +69,13 @@ def run(
     only: tuple[str, ...],
     quiet: bool,
 ) -> None:
-    """Run the tasks of PIPE.toml, each after those that it waits for.
+    """Run the tasks of PIPE.toml, each after the tasks that it waits for.
 
-    If a task fails, those that wait for it do not run, and the exit status is 1. Each has a log in
-    `.fastload-flow/NAME/` beside the file. Ctrl-C and SIGTERM end all processes of all tasks.
+    If a task fails, the tasks that wait for it do not run, and the exit code is 1. The log of a task is in the folder
+    `.fastload-flow/NAME/` next to the file. Ctrl-C and SIGTERM end all processes of all tasks.
 
-    With --resume a task runs again only if it failed or never ended, if its script, arguments, inputs or outputs have
-    changed, or if a task before it runs.
+    With --resume, a task is skipped if its last run succeeded and nothing has changed since. It runs if its script,
+    arguments, inputs or outputs have changed, or if a task that it waits for runs.
 
     \b
     Examples:
@@ -96,10 +103,10 @@ def run(
 @click.option(
     "--svg",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw the graph here, with the states and times of its tasks.",
+    help="File for a drawing of the graph, with the states and times of the tasks.",
 )
 def show(file: Path, svg: Path | None) -> None:
-    """Show the tasks of PIPE.toml in order, and what became of them.
+    """Show the tasks of PIPE.toml in order, with the result of their last runs.
 
     \b
     Examples:
@@ -113,21 +120,29 @@ def show(file: Path, svg: Path | None) -> None:
     click.echo(as_text(graph))
     if svg is not None:
         graph.to_svg(svg)
-        click.echo(f"Picture: {svg}")
+        click.echo(f"Drawing: {svg}")
 
 
 @click.command()
 @_file
 @click.option("--pbs", "system", flag_value="pbs", help="Submit with qsub.")
 @click.option("--slurm", "system", flag_value="slurm", help="Submit with sbatch.")
-@click.option("--resume", is_flag=True, help="Leave out tasks whose last run still holds.")
-@click.option("--dry-run", is_flag=True, help="Print the jobs, and submit nothing.")
+@click.option("--resume", is_flag=True, help="Skip tasks whose last run is still valid.")
+@click.option("--dry-run", is_flag=True, help="Print the jobs. Submit nothing.")
 def submit(file: Path, system: BatchSystem | None, resume: bool, dry_run: bool) -> None:
-    """Make each task of PIPE.toml a batch job, which starts once the jobs that it waits for have succeeded.
+    """Submit each task of PIPE.toml as a batch job.
 
-    No process of fastload waits for that. Each task asks for its own resources: parallelism ranks, ppn on each host,
-    cores of each rank, walltime, and further directives, such as directives = ["-A PROJECT"]. The files and this Python
-    must be at the same place on all nodes.
+    A job starts when the jobs that it waits for have succeeded. The batch system sees to that; no fastload process
+    keeps running. Each task requests its own resources:
+
+    \b
+    parallelism    number of ranks
+    ppn            ranks per host
+    cores          cores per rank
+    walltime       time limit, H:MM:SS
+    directives     further lines for the batch system, such as ["-A PROJECT"]
+
+    The files and this Python must have the same paths on all nodes.
 
     \b
     Examples:
@@ -139,14 +154,16 @@ def submit(file: Path, system: BatchSystem | None, resume: bool, dry_run: bool) 
     from fastload.flow.submit import submit as submit_graph
 
     if system is None:
-        raise click.UsageError("say which batch system: --pbs or --slurm")
+        raise click.UsageError("no batch system is given: add --pbs or --slurm")
     submit_graph(read_pipeline(file), file, system, resume=resume, dry_run=dry_run, say=click.echo)
 
 
 @click.command()
 @_file
 def status(file: Path) -> None:
-    """Say what became of the jobs of `fastload flow submit`: what the scheduler knows, and each task's last run.
+    """Show the state of the jobs of `fastload flow submit`.
+
+    It comes from the batch system and from the record of each task's last run.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`fastload images`: sample images to measure with."""
+"""`fastload images`: make sample images for measurements."""
 
 from __future__ import annotations
 
@@ -16,25 +16,30 @@ from fastload.cli._common import require
     default=2048,
     show_default=True,
     type=click.IntRange(1, 2**30),
-    help="Images to make.",
+    help="Number of images to make.",
 )
 @click.option(
     "--seed",
     default=0,
     show_default=True,
     type=click.IntRange(min=0),
-    help="Same seed, same images.",
+    help="Seed of the images. The same seed gives the same images.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(0, 1024),
-    help="Threads that make them; by default one for each core. 0: none beside the main one.",
+    help="Number of threads that make them. 0: only the main thread.  [default: one per core]",
 )
 def images(out: Path, count: int, seed: int, workers: int | None) -> None:
-    """Make sample images to measure with, in the folder OUT.
+    """Make sample images for measurements, in the folder OUT.
 
-    Photo-like JPEGs in ImageNet's layout, 80 to 110 KB on average, and a list of them. They are synthetic. A run that
-    was stopped is completed by running it again.
+    The images are synthetic, photo-like JPEGs in ImageNet's layout, of 80 to 110 KB on average. A list of their paths
+    is written as well. If a run is stopped, run the command again to complete it.
+
+    \b
+    Examples:
+        fastload images samples
+        fastload images samples --count 512 --seed 1
     """
     require("images", PIL="Pillow")
     from fastload.datasets.synthetic import generate_images

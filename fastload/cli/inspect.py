@@ -1,4 +1,4 @@
-"""`fastload inspect`: what a set is."""
+"""`fastload inspect`: describe a set."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fastload.cli._common import described_set, require
     default=5,
     show_default=True,
     type=click.IntRange(min=0),
-    help="How many records, or rows, to show.",
+    help="Number of records, or rows, to show.",
 )
 def inspect(path: str, records: int) -> None:
-    """Say what SET is: its columns, counts, sizes, how it was made, its first records.
+    """Describe SET: its columns, counts and sizes, how it was made, and its first records.
 
-    SET is the folder of a packed set, or of a set of columns.
+    SET is the folder of a packed set or of a set of columns.
 
     \b
     Examples:

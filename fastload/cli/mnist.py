@@ -1,4 +1,4 @@
-"""`fastload mnist`: digits in MNIST's files, for a machine without a network."""
+"""`fastload mnist`: write synthetic digits in MNIST's format, for a machine without a network."""
 
 from __future__ import annotations
 
@@ -16,43 +16,44 @@ _COUNT = click.IntRange(1, 10_000_000)
     required=True,
     metavar="OUT",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder to write synthetic digits to, in OUT/MNIST/raw.",
+    help="Folder for the synthetic digits. The files are written to OUT/MNIST/raw.",
 )
 @click.option(
     "--train",
     default=60_000,
     show_default=True,
     type=_COUNT,
-    help="Images for training.",
+    help="Number of training images.",
 )
 @click.option(
     "--test",
     default=10_000,
     show_default=True,
     type=_COUNT,
-    help="Images for testing.",
+    help="Number of test images.",
 )
 @click.option(
     "--seed",
     default=0,
     show_default=True,
     type=click.IntRange(0, 2**31 - 1),
-    help="Same seed, same digits.",
+    help="Seed of the digits. The same seed gives the same digits.",
 )
 def mnist(out: Path, train: int, test: int, seed: int) -> None:
-    """Write synthetic digits in MNIST's files, to try a training without a network.
+    """Write synthetic digits in MNIST's format, to try training without a network.
 
-    The digits are drawn: 28 x 28 pixels, 10 classes. A small convolutional network learns them in an epoch. They are
-    not MNIST, and SYNTHETIC.txt beside them says so: report no accuracy on them as one on MNIST.
+    The digits are drawn by a program, with 28 x 28 pixels and 10 classes. A small convolutional network learns them in
+    one epoch. They are not MNIST, as SYNTHETIC.txt in the folder says. Do not report an accuracy on them as one on
+    MNIST.
 
-    fastload and torchvision both read the folder:
+    Both fastload and torchvision read the folder:
 
     \b
         from fastload.datasets import MNIST
         dataset = MNIST("OUT", train=True, tensors=True)
 
-    Nothing is overwritten. A run that was stopped is completed by running it again. For MNIST itself, on a machine with
-    a network: MNIST("OUT", download=True).
+    Nothing is overwritten. If a run is stopped, run the command again to complete it. For MNIST itself, use
+    MNIST("OUT", download=True) on a machine with a network.
     """
     from fastload.datasets.digits import generate_digits
 

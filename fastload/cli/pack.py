@@ -1,4 +1,4 @@
-"""`fastload pack`: pictures into a packed set."""
+"""`fastload pack`: pack images into a packed set."""
 
 from __future__ import annotations
 
@@ -18,71 +18,75 @@ from fastload.errors import FastloadError
     default="jpeg",
     show_default=True,
     type=click.Choice(["encoded", "jpeg", "raw"]),
-    help="encoded: the files as they are. jpeg: pictures of --max-size, as JPEGs. raw: their pixels. "
-    "These two neither apply an EXIF orientation nor keep it.",
+    help="Content of the set. encoded: the files as they are. jpeg: images reduced to --max-size, as JPEGs. raw: "
+    "their pixels. jpeg and raw ignore and drop the EXIF orientation.",
 )
 @click.option(
     "--max-size",
     type=click.IntRange(1, 65535),
-    help="Pixels of the longer side, at most; for jpeg and raw.  [default: 256]",
+    help="Maximum length of the longer side with jpeg and raw, in pixels.  [default: 256]",
 )
 @click.option(
-    "--quality", type=click.IntRange(1, 95), help="libjpeg's quality, for jpeg.  [default: 90]"
+    "--quality",
+    type=click.IntRange(1, 95),
+    help="Quality of the JPEGs with --mode jpeg, as in libjpeg.  [default: 90]",
 )
 @click.option(
     "--shard-mb",
     default=256.0,
     show_default=True,
     type=click.FloatRange(min=0.001, max=1_000_000),
-    help="A shard ends with the record that makes its payloads and --columns so many million bytes.",
+    help="Size of a shard, in megabytes (millions of bytes) of images and --columns. A shard ends with the record "
+    "that reaches this size.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(0, 1024),
-    help="Threads that read, decode and encode; by default one for each core. 0: none beside the main one.",
+    help="Number of threads that read, decode and encode. 0: only the main thread.  [default: one per core]",
 )
 @click.option(
     "--on-error",
     default="raise",
     show_default=True,
     type=click.Choice(["raise", "skip"]),
-    help="An input that cannot be read or decoded. raise: ends the run. skip: is left out, and listed in rejected.txt.",
+    help="Action for an input that cannot be read or decoded. raise: end with an error. skip: leave it out, and list "
+    "it in rejected.txt.",
 )
 @click.option(
     "--check/--no-check",
     default=True,
     show_default=True,
-    help="With --mode encoded: decode each picture to see whether it can be. Without, any bytes are packed.",
+    help="With --mode encoded: decode each image as a check. --no-check packs any bytes.",
 )
 @click.option(
     "--base-dir",
     type=click.Path(exists=True, file_okay=False),
-    help="Folder that relative paths in the list start from; by default the list's own folder.",
+    help="Folder that relative paths in the list start from.  [default: folder of the list]",
 )
 @click.option(
     "--image-column",
     default="image",
     show_default=True,
-    help="Of PARQUET: the column with the files' bytes, or with structs of bytes and path.",
+    help="Column of PARQUET with the bytes of the files, or with structs of bytes and path.",
 )
 @click.option(
     "--label-column",
     default="label",
     show_default=True,
-    help="Of PARQUET: the column with class numbers or names.",
+    help="Column of PARQUET with class numbers or names.",
 )
 @click.option(
     "--columns",
     default="",
     metavar="NAME,NAME,...",
-    help="Of PARQUET: columns to keep beside these.",
+    help="Further columns of PARQUET to keep.",
 )
 def pack(source: str, out: str, columns: str, **options: Any) -> None:
-    """Pack pictures into few large files, in the folder OUT.
+    """Pack images into few large files, in the folder OUT.
 
-    FILE_LIST has one path a line; FOLDER has one folder for each class, or Parquet files. OUT gets Arrow files and an
-    index; any Arrow tool reads them, fastload.datasets.PackedDataset trains on them. A run that was stopped is
-    completed by running it again; until then OUT does not open as a set.
+    FILE_LIST has one path per line. FOLDER has one folder per class, or Parquet files. OUT gets an index and Arrow
+    files, which any Arrow tool reads. fastload.datasets.PackedDataset trains on them. If a run is stopped, run the
+    command again to complete it. Until then, OUT cannot be opened as a set.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`fastload parameters`: parameters on servers."""
+"""`fastload parameters`: serve model parameters to workers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from fastload.errors import in_one_line
 
 @click.group()
 def parameters() -> None:
-    """Keep parameters on servers: dense ones, and tables of rows that do not fit into one process.
+    """Keep model parameters on servers: dense ones, and tables of rows that do not fit into one process.
 
-    For asynchronous training, workers that come and go, and large tables on nodes without GPUs. If the model fits on
-    each GPU, DistributedDataParallel is faster.
+    Use them for asynchronous training, for workers that come and go, and for large tables on nodes without GPUs. If
+    the model fits on each GPU, DistributedDataParallel is faster.
     """
     require("arrow", pyarrow="pyarrow")
 
@@ -38,31 +38,33 @@ def parameters() -> None:
     "--store",
     "store_path",
     type=click.Path(file_okay=False),
-    help="Folder that servers and workers share, into which each server writes its address. No job may have used it "
-    "before.  [default: torchrun's store]",
+    help="Folder that servers and workers share. Each server writes its address into it. Use a new folder for each "
+    "job.  [default: torchrun's store]",
 )
-@click.option("--number", type=click.IntRange(0), help="Number of this server.  [default: rank]")
+@click.option(
+    "--number", type=click.IntRange(0), help="Index of this server, from 0.  [default: rank]"
+)
 @click.option("--of", type=click.IntRange(1), help="Number of servers.  [default: number of ranks]")
 @click.option(
     "--optimizer",
     type=click.Choice(["sgd", "adagrad", "adam"]),
     default="sgd",
     show_default=True,
-    help="Rule by which gradients change parameters.",
+    help="Optimizer that applies the gradients.",
 )
 @click.option("--lr", type=Number(0), default=0.01, show_default=True, help="Learning rate.")
 @click.option("--momentum", type=Number(0), default=0.0, show_default=True, help="Momentum of sgd.")
 @click.option(
     "--grads-to-wait",
     type=click.IntRange(1),
-    help="Number of pushes whose mean is one step.  [default: asynchronous, each push is a step]",
+    help="Number of pushes that are averaged into one step.  [default: asynchronous, each push is a step]",
 )
 @click.option(
     "--tolerance",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Greatest age of the gradients of a synchronous push, in versions.",
+    help="Maximum age of the gradients of a synchronous push, in versions.",
 )
 @click.option(
     "--scale-by-staleness",
@@ -73,14 +75,14 @@ def parameters() -> None:
     "--checkpoint",
     "folder",
     type=click.Path(file_okay=False),
-    help="Folder of checkpoints, shared by all servers.  [default: none: a server that dies is lost]",
+    help="Folder of checkpoints, shared by all servers. Without one, the parameters of a killed server are lost.",
 )
 @click.option(
     "--checkpoint-every",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Number of versions between checkpoints; 0: only when a worker asks, and at the end.",
+    help="Number of versions between checkpoints. 0: only when a worker asks, and at the end.",
 )
 @click.option(
     "--keep",
@@ -108,15 +110,16 @@ def serve(
     tls_key: Path | None,
     **options: Any,
 ) -> None:
-    """Run one server for each rank of torchrun, mpiexec or srun.
+    """Run one server per rank of torchrun, mpiexec or srun.
 
     Workers connect with fastload.parameters.connect("file:///PATH OF THE STORE"). Each server resumes from the newest
-    complete checkpoint, even if another number of servers saved it. At Ctrl-C or SIGTERM it saves and ends.
+    complete checkpoint, even if another number of servers saved it. After Ctrl-C or SIGTERM, it saves a checkpoint and
+    ends.
 
-    To replace a server that was killed, start it alone, with the same store, --number and --of. It resumes from the
-    checkpoint, and the workers send it what they pushed since.
+    To replace a server that was killed, start it alone, with the same --store, --number and --of. It resumes from the
+    checkpoint, and the workers send their later pushes again.
 
-    Other hosts need a token, and without TLS anyone on the way can read it.
+    A server that other hosts reach needs a token. Without TLS, the token can be read on the network.
 
     \b
     Examples:
@@ -134,12 +137,14 @@ def serve(
 
     certificate = read_certificate(tls_cert, tls_key)
     if (number is None) != (of is None):
-        raise click.UsageError("give both --number and --of, or none")
+        raise click.UsageError("give both --number and --of, or neither")
     if number is None or of is None:
         rank = detect_rank().rank
         number, of = rank.rank, rank.world_size
     if number >= of:
-        raise click.UsageError(f"servers are counted from 0: there is no server {number} of {of}")
+        raise click.UsageError(
+            f"--number {number} is too large for --of {of}. Servers are counted from 0: give at most {of - 1}."
+        )
     token = read_token(token_file)
     store = job_store(store_path)
     try:

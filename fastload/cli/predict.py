@@ -1,4 +1,4 @@
-"""`fastload predict`: a model answers each sample of a dataset, into a set, or each message of a stream."""
+"""`fastload predict`: a model answers each sample of a dataset and saves a set, or answers each message of a stream."""
 
 from __future__ import annotations
 
@@ -38,40 +38,42 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
     default=64,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Samples or messages in a batch.",
+    help="Samples or messages per batch.",
 )
 @click.option(
     "-w",
     "--num-workers",
     type=click.IntRange(0, 1024),
-    help="Threads that load samples or decode messages, per rank.  [default: one for each core]",
+    help="Threads per rank that load samples or decode messages.  [default: one per core]",
 )
 @click.option(
     "--device",
     default="auto",
     show_default=True,
-    help="Device of the model: auto, cpu, cuda, cuda:1. auto: an accelerator for each rank if there are any.",
+    help="Device of the model: auto, cpu, cuda or cuda:1. auto: an accelerator for each rank if there are any, else "
+    "cpu.",
 )
 @click.option(
     "--name",
-    help="With DATASET: name of the set: letters, digits and _.+=-, or a path that ends in such a name. All ranks must "
-    "see its folder.",
+    help="With DATASET: name of the set, of letters, digits and _.+=-, or a path that ends in such a name. All ranks "
+    "must see its folder.",
 )
 @click.option(
     "--inputs",
     metavar="MODULE:NAME",
-    help="With DATASET: function of a batch that returns what the model gets.  [default: the first of a tuple or list, "
-    "else the batch]",
+    help="With DATASET: function that takes a batch and returns the input of the model.  [default: first item of a "
+    "tuple or list, else the batch]",
 )
 @click.option(
     "--parts",
     type=click.IntRange(min=1),
-    help="With DATASET: parts of the set, which the ranks share.  [default: one for each 512 samples, at most 1024]",
+    help="With DATASET: number of parts of the set. The ranks divide them.  [default: one per 512 samples, at most "
+    "1024]",
 )
 @click.option(
     "--data-version",
     default="",
-    help="With DATASET: text that names its samples, if their content cannot be found out. Change it when they change.",
+    help="With DATASET: version of its samples, if fastload cannot detect their content. Change it when they change.",
 )
 @click.option(
     "--root",
@@ -81,61 +83,61 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.option(
     "--replace",
     is_flag=True,
-    help="With DATASET: replace a set of this name that was made of other things.",
+    help="With DATASET: replace a set of this name that was made from other samples, another model or other options.",
 )
 @click.option(
     "--source",
     default="-",
     show_default=True,
     metavar="SOURCE",
-    help="Messages: -, a file of JSON lines, a folder to watch, or kafka://SERVERS/TOPIC?group=GROUP.",
+    help="Source of the messages: - (standard input), a file of JSON lines, a folder to watch, or "
+    "kafka://SERVERS/TOPIC?group=GROUP.",
 )
 @click.option(
     "--sink",
     default="-",
     show_default=True,
     metavar="SINK",
-    help="Answers: -, a file (.jsonl), a folder, or kafka://SERVERS/TOPIC.",
+    help="Destination of the answers: - (standard output), a file (.jsonl), a folder, or kafka://SERVERS/TOPIC.",
 )
 @click.option(
     "--decode",
     metavar="MODULE:NAME",
-    help="Function that makes a sample of a message: of a line's JSON value, the path of a file, or the bytes from "
-    "Kafka.  [default: JSON; numbers and lists of numbers become float32 tensors]",
+    help="Function that turns a message into a sample. It gets the JSON value of a line, the path of a file, or the "
+    "bytes from Kafka.  [default: JSON; numbers and lists of numbers become float32 tensors]",
 )
 @click.option(
     "--key",
-    help="Member of each line's object that is the key of its answer.  [default: line 1, line 2 ...]",
+    help="Name of the member in each JSON object that is the key of its answer.  [default: line 1, line 2 ...]",
 )
 @click.option(
     "--failed",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File of JSON lines for messages that have no answer, with their errors.  [default: the first of them ends "
-    "the command]",
+    help="File of JSON lines for messages that failed, with their errors.  [default: the first failure ends the "
+    "command]",
 )
 @click.option(
     "--max-wait-ms",
     default=5.0,
     show_default=True,
     type=Number(min=0),
-    help="Milliseconds after its first message when a batch is answered that is not full.",
+    help="Maximum time that a batch waits to become full, in milliseconds after its first message.",
 )
 @click.pass_context
 def predict(context: click.Context, /, model: str, dataset: str | None, **options: Any) -> None:
     """Answer each sample of a dataset, or each message of a stream.
 
-    MODEL and DATASET are where Python finds them: MODULE:NAME, or MODULE:FUNCTION for a function or a class that makes
-    them without arguments. Modules are looked for in the current folder too. A function with arguments is itself the
-    model.
+    MODEL and DATASET are MODULE:NAME, or MODULE:FUNCTION for a function or class that makes them without arguments.
+    Modules in the current folder are found too. If a function takes arguments, it is the model itself.
 
-    With DATASET, row i of the set --name is the answer for sample i. Started by mpiexec, srun or torchrun, each process
-    is a rank and makes its share of the parts. If the same command is run again, on any number of ranks, it makes only
-    the parts that are missing.
+    With DATASET, row i of the set --name is the answer for sample i. Under mpiexec, srun or torchrun, each process is
+    a rank and makes a share of the parts. If a run is stopped, run the same command again, on any number of ranks: it
+    makes only the missing parts.
 
-    Without DATASET, messages come from --source, and their answers go to --sink. Ctrl-C and SIGTERM end the source:
-    what was read is answered, and the exit code is 0. A second signal ends the process at once. Messages of a folder
-    or of Kafka that were not answered come again at the next start. The last line on standard error says how many were
-    answered, how many failed, and the seconds.
+    Without DATASET, messages come from --source, and their answers go to --sink. After Ctrl-C or SIGTERM, the command
+    reads no more, answers the messages that it has read, and ends with exit code 0. A second signal ends the process
+    at once. Unanswered messages of a folder or of Kafka are read again at the next start. The last line on standard
+    error counts the answered and the failed messages, and gives the time.
 
     \b
     Examples:
@@ -164,7 +166,7 @@ def predict(context: click.Context, /, model: str, dataset: str | None, **option
 
 
 def _check_form(context: click.Context, dataset: str) -> None:
-    """Raise UsageError for options of the other form."""
+    """Raise UsageError for an option that belongs to the other form, or if --name is missing."""
     given = {
         param.opts[-1]: param.name
         for param in context.command.params
@@ -174,21 +176,24 @@ def _check_form(context: click.Context, dataset: str) -> None:
         option for option, name in given.items() if name in (_OF_STREAMS if dataset else _OF_SETS)
     ]
     if wrong and dataset:
-        raise UsageError(f"{wrong[0]} is for streams: leave it out, or leave out DATASET")
+        raise UsageError(f"{wrong[0]} is an option for streams. Remove it, or remove DATASET.")
     if wrong:
-        raise UsageError(f"{wrong[0]} is for datasets: give a DATASET after MODEL, or leave it out")
+        raise UsageError(
+            f"{wrong[0]} is an option for datasets. Give a DATASET after MODEL, or remove it."
+        )
     if dataset and "--name" not in given:
-        raise UsageError("The set of the answers has no name: give --name")
+        raise UsageError("The set for the answers has no name. Give --name.")
 
 
 def _model(path: str) -> Any:
-    """Return the model at MODULE:NAME. A class, or a function that can be called without arguments, makes it."""
+    """Return the model at MODULE:NAME. Call the object if it is a class or a function that needs no arguments."""
     found = found_at(path)
     if isclass(found) or (isroutine(found) and _takes_nothing(found)):
         found = made_at(path)
     if not callable(found):
         raise UsageError(
-            f"{path} is no model: expected a module or a function that takes a batch, found {type(found).__name__}"
+            f"{path} is not a model: expected a module or a function that takes a batch, "
+            f"found {type(found).__name__}"
         )
     return found
 
@@ -266,7 +271,7 @@ def _predict_set(
 
 
 def _dataset(path: str, name: str, root: Path | None, parts: int | None) -> Any:
-    """Return the dataset at MODULE:NAME. Raises UsageError if no set of its answers can be made as asked."""
+    """Return the dataset at MODULE:NAME. Raise UsageError if it or one of the options does not fit."""
     from fastload.store.root import locate
 
     found = made_at(path)
@@ -279,7 +284,7 @@ def _dataset(path: str, name: str, root: Path | None, parts: int | None) -> Any:
         raise UsageError(f"{path}: the dataset has no samples")
     if parts is not None and parts > rows:
         raise UsageError(
-            f"--parts {parts}: the dataset has {rows} samples; give at most as many parts"
+            f"--parts {parts} is too many: the dataset has {rows} samples. Give at most {rows} parts."
         )
     try:
         locate(name, root, make=False)
@@ -337,7 +342,7 @@ def _predict_stream(
 
 
 def _opened(opening: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Return what `opening` returns. Raises ClickException if a library of it is not installed."""
+    """Return what `opening` returns. Raise ClickException if a library that it needs is not installed."""
     try:
         return opening(*given, **options)
     except ModuleNotFoundError as error:
@@ -353,7 +358,7 @@ def _signals_call(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(taken, signal.SIG_DFL)
         stop()
 
-    # A shell ignores SIGINT in what it starts with &, and so does this.
+    # A shell makes a command that it starts with & ignore SIGINT. That stays so.
     numbers = [
         n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN
     ]

@@ -1,4 +1,4 @@
-"""`fastload store serve`: the sets of this node, for others."""
+"""`fastload store serve`: serve the sets of this node to other nodes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def serve(
     tls_key: Path | None,
     insecure: bool,
 ) -> None:
-    """Serve the sets of this node to others, read only, over Arrow Flight.
+    """Serve the sets of this node to other nodes, read only, over Arrow Flight.
 
-    Prints the URL, and runs until Ctrl-C or SIGTERM. Programs on other nodes pass it as the source of parts that they
-    lack: store.get("mnist", parts="all", source="grpc://node7:8815"). They read the token from the file that
-    $FASTLOAD_TOKEN_FILE names, and with grpc+tls:// the authority's certificate from $FASTLOAD_TLS_CA. Any client of
-    Arrow Flight can read the sets, too.
+    Prints the URL, and runs until Ctrl-C or SIGTERM. A program on another node passes the URL as the source of the
+    parts that it lacks: store.get("mnist", parts="all", source="grpc://node7:8815"). It reads the token from the file
+    named in $FASTLOAD_TOKEN_FILE. With grpc+tls://, it reads the certificate of the authority from the file named in
+    $FASTLOAD_TLS_CA. Any client of Arrow Flight can read the sets too.
 
-    By default only this host is served. Other hosts need a token, and without TLS anyone on the way can read it.
+    By default, only this host is served. Other hosts need a token. Without TLS, the token can be read on the network.
 
     \b
     Examples:
@@ -52,7 +52,8 @@ def serve(
     token = read_token(token_file)
     if not token and not insecure and not is_loopback(host):
         raise click.UsageError(
-            f"--host {host} lets other hosts read all sets: give --token-file, or --insecure if that is meant"
+            f"--host {host} without a token lets other hosts read all sets. "
+            "Give --token-file, or --insecure to allow that."
         )
     scheme = "grpc+tls" if certificate else "grpc"
     path = open_root(root) if root or os.path.isdir(default_root()) else default_root()

@@ -1,4 +1,4 @@
-"""`fastload stage`: a set on the node's own disk, or in its memory."""
+"""`fastload stage`: copy a set to the node's own disk, or into its memory."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from fastload.errors import FastloadError
 @click.option(
     "--verify",
     is_flag=True,
-    help="Read what is in DST already, and copy again what is wrong; else its sizes decide.",
+    help="Read the files that DST already has, and copy damaged ones again. Without this flag, only their sizes are "
+    "compared.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(0, 1024),
-    help="Threads that copy, a file each; by default one for each core. 0: none beside the main one.",
+    help="Number of threads that copy, one file each. 0: only the main thread.  [default: one per core]",
 )
 def stage(source: str, target: Path, verify: bool, workers: int | None) -> None:
-    """Copy the set SRC to DST on this node's own disk, or in its memory, once, and print DST.
+    """Copy the set SRC to DST, on this node's own disk or in its memory, and print DST.
 
-    SRC is the folder of a packed set, or of a set of columns; DST becomes such a folder. Every byte is held against its
-    checksum as it is copied. What DST has already is kept if it is right: a complete copy is used again, and one that
-    was stopped is completed. Any number of ranks may call this at once; one on each node copies, the others wait.
-    Whatever happens, DST opens as a set only once it is whole.
+    SRC is the folder of a packed set or of a set of columns, and DST becomes such a folder. Every byte is checked
+    against its checksum during the copy. Valid files in DST are reused. An interrupted copy cannot be opened as a set;
+    running the command again completes it. All ranks may run this at the same time: one rank per node copies, and the
+    others wait.
 
-    A copy of a set of columns in /dev/shm/fastload-UID is listed by `fastload store ls`, and
-    `fastload.store.get("mnist")` finds it by its name. Any other copy opens by its path: `fastload.store.get(DST)`.
+    If DST is in /dev/shm/fastload-UID, `fastload store ls` lists a set of columns, and `fastload.store.get("mnist")`
+    opens it by its name. Open any other copy by its path: `fastload.store.get(DST)`.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`fastload store`: the sets of columns that have names."""
+"""`fastload store`: manage named sets of columns."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fastload.errors import FastloadError
 _root_option = click.option(
     "--root",
     type=click.Path(file_okay=False),
-    help="Folder of the sets.  [default: $FASTLOAD_STORE, or else this user's folder in shared memory]",
+    help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
 )
 
 
 @click.group()
 def store() -> None:
-    """Keep data as named sets, which every process of this node maps.
+    """Keep data as named sets that all processes of this node map into memory.
 
-    A set has columns: tensors, numbers or texts, a row for each sample. By default sets lie in shared memory, and no
-    server is needed. A program opens one by its name: fastload.store.get("mnist").
+    A set has columns of tensors, numbers or texts, with one row per sample. By default, sets are in shared memory, and
+    no server is needed. A program opens a set by its name: fastload.store.get("mnist").
 
     \b
     Examples:
@@ -39,12 +39,12 @@ def store() -> None:
 
 @click.command()
 @_root_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with sizes in bytes.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, with sizes in bytes.")
 def ls(root: str | None, as_json: bool) -> None:
-    """List the sets, and the room that is left.
+    """List the sets, and the free space.
 
-    Of each set: rows, parts, size, age, and the dtype and shape of each column. Parts that lie on other nodes are
-    counted apart.
+    Prints the rows, parts, size and age of each set, and the dtype and shape of each column. Parts on other nodes are
+    counted separately.
 
     \b
     Examples:
@@ -71,23 +71,23 @@ def ls(root: str | None, as_json: bool) -> None:
 @click.option(
     "--checksums/--no-checksums",
     default=None,
-    help="Keep a CRC-32 of each part, which `fastload verify` and `stage` check.  [default: if the set lies on a disk]",
+    help="Store a CRC-32 of each part, for `fastload verify` and `stage`.  [default: if the set is on a disk]",
 )
 @click.option(
-    "--columns", default="", metavar="NAME,NAME,...", help="Columns to keep; all by default."
+    "--columns", default="", metavar="NAME,NAME,...", help="Columns to keep.  [default: all]"
 )
 def put(
     files: tuple[str, ...], name: str, root: str | None, checksums: bool | None, columns: str
 ) -> None:
-    """Make a set of FILES, whole or not at all.
+    """Make a set of FILES.
+
+    The set becomes visible only when it is complete. All files must have the same columns, and no value may be missing.
 
     \b
-    Parquet      a part for each row group
-    Arrow IPC    a part for each record batch
-    .npz         a part; its arrays are the columns
-    .npy         all of them together are one part, each a column named after its file
-
-    All files must have the same columns, and no value may be missing.
+    Parquet      one part per row group
+    Arrow IPC    one part per record batch
+    .npz         one part, with its arrays as the columns
+    .npy         one part of all .npy files, with one column per file, named after the file
 
     \b
     Examples:
@@ -127,10 +127,10 @@ def put(
     default=5,
     show_default=True,
     type=click.IntRange(min=0),
-    help="How many rows to show.",
+    help="Number of rows to show.",
 )
 def info(name: str, root: str | None, records: int) -> None:
-    """Say what a set is: columns, rows, parts, how it was made, its first rows.
+    """Describe a set: its columns, rows and parts, how it was made, and its first rows.
 
     \b
     Examples:
@@ -148,10 +148,10 @@ def info(name: str, root: str | None, records: int) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @_root_option
 def rm(names: tuple[str, ...], root: str | None) -> None:
-    """Remove sets, without asking, and say what that freed.
+    """Remove sets without asking, and print the freed size.
 
-    Programs that have opened a set keep the parts that they have mapped; the memory of these is freed once they end. If
-    one of the names is no set, none is removed.
+    Programs that have opened a set can still read the parts that they have mapped. The memory of these parts is freed
+    when the programs end. If a set of one of the names does not exist, none is removed.
 
     \b
     Examples:
@@ -171,13 +171,13 @@ def rm(names: tuple[str, ...], root: str | None) -> None:
 
 @click.command()
 @_root_option
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed. Remove nothing.")
 def gc(root: str | None, dry_run: bool) -> None:
-    """Remove what processes that ended have left, and say what that freed.
+    """Remove leftovers of processes that have ended, and print the freed size.
 
-    That is temporary sets whose process ended, and what `put`, `prepare` and `fastload stage` left if they were killed.
-    A preparation or copy that was stopped resumes until then, and begins anew afterwards. Whatever a living process
-    writes stays.
+    Leftovers are temporary sets whose process has ended, and incomplete sets of `put`, `prepare` and `fastload stage`.
+    An interrupted preparation or copy can resume until they are removed; afterwards it starts from the beginning. Files
+    that a running process writes are kept.
 
     \b
     Examples:
@@ -200,7 +200,7 @@ for command in (ls, put, info, rm, gc, serve):
 
 
 def _opened(root: str | None) -> str:
-    """Return the path of a root, which need not be there."""
+    """Return the path of a root, which need not exist."""
     from fastload.store.root import default_root, open_root
 
     path = default_root() if root is None else os.path.abspath(root)
@@ -208,17 +208,19 @@ def _opened(root: str | None) -> str:
 
 
 def _place(name: str, root: str | None) -> tuple[str, str]:
-    """Return the root and the name of a set, which may be given by its path. Makes no folder."""
+    """Return the root and the name of a set, given by its name or its path. Make no folder."""
     if os.sep not in name:
         return _opened(root), name
     if root is not None:
-        raise click.UsageError(f"give a path or --root, not both: {name}, --root {root}")
+        raise click.UsageError(
+            f"{name} is a path, and --root {root} is given as well. Give either a path or --root."
+        )
     folder, short = os.path.split(os.path.abspath(name))
     return folder, short
 
 
 def _checked(function: Any, *arguments: str) -> Any:
-    """Return what the function does; a name that no set can have is a usage error."""
+    """Call the function and return its result. Raise a usage error if a set cannot have the name."""
     try:
         return function(*arguments)
     except FastloadError:

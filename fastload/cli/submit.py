@@ -1,4 +1,4 @@
-"""`fastload submit`: a script on many ranks, here, on the hosts of a file, or by way of a batch system."""
+"""`fastload submit`: run a script on many ranks, on this host, on listed hosts, or as a batch job."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ _CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
     type=click.Path(exists=True, dir_okay=False, resolve_path=True),
     help="Script that every rank runs.",
 )
-@click.option("--module", help="Module that every rank runs in place of a script, as by python -m.")
 @click.option(
-    "--executor", default=sys.executable, help="Program that runs it; by default this Python."
+    "--module", help="Module that every rank runs instead of a script, as python -m does."
+)
+@click.option(
+    "--executor",
+    default=sys.executable,
+    help="Program that runs the script.  [default: this Python]",
 )
 @click.option(
     "--parallelism",
@@ -44,63 +48,68 @@ _CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     envvar="PBS_NODEFILE",
     show_envvar=True,
-    help="Hosts to run on, one a line: `host`, `host slots=N` or `host:N`.",
+    help="File with one host per line: `host`, `host slots=N` or `host:N`.",
 )
 @click.option(
-    "--ppn", type=click.IntRange(min=1), help="Ranks on each host, in place of its slots."
+    "--ppn",
+    type=click.IntRange(min=1),
+    help="Ranks per host.  [default: slots of the host; all ranks on one host in a batch job]",
 )
 @click.option(
     "--depth",
     type=click.IntRange(min=1),
-    help="Cores of each rank. By default ranks are not bound, and a batch job asks for one each.",
+    help="Cores per rank. Without this option, ranks are not bound to cores, and a batch job requests one core each.",
 )
 @click.option(
     "--launcher",
     default="auto",
     show_default=True,
     type=click.Choice(_CHOICES),
-    help="auto: the mpiexec that is on the PATH; none of them for one rank, torchrun where there is no mpiexec.",
+    help="Launcher of the ranks. auto: none (run directly) for one rank; otherwise mpiexec if it is on PATH, else srun "
+    "inside a Slurm job, else torchrun.",
 )
 @click.option(
     "--launcher-option",
     "options",
     multiple=True,
-    help="Given to the launcher as it is; repeatable.",
+    help="Further option for the launcher, passed unchanged. Repeatable.",
 )
 @click.option(
     "--env",
     "names",
     multiple=True,
-    help="Variable that ranks on other hosts are to have; repeatable.",
+    help="Environment variable to pass to ranks on other hosts. Repeatable.",
 )
-@click.option("--pbs", "system", flag_value="pbs", help="Submit a PBS job that does this (qsub).")
+@click.option("--pbs", "system", flag_value="pbs", help="Submit the run as a PBS job (qsub).")
 @click.option(
-    "--slurm", "system", flag_value="slurm", help="Submit a Slurm job that does this (sbatch)."
+    "--slurm", "system", flag_value="slurm", help="Submit the run as a Slurm job (sbatch)."
 )
 @click.option(
     "--walltime",
     default="1:00:00",
     show_default=True,
     callback=walltime,
-    help="Of the batch job, H:MM:SS.",
+    help="Time limit of the batch job, H:MM:SS.",
 )
 @click.option(
     "--directive",
     "directives",
     multiple=True,
-    help="Further line of the batch job, such as '-A PROJECT' or '-l filesystems=home'; repeatable.",
+    help="Further directive of the batch job, such as '-A PROJECT' or '-l filesystems=home'. Repeatable.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would run, and run nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would run. Run nothing.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def submit(
     ctx: click.Context, /, system: BatchSystem | None, dry_run: bool, **options: Any
 ) -> None:
-    """Run a script on many ranks, by mpiexec, srun or torchrun. ARGUMENTS, after --, are the script's.
+    """Run a script on many ranks, with mpiexec, srun or torchrun.
 
-    The exit code is the job's, 128 + n if signal n ended it. Signals are forwarded, and no process of the job outlives
-    this command. With --pbs or --slurm the same is done in a batch job, on as many hosts as the ranks need, --ppn on
-    each (by default all on one).
+    ARGUMENTS, after --, are the arguments of the script. The exit code is that of the job, or 128 + n if signal n
+    ended it. Signals are forwarded, and no process of the job outlives this command.
+
+    With --pbs or --slurm, the run is submitted as a batch job. It requests enough hosts for all ranks, with --ppn ranks
+    per host.
 
     \b
     Examples:
@@ -111,9 +120,11 @@ def submit(
     from fastload.distributed.execute import execute
 
     if (options["script"] is None) == (options["module"] is None):
-        raise click.UsageError("give one of --script and --module")
+        raise click.UsageError("give either --script or --module")
     if missing := [name for name in options["names"] if name not in os.environ]:
-        raise click.UsageError(f"--env {missing[0]}: the variable is not set here")
+        raise click.UsageError(
+            f"--env {missing[0]}: the variable is not set. Set it, or remove the option."
+        )
     exported = tuple(n for n in dict.fromkeys((*_EXPORTED, *options["names"])) if n in os.environ)
     if system is None:
         command, launcher = _command(exported, **options)
@@ -123,18 +134,23 @@ def submit(
             ctx.exit(execute(command, to_ranks=launcher == "openmpi"))
         return
     if ctx.get_parameter_source("hostfile") is ParameterSource.COMMANDLINE:
-        raise click.UsageError(f"--hostfile does not go with --{system}, which chooses the hosts")
+        raise click.UsageError(
+            f"--hostfile cannot be used with --{system}, because the batch system chooses the hosts. "
+            "Remove --hostfile."
+        )
     command, text = _job(system, exported, **options)
     if dry_run:
         click.echo(f"# {shlex.join(command)} <<'END'\n{text}END")
         return
     if shutil.which(command[0]) is None:
-        raise click.ClickException(f"{command[0]} is not on the PATH: submit on a login node")
+        raise click.ClickException(
+            f"{command[0]} is not on PATH. Run this command on a login node."
+        )
     ctx.exit(subprocess.run(command, input=text, text=True, check=False).returncode)
 
 
 def _command(exported: tuple[str, ...], **options: Any) -> tuple[list[str], Launcher]:
-    """The argument list that starts the ranks from here, and the launcher in it."""
+    """Return the argument list that starts the ranks from here, and its launcher."""
     from fastload.distributed import launch
     from fastload.distributed.execute import are_here, find_launcher, signal_options
 
@@ -144,7 +160,9 @@ def _command(exported: tuple[str, ...], **options: Any) -> tuple[list[str], Laun
         listed = launch.parse_hosts(hostfile.read_text(errors="replace"), path=str(hostfile))
         hosts = launch.place(listed, ranks, path=str(hostfile), ppn=ppn)
     elif ppn is not None:
-        raise click.UsageError("--ppn goes with --hostfile, --pbs or --slurm")
+        raise click.UsageError(
+            "--ppn needs --hostfile, --pbs or --slurm. Add one, or remove --ppn."
+        )
     launcher = options["launcher"]
     if launcher == "auto":
         launcher = find_launcher(ranks, hosts)
@@ -163,7 +181,7 @@ def _command(exported: tuple[str, ...], **options: Any) -> tuple[list[str], Laun
 
 
 def _job(system: BatchSystem, exported: tuple[str, ...], **options: Any) -> tuple[list[str], str]:
-    """The command that takes a batch job on its standard input, and the job: this command, without --pbs or --slurm."""
+    """Return the command that reads a batch job from standard input, and the job. The job runs this command again."""
     from fastload.distributed import launch
 
     ranks, depth = options["parallelism"], options["depth"]
@@ -194,7 +212,7 @@ def _job(system: BatchSystem, exported: tuple[str, ...], **options: Any) -> tupl
 
 
 def _program(**options: Any) -> tuple[str, ...]:
-    """The argument list of one rank."""
+    """Return the argument list of one rank."""
     script, module = options["script"], options["module"]
     what = [script] if script is not None else ["-m", module]
     return (options["executor"], *what, *options["arguments"])

@@ -1,4 +1,4 @@
-"""`fastload tensorboard`: the runs under a folder, in a browser that may be elsewhere."""
+"""`fastload tensorboard`: show the runs under a folder in a browser, which may be on another machine."""
 
 from __future__ import annotations
 
@@ -27,15 +27,20 @@ _ENDS = {signal.SIGINT, signal.SIGTERM}
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    help="By default 6006 or the next free one; where the port named is taken, any free one.",
+    help="Port to listen on. If it is taken, any free port is used.  [default: 6006, or the next free port]",
 )
-@click.option("--bind-all", is_flag=True, help="Let other machines connect, not this one alone.")
+@click.option("--bind-all", is_flag=True, help="Let other machines connect too.")
 def tensorboard(logdir: Path, port: int | None, bind_all: bool) -> None:
     """Show the runs under LOGDIR in TensorBoard, until Ctrl-C.
 
-    Prints the address, and the line that brings it from a login node to your own machine. A profile (`fastload
-    train --profile`) is under PYTORCH_PROFILER; its charts come from the web, so where the browser has none, open the
-    file at ui.perfetto.dev or in chrome://tracing.
+    Prints the address, and the ssh command that forwards it from a login node to your own machine. Profiles of
+    `fastload train --profile` are in the tab PYTORCH_PROFILER. That tab loads its charts from the web. If the browser
+    is offline, open the profile in chrome://tracing instead.
+
+    \b
+    Examples:
+        fastload tensorboard
+        fastload tensorboard logdir --port 6007
     """
     require("tensorboard", tensorboard="TensorBoard")
     with _ends() as wait:
@@ -49,11 +54,11 @@ def tensorboard(logdir: Path, port: int | None, bind_all: bool) -> None:
 
 @contextmanager
 def _ends() -> Iterator[Callable[[], int]]:
-    """Gives a function that waits for Ctrl-C or SIGTERM, counted from here, and returns which it was.
+    """Yield a function that waits for Ctrl-C or SIGTERM, counted from the start of the block, and returns the signal.
 
-    In the threads of this process and its plugins any thread may be the one that the signal comes to, so it is
-    Python's wake-up descriptor that is waited at. Afterwards Ctrl-C is ignored: a second one would strike as the
-    plugins end their processes, which then stay. A signal that is ignored stays ignored.
+    The signal may reach any thread of this process and its plugins, so the function waits on Python's wake-up
+    descriptor. Afterwards Ctrl-C is ignored: a second one would interrupt the plugins while they end their processes,
+    and the processes would stay. A signal that is ignored stays ignored.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -78,10 +83,10 @@ def _ends() -> Iterator[Callable[[], int]]:
 
 
 def _serve(logdir: Path, port: int | None, bind_all: bool) -> str:
-    """Start TensorBoard in threads of this process; the address at which it answers."""
+    """Start TensorBoard in threads of this process, and return its address."""
     from tensorboard import default, program
 
-    # They tell of a TensorFlow that nobody needs, and of each file that the plugin reads.
+    # They warn of a missing TensorFlow, which is not needed, and log each file that the plugin reads.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     os.environ.setdefault("TORCH_PROFILER_LOG_LEVEL", "WARNING")
     where = ["--bind_all"] if bind_all else ["--host", "localhost"]
@@ -96,7 +101,7 @@ def _serve(logdir: Path, port: int | None, bind_all: bool) -> str:
     except program.TensorBoardPortInUseError:
         return str(launch("--port", "0"))
     except program.TensorBoardServerException as error:
-        raise click.ClickException(f"TensorBoard does not start: {error}") from error
+        raise click.ClickException(f"TensorBoard cannot start: {error}") from error
 
 
 def _directions(logdir: Path, url: str, asked: int | None, bind_all: bool) -> str:
@@ -104,24 +109,26 @@ def _directions(logdir: Path, url: str, asked: int | None, bind_all: bool) -> st
     host = socket.gethostname()
     lines = [f"TensorBoard shows {logdir} ({_content(logdir)}) at {url}"]
     if asked and asked != port:
-        lines.append(f"Port {asked} is taken, so it is {port}.")
+        lines.append(f"Port {asked} is taken, so port {port} is used.")
     if bind_all:
-        lines.append("Whoever can reach this machine can see it.")
+        lines.append("Every machine that can reach this one can open it.")
     lines += [
         "If this is a login node, run on your own machine",
         f"    ssh -N -L {port}:localhost:{port} {getpass.getuser()}@{host}",
-        f"and open http://localhost:{port}/ there. Where {host} cannot be reached from outside, put -J and the machine",
-        "that you log in by before the last word.",
+        f"and open http://localhost:{port}/ there. If your machine cannot reach {host} directly,",
+        f"insert -J and the name of the login machine before {getpass.getuser()}@{host}.",
         "Ctrl-C ends it.",
     ]
     return "\n".join(lines)
 
 
 def _content(logdir: Path) -> str:
-    """How many runs, and how many profiles; where they would be if there are none."""
+    """Return the numbers of runs and profiles as text, or the folder that `fastload train` writes if there are none."""
     events = list(logdir.rglob("*tfevents*"))
     traces = [*logdir.rglob("*.pt.trace.json"), *logdir.rglob("*.pt.trace.json.gz")]
     runs = {path.parent for path in (*events, *traces)}
     if not runs:
-        return f"which holds no run yet: `fastload train` writes each into {logdir / 'DATE-TIME-workersN-ranksN'}"
+        return (
+            f"no runs yet; `fastload train` writes each into {logdir / 'DATE-TIME-workersN-ranksN'}"
+        )
     return f"runs: {len(runs)}, profiles: {len(traces)}"

@@ -1,4 +1,4 @@
-"""`fastload train`: a model on every rank, fed by the loader."""
+"""`fastload train`: train a model on every rank with fastload's loader."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--packed",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A packed set (`fastload pack`), in place of a list.",
+    help="Folder of a packed set (`fastload pack`), instead of a list.",
 )
 @click.option(
     "--transform",
     default="resize",
     show_default=True,
     type=click.Choice(["resize", "rrc"]),
-    help="resize: to a square. rrc: RandomResizedCrop and flip. Pictures travel as uint8; the device normalises them.",
+    help="Transform of the images. resize: resize to a square. rrc: RandomResizedCrop and flip. Batches are uint8, and "
+    "the device normalises them.",
 )
 @click.option(
     "--image-size",
     type=click.IntRange(1, 4096),
-    help="Pixels of the square.  [default: 256, with rrc 224]",
+    help="Side of the square, in pixels.  [default: 256, or 224 with --transform rrc]",
 )
 @click.option(
     "-w",
@@ -42,7 +43,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     default=1,
     show_default=True,
     type=click.IntRange(0, 1024),
-    help="Threads that load, on each rank. 0: the loop loads for itself.",
+    help="Threads per rank that load. 0: the training loop loads by itself.",
 )
 @click.option(
     "-b",
@@ -51,7 +52,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     default=64,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Samples in a batch of one rank; all ranks together take so many times their number in a step.",
+    help="Batch size per rank. The global batch is this times the number of ranks.",
 )
 @click.option(
     "--cache-size",
@@ -59,106 +60,114 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     default=2,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Batches in flight at most: read, or being read, ahead of the loop.",
+    help="Maximum number of batches that are read, or being read, ahead of the loop.",
 )
 @click.option(
     "--loader",
     default="thread",
     show_default=True,
     type=click.Choice(["thread", "process", "cached"]),
-    help="thread: fastload's. process: torch's worker processes. cached: a few batches again and again, no loading.",
+    help="Loader of the samples. thread: fastload's threads. process: torch's worker processes. cached: repeat a few "
+    "batches, to measure training without loading.",
 )
 @click.option(
     "-s",
     "--nsteps",
     "steps",
     type=click.IntRange(min=1),
-    help="Steps of the training, those before a resume included.  [default: 20, or all of --epochs]",
+    help="Total number of steps, including steps before a resume.  [default: 20, or all of --epochs]",
 )
 @click.option(
     "--epochs",
     type=click.IntRange(min=1),
-    help="Passes over the dataset; with -s, whichever ends first.",
+    help="Number of passes over the dataset. With -s, training ends at the smaller limit.",
 )
 @click.option(
     "--status-print-interval",
     default=5,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Steps between two lines of the rate.",
+    help="Steps between two lines with the rate.",
 )
 @click.option(
     "--step-ms",
     default=0.0,
     show_default=True,
     type=Number(min=0, max=3_600_000),
-    help="Simulated accelerator: each step lasts at least so many milliseconds.",
+    help="Simulated accelerator: minimum time of a step, in milliseconds.",
 )
 @click.option(
     "--model",
-    help='"tiny", or a classification model of torchvision\'s.  [default: resnet50; without an accelerator tiny]',
+    help="Model: tiny, or a classification model of torchvision.  [default: resnet50, or tiny without an accelerator]",
 )
 @click.option(
     "--weights",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="File with the model's state_dict to begin with; by default it begins with random parameters.",
+    help="File with the initial state_dict of the model.  [default: random parameters]",
 )
 @click.option(
     "--classes",
     type=click.IntRange(min=1),
-    help="Outputs of the model.  [default: the dataset's classes]",
+    help="Number of outputs of the model.  [default: number of classes in the dataset]",
 )
-@click.option("--lr", default=0.001, show_default=True, type=Number(min=0), help="Of SGD.")
+@click.option(
+    "--lr", default=0.001, show_default=True, type=Number(min=0), help="Learning rate of SGD."
+)
 @click.option(
     "--momentum",
     default=0.9,
     show_default=True,
     type=Number(min=0, max=1),
-    help="Of SGD.",
+    help="Momentum of SGD.",
 )
 @click.option(
     "--seed",
     default=0,
     show_default=True,
     type=click.IntRange(0, _LARGEST_SEED),
-    help="Of the order, the augmentation and the model's first parameters.",
+    help="Seed of the order, the augmentation and the initial parameters.",
 )
 @click.option(
     "--device",
     default="auto",
     show_default=True,
-    help="auto, cpu, cuda, cuda:1. auto: an accelerator for each rank where there are any.",
+    help="Device of the model: auto, cpu, cuda or cuda:1. auto: an accelerator for each rank if there are any, else "
+    "cpu.",
 )
 @click.option(
     "--precision",
     default="fp32",
     show_default=True,
     type=click.Choice(["fp32", "tf32", "bf16"]),
-    help="tf32: float32 with faster, rounded products. bf16: autocast to bfloat16.",
+    help="Precision of the model. fp32: float32. tf32: float32 with faster, rounded products. bf16: autocast to "
+    "bfloat16.",
 )
-@click.option("--compile", is_flag=True, help="torch.compile the model.")
+@click.option("--compile", is_flag=True, help="Compile the model with torch.compile.")
 @click.option(
-    "--channels-last", is_flag=True, help="Channels-last memory, which convolutions like."
+    "--channels-last",
+    is_flag=True,
+    help="Use the channels-last memory format, which makes many convolutions faster.",
 )
 @click.option(
     "--checkpoint",
     type=_FOLDER,
-    help="Folder for the checkpoint: model, optimiser, place in the data, random states. One that all ranks see.",
+    help="Folder for the checkpoint: model, optimiser, position in the data and random states. All ranks must see it.",
 )
 @click.option(
     "--every",
     type=click.IntRange(min=1),
-    help="Steps between checkpoints; by default there is one at the end, and when the run is stopped.",
+    help="Steps between checkpoints.  [default: one at the end, or when the run is stopped]",
 )
 @click.option(
     "--resume",
     is_flag=True,
-    help="Go on from the checkpoint if there is one; with any number of ranks at the same global batch.",
+    help="Resume from the checkpoint if it exists. The number of ranks may differ, but not the global batch.",
 )
 @click.option(
     "--profile",
     is_flag=True,
-    help="torch's profiler on rank 0: 5 steps skipped, 1 warm-up, 10 recorded, into the run's folder in --logdir.",
+    help="Record torch's profiler on rank 0 into the run's folder in --logdir: 10 steps, after 5 skipped steps and 1 "
+    "warm-up step.",
 )
 @click.option(
     "--scalars", is_flag=True, help="Write TensorBoard scalars into the run's folder in --logdir."
@@ -168,22 +177,23 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     default="logdir",
     show_default=True,
     type=_FOLDER,
-    help="Gets stats.csv, a row for each run, and a folder DATE-TIME-workersN-ranksN for each run that profiles or "
-    "writes scalars.",
+    help="Folder for the results: stats.csv with one row per run, and a folder DATE-TIME-workersN-ranksN for each run "
+    "with --profile or --scalars.",
 )
 def train(**options: Any) -> None:
-    """Train a model, and say how fast and what bounds it.
+    """Train a model, and report its rate and what limits it.
 
-    One process trains alone. Started by mpiexec, srun or torchrun, each process is a rank, with its part of every
-    epoch and its gradients averaged with the others'. Rates are given for each rank and for all together; the first 5
-    steps are warm-up and in no rate.
+    Under mpiexec, srun or torchrun, each process is a rank. It trains on its part of every epoch, and the gradients of
+    all ranks are averaged. Rates are reported per rank and for all ranks together. The first 5 steps are warm-up, and
+    no rate counts them.
 
-    Ctrl-C and SIGTERM end all ranks behind the step in progress, with a checkpoint if --checkpoint names a folder, and
-    exit codes 130 and 143; a second one ends the process at once. Killed at any moment and started again with
-    --resume, on any number of ranks with the same global batch (ranks times -b), the model that results has been
-    trained on every sample of an epoch exactly once: what was trained after the last checkpoint is not in the model
-    that is restored, and is trained again. Where the dataset does not divide by the ranks, its order is filled up
-    with some of its first samples, as all ranks need equally many.
+    After Ctrl-C or SIGTERM, all ranks finish the step in progress, write a checkpoint if --checkpoint is given, and
+    end with exit code 130 or 143. A second signal ends the process at once.
+
+    A killed run can be started again with --resume, on any number of ranks with the same global batch (ranks times
+    -b). Steps after the last checkpoint are repeated from the restored model. So the final model has been trained on
+    every sample of an epoch exactly once. All ranks need the same number of samples. If the dataset does not divide
+    evenly, some samples from the start of the order are repeated.
 
     \b
     Examples:
@@ -197,18 +207,18 @@ def train(**options: Any) -> None:
 
 
 def tutorial(*, serial: bool, defaults: dict[str, Any]) -> click.Command:
-    """A script of the tutorial that `fastload train` grew out of: its options and lines, with other defaults.
+    """Return the command of a tutorial script: `fastload train` with the script's options, lines and defaults.
 
-    It trains on a list of files; the serial one has no workers, and no options for them.
+    It trains on a list of files. The serial script has no workers, and no options for them.
     """
     fixed: dict[str, Any] = {"packed": None}
-    loads = "the loop loads for itself." if serial else "threads load while it trains."
+    loads = "the loop loads by itself." if serial else "threads load during training."
     if serial:
         fixed |= {"workers": 0, "prefetch_batches": 2, "loader": "thread"}
     params = [copy.copy(param) for param in train.params if param.name not in fixed]
     if not Path(
         defaults["base_dir"]
-    ).is_dir():  # another machine than the tutorial's: it has to be given
+    ).is_dir():  # not the tutorial's machine, so the user has to give it
         defaults = {name: value for name, value in defaults.items() if name != "base_dir"}
     for param in params:
         param.default = defaults.get(param.name or "", param.default)
@@ -216,9 +226,9 @@ def tutorial(*, serial: bool, defaults: dict[str, Any]) -> click.Command:
         None,
         callback=lambda **options: _run({**options, **fixed}, serial_lines=serial),
         params=params,
-        help=f"""The tutorial's {"serial" if serial else "parallel"} script: {loads}
+        help=f"""Run the tutorial's {"serial" if serial else "parallel"} script: {loads}
 
-        The list is relative to --base-dir, and so may be the paths in it:
+        The path of the list, and the paths in it, may be relative to --base-dir:
 
         \b
             python benchmarks/imagenet_{"serial" if serial else "parallel"}.py --base-dir samples \\
@@ -229,7 +239,7 @@ def tutorial(*, serial: bool, defaults: dict[str, Any]) -> click.Command:
 
 
 def _run(options: dict[str, Any], *, serial_lines: bool = False) -> None:
-    """Train by the options of `fastload train`; SystemExit with 130 or 143 where a signal stopped it."""
+    """Train with the options of `fastload train`. Raise SystemExit with 130 or 143 if a signal stopped the training."""
     require("images", PIL="Pillow")
     if options.get("packed") is not None:
         require("arrow", pyarrow="pyarrow")

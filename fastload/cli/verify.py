@@ -1,4 +1,4 @@
-"""`fastload verify`: everything in a set, read and checked."""
+"""`fastload verify`: read and check everything in a set."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fastload.cli._common import is_set_of_columns, require
 @click.option(
     "--workers",
     type=click.IntRange(0, 1024),
-    help="Threads that read; by default one for each core. 0: none beside the main one.",
+    help="Number of threads that read. 0: only the main thread.  [default: one per core]",
 )
 def verify(path: str, workers: int | None) -> None:
-    """Read all of SET and name what is bad.
+    """Read all of SET, and name the damaged records or parts.
 
-    Of a packed set, every record is held against its checksum; of a set of columns, every part. Parts that were put
-    without checksums are said, and so are parts that lie on other nodes; neither counts as bad. The exit code is 1 if
-    something is bad.
+    Every record of a packed set, and every part of a set of columns, is checked against its checksum. Parts without
+    checksums and parts on other nodes are listed, but do not count as damaged. The exit code is 1 if anything is
+    damaged.
 
     \b
     Examples:
@@ -40,8 +40,8 @@ def _verify_packed(path: str, workers: int | None) -> None:
     rate = found.bytes / 1e6 / max(found.seconds, 1e-9)
     click.echo(f"{found.records:,} records read in {found.seconds:.1f} s, {rate:,.0f} MB/s")
     if found.bad:
-        raise click.ClickException(f"{len(found.bad)} shards or records are bad")
-    click.echo("All of them are right.")
+        raise click.ClickException(f"{len(found.bad)} shards or records are damaged")
+    click.echo("All records are valid.")
 
 
 def _verify_columns(path: str, workers: int | None) -> None:
@@ -50,5 +50,5 @@ def _verify_columns(path: str, workers: int | None) -> None:
     found = run_verify(path, workers=workers, progress=True, say=click.echo)
     click.echo(str(found))
     if found.bad:
-        raise click.ClickException(f"{len(found.bad)} of {found.parts} parts are bad")
-    click.echo("All parts that were checked are right.")
+        raise click.ClickException(f"{len(found.bad)} of {found.parts} parts are damaged")
+    click.echo("All checked parts are valid.")

@@ -75,8 +75,8 @@ class RecordIndexService:
         self._check_thread()
         if not 0 <= batch_size <= self._fetched:
             raise ValueError(
-                f"{batch_size} records were reported, and {self._fetched} fetched and not yet reported. Report each "
-                "batch once, after it was trained"
+                f"{batch_size} records were reported, but only {self._fetched} are fetched and not yet reported. "
+                "Report each batch once, after training on it"
             )
         self._fetched -= batch_size
         while batch_size:
@@ -95,8 +95,9 @@ class RecordIndexService:
         lease = epoch.lease()
         if lease is None and self._fetched:
             raise RuntimeError(
-                f"all shards of epoch {epoch.number} are leased, and {self._fetched} records that this worker fetched "
-                "were not reported: it would wait for itself. End the batch here, call report_batch_done, and go on"
+                f"all shards of epoch {epoch.number} are leased, but this worker has not reported {self._fetched} "
+                "records that it fetched, and would wait for itself. End the batch here, call report_batch_done, and "
+                "continue"
             )
         lease = lease or epoch.wait_for_lease()
         if lease is None:
@@ -109,8 +110,8 @@ class RecordIndexService:
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:
             raise RuntimeError(
-                "RecordIndexService was called from another thread than the one that made it. Read with one thread, or "
-                "give fastload.DataLoader a fastload.elastic.LeaseSampler"
+                "RecordIndexService was called from a thread that did not create it. Read with one thread, or give "
+                "fastload.DataLoader a fastload.elastic.LeaseSampler"
             )
 
 

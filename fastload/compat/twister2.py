@@ -24,7 +24,7 @@ class SourceFunc(ABC):
 
     @abstractmethod
     def has_next(self) -> bool:
-        """Return whether `next` has another value."""
+        """Return True if `next` has another value."""
 
     @abstractmethod
     def next(self) -> Any:
@@ -116,6 +116,6 @@ class Twister2Environment:
     def _expect(self, wanted: int, has: str, what: str) -> None:
         if wanted != self._world_size:
             raise RankError(
-                f"The program runs on {self._world_size} ranks; {has} {wanted} {what}. "
+                f"The program runs on {self._world_size} ranks, but {has} {wanted} {what}. "
                 f"Start it with: mpiexec -n {wanted} python {sys.argv[0]}"
             )

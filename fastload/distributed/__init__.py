@@ -1,4 +1,4 @@
-"""Ranks: which one this process is, the process group of all of them, and the cores that each one has.
+"""Ranks: detecting the rank of this process, forming the process group, and counting the cores of each rank.
 
     from fastload import distributed
 
@@ -6,20 +6,20 @@
     ...                                # DistributedDataParallel, RankSampler, all_reduce
     distributed.shutdown()             # also done at exit
 
-`detect_rank` tells the rank alone; `init` meets the other ranks at a free port that rank 0 opens.
+`detect_rank` only detects the rank. `init` also connects to the other ranks, at a free port that rank 0 opens.
 
-    detect.py     which rank this is, by the variables of its launcher, mpi4py, or the node file
+    detect.py     the rank of this process, from the variables of its launcher, mpi4py, or the node file
     group.py      the process group: init, shutdown, end_job, cores
-    control.py    what ranks tell each other on the CPU
-    rendezvous.py how the ranks agree on a place to meet
-    folder_store.py  what processes share by a folder, whichever of them is killed
+    control.py    values that ranks exchange on the CPU
+    rendezvous.py how the ranks find each other
+    folder_store.py  a store in a folder that survives killed processes
     addresses.py  the address by which other nodes reach this one
-    flight_access.py  which calls a server of Arrow Flight answers
-    affinity.py   a rank's share of the cores: pure
-    average.py    gradients averaged by hand
+    flight_access.py  tokens and certificates of Arrow Flight servers
+    affinity.py   the share of cores of a rank, as pure functions
+    average.py    averaging gradients without DistributedDataParallel
     windows.py    rows in the memory of all ranks, read by MPI's one-sided communication
-    launch.py     host files to command lines and job scripts: pure
-    execute.py    which launcher is here, and running it
+    launch.py     command lines and job scripts from host files, as pure functions
+    execute.py    finding and running a launcher
 """
 
 from typing import TYPE_CHECKING, Any
@@ -62,7 +62,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs torch when it is first used: launchers do without."""
+    """Import names that need torch at their first use, because launchers do not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fastload.distributed import average, control, folder_store, group, windows

@@ -15,13 +15,14 @@ _LOOPBACK = "127.0.0.1"
 
 
 def own_address(*, single_node: bool) -> str:
-    """An address of this machine for all ranks to come to: never the loopback, unless all are on this node.
+    """Return an address of this machine that all ranks can reach. It is the loopback only if all are on this node.
 
-    That of the interface named by GLOO_SOCKET_IFNAME; else what the host's name stands for; else, where that is the
-    loopback (as Debian sets it up), what the default route goes out by; else that of the only other interface.
+    It is the first of these: the address of the interface in GLOO_SOCKET_IFNAME; the address of the host's name, unless
+    that is the loopback (as Debian sets it up); the address of the default route; the address of the only other
+    interface.
 
     Raises:
-        RendezvousError: none of these is there.
+        RendezvousError: there is no such address.
     """
     if single_node:
         return _LOOPBACK
@@ -29,7 +30,7 @@ def own_address(*, single_node: bool) -> str:
         name = named.split(",")[0]
         if (address := _addresses().get(name)) is None:
             raise RendezvousError(
-                f"GLOO_SOCKET_IFNAME={named}: there is no such interface with an IPv4 address; there are "
+                f"GLOO_SOCKET_IFNAME={named} is not an interface with an IPv4 address. Set it to one of "
                 f"{', '.join(_addresses())}"
             )
         return address
@@ -38,18 +39,18 @@ def own_address(*, single_node: bool) -> str:
         if not ipaddress.ip_address(address).is_loopback:
             return address
     raise RendezvousError(
-        f"{socket.gethostname()} has no address but {_LOOPBACK}, by which other nodes cannot reach it; interfaces: "
-        f"{', '.join(_addresses()) or 'none'}"
+        f"{socket.gethostname()} has only the address {_LOOPBACK}, so other nodes cannot reach it. Its interfaces are "
+        f"{', '.join(_addresses()) or 'none'}. Name one with an address in GLOO_SOCKET_IFNAME"
     )
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the interface of this machine that has `address`; None if none has."""
+    """Return the name of the interface of this machine with this address, or None."""
     return next((name for name, own in _addresses().items() if own == address), None)
 
 
 def address_towards(address: str) -> str | None:
-    """This machine's own address on the way to `address`; None if there is no way. Sends nothing."""
+    """Return this machine's own address on the route to `address`, or None without a route. Send nothing."""
     return next(iter(_of_route(address)), None)
 
 
@@ -62,7 +63,7 @@ def _of_host_name() -> list[str]:
 
 
 def _of_route(target: str) -> list[str]:
-    """Connecting a datagram socket sends nothing: the kernel only chooses the route, and with it the own address."""
+    """Return the own address on a route. Connecting a datagram socket sends nothing; the kernel only picks a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((target, 9))
@@ -72,7 +73,7 @@ def _of_route(target: str) -> list[str]:
 
 
 def _addresses() -> dict[str, str]:
-    """By name the IPv4 address of each interface that has one."""
+    """Return the IPv4 address of each interface that has one, by name."""
     found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

@@ -1,4 +1,4 @@
-"""Gradients averaged by hand, in buckets: what DistributedDataParallel does, for loops without it."""
+"""Averaging of gradients in buckets, for loops without DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ def average_gradients(
     """Replace the gradient of each parameter by its mean over all ranks. All ranks call it, after `backward()`.
 
     Args:
-        parameters: one, or several, or a module, whose parameters they are. They have the same shapes and order on all
-            ranks. A gradient that is None on some ranks counts as zeros there; one that is None on all stays None.
-        comm: an mpi4py communicator, such as `MPI.COMM_WORLD`, for gradients in the processor's memory; None: torch's
-            default process group.
-        bucket_bytes: gradients are sent together until they have this size. Memory: one bucket.
+        parameters: one parameter, several, or a module. They have the same shapes and order on all ranks. A gradient
+            that is None on some ranks counts as zeros there. If it is None on all, it stays None.
+        comm: an mpi4py communicator, such as `MPI.COMM_WORLD`, for gradients on the CPU. None: torch's default process
+            group.
+        bucket_bytes: size of a bucket of gradients that are sent together. Memory: one bucket.
 
-    The mean is the sum over the number of ranks, so it is that of the global batch if all ranks have equal batches.
+    The mean is the sum divided by the number of ranks. If all ranks have equal batches, it is the mean of the global
+    batch.
 
-    Raises ValueError on all ranks if a gradient is sparse on one.
+    Raise ValueError on all ranks if a gradient is sparse on one.
     """
     if isinstance(parameters, torch.nn.Module):
         parameters = parameters.parameters()
@@ -43,7 +44,7 @@ def average_gradients(
     for bucket in _buckets(gradients, bucket_bytes):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
         if comm is not None and flat.dtype in (torch.float16, torch.bfloat16):
-            flat = flat.float()  # MPI has no such numbers
+            flat = flat.float()  # MPI does not know the dtype
         _all_reduce(flat, comm, "SUM")
         flat /= size
         pieces = torch.split(flat, [gradient.numel() for gradient in bucket])
@@ -52,7 +53,7 @@ def average_gradients(
 
 
 def _of_any_rank(parameters: list[torch.Tensor], comm: Any) -> list[torch.Tensor]:
-    """Return the gradients that some rank has, in the order of their parameters: all ranks add up the same ones."""
+    """Return the gradients that at least one rank has, in the order of the parameters, the same on all ranks."""
     own = [
         _NONE if one.grad is None else _DENSE if one.grad.layout is torch.strided else _SPARSE
         for one in parameters
@@ -64,7 +65,7 @@ def _of_any_rank(parameters: list[torch.Tensor], comm: Any) -> list[torch.Tensor
         if kind == _SPARSE:
             raise ValueError(
                 f"average_gradients: parameter {number}, of shape {tuple(parameter.shape)}, has a sparse gradient. "
-                "Make its layer with sparse=False"
+                "Create its layer with sparse=False"
             )
         if kind == _DENSE:
             if parameter.grad is None:

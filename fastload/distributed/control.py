@@ -1,4 +1,4 @@
-"""What ranks agree on beside tensors on their devices: on the CPU, over Gloo."""
+"""Values that ranks exchange on the CPU, over Gloo."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Control:
-    """Collective calls: every rank makes the same ones in the same order. With one rank they cost nothing.
+    """Collective calls: every rank makes the same calls in the same order. With one rank, they cost nothing.
 
     Args:
-        timeout: how long a rank waits in a call for the others. None: as long as `init` said.
+        timeout: time that a rank waits for the others in a call. None: the timeout of `init`.
     """
 
     def __init__(self, rank: Rank, *, timeout: timedelta | None = None) -> None:
@@ -41,7 +41,7 @@ class Control:
         return values
 
     def broadcast(self, value: T | None) -> T:
-        """Return rank 0's value; what the others give does not count."""
+        """Return rank 0's value. The values of other ranks are ignored."""
         values: list[Any] = [value]
         if self._group is not None:
             dist.broadcast_object_list(values, src=0, group=self._group, device=torch.device("cpu"))
@@ -65,7 +65,7 @@ class Control:
 
 
 class Vote:
-    """A vote of all ranks that is under way."""
+    """A vote of all ranks in progress."""
 
     def __init__(self, ballot: torch.Tensor, work: Any) -> None:
         self._ballot = ballot

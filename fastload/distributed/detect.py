@@ -1,4 +1,4 @@
-"""Which rank this process is: read from the variables that a launcher sets, and from mpi4py or the node file.
+"""Detection of the rank of this process, from the variables of a launcher, and from mpi4py or the node file.
 
 | launcher | rank and size | on its node |
 |---|---|---|
@@ -9,9 +9,9 @@
 | environment: set by hand or by Kubernetes | as torchrun, without `TORCHELASTIC_RUN_ID` | as torchrun |
 | slurm: a step of srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` |
 
-Whatever is set has to agree. One launcher inside another is no disagreement: under torchrun all other variables
-describe its agent, one per node; and a step of Slurm that holds one task per node, or a terminal, carries the daemons
-of an MPI, or a shell.
+All variables that are set must agree. An exception is one launcher inside another. Under torchrun, all other variables
+describe its agent, one per node. A Slurm step with one task per node, or with a terminal, runs the daemons of an MPI or
+a shell.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Launcher = Literal["torchrun", "openmpi", "pals", "mpich", "environment", "slurm
 MPI_LAUNCHERS: tuple[Launcher, ...] = ("openmpi", "pals", "mpich")
 Field = Literal["rank", "world_size", "local_rank", "local_size"]
 Claims = dict[Field, dict[str, int]]
-"""Of each field what was said of it: by source (a variable, or another), the value."""
+"""The claimed values of each field, by source: a variable, or another."""
 
 _FIELDS: tuple[Field, ...] = ("rank", "world_size", "local_rank", "local_size")
 _PARTS: tuple[tuple[Field, Field], ...] = (("rank", "world_size"), ("local_rank", "local_size"))
@@ -67,12 +67,12 @@ _LAUNCHER_OF: dict[str, Launcher] = {
     "RANK": "environment",
     "SLURM_PROCID": "slurm",
 }
-"""By the variable of the rank, the launcher. The first that is set names it."""
+"""The launcher, by its variable of the rank. The first variable that is set names it."""
 
-# Slurm numbers the steps that are no srun of the user's from here: interactive 0xFFFFFFFA, batch, extern, pending.
+# From here, Slurm numbers steps that are not the user's srun: interactive 0xFFFFFFFA, batch, extern, pending.
 _SLURM_NO_STEP = 0xFFFF_FFFA
 _DIGITS = 18
-"""No count has more."""
+"""Maximum number of digits of a count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +91,27 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What mpi4py or the node file tells of this process; None if it tells nothing."""
+    """Information on this process from mpi4py or the node file. Fields are None if unknown."""
 
     mpi: Mapping[Field, int] | None = None
     """All four fields, from mpi4py."""
     nodes: int | None = None
-    """How many nodes the node file of the job lists."""
+    """Number of nodes in the node file of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """A rank, and of each of its four fields what said so, as "VARIABLE=value"."""
+    """A rank, and the sources of each of its four fields, as "VARIABLE=value"."""
 
     rank: Rank
     origins: Mapping[Field, tuple[str, ...]]
 
 
 def detect_rank(environ: Mapping[str, str] = os.environ) -> Detected:
-    """Return `detect_by_variables`; what the variables leave open is asked of mpi4py, by all ranks, or the node file.
+    """Return the rank by `detect_by_variables`. Get missing values from mpi4py, on all ranks, or from the node file.
 
     Raises:
-        RankError: see `detect_by_variables`; or the node file cannot be read, or lists no host.
+        RankError: see `detect_by_variables`. Also if the node file cannot be read, or lists no host.
     """
 
     def ask(launcher: Launcher) -> Answer:
@@ -136,7 +136,7 @@ def detect_rank(environ: Mapping[str, str] = os.environ) -> Detected:
 
 
 def mpi4py() -> Any | None:
-    """The module `mpi4py.MPI`, which starts MPI as it is imported; None without mpi4py, or without its MPI library."""
+    """Return the module `mpi4py.MPI`, whose import starts MPI, or None without mpi4py or its MPI library."""
     try:
         return importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError):  # RuntimeError: mpi4py found no library of MPI to load.
@@ -144,29 +144,31 @@ def mpi4py() -> Any | None:
 
 
 def node_count(environ: Mapping[str, str]) -> int | None:
-    """How many different hosts `$PBS_NODEFILE` lists, one a line or more; None where there is no such file."""
+    """Return the number of different hosts in `$PBS_NODEFILE`, or None without such a file."""
     name = environ.get("PBS_NODEFILE")
     if not name:
         return None
     try:
         hosts = {line.strip() for line in Path(name).read_text().splitlines() if line.strip()}
     except OSError as error:
-        raise RankError(f"PBS_NODEFILE={name} cannot be read: {error.strerror}") from error
+        raise RankError(
+            f"PBS_NODEFILE={name} cannot be read: {error.strerror}. Unset it if it is of another job"
+        ) from error
     if not hosts:
-        raise RankError(f"PBS_NODEFILE={name} lists no host")
+        raise RankError(f"PBS_NODEFILE={name} lists no hosts. Unset it if it is of another job")
     return len(hosts)
 
 
 def detect_by_variables(
     environ: Mapping[str, str], ask: Callable[[Launcher], Answer] = lambda _: Answer()
 ) -> Detected:
-    """Return the rank that the variables of `environ` describe; rank 0 of 1 if no launcher set any.
+    """Return the rank that the variables of `environ` describe, or rank 0 of 1 if no launcher set any.
 
-    `ask` is called with the launcher only if the variables leave something open.
+    `ask` is called with the launcher only if a value is missing.
 
     Raises:
-        RankError: a value is no count, or not below its size; two variables disagree; something is missing. All are
-            named, with their values.
+        RankError: a value is not a count or too large, two variables disagree, or a value is missing. The message names
+            the variables with their values.
     """
     claims = _claims(environ)
     launcher = _launcher(environ, claims)
@@ -187,12 +189,12 @@ def detect_by_variables(
         if values[part] >= values[whole]:
             raise RankError(
                 f"{_first(claims, part)}, and {_first(claims, whole)}: "
-                "ranks are counted from 0 and lie below the size. Unset what is left over from another job"
+                "ranks are counted from 0 and must be less than the size. Unset variables of another job"
             )
     if values["local_size"] > values["world_size"]:
         raise RankError(
             f"{_first(claims, 'local_size')}, and {_first(claims, 'world_size')}: "
-            "a node cannot hold more ranks than the job. Unset what is left over from another job"
+            "a node cannot have more ranks than the job. Unset variables of another job"
         )
     rank = Rank(**{field: values[field] for field in _FIELDS}, launcher=launcher)
     origins = {f: tuple(f"{name}={value}" for name, value in claims[f].items()) for f in _FIELDS}
@@ -200,7 +202,7 @@ def detect_by_variables(
 
 
 def _claims(environ: Mapping[str, str]) -> Claims:
-    """What the variables of `environ` say of this process, those of an outer launcher left out."""
+    """Return the claims of the variables of `environ`, without those of an outer launcher."""
     claims: Claims = {}
     for name, field in _TORCH.items():
         _read(claims, environ, field, name)
@@ -216,7 +218,7 @@ def _claims(environ: Mapping[str, str]) -> Claims:
 
 
 def _slurm_claims(environ: Mapping[str, str]) -> Claims:
-    """What Slurm says of a process that srun started. The shell of a batch job has a SLURM_PROCID and is none."""
+    """Return Slurm's claims on a process of srun. The shell of a batch job has a SLURM_PROCID, but is not one."""
     step = _number(environ, "SLURM_STEP_ID", "SLURM_STEPID")
     if step is None or step[1] >= _SLURM_NO_STEP:
         return {}
@@ -233,32 +235,36 @@ def _slurm_claims(environ: Mapping[str, str]) -> Claims:
 
 
 def _carries_others(environ: Mapping[str, str], slurm: Claims) -> bool:
-    """Whether a step may hold the daemons of another launcher, one per node, or a shell, rather than the ranks."""
+    """Return True if a step may run daemons of another launcher, one per node, or a shell, instead of ranks."""
     nodes = _number(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
     tasks = slurm.get("world_size", {}).values()
     return bool(environ.get("SLURM_PTY_PORT")) or (nodes is not None and nodes[1] in tasks)
 
 
 def _tasks_on_node(text: str, name: str, node: int) -> int:
-    """The number of tasks on node `node` by Slurm's list of them: "2(x3),1" is 2, 2, 2, 1."""
+    """Return the number of tasks on node `node` from Slurm's list: "2(x3),1" is 2, 2, 2, 1."""
     nodes, on_node = 0, 0
     for word in text.split(","):
         found = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", word.strip(), re.ASCII)
         if found is None:
-            raise RankError(f"{name}={text!r} is no list of tasks per node such as 2(x3),1")
+            raise RankError(
+                f"{name}={text!r} is not a list of tasks per node such as 2(x3),1. Unset or correct it"
+            )
         before, nodes = nodes, nodes + int(found[2] or 1)
         if before <= node < nodes:
             on_node = int(found[1])
     if node >= nodes:
-        raise RankError(f"SLURM_NODEID={node}, and {name}={text!r} lists {nodes} nodes")
+        raise RankError(
+            f"SLURM_NODEID={node} does not fit {name}={text!r}, which lists {nodes} nodes. Unset the wrong one"
+        )
     return on_node
 
 
 def _number(environ: Mapping[str, str], *names: str) -> tuple[str, int] | None:
-    """The first of the variables `names` that is set and its value, a count; None if none is. Empty is not set."""
+    """Return the first of the variables that is set, with its value, a count, or None. Empty means not set."""
     for name in names:
         if text := environ.get(name, "").strip():
-            # Slurm's largest has ten digits; of thousands Python makes no number.
+            # Slurm's largest number has ten digits, and Python refuses thousands of digits.
             if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
                 shown = text if len(text) <= _DIGITS else f"{text[:_DIGITS]}..."
                 raise RankError(
@@ -285,20 +291,20 @@ def _launcher(environ: Mapping[str, str], claims: Claims) -> Launcher:
 
 
 def _agreed(claims: Claims) -> dict[Field, int]:
-    """The one value of each field; RankError where two sources disagree."""
+    """Return the value of each field. Raise RankError if two sources disagree."""
     for field, said in claims.items():
         (first, value), *others = said.items()
         for other, differing in others:
             if differing != value:
                 raise RankError(
                     f"{first}={value} and {other}={differing} disagree on the {field.replace('_', ' ')} of this "
-                    "process. Unset the one that is left over from another launcher or set by hand"
+                    "process. Unset the wrong one, which comes from another launcher or was set by hand"
                 )
     return {field: next(iter(said.values())) for field, said in claims.items()}
 
 
 def _add_said(claims: Claims, values: Mapping[Field, int], said: Answer) -> None:
-    """Add to `claims` what mpi4py said; else what follows from the number of nodes, all of them equally full."""
+    """Add the claims of mpi4py, else those that follow from the number of nodes, with the same ranks on each."""
     if said.mpi is not None:
         for field in _FIELDS:
             _say(claims, field, "mpi4py", said.mpi[field])
@@ -312,13 +318,13 @@ def _add_said(claims: Claims, values: Mapping[Field, int], said: Answer) -> None
 
 
 def _refuse_sizes_without_rank(claims: Claims) -> None:
-    """Several processes that know their number and not their rank would each be rank 0 of 1."""
+    """Raise RankError if a size is known without a rank. Otherwise each process would become rank 0 of 1."""
     for field, least in _SEVERAL:
         for name, value in claims.get(field, {}).items():
             if value >= least:
                 raise RankError(
-                    f"{name}={value} speaks of several ranks, and no variable says which one this is (such as "
-                    f"{', '.join(_LAUNCHER_OF)}). Start with a launcher, or unset it"
+                    f"{name}={value} means several ranks, but no variable gives the rank of this process (such as "
+                    f"{', '.join(_LAUNCHER_OF)}). Start the ranks with a launcher, or unset {name}"
                 )
 
 
@@ -332,10 +338,10 @@ def _incomplete(launcher: Launcher, claims: Claims, missing: list[Field]) -> str
         "torchrun": (_TORCH, ""),
         "environment": (_TORCH, ""),
         "slurm": (_SLURM, ""),
-    }.get(launcher, (_MPI, "; neither mpi4py nor a node file was there to tell"))
+    }.get(launcher, (_MPI, "; mpi4py and a node file are missing too"))
     wanted = ", ".join(name for name, field in variables.items() if field in missing)
     lacking = " and ".join(field.replace("_", " ") for field in missing)
     return (
-        f"{_first(claims, 'rank')} is set, and nothing says the {lacking} (none of {wanted}{asked}). "
+        f"{_first(claims, 'rank')} is set, but the {lacking} is unknown (none of {wanted}{asked}). "
         "Start all ranks with one launcher, or set the variables"
     )

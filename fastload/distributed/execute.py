@@ -1,4 +1,4 @@
-"""Running a launcher: which one is here, its signals, its exit code, its end (guard.py)."""
+"""Running a launcher: finding it, its signals, its exit code, its end (guard.py)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _VERSION_TIMEOUT_S = 60
 
 
 def find_launcher(ranks: int, hosts: Sequence[Host]) -> Launcher:
-    """The launcher for so many ranks on these hosts: none for one rank here, else `mpiexec`, else srun or torchrun.
+    """Return the launcher for these ranks and hosts: "none" for one rank here, else `mpiexec`, else srun or torchrun.
 
-    Raises `LaunchError` where there is no `mpiexec` and other hosts are named, or it is none that is known.
+    Raise `LaunchError` if `mpiexec` is unknown, or if it is missing and other hosts are named.
     """
     if ranks == 1 and are_here(hosts):
         return "none"
@@ -43,21 +43,21 @@ def find_launcher(ranks: int, hosts: Sequence[Host]) -> Launcher:
     if are_here(hosts):
         return "torchrun"
     raise LaunchError(
-        f"no mpiexec is on the PATH, and ranks are to run on {', '.join(host.name for host in hosts)}: "
-        "load a module or install an MPI"
+        f"mpiexec is not on PATH, and the ranks must run on {', '.join(host.name for host in hosts)}. "
+        "Load a module or install an MPI"
     )
 
 
 def are_here(hosts: Sequence[Host]) -> bool:
-    """Whether all of these hosts, or none at all, are names of this one."""
+    """Return True if all of these hosts are names of this one. An empty list counts as this host."""
     name = socket.gethostname()
     return {host.name for host in hosts} <= {"localhost", "127.0.0.1", name, name.partition(".")[0]}
 
 
 def signal_options() -> list[str]:
-    """What makes torchrun pass on SIGUSR1 and SIGUSR2: of itself it dies of them, and its ranks live on.
+    """Return the options that make torchrun pass on SIGUSR1 and SIGUSR2, or [] if this torch has none.
 
-    Empty for a torch that cannot.
+    By default torchrun dies of these signals, and its ranks live on.
     """
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -67,17 +67,19 @@ def signal_options() -> list[str]:
 
 
 def execute(command: Sequence[str], *, to_ranks: bool = False) -> int:
-    """Run `command` and all that it starts; return its exit code, or 128 + n if signal n ended it.
+    """Run `command` and all that it starts. Return its exit code, or 128 + n if signal n ended it.
 
     Signals that ask this process to end, and SIGUSR1 and SIGUSR2, go to the command's process group instead. With
-    `to_ranks` SIGINT, SIGTERM and SIGHUP go to Open MPI's ranks on this host, as their launcher would kill them soon
-    after. Signals that this process ignores stay ignored. No process of the command outlives this one, even after
-    SIGKILL. To be called on the main thread.
+    `to_ranks`, SIGINT, SIGTERM and SIGHUP go to Open MPI's ranks on this host, because their launcher would kill them
+    soon after. Signals that this process ignores stay ignored. No process of the command outlives this one, even after
+    SIGKILL. Call this in the main thread.
 
     Raises:
-        LaunchError: there is no such program.
+        LaunchError: the program does not exist.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, guard.FORWARDED)  # until there is a receiver
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, guard.FORWARDED
+    )  # until the command has started
     try:
         child = start_guarded(command, to_ranks=to_ranks)
         with guard.forwarding(child.send_signal):
@@ -91,21 +93,21 @@ def execute(command: Sequence[str], *, to_ranks: bool = False) -> int:
 def start_guarded(
     command: Sequence[str], *, to_ranks: bool = False, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start `command` under a guard, and return the guard, whose exit code is the command's, or 128 + n.
+    """Start `command` under a guard, and return the guard. Its exit code is the command's, or 128 + n.
 
-    Signals to the guard go on as `execute` says. `guard.PARENT_DIED` kills all processes of the command, and so does
-    the end of the calling thread. `options` are those of Popen. Raises LaunchError if there is no such program.
+    Signals to the guard are forwarded as in `execute`. `guard.PARENT_DIED` kills all processes of the command, and so
+    does the end of the calling thread. `options` are those of Popen. Raise LaunchError if the program does not exist.
     """
     program = command[0]
     if os.path.dirname(program):
         program = os.path.join(options.get("cwd") or "", program)
     if shutil.which(program, path=(options.get("env") or os.environ).get("PATH")) is None:
         raise LaunchError(
-            f"cannot run {command[0]}: it is not there, or not executable. Load the module that has it, "
+            f"cannot run {command[0]}: it does not exist, or is not executable. Load the module that has it, "
             "or give its path"
         )
     started = [str(os.getpid()), "ranks" if to_ranks else "group", *command]
-    # They wait until the guard forwards them: one that killed it would leave the command alone.
+    # Signals wait until the guard forwards them. One that killed the guard would leave the command alone.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, guard.FORWARDED)
     try:
         return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Which calls a server of Arrow Flight answers, and what its clients show it. Needs pyarrow (extra `arrow`)."""
+"""Tokens and certificates of Arrow Flight servers and their clients. Needs pyarrow (extra `arrow`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyarrow import flight
 
 
 class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses calls without the token."""
+    """Rejects calls without the right token."""
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()
@@ -23,12 +23,12 @@ class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         found = [value.encode() for value in headers.get("authorization", [])]
         if not any(hmac.compare_digest(value, self._expected) for value in found):
             raise flight.FlightUnauthenticatedError(
-                "this server wants another token" if found else "this server wants a token"
+                "the token is wrong for this server" if found else "this server needs a token"
             )
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a host."""
+    """Return True if only this machine can reach the host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -13,24 +13,24 @@ from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined
 
 from fastload.disk import locked_path, replace_file
 
-_NAP_S = 0.02  # between two looks at keys that are waited for
+_NAP_S = 0.02  # between two checks for keys
 _kept: list[FolderStore] = []
-"""All of this process. Torch's C++ code, such as a `PrefixStore`, does not keep the Python object that it calls."""
+"""All stores of this process. Torch's C++ code, such as a `PrefixStore`, does not keep its Python object alive."""
 
 
 class FolderStore(Store):
-    """Keys and values that processes share by a folder, without a server.
+    """Keys and values that processes share through a folder, without a server.
 
-    Torch's own `FileStore` appends records to one file. A process that is killed in the middle of a record leaves half
-    of it, and every process that reads the file then hangs. Here each key is a file, which is replaced as a whole under
-    a lock that the kernel frees if its holder ends.
+    Torch's own `FileStore` appends records to one file. A process that is killed while it writes a record leaves an
+    incomplete one, and then every process that reads the file hangs. Here each key is a file. It is replaced as a
+    whole, under a lock that the kernel releases if its holder ends.
 
     Args:
-        path: of the folder, which is made if it is not there. All processes must see it, on a file system with locks.
-        timeout: how long `get` and `wait` wait for a key.
+        path: the folder, which is made if it does not exist. All processes must see it, on a file system with locks.
+        timeout: time that `get` and `wait` wait for a key.
 
-    To read a key takes some 20 us, to change one some 250 us. `wait` looks for its keys every 20 ms, as no file system
-    tells other machines of changes. Any thread may make any call. A store is kept until the process ends.
+    Reading a key takes about 20 us, and changing one about 250 us. `wait` checks its keys every 20 ms, because no file
+    system reports changes by other machines. Any thread may make any call. A store is kept until the process ends.
 
     Raises OSError if the folder is gone, or cannot be read or written, and `DistStoreError` if `wait` or `get` takes
     too long.
@@ -46,7 +46,7 @@ class FolderStore(Store):
         os.makedirs(self._folder, exist_ok=True)
 
     def clone(self) -> FolderStore:
-        """Return this store: calls of several threads do not wait for one another's `wait`."""
+        """Return this store itself. Its `wait` in one thread does not block calls in others."""
         return self
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -55,9 +55,9 @@ class FolderStore(Store):
             self._write(key, _bytes(value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set a key to `desired` if it has `expected`, or is absent and `expected` is empty. Return what it has then.
+        """Set a key to `desired` if its value is `expected`, or if it is absent and `expected` is empty.
 
-        Of an absent key this returns `expected`, as torch's stores do.
+        Return the value of the key afterwards. For an absent key, return `expected`, as torch's stores do.
         """
         with self._changing():
             found = self._read(key)
@@ -67,7 +67,7 @@ class FolderStore(Store):
             return _bytes(expected) if found is None else found
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, which begins at 0. Return its value."""
+        """Add to a counter, which starts at 0, and return its value."""
         with self._changing():
             value = int(self._read(key) or 0) + amount
             self._write(key, str(value).encode())
@@ -79,20 +79,20 @@ class FolderStore(Store):
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of keys that are there."""
+        """Return the values of existing keys."""
         found = [self._read(key) for key in keys]
         if None in found:
-            raise DistStoreError(f"there is no key {keys[found.index(None)]!r} in {self._folder}")
+            raise DistStoreError(f"{self._folder} has no key {keys[found.index(None)]!r}")
         return [value for value in found if value is not None]
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys are there."""
+        """Return True if all keys exist."""
         # If the folder is gone, a key that is waited for never comes.
         os.stat(self._folder)
         return all(os.path.exists(self._path(key)) for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return once all keys are there. Without a time-out it waits for as long as the store's."""
+        """Wait until all keys exist. Without `timeout`, use that of the store."""
         limit_s = (self._timeout if timeout is None else timeout).total_seconds()
         deadline = time.monotonic() + limit_s
         while not self.check(keys):
@@ -104,7 +104,7 @@ class FolderStore(Store):
             time.sleep(_NAP_S)
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key. Return whether it was there."""
+        """Delete a key. Return True if it existed."""
         with self._changing():
             try:
                 os.unlink(self._path(key))
@@ -135,7 +135,7 @@ class FolderStore(Store):
             return None
 
     def _write(self, key: str, value: bytes) -> None:
-        # Not durable: after a loss of power all processes are gone, and a run needs a new store.
+        # It need not survive a power loss: all processes end then, and a new run needs a new store.
         with replace_file(self._path(key), durable=False) as file:
             file.write(value)
 

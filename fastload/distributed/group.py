@@ -29,29 +29,29 @@ from fastload.distributed.rendezvous import rendezvous
 from fastload.errors import RankError, RendezvousError
 
 _SHOWN = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-"""Variables by which a launcher shows a process some of the node's devices."""
+"""Variables by which a launcher restricts a process to some devices of the node."""
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
 @dataclass
 class _Joined:
-    """What `init` set up in this process, for `shutdown` to take down."""
+    """Everything that `init` set up in this process, for `shutdown`."""
 
     rank: Rank
     backend: str | None = None
-    met_by: str = "no process group: there is one process"
+    met_by: str = "no process group for a single process"
     on_node: list[list[int]] = field(default_factory=list)
-    """The cores of each rank of this node; empty where no group was made."""
+    """The cores of each rank of this node, or [] if no group was made."""
     abort: _Hook | None = None
-    """What stands in for sys.excepthook and ends all ranks; None where a rank that ends is waited for by nobody."""
+    """Replacement for sys.excepthook that ends all ranks, or None if no rank waits for another one's end."""
     before: _Hook | None = None
-    """The sys.excepthook in whose place `abort` was put."""
+    """The sys.excepthook that `abort` replaced."""
     store: Store | None = None
 
 
 _ALL_END_S = 3.0
-"""Seconds within which ranks that meet the same error, such as a file that is missing, all report it."""
+"""Seconds within which all ranks report an error that they have in common, such as a missing file."""
 
 _joined: _Joined | None = None
 _groups_begun = 0
@@ -59,23 +59,23 @@ _groups_begun = 0
 
 
 def init(backend: str = "auto", *, timeout_s: float = 600.0) -> Rank:
-    """Find out which rank this is, meet the others, and make torch's default process group. All ranks call it.
+    """Detect this rank, connect to the others, and make torch's default process group. All ranks call this.
 
-    Without a launcher that is rank 0 of 1 and no process group is made. A second call returns the same rank. A group
-    that is there already is kept, and left alone by `shutdown()`.
+    Without a launcher, this is rank 0 of 1, and no process group is made. A second call returns the same rank. An
+    existing group is kept, and `shutdown()` does not touch it.
 
     Args:
-        backend: one of torch's, or "auto": NCCL for tensors on CUDA devices (XCCL on Intel's), Gloo for those on the
-            CPU. Except with "gloo" alone, each rank's own device is made the current one: see `device_of`.
-        timeout_s: how long to wait for the others here, and in each collective of Gloo after that: a rank that is
-            stuck makes the others raise, in place of a hang.
+        backend: one of torch's, or "auto": NCCL for tensors on CUDA devices (XCCL on Intel's), and Gloo for those on
+            the CPU. Unless it is "gloo", each rank's own device becomes the current one: see `device_of`.
+        timeout_s: seconds to wait for the others here, and in each later collective of Gloo. If a rank is stuck, the
+            others raise instead of hanging.
 
-    After an exception that nobody catches, under an MPI whose mpi4py was used, the whole job is aborted: MPI's own end
-    waits for all ranks, and would wait for ever. `shutdown()` is called at exit.
+    If mpi4py was used, an uncaught exception aborts the whole job, because MPI's end would wait forever for all ranks.
+    `shutdown()` is called at exit.
 
     Raises:
         RankError: see `detect_rank`.
-        RendezvousError: the others did not come, or there is no way to agree on a place.
+        RendezvousError: the other ranks did not connect, or there is no way to find them.
     """
     global _joined
     if _joined is not None:
@@ -84,10 +84,10 @@ def init(backend: str = "auto", *, timeout_s: float = 600.0) -> Rank:
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank.rank, rank.world_size):
             raise RankError(
-                f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, and the "
-                f"launcher ({rank.launcher}) says {rank}. Leave that to fastload, or set RANK and WORLD_SIZE"
+                f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, but the "
+                f"launcher ({rank.launcher}) says {rank}. Let fastload initialise it, or correct RANK and WORLD_SIZE"
             )
-        _joined = _Joined(rank, met_by="a process group that was there")
+        _joined = _Joined(rank, met_by="an existing process group")
     elif rank.launcher == "none":
         _joined = _Joined(rank)
     else:
@@ -97,7 +97,7 @@ def init(backend: str = "auto", *, timeout_s: float = 600.0) -> Rank:
 
 
 def shutdown() -> None:
-    """Take down what `init()` made. Any number of calls; also without `init()`; at exit it is called by itself."""
+    """Undo `init()`. It is called at exit too, and may be called any number of times, also without `init()`."""
     global _joined
     joined, _joined = _joined, None
     if joined is None:
@@ -111,16 +111,16 @@ def shutdown() -> None:
 
 
 def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> None:
-    """End this rank, one of several, after an error that no code catches: one rank prints it, all end with `code`.
+    """End this rank after an uncaught error. One rank prints the error, and all end with `code`.
 
-    The first rank that calls this prints `line`, or without one the traceback; the others print nothing. If some ranks
-    do not call it within 3 s, and their MPI would wait for them at its end, the whole job is aborted. Raises
-    SystemExit. Returns if there is one process, or if the process group is not of `init()`.
+    The first rank that calls this prints `line`, or the traceback without one. The others print nothing. If some ranks
+    do not call it within 3 s, and MPI would wait for them at its end, the whole job is aborted. Raise SystemExit.
+    Return if there is only one process, or if `init()` did not make the process group.
     """
     joined = _joined
     if joined is None or (joined.store is None and joined.abort is None):
         return
-    if isinstance(error, KeyboardInterrupt):  # a second one: nothing is waited for
+    if isinstance(error, KeyboardInterrupt):  # it may be a second one, so wait for nothing
         if joined.abort is not None:
             joined.abort(type(error), error, error.__traceback__)
         return
@@ -128,7 +128,7 @@ def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> 
     def tell(*, alone: bool = False) -> None:
         said = line
         if said is None and alone and isinstance(error, RuntimeError):  # a collective raised it
-            said = f"fastload: {joined.rank} ends, as rank 0 has ended"
+            said = f"fastload: {joined.rank} ends, because rank 0 has ended"
         if said is None:
             (joined.before or sys.excepthook)(type(error), error, error.__traceback__)
         else:
@@ -141,13 +141,13 @@ def end_job(error: BaseException, *, line: str | None = None, code: int = 1) -> 
         together = _all_end(joined.rank, joined.store, tell)
     if not together and joined.abort is not None:
         mpi = mpi4py()
-        assert mpi is not None  # as the hook would abort by it
+        assert mpi is not None  # the hook aborts through it
         mpi.COMM_WORLD.Abort(code)
     raise SystemExit(code)
 
 
 def _all_end(rank: Rank, store: Store, tell: Callable[..., None]) -> bool:
-    """Call `tell` on the first rank that gets here, let the others wait for it; True if all ranks get here soon."""
+    """Call `tell` on the first rank that gets here, while the others wait. Return True if all ranks get here soon."""
     number = 0
     try:
         number = store.add("failed", 1)
@@ -158,14 +158,14 @@ def _all_end(rank: Rank, store: Store, tell: Callable[..., None]) -> bool:
         if number == rank.world_size:
             store.set("all failed", "")
         return _set_soon(store, "all failed") and _leave(rank, store)
-    except RuntimeError:  # rank 0 has ended meanwhile, and the store with it
+    except RuntimeError:  # rank 0 has ended, and the store with it
         if not number:
             tell(alone=True)
         return False
 
 
 def _is_there(store: Store) -> bool:
-    """Return whether the store can be reached. Asked of it by torch, one that cannot be prints a C++ traceback."""
+    """Return True if the store can be reached. torch itself would print a C++ traceback if it cannot."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if not isinstance(store, TCPStore):
@@ -178,14 +178,14 @@ def _is_there(store: Store) -> bool:
 
 
 def _leave(rank: Rank, store: Store) -> bool:
-    """Keep rank 0, which may hold the store, until the others have left; return False if they do not leave in time."""
+    """Keep rank 0, which may hold the store, until the others have left. Return False if they do not leave in time."""
     if rank.rank and store.add("left", 1) == rank.world_size - 1:
         store.set("all left", "")
     return bool(rank.rank) or _set_soon(store, "all left")
 
 
 def _set_soon(store: Store, key: str) -> bool:
-    """Return whether the key is set within `_ALL_END_S`. Looks again and again: torch's own wait logs that it ended."""
+    """Return True if the key is set within `_ALL_END_S`. Poll it, because torch's own wait logs its time-out."""
     deadline = time.monotonic() + _ALL_END_S
     while not store.check([key]):
         if time.monotonic() > deadline:
@@ -195,12 +195,12 @@ def _set_soon(store: Store, key: str) -> bool:
 
 
 def cores() -> int:
-    """How many threads this rank can keep busy: its share of the cores that it may run on, 1 or more.
+    """Return the number of threads that this rank can keep busy: its share of the cores that it may run on, at least 1.
 
-    After `init()` a core that several ranks of the node may run on is counted in parts, as each of them said. Before,
-    it is assumed that ranks share all cores of the machine where they may run on as many.
+    After `init()`, a core on which several ranks of the node may run counts in parts. Before, if a rank may run on all
+    cores of the machine, the ranks of the node are assumed to share them.
 
-    Warns (UserWarning) where the launcher bound the rank to one core of several, with the option to change.
+    Warn (UserWarning) if the launcher bound the rank to one core of several, and name the option to change.
     """
     own = os.sched_getaffinity(0)
     rank = _joined.rank if _joined is not None else detect_rank().rank
@@ -213,14 +213,14 @@ def cores() -> int:
 
 
 def met_by() -> str:
-    """In words, the backend and how the ranks agreed on a place; "not initialised" before `init()`."""
+    """Return the backend and how the ranks found each other, as text, or "not initialised" before `init()`."""
     if _joined is None:
         return "not initialised"
     return f"{_joined.backend}, by {_joined.met_by}" if _joined.backend else _joined.met_by
 
 
 def backend_for(backend: str) -> str:
-    """The backends by device for "auto"; anything else is for torch to judge."""
+    """Return the backends by device for "auto", and any other backend unchanged."""
     if backend != "auto":
         return backend
     if torch.cuda.is_available() and dist.is_nccl_available():
@@ -235,8 +235,8 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
         if device.is_available() and backend != "gloo":
             device.set_device(device_of(rank, device.device_count()))
     global _groups_begun
-    # If this module is imported later, as torch.optim does, its default arguments hold the group, and its threads run
-    # while Python ends: one that then gives back a tensor aborts the process.
+    # If this module is imported later, as torch.optim does, its default arguments keep the group. Its threads then run
+    # while Python ends, and one that releases a tensor aborts the process.
     importlib.import_module("torch.distributed.nn.functional")
     _groups_begun += 1
     with rendezvous(rank, os.environ, timeout_s=timeout_s, number=_groups_begun) as (
@@ -258,7 +258,7 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
             if dist.is_initialized():
                 dist.destroy_process_group()
             raise RendezvousError(
-                f"{rank}: the {rank.world_size} ranks formed no group ({backend}, by {met_by}; time limit "
+                f"{rank}: the {rank.world_size} ranks did not all connect ({backend}, by {met_by}; time limit "
                 f"{timeout_s:g} s): {error}"
             ) from error
     before, abort = sys.excepthook, _abort_when_nobody_catches(rank)
@@ -266,25 +266,25 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
 
 
 def device_of(rank: Rank, count: int) -> int:
-    """Return the number of the rank's own device, of `count` that torch sees: its local rank.
+    """Return the index of the rank's own device, of `count` that torch finds: its local rank.
 
-    It is 0 if a launcher shows each rank one device, by a variable. Raises `RankError` if there are fewer devices than
-    ranks: NCCL refuses to share one, and ranks that share one measure each other.
+    It is 0 if a launcher restricts each rank to one device with a variable. Raise `RankError` if there are fewer
+    devices than ranks. NCCL refuses to share one, and sharing distorts measurements.
     """
     if count == 1 and any(os.environ.get(name) for name in _SHOWN):
         return 0
     if rank.local_rank < count:
         return rank.local_rank
     raise RankError(
-        f"Local rank {rank.local_rank} of {rank.local_size} has no device of its own. Its node shows {count}. Start as "
-        "many ranks per node as there are devices, or train on the CPU"
+        f"Local rank {rank.local_rank} of {rank.local_size} has no device of its own. torch finds {count} on its node. "
+        "Start as many ranks per node as there are devices, or train on the CPU"
     )
 
 
 def _name_interface(rank: Rank, store: Store) -> None:
     """Tell Gloo which interface to use between nodes, unless the user did.
 
-    Of itself it takes what the host's name stands for, and that is the loopback on many a node.
+    By default it uses the address of the host's name, which is the loopback on many nodes.
     """
     if rank.local_size == rank.world_size or "GLOO_SOCKET_IFNAME" in os.environ:
         return
@@ -298,7 +298,7 @@ def _name_interface(rank: Rank, store: Store) -> None:
 
 
 def _gather_affinities(rank: Rank, store: Store, timeout: timedelta) -> list[list[int]]:
-    """The cores of all ranks on this machine. Returns on each rank when the last one is there: a barrier, too."""
+    """Return the cores of all ranks on this machine. This is also a barrier: it waits for the last rank."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -313,7 +313,7 @@ def _gather_affinities(rank: Rank, store: Store, timeout: timedelta) -> list[lis
 
 
 def _abort_when_nobody_catches(rank: Rank) -> _Hook | None:
-    """Let an uncaught exception end all ranks, after its traceback; the hook that does it. None where not needed."""
+    """Let an uncaught exception end all ranks, after its traceback. Return the hook, or None if it is not needed."""
     mpi = mpi4py() if rank.launcher in MPI_LAUNCHERS and rank.world_size > 1 else None
     if mpi is None:
         return None

@@ -1,7 +1,7 @@
-"""Runs a launcher in a session of its own, and kills what it leaves. Started by path: it imports nothing of fastload.
+"""Run a launcher in a separate session, and kill its remaining processes. It is started by path, without fastload.
 
-A batch system signals every process of the job's session. If that were the launcher's, Open MPI's launcher would get
-the signal beside its ranks and kill them half a second later. Here signals come from `fastload submit` alone. When that
+A batch system signals every process of the job's session. If the launcher were in it, Open MPI's launcher would get
+the signal as well as its ranks, and kill them half a second later. Here only `fastload submit` sends signals. When that
 is killed, the kernel sends a signal, and this process kills every process that the launcher has started.
 """
 
@@ -26,7 +26,7 @@ FORWARDED = (
 )
 _ABORTS_OPEN_MPI = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OPEN_MPI_RANK = b"OMPI_COMM_WORLD_RANK="
-PARENT_DIED = signal.SIGALRM  # not one that is forwarded
+PARENT_DIED = signal.SIGALRM  # not a forwarded signal
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
@@ -50,7 +50,7 @@ def forwarding(send: Callable[[int], None]) -> Iterator[None]:
 def main(submit: str, to_ranks: str, *command: str) -> int:
     """Run `command`, and end all its processes with it or with the process `submit`. Return an exit code.
 
-    `to_ranks` is "ranks" if a signal that asks for an end goes to Open MPI's ranks, and not to their launcher.
+    `to_ranks` is "ranks" if a signal that asks for an end goes to Open MPI's ranks, not to their launcher.
     """
     signal.signal(PARENT_DIED, _stop)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -115,7 +115,7 @@ def _open_mpi_ranks(launcher: int) -> list[int]:
 
 
 def _kill_descendants() -> None:
-    """Kill every process below this one, until there is none. An orphan comes to this one, its subreaper."""
+    """Kill all descendants of this process. It adopts orphans, as their subreaper."""
     with suppress(ChildProcessError):
         while True:
             parents = _parents()

@@ -1,8 +1,8 @@
-"""How ranks are started, as values: host files, ranks of each host, command lines, job scripts. Nothing runs here.
+"""Starting ranks, as pure values: host files, ranks per host, command lines, job scripts. Nothing runs here.
 
-A host file has a host on each line, as `host`, `host slots=N` or `host:N`; `#` begins a comment. A host that stands
-there without a number has one slot, and the slots of a host that stands there several times add up: so a PBS node file
-(a line for each process) and the files of Open MPI and Hydra all mean what they mean there.
+A host file has one host per line, as `host`, `host slots=N` or `host:N`. `#` begins a comment. A host without a number
+has one slot, and the slots of repeated hosts add up. So a PBS node file (one line per process) and the host files of
+Open MPI and Hydra keep their meaning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HOST = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(:(?P<a>\d+)|\s+slots=(?P<b>\d+
 
 @dataclass(frozen=True)
 class Host:
-    """A host, and how many ranks it has room for, or gets."""
+    """A host, and its number of slots or of ranks."""
 
     name: str
     slots: int
@@ -34,12 +34,12 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is to run on every rank, and where.
+    """The program of all ranks, and their hosts.
 
-    `program` is the argument list of one rank, `hosts` are those used, each with the number of its ranks; without any,
-    ranks run where the launcher puts them: on this host, or on those of the batch job. `depth` are the cores of each
-    rank, None: ranks are not bound. `export` names the variables that ranks on other hosts get, where the launcher asks
-    for names; `options` go to the launcher as they are.
+    `program` is the argument list of one rank. `hosts` are the used hosts, each with its number of ranks. Without them,
+    the launcher chooses: this host, or those of the batch job. `depth` is the number of cores per rank. None: ranks are
+    not bound. `export` names the variables for ranks on other hosts, if the launcher needs names. `options` are passed
+    to the launcher unchanged.
     """
 
     program: tuple[str, ...]
@@ -51,9 +51,9 @@ class Job:
 
 
 def parse_hosts(text: str, *, path: str) -> tuple[Host, ...]:
-    """The hosts of a file with this text, each once, in the order in which they first stand there.
+    """Return the hosts of a file with this text, each once, in the order of their first lines.
 
-    Raises `LaunchError`, which names `path` and the line, where a line is no host or no host is there.
+    Raise `LaunchError`, which names `path` and the line, if a line is not a host or if there are no hosts.
     """
     slots: Counter[str] = Counter()
     for number, line in enumerate(text.splitlines(), start=1):
@@ -68,24 +68,24 @@ def parse_hosts(text: str, *, path: str) -> tuple[Host, ...]:
             )
         slots[found["name"]] += count
     if not slots:
-        raise LaunchError(f"{path}: no host is named there")
+        raise LaunchError(f"{path} lists no hosts. Write one host per line")
     return tuple(Host(name, count) for name, count in slots.items())
 
 
 def place(
     hosts: Sequence[Host], ranks: int, *, path: str, ppn: int | None = None
 ) -> tuple[Host, ...]:
-    """The hosts that are used, each with the number of its ranks: hosts are filled in their order.
+    """Return the used hosts, each with its number of ranks. Hosts are filled in their order.
 
-    `ppn`, where given, stands for the slots of each host. Raises `LaunchError` where there are more ranks than slots.
+    `ppn`, if given, replaces the slots of each host. Raise `LaunchError` if there are more ranks than slots.
     """
     if ppn is not None:
         hosts = [Host(host.name, ppn) for host in hosts]
     room = sum(host.slots for host in hosts)
     if ranks > room:
         raise LaunchError(
-            f"{ranks} ranks, and {path} has {room} slots on {len(hosts)} hosts: ask for fewer ranks, say "
-            "`host slots=N` there, or give the ranks of each host with --ppn"
+            f"{ranks} ranks are too many: {path} has {room} slots on {len(hosts)} hosts. Start fewer ranks, write "
+            "`host slots=N` into the file, or give the ranks per host with --ppn"
         )
     used = []
     for host in hosts:
@@ -96,9 +96,9 @@ def place(
 
 
 def classify(version: str, path: str) -> Launcher:
-    """Which launcher an `mpiexec` is, by what `mpiexec --version` prints and by the `path` of its file.
+    """Return the launcher that an `mpiexec` is, from the output of `mpiexec --version` and the `path` of its file.
 
-    PALS is known by its path (/opt/cray/pals/...) too, as its versions differ in what they print.
+    PALS is recognised by its path (/opt/cray/pals/...) too, because its versions print different texts.
     """
     says = f"{version}\n{path}".lower()
     known: dict[str, Launcher] = {
@@ -114,16 +114,16 @@ def classify(version: str, path: str) -> Launcher:
             return launcher
     first = version.strip().partition("\n")[0]
     raise LaunchError(
-        f"{path} is none of Open MPI, Hydra (MPICH, Intel MPI), PALS: its --version says {first!r}. "
+        f"{path} is not Open MPI, Hydra (MPICH, Intel MPI) or PALS: its --version says {first!r}. "
         f"Choose with --launcher: {', '.join(LAUNCHERS)}"
     )
 
 
 def command_line(job: Job, launcher: Launcher, *, python: str, root: bool = False) -> list[str]:
-    """The argument list that starts the job's ranks. `python` is the one that has torch, for torchrun.
+    """Return the argument list that starts the job's ranks. `python` is the one with torch, for torchrun.
 
-    Hosts are given as an argument, not as a file: so what is shown is all that there is. `root`: Open MPI refuses to
-    run as root unless it is told to. Raises `LaunchError` where the launcher cannot do what is asked.
+    Hosts are an argument, not a file, so the printed command is complete. `root`: add the option that lets Open MPI run
+    as root. Raise `LaunchError` if the launcher cannot start the job.
     """
     names = ",".join(host.name for host in job.hosts)
     counted = ",".join(f"{host.name}:{host.slots}" for host in job.hosts)
@@ -161,26 +161,27 @@ def command_line(job: Job, launcher: Launcher, *, python: str, root: bool = Fals
             _refuse_hosts(job, launcher)
             if job.ranks > 1 or job.options:
                 raise LaunchError(
-                    f"--launcher none starts one rank and takes no options, and {job.ranks} ranks are asked for"
-                    f"{' with ' + shlex.join(job.options) if job.options else ''}"
+                    f"--launcher none starts one rank without options, but {job.ranks} "
+                    f"{'rank is' if job.ranks == 1 else 'ranks are'} requested"
+                    f"{' with ' + shlex.join(job.options) if job.options else ''}. Choose another --launcher"
                 )
             return list(job.program)
     if ":" in job.program:
         raise LaunchError(
-            f"an argument is ':', behind which {launcher} would look for another program to run: "
-            "give it in another form, or through a file; torchrun and none take it"
+            f"an argument is ':', and {launcher} would run what follows it as another program. Give it in another "
+            "form, put it into a file, or use --launcher torchrun or none"
         )
     return [*command, *job.options, *job.program]
 
 
 def _per_host(job: Job, launcher: str) -> str:
-    """The one number of ranks that every host gets, save that the last one may get fewer."""
+    """Return the number of ranks per host, which must be the same for all hosts but the last one."""
     first, last = job.hosts[0].slots, job.hosts[-1].slots
     if any(host.slots != first for host in job.hosts[:-1]) or last > first:
         counts = ", ".join(f"{host.name} {host.slots}" for host in job.hosts)
         raise LaunchError(
-            f"{launcher} puts the same number of ranks on each host, and the host file asks for {counts}: "
-            "give one number with --ppn"
+            f"{launcher} starts the same number of ranks on each host, but the host file asks for {counts}. "
+            "Give one number with --ppn"
         )
     return str(first)
 
@@ -188,8 +189,8 @@ def _per_host(job: Job, launcher: str) -> str:
 def _refuse_hosts(job: Job, launcher: str) -> None:
     if job.hosts:
         raise LaunchError(
-            f"--launcher {launcher} starts ranks on this host only, and the host file names "
-            f"{', '.join(host.name for host in job.hosts)}: choose one of openmpi, hydra, pals, srun"
+            f"--launcher {launcher} starts ranks on this host only, but the host file lists "
+            f"{', '.join(host.name for host in job.hosts)}. Choose one of openmpi, hydra, pals, srun"
         )
 
 
@@ -205,10 +206,10 @@ def job_script(
     directives: Sequence[str] = (),
     environ: Mapping[str, str],
 ) -> str:
-    """The script of a batch job that runs `command` where there is room for `ranks` ranks, `ppn` a host.
+    """Return the script of a batch job that runs `command` on hosts for `ranks` ranks, with `ppn` ranks per host.
 
-    `command` runs once, on the first host, in the directory of the submission, with `environ` set. `directives` are
-    further ones, such as "-A PROJECT"; `walltime` is H:MM:SS, `depth` the cores of each rank (1 if None).
+    `command` runs once, on the first host, in the folder of the submission, with `environ` set. `directives` are
+    further directives, such as "-A PROJECT". `walltime` is H:MM:SS, and `depth` the cores per rank (1 if None).
     """
     hosts = -(-ranks // ppn)
     name = (re.sub(r"[^A-Za-z0-9]", "", name).lstrip("0123456789") or "fastload")[:15]
@@ -225,7 +226,7 @@ def job_script(
         asked += [f"--cpus-per-task={depth}"] if depth else []
         mark, workdir = "#SBATCH", "SLURM_SUBMIT_DIR"
     if broken := [line for line in (*asked, *directives) if "\n" in line]:
-        raise LaunchError(f"a directive is one line, got {broken[0]!r}")
+        raise LaunchError(f"a directive must be one line, got {broken[0]!r}")
     lines = ["#!/bin/bash", *(f"{mark} {line}" for line in (*asked, *directives))]
     lines += ["set -euo pipefail"]
     lines += [f"export {key}={shlex.quote(value)}" for key, value in environ.items()]

@@ -1,7 +1,7 @@
-"""Where the ranks meet: rank 0 opens torch's store on a port that the system chooses, and tells the others where.
+"""How the ranks find each other: rank 0 opens torch's store on a port that the system chooses, and announces it.
 
-Told by torchrun's own variables, by a broadcast of MPI, or, where there is a launcher and no mpi4py, by a small file
-that all nodes see. The file is named after the launch, is there only while the ranks gather, and comes by a rename.
+The others learn the port from torchrun's variables, from a broadcast of MPI, or, without mpi4py, from a small file that
+all nodes see. The file is named after the launch, is put in place by a rename, and exists only while the ranks connect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fastload.distributed.addresses import own_address
 from fastload.distributed.detect import MPI_LAUNCHERS, Rank, mpi4py
 from fastload.errors import RankError, RendezvousError
 
-# What names one start of the ranks, the same on all of them and never the same twice. Hydra sets nothing of the kind.
+# Variables that identify one start of the ranks: equal on all ranks, and new at each start. Hydra sets none.
 _LAUNCH_KEYS: dict[str, tuple[str, ...]] = {
     "openmpi": ("PMIX_NAMESPACE",),
     "pals": ("PALS_APID",),
@@ -42,14 +42,14 @@ _LOOK_AGAIN_S = 0.05
 def rendezvous(
     rank: Rank, environ: Mapping[str, str], *, timeout_s: float, number: int = 0
 ) -> Iterator[tuple[Store, str]]:
-    """Give the store that all ranks of the job share and the way it was agreed on.
+    """Yield the store that all ranks of the job share, and how they found it.
 
-    `number` tells this rendezvous from earlier ones of the same processes. In the block the ranks gather; at its end
-    what told them of the place is removed.
+    `number` distinguishes this rendezvous from earlier ones of the same processes. The ranks connect in the block. At
+    its end, the announcement is removed.
 
     Raises:
-        RendezvousError: the others did not come within `timeout_s` seconds, or there is no way to tell them the place.
-        RankError: MPI counts the ranks in another way than the launcher.
+        RendezvousError: the others did not connect within `timeout_s` seconds, or there is no way to reach them.
+        RankError: MPI numbers the ranks differently from the launcher.
     """
     timeout = timedelta(seconds=timeout_s)
     mpi = mpi4py() if rank.launcher in MPI_LAUNCHERS else None
@@ -85,7 +85,7 @@ def torchrun_store(timeout: timedelta = timedelta(seconds=300)) -> Store | None:
 
 
 def _open(rank: Rank, timeout: timedelta) -> TCPStore:
-    """Rank 0's store, on a free port of this machine: bound at once, so that nothing else can take it."""
+    """Return rank 0's store on a free port of this machine. Bind it at once, so that no other program takes it."""
     return TCPStore(
         own_address(single_node=_on_one_node(rank)),
         0,
@@ -102,7 +102,7 @@ def _address_of(rank: Rank, store: TCPStore) -> dict[str, Any]:
 
 
 def _connect(rank: Rank, place: Mapping[str, Any], timeout: timedelta) -> TCPStore:
-    """Another rank's way into the store; RendezvousError if it is not the store that rank 0 of this job opened."""
+    """Return the store of rank 0, for another rank. Raise RendezvousError if it is not the store of this job."""
     try:
         store = TCPStore(place["address"], place["port"], is_master=False, timeout=timeout)
         token = store.get("fastload/token").decode()
@@ -122,9 +122,10 @@ def _by_mpi(mpi: Any, rank: Rank, timeout: timedelta) -> Store:
     world = mpi.COMM_WORLD
     if (world.Get_rank(), world.Get_size()) != (rank.rank, rank.world_size):
         raise RankError(
-            f"the launcher says {rank}, mpi4py rank {world.Get_rank()} of {world.Get_size()}: mpi4py uses "
-            f"{mpi.Get_library_version().split(',')[0].strip()!r}, and another MPI's mpiexec started the ranks. "
-            "Use the mpiexec of that library; or uninstall mpi4py, and the ranks meet by a file (Open MPI, PALS)"
+            f"the launcher says {rank}, but mpi4py says rank {world.Get_rank()} of {world.Get_size()}. mpi4py uses "
+            f"{mpi.Get_library_version().split(',')[0].strip()!r}, and the mpiexec of another MPI started the ranks. "
+            "Use the mpiexec of that library. With Open MPI or PALS, you can uninstall mpi4py instead: the ranks then "
+            "meet by a file"
         )
     store: TCPStore | None = None
     place: dict[str, Any] = {}
@@ -133,7 +134,7 @@ def _by_mpi(mpi: Any, rank: Rank, timeout: timedelta) -> Store:
             store = _open(rank, timeout)
             place = _address_of(rank, store)
         except (OSError, RuntimeError, RendezvousError) as error:
-            world.bcast({"error": str(error)})  # Else the others would wait for ever.
+            world.bcast({"error": str(error)})  # Otherwise the others would wait forever.
             raise
     place = world.bcast(place)
     if "error" in place:
@@ -150,12 +151,12 @@ def _by_variables(rank: Rank, environ: Mapping[str, str], timeout: timedelta) ->
             else "start them with torchrun, mpiexec or srun"
         )
         raise RendezvousError(
-            f"{rank} knows no place to meet the others (launcher: {rank.launcher}). Either {hint}, or set MASTER_ADDR "
-            "and MASTER_PORT to a host that all reach and a free port there"
+            f"{rank} cannot find the other ranks (launcher: {rank.launcher}). Either {hint}, or set MASTER_ADDR and "
+            "MASTER_PORT to a host that all ranks can reach, and a free port on it"
         )
     if not _on_one_node(rank) and _is_loopback(address):
         raise RendezvousError(
-            f"MASTER_ADDR={address} is each node's own address, and the {rank.world_size} ranks are on several nodes "
+            f"MASTER_ADDR={address} means each node itself, but the {rank.world_size} ranks are on several nodes "
             f"({rank.local_size} here). Set it to the name of the first node"
         )
     try:
@@ -170,7 +171,7 @@ def _by_variables(rank: Rank, environ: Mapping[str, str], timeout: timedelta) ->
 
 
 def _launch_key(rank: Rank, environ: Mapping[str, str]) -> str | None:
-    """A name for this start of the ranks that no other start has; None where the launcher sets none."""
+    """Return a unique name for this start of the ranks, or None if the launcher sets none."""
     names = _LAUNCH_KEYS.get(rank.launcher, ())
     if not names or not all(environ.get(name) for name in names):
         return None
@@ -179,7 +180,7 @@ def _launch_key(rank: Rank, environ: Mapping[str, str]) -> str | None:
 
 
 def _place(rank: Rank, environ: Mapping[str, str]) -> Path:
-    """A directory that all ranks see: of this node if they are all here, else the working directory."""
+    """Return a folder that all ranks see: one of this node if all are here, else the working directory."""
     if named := environ.get("FASTLOAD_MEETING_DIR"):
         return Path(named)
     if not _on_one_node(rank):
@@ -187,15 +188,17 @@ def _place(rank: Rank, environ: Mapping[str, str]) -> Path:
     own = Path(tempfile.gettempdir(), f"fastload-{os.getuid()}")
     own.mkdir(mode=0o700, exist_ok=True)
     if own.stat().st_uid != os.getuid() or own.is_symlink():
-        raise RendezvousError(f"{own} is not this user's. Name another in FASTLOAD_MEETING_DIR")
+        raise RendezvousError(
+            f"{own} belongs to another user. Name another folder in FASTLOAD_MEETING_DIR"
+        )
     return own
 
 
 def _join(rank: Rank, path: Path, timeout_s: float) -> TCPStore:
-    """Wait for the file of rank 0 and go where it says.
+    """Wait for the file of rank 0, and return the store that it names.
 
-    A file of an earlier start that died names a port where nobody is: then rank 0 has yet to replace it. Looked for
-    again and again, as no file system that nodes share wakes anybody.
+    A file of an earlier start names a port that does not answer, until rank 0 replaces it. The file is polled, because
+    shared file systems do not report changes.
     """
     deadline = time.monotonic() + timeout_s
     seen = f"there is no {path}"
@@ -204,20 +207,20 @@ def _join(rank: Rank, path: Path, timeout_s: float) -> TCPStore:
             place = json.loads(path.read_text())
             host, port = place["address"], place["port"]
         except FileNotFoundError:
-            pass  # Rank 0 is not there yet.
+            pass  # Rank 0 has not written it yet.
         except (OSError, ValueError, LookupError, TypeError) as error:
-            seen = f"{path} cannot be read ({error})"  # Such as a stale handle: rank 0 has replaced a file on NFS.
+            seen = f"{path} cannot be read ({error})"  # Such as a stale handle, if rank 0 replaced a file on NFS.
         else:
             try:
                 with socket.create_connection((host, port), timeout=min(left, 5.0)):
                     pass
                 return _connect(rank, place, timedelta(seconds=timeout_s))
             except OSError as error:
-                seen = f"{path} names {host}:{port}, where there is nobody ({error})"
+                seen = f"{path} names {host}:{port}, which does not answer ({error})"
         time.sleep(_LOOK_AGAIN_S)
     raise RendezvousError(
-        f"{rank} waited {timeout_s:g} s for rank 0: {seen}. Rank 0 ended, or is on a node that does not share this "
-        "directory: name one that all nodes share in FASTLOAD_MEETING_DIR"
+        f"{rank} waited {timeout_s:g} s for rank 0: {seen}. Rank 0 ended, or its node does not share this folder. Name "
+        "a folder that all nodes share in FASTLOAD_MEETING_DIR"
     )
 
 
@@ -229,5 +232,5 @@ def _is_loopback(host: str) -> bool:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
-        return False  # A name that nobody knows is reported by the attempt to reach it.
+        return False  # An unknown name is reported by the attempt to reach it.
     return any(ipaddress.ip_address(entry[4][0]).is_loopback for entry in found)

@@ -1,4 +1,4 @@
-"""Rows in the memory of all ranks, read from one another without the owner's help: MPI's one-sided communication.
+"""Rows in the memory of all ranks, read without the owner's help, by MPI's one-sided communication.
 
 This is for MPICH and MPIs like it (Intel MPI, Cray MPICH). On one node the wheel of Open MPI 5.0 works as well, though
 its UCX prints an error. On a busy two-core machine, a row of 784 bytes of another rank took 0.01 to 0.06 ms with
@@ -24,7 +24,7 @@ Sample = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class _Column:
-    """Where a column's values lie within the bytes of a row."""
+    """The position of a column's values within the bytes of a row."""
 
     name: str
     dtype: torch.dtype
@@ -42,21 +42,20 @@ class _Column:
 class WindowDataset(Dataset[Sample]):
     """The rows of all ranks, a map-style dataset: those of rank 0, then those of rank 1, and so on.
 
-    A sample is a dict with a tensor for each column. A row of another rank is copied out of its memory (`MPI_Get`),
-    whatever that rank does meanwhile; `__getitems__` fetches a batch, with one wait for each rank that has rows of it.
-    Any number of threads may read, so `fastload.DataLoader` shares it among its workers. Processes cannot.
+    A sample is a dict with a tensor for each column. A row of another rank is copied from its memory (`MPI_Get`), and
+    that rank need not take part. `__getitems__` fetches a batch, with one wait per rank that has rows of it. Any number
+    of threads may read, so `fastload.DataLoader` shares the dataset among its workers. Processes cannot read it.
 
     Args:
         columns: this rank's rows, by name: tensors on the CPU or arrays, dtype[rows, ...]. Names, dtypes and shapes of
             a row are the same on all ranks. A rank may have more rows than another, or none. They are copied.
         comm: an mpi4py communicator, such as `MPI.COMM_WORLD`. All its ranks make the dataset together.
 
-    `close()` waits until all ranks call it: a rank that closes early waits there, and the others go on reading its
-    rows. A rank that ends without it makes the others wait in MPI's own end, or fail; after
-    `fastload.distributed.init()`, an uncaught exception ends all ranks. Between nodes without RDMA, MPICH
-    answers for a rank only while that rank is in a call of MPI.
+    `close()` waits until all ranks call it. While a rank waits there, the others can still read its rows. If a rank
+    ends without it, the others wait or fail at the end of MPI. After `fastload.distributed.init()`, an uncaught
+    exception ends all ranks. Between nodes without RDMA, MPICH answers for a rank only while it is in a call of MPI.
 
-    Memory: this rank's rows, once more, until `close()`.
+    Memory: a copy of this rank's rows, until `close()`.
 
     Raises ValueError on all ranks if the columns of one of them are not as above, and RuntimeError if MPI was not
     started for several threads.
@@ -69,7 +68,7 @@ class WindowDataset(Dataset[Sample]):
 
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RuntimeError(
-                "MPI was not started for several threads at once, and loaders read by threads. Set "
+                "MPI was started without support for several threads, but loaders read in threads. Set "
                 'mpi4py.rc.thread_level = "multiple" before the first import of mpi4py.MPI'
             )
         rows, layout = _agreed(columns, comm)
@@ -78,7 +77,7 @@ class WindowDataset(Dataset[Sample]):
         self._row_bytes = max(1, layout[-1].end)
         self._own = range(sum(rows[: comm.Get_rank()]), sum(rows[: comm.Get_rank() + 1]))
         self._ends = np.cumsum(rows)
-        # MPI's own memory, which ranks of one node share: others' rows are then copied without their help.
+        # Ranks of one node share memory that MPI allocates, so rows are copied without the owner's help.
         self._window: Any = MPI.Win.Allocate(
             len(self._own) * self._row_bytes, self._row_bytes, comm=comm
         )
@@ -130,13 +129,13 @@ class WindowDataset(Dataset[Sample]):
                 here = [array[start:stop], (stop - start) * self._row_bytes, self._byte]
                 asked.add(rank)
                 self._window.Get(here, rank, [place, here[1], self._byte])
-        finally:  # MPI writes into `rows` until then, also after Ctrl-C
+        finally:  # MPI writes into `rows` until the wait ends, even after Ctrl-C
             for rank in asked:
                 self._window.Flush(rank)
         return rows
 
     def close(self) -> None:
-        """Free the memory, once all ranks have called this. Close the loader before. Any number of calls."""
+        """Free the memory when all ranks have called this. Close the loader first. Further calls do nothing."""
         window, self._window = self._window, None
         if window is None:
             return
@@ -146,7 +145,7 @@ class WindowDataset(Dataset[Sample]):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "WindowDataset reads through this process's MPI and cannot be pickled: load it by threads, "
+            "WindowDataset reads through the MPI of this process, so it cannot be pickled. Load it in threads, with "
             'worker_method="thread"'
         )
 
@@ -159,7 +158,7 @@ class WindowDataset(Dataset[Sample]):
 def _agreed(
     columns: Mapping[str, Tensor | NDArray[Any]], comm: Any
 ) -> tuple[list[int], tuple[_Column, ...]]:
-    """Return the number of rows of each rank, and the columns of all. Raises ValueError on all ranks, or on none."""
+    """Return the number of rows of each rank, and the common columns. Raise ValueError on all ranks, or on none."""
     try:
         said: Any = _layout_of(columns)
     except ValueError as error:
@@ -177,7 +176,7 @@ def _agreed(
 
 
 def _layout_of(columns: Mapping[str, Tensor | NDArray[Any]]) -> tuple[int, tuple[_Column, ...]]:
-    """Return the number of rows, and where each column lies in a row. Raises ValueError."""
+    """Return the number of rows, and the position of each column in a row. Raise ValueError if they do not fit."""
     layout: list[_Column] = []
     lengths: dict[str, int] = {}
     for name, values in columns.items():
@@ -185,18 +184,18 @@ def _layout_of(columns: Mapping[str, Tensor | NDArray[Any]]) -> tuple[int, tuple
             tensor = torch.as_tensor(values)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"column {name!r} is no tensor or array of numbers: {error}"
+                f"column {name!r} is not a tensor or an array of numbers: {error}"
             ) from error
         if not tensor.dim() or not tensor.is_cpu:
             raise ValueError(
-                f"column {name!r} must have rows, in the processor's memory, got {tensor.dim()} dimensions on "
+                f"column {name!r} must have at least one dimension and be on the CPU, got {tensor.dim()} dimensions on "
                 f"{tensor.device}"
             )
         lengths[name] = len(tensor)
         begin = layout[-1].end if layout else 0
         layout.append(_Column(name, tensor.dtype, tuple(tensor.shape[1:]), begin))
     if len(set(lengths.values())) != 1:
-        raise ValueError(f"columns must have equally many rows, got {lengths or 'no column'}")
+        raise ValueError(f"columns must have the same number of rows, got {lengths or 'no column'}")
     return next(iter(lengths.values())), tuple(layout)
 
 

@@ -1,6 +1,6 @@
-"""A few commands as a graph: each runs after those that it needs, and a graph that failed resumes.
+"""Run a few commands as a graph: each runs after those that it needs, and a failed graph can resume.
 
-`PipelineGraph` holds tasks; `fastload flow run` runs one that a file describes.
+`PipelineGraph` holds tasks. `fastload flow run` runs a graph that a file describes.
 """
 
 from fastload.flow.graph import PipelineGraph

@@ -8,7 +8,7 @@ from multiprocessing import spawn
 
 
 def main() -> None:
-    """Prepare this process as multiprocessing prepares one that it spawns, then make the call."""
+    """Prepare this process as multiprocessing prepares a spawned process, then make the call."""
     around, call = pickle.load(sys.stdin.buffer)
     own = [path for path in sys.path if path not in around["sys_path"]]
     spawn.prepare({**around, "sys_path": [*around["sys_path"], *own]})

@@ -1,4 +1,4 @@
-"""Checks whether the tasks of a graph can be started, as far as that is known before any of them has run."""
+"""Check that the tasks of a graph can be started, as far as that is known before any of them has run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fastload.flow.graph import PipelineGraph
 
 
 def check_commands(graph: PipelineGraph, chosen: Set[str]) -> None:
-    """Raise FlowError if one of these tasks has nothing to run, no launcher, or a script that is not there.
+    """Raise FlowError if one of the chosen tasks has nothing to run, no launcher, or a missing script.
 
-    A script may still be made by a task before it: one that has it, or a folder above it, among its outputs, or that
-    declares no outputs. A host file that is not there may be made, too.
+    An earlier task may still make the script: one that lists it, or a folder above it, as an output, or one without
+    outputs. A task may also make a missing host file.
     """
-    # What the tasks up to this one make. None: what is not declared.
+    # Outputs of the tasks up to each task. None: unknown, because a task declares none.
     makes: dict[str, set[Path] | None] = {}
     for name in graph.order():
         task = graph.tasks[name]
@@ -39,8 +39,8 @@ def check_commands(graph: PipelineGraph, chosen: Set[str]) -> None:
         script = _path(folder, task.script)
         if not script.exists() and not known & {script, *script.parents}:
             raise FlowError(
-                f"graph {graph.name}: task {name} cannot run: there is no script {script}, and no task before it makes "
-                "it: correct its path, or name it among that task's outputs"
+                f"graph {graph.name}: task {name} cannot run: the script {script} does not exist, and no earlier task "
+                "makes it. Correct its path, or list it in the outputs of the task that makes it"
             )
 
 

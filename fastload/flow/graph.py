@@ -1,4 +1,4 @@
-"""`PipelineGraph`: tasks, and which of them follow which. Nothing runs here; see `runner`."""
+"""`PipelineGraph`: tasks and their order. Nothing runs here; see `runner`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class PipelineGraph:
     """Tasks in the order in which they may run.
 
     Args:
-        name: of the graph, as that of a task; its logs lie in the folder `.fastload-flow/NAME`.
-        folder: in which the tasks run. None: the current one when the graph is executed.
+        name: name of the graph, with the same rules as that of a task. Its logs are in `.fastload-flow/NAME`.
+        folder: folder in which the tasks run. None: the current folder when the graph is executed.
 
-    Raises ValueError for a name that is none.
+    Raises ValueError if the name is not allowed.
     """
 
     def __init__(
@@ -40,17 +40,17 @@ class PipelineGraph:
         """Add a task, and return it.
 
         Args:
-            after: the tasks, or their names, that must have succeeded before. None: the task that was added last.
-                An empty list: none.
+            after: tasks, or names of tasks, that must succeed before. None: the task that was added last. An empty
+                list: no tasks.
 
-        Raises TypeError if it is no task, FlowError if there is one of this name.
+        Raise TypeError if `task` is not a task, and FlowError if the graph has a task of this name.
         """
         if not isinstance(task, Task):
             raise TypeError(
                 f"graph {self.name}: expected a task, got {type(task).__name__}: {task!r:.60}"
             )
         if task.name in self._tasks:
-            raise FlowError(f"graph {self.name}: there is a task {task.name!r} already: rename one")
+            raise FlowError(f"graph {self.name}: two tasks have the name {task.name!r}. Rename one")
         if after is None:
             after = list(self._tasks)[-1:]
         elif isinstance(after, str | Task):
@@ -62,7 +62,7 @@ class PipelineGraph:
 
     @property
     def base(self) -> Path:
-        """The folder that the tasks' own folders start from."""
+        """Folder from which the tasks' own folders start."""
         return Path(self.folder or ".").absolute()
 
     @property
@@ -75,12 +75,12 @@ class PipelineGraph:
         return self._after[name]
 
     def sorter(self) -> TopologicalSorter[str]:
-        """Return what hands out the names of tasks in order. Raises FlowError for a cycle or a name that is no task."""
+        """Return a sorter of the names of tasks. Raise FlowError for a cycle or an unknown name."""
         for name, before in self._after.items():
             for one in before:
                 if one not in self._tasks:
                     raise FlowError(
-                        f"graph {self.name}: task {name!r} comes after {one!r}, which is no task; the tasks are "
+                        f"graph {self.name}: task {name!r} waits for {one!r}, which is not a task. The tasks are "
                         f"{', '.join(self._tasks)}"
                     )
         sorter = TopologicalSorter(self._after)
@@ -89,12 +89,12 @@ class PipelineGraph:
         except CycleError as error:
             cycle = " -> ".join(error.args[1][::-1])
             raise FlowError(
-                f"graph {self.name}: these tasks wait for one another, each for the next: {cycle}"
+                f"graph {self.name}: these tasks wait for one another, each for the next: {cycle}. Change after= of one"
             ) from None
         return sorter
 
     def order(self) -> list[str]:
-        """Return the names of all tasks, each after those that it waits for. Raises as `sorter`."""
+        """Return the names of all tasks, each after those that it waits for. Raise what `sorter` raises."""
         sorter, found = self.sorter(), list[str]()
         while sorter.is_active():
             ready = sorted(sorter.get_ready(), key=list(self._tasks).index)
@@ -110,13 +110,13 @@ class PipelineGraph:
         max_parallel: int | None = None,
         echo: bool = True,
     ) -> Outcome:
-        """Run the tasks; see `fastload.flow.runner.run` for the arguments, and for what is raised."""
+        """Run the tasks. See `fastload.flow.runner.run` for the arguments and the errors."""
         from fastload.flow.runner import run
 
         return run(self, resume=resume, dry_run=dry_run, max_parallel=max_parallel, echo=echo)
 
     def to_svg(self, path: str | os.PathLike[str]) -> None:
-        """Write a picture of the tasks, their order and the states of their last runs."""
+        """Write a drawing of the tasks, their order and the states of their last runs, as SVG."""
         from fastload.flow.show import as_svg
 
         Path(path).write_text(as_svg(self), encoding="utf-8")

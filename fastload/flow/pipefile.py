@@ -1,6 +1,6 @@
 """A graph in a TOML file, which `fastload flow run` runs.
 
-    name = "mnist"                     # by default the name of the file
+    name = "mnist"                     # default: the name of the file
 
     [[task]]
     name = "download"
@@ -9,11 +9,11 @@
     outputs = ["raw"]
 
     [[task]]
-    name = "train"                     # follows the task above it, unless after = [...] says which
+    name = "train"                     # runs after the task above it, unless after = [...] names others
     kind = "pytorch"
     script = "train.py"
     parallelism = 4
-    walltime = "0:20:00"               # of its batch job, as ppn, cores and directives
+    walltime = "0:20:00"               # for its batch job, as are ppn, cores and directives
 
 Paths start from the folder of the file.
 """
@@ -44,7 +44,8 @@ _RESOURCES = ("walltime", "ppn", "cores", "directives")
 def read_pipeline(path: str | os.PathLike[str]) -> PipelineGraph:
     """Return the graph that a file describes.
 
-    Raises FlowError with the file, the task and the key if it is none, FileNotFoundError.
+    Raise FlowError, which names the file, the task and the key, if the file does not describe a graph. Raise
+    FileNotFoundError if it does not exist.
     """
     path = Path(path).absolute()
     try:
@@ -55,17 +56,17 @@ def read_pipeline(path: str | os.PathLike[str]) -> PipelineGraph:
     name = about.pop("name", re.sub(r"[^A-Za-z0-9_.-]", "_", path.stem)[:64])
     if about:
         raise FlowError(
-            f"{path}: unknown key {sorted(about)[0]!r}; expected name, and tables [[task]]"
+            f"{path}: unknown key {sorted(about)[0]!r}. Expected name, and tables [[task]]"
         )
     if not isinstance(tasks, list) or not tasks:
-        raise FlowError(f"{path}: there is no task: begin each with [[task]]")
+        raise FlowError(f"{path} has no tasks. Begin each task with [[task]]")
     try:
         graph = PipelineGraph(name, folder=path.parent)
     except ValueError as error:
         raise FlowError(f"{path}: {error}") from error
     for number, table in enumerate(tasks, start=1):
         if not isinstance(table, dict):
-            raise FlowError(f"{path}: a task must be a table: begin each with [[task]]")
+            raise FlowError(f"{path}: a task must be a table. Begin each task with [[task]]")
         where = f"{path}: task {table.get('name', number)}"
         try:
             _add(graph, dict(table))
@@ -82,7 +83,7 @@ def _add(graph: PipelineGraph, table: dict[str, Any]) -> None:
     if kind not in KINDS:
         raise FlowError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if "name" not in table:
-        raise FlowError("it has no name")
+        raise FlowError('it has no name. Add name = "..."')
     cls, after = KINDS[kind], table.pop("after", None)
     table["resources"] = Resources(
         **{name: table.pop(name) for name in _RESOURCES if name in table}
@@ -95,7 +96,7 @@ def _add(graph: PipelineGraph, table: dict[str, Any]) -> None:
     }
     if unknown := set(table) - known:
         names = sorted((known | {*_RESOURCES, "after", "kind"}) - {"resources"})
-        raise FlowError(f"unknown key {sorted(unknown)[0]!r}; it may have {', '.join(names)}")
+        raise FlowError(f"unknown key {sorted(unknown)[0]!r}. The keys are {', '.join(names)}")
     with _importing_from(str(graph.folder)):
         if cls is FunctionTask:
             table["function"] = _function(table.get("function"))
@@ -112,7 +113,7 @@ def _importing_from(folder: str) -> Iterator[None]:
 
 
 def _function(text: object) -> Any:
-    """Return the function "module:name", of a module that is installed or lies beside the file."""
+    """Return the function "module:name", from an installed module or from one in the folder of the file."""
     if not isinstance(text, str) or ":" not in text:
-        raise FlowError(f'a task of kind "function" has function = "module:name", got {text!r}')
+        raise FlowError(f'a task of kind "function" needs function = "module:name", got {text!r}')
     return pkgutil.resolve_name(text)

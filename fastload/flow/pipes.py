@@ -1,4 +1,4 @@
-"""What the process of a task reads, and what it prints."""
+"""The input and the output of a task's process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastload.disk import write_all
 
 @contextmanager
 def stdin_of(content: bytes) -> Iterator[int]:
-    """Yield a descriptor that a process reads this from."""
+    """Yield a descriptor from which a process reads `content`."""
     if not content:
         yield subprocess.DEVNULL
         return
@@ -25,7 +25,7 @@ def stdin_of(content: bytes) -> Iterator[int]:
 
 
 def show(content: bytes, text: codecs.IncrementalDecoder) -> None:
-    """Print what a task printed, byte for byte unless standard output takes text alone, as in a notebook."""
+    """Print the output of a task as bytes, or as text if standard output accepts only text, as in a notebook."""
     sys.stdout.flush()
     if (buffer := getattr(sys.stdout, "buffer", None)) is None:
         sys.stdout.write(text.decode(content))

@@ -1,4 +1,4 @@
-"""The record of a task's last run, `.fastload-flow/GRAPH/TASK.json`: it tells whether the task is fresh."""
+"""The record of a task's last run, `.fastload-flow/GRAPH/TASK.json`. It decides if the task must run again."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Record:
 
     Attributes:
         state: "running", "done", "failed" or "stopped".
-        began, ended: seconds since the epoch; 0 if unknown.
-        reason: why it failed; "" if it did not.
-        identity, script: fingerprints of the arguments and of the script's content, before it ran.
-        before: when the last run of each task before it began, which tells that run from others.
-        inputs, outputs: fingerprints of each file or folder: of inputs before it ran, of outputs afterwards.
+        began, ended: seconds since the epoch, or 0 if unknown.
+        reason: why it failed, or "".
+        identity, script: fingerprints of the arguments and of the content of the script, before the run.
+        before: start of the last run of each task that it waits for. It identifies that run.
+        inputs, outputs: fingerprints of each file or folder: of inputs before the run, of outputs after it.
     """
 
     state: State = "waiting"
@@ -45,7 +45,7 @@ class Record:
 
 
 def before_run(graph: PipelineGraph, task: Task) -> Record:
-    """Return what a run of the task depends on now."""
+    """Return a record of everything on which a run of the task depends now."""
     folder, records = task.folder(graph.base), folder_of(graph)
     return Record(
         identity=fingerprint(task.identity()),
@@ -63,7 +63,7 @@ def _of_content(path: Path) -> str:
 
 
 def stamps(folder: Path, paths: Iterable[str]) -> dict[str, str]:
-    """Return what changes if a file changes, or one in a folder: its size and time; "absent" if it is not there."""
+    """Return a fingerprint for each path, of the sizes and times of a file or a folder's files, or "absent"."""
     return {path: _stamp(folder / path) for path in paths}
 
 
@@ -75,13 +75,13 @@ def _stamp(path: Path) -> str:
 
 
 def wrong_with(found: dict[str, str]) -> str:
-    """Return the first path with such a stamp that is not there or cannot be read, and which of both; or ""."""
+    """Return a text on the first path that is missing or unreadable by its stamp, or ""."""
     wrong = (f"{path} {_WRONG[stamp]}" for path, stamp in found.items() if stamp in _WRONG)
     return next(wrong, "")
 
 
 def why_stale(graph: PipelineGraph, task: Task, last: Record) -> str:
-    """Return why the task has to run again, or "" if its last run still holds."""
+    """Return why the task has to run again, or "" if its last run is still valid."""
     if last.state == "waiting":
         return "it never ran"
     if last.state != "done":
@@ -113,7 +113,7 @@ def folder_of(graph: PipelineGraph) -> Path:
 
 
 def read(folder: Path, task: str) -> Record:
-    """Return the record of a task; one that never ran if there is none, or one that cannot be read."""
+    """Return the record of a task. If it is missing or unreadable, return that of a task that never ran."""
     try:
         about: dict[str, Any] = json.loads((folder / f"{task}.json").read_bytes())
         return Record(**about)
@@ -122,7 +122,7 @@ def read(folder: Path, task: str) -> Record:
 
 
 def state_of(folder: Path, task: str, record: Record) -> str:
-    """Return the state that a record tells; "interrupted" if it runs no longer, as its lock is free."""
+    """Return the state in a record, or "interrupted" if it says "running" but the lock is free."""
     if record.state == "running":
         with suppress(OSError), locked_path(folder / f"{task}.lock", wait=False):
             return "interrupted"
@@ -130,7 +130,7 @@ def state_of(folder: Path, task: str, record: Record) -> str:
 
 
 def write(folder: Path, task: str, record: Record) -> None:
-    """Keep the record of a task."""
+    """Write the record of a task."""
     os.makedirs(folder, exist_ok=True)
     with replace_file(folder / f"{task}.json", durable=False) as file:
         file.write(json.dumps(asdict(record), indent=1).encode())

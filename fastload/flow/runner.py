@@ -1,7 +1,7 @@
-"""Runs a graph: each task is a process with its descendants, a log and an exit code that counts.
+"""Run a graph. Each task is a process with its descendants, a log and an exit code.
 
 One thread waits for the output of all tasks, and for the next time limit. The output of a task ends when all its
-processes have ended: each runs under a guard, which ends with this process, too (`fastload.distributed.guard`).
+processes have ended. Each task runs under a guard, which ends when this process ends (`fastload.distributed.guard`).
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from fastload.flow.record import (
 from fastload.flow.tasks import Task
 
 GRACE_S = 10.0
-"""Time for a task to end after SIGTERM, before the runner kills all its processes."""
+"""Seconds for a task to end after SIGTERM, before the runner kills all its processes."""
 _TAIL_LINES = 20
 _PIECE_BYTES = 2**16
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the tasks of a graph.
+    """The result of running a graph.
 
     Attributes:
-        states: of each task: "done", "fresh" (its last run holds), "failed", "blocked" (a task before it failed), or,
-            with `dry_run`, "waiting" (it would run).
-        reasons: why a task ran, would run, or failed.
-        logs: the file with the output of each task that ran.
-        seconds: of each task that ran.
+        states: state of each task: "done", "fresh" (its last run is still valid), "failed", "blocked" (a task that it
+            waits for failed), or, with `dry_run`, "waiting" (it would run).
+        reasons: why each task ran, would run, or failed.
+        logs: file with the output of each task that ran.
+        seconds: run time of each task that ran.
     """
 
     states: dict[str, State]
@@ -74,30 +74,30 @@ def run(
     say: Callable[[str], object] | None = None,
     check: bool = True,
 ) -> Outcome:
-    """Run the tasks of a graph, each once those before it have succeeded.
+    """Run the tasks of a graph, each after the tasks that it waits for have succeeded.
 
     Args:
-        resume: leave out each task whose last run still holds: it succeeded, and neither arguments, script, inputs nor
-            outputs have changed since, and no task before it runs.
-        dry_run: only say what would run, and why.
-        max_parallel: how many tasks may run at once; None: all that can.
-        echo: print the tasks' output as it comes. It is in their logs in any case.
-        only: run these tasks alone, whatever became of those before them.
-        say: called with a line about each change of a task's state. None: printed on standard error.
-        check: find out first whether the tasks can be started, as far as that is known before any has run.
+        resume: skip each task whose last run is still valid. That run succeeded, and its arguments, script, inputs and
+            outputs have not changed since. A task also runs if one that it waits for runs.
+        dry_run: only print what would run, and why.
+        max_parallel: maximum number of tasks at the same time. None: no limit.
+        echo: print the output of the tasks at once. Their logs have it in any case.
+        only: run only these tasks, whatever the states of the tasks that they wait for.
+        say: called with a line about each change of a task's state. None: print it on standard error.
+        check: first check that the tasks can be started, as far as that is known before any has run.
 
-    If a task fails, those that wait for it do not run, and all others do. If the call is interrupted, the tasks that
-    run get SIGTERM, and are killed after 10 s. Logs lie in `.fastload-flow/GRAPH/TASK.log` in the graph's folder.
+    If a task fails, the tasks that wait for it do not run, and all others do. If the call is interrupted, the running
+    tasks get SIGTERM, and are killed after 10 s. Logs are in `.fastload-flow/GRAPH/TASK.log` in the graph's folder.
 
-    Raises FlowError if a task failed, with its log; if the graph has a cycle; if another process runs one of the tasks;
-    or, before anything runs, if a task cannot be started.
+    Raise FlowError if a task failed, and name its log. Raise it also if the graph has a cycle or another process runs
+    one of the tasks. If a task cannot be started, raise it before anything runs.
     """
     if max_parallel is not None and max_parallel < 1:
         raise ValueError(f"max_parallel must be 1 or more, got {max_parallel}")
     chosen = set(only) or set(graph.tasks)
     if unknown := chosen - set(graph.tasks):
         raise FlowError(
-            f"graph {graph.name}: no task {sorted(unknown)[0]!r}; the tasks are {', '.join(graph.tasks)}"
+            f"graph {graph.name} has no task {sorted(unknown)[0]!r}. The tasks are {', '.join(graph.tasks)}"
         )
     if check:
         check_commands(graph, chosen)
@@ -117,7 +117,7 @@ def _why_stopped(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "it was interrupted"
     if isinstance(error, BrokenPipeError):
-        return "no program reads its output any more"
+        return "the program that reads its output has ended"
     return f"the runner failed: {error}"
 
 
@@ -126,7 +126,7 @@ def _failure(graph: PipelineGraph, outcome: Outcome, failed: list[str]) -> str:
     blocked = [name for name, state in outcome.states.items() if state == "blocked"]
     text = f"graph {graph.name}: task {first} failed: {outcome.reasons[first]}"
     if len(failed) > 1:
-        text += f"; so did {', '.join(failed[1:])}"
+        text += f"; also failed: {', '.join(failed[1:])}"
     if blocked:
         text += f"; not run: {', '.join(blocked)}"
     if first in outcome.logs and os.path.getsize(outcome.logs[first]):
@@ -136,7 +136,7 @@ def _failure(graph: PipelineGraph, outcome: Outcome, failed: list[str]) -> str:
 
 @dataclass
 class _Running:
-    """A task under way, which holds its lock and its log open."""
+    """A running task, which holds its lock and keeps its log open."""
 
     task: Task
     record: Record
@@ -145,9 +145,9 @@ class _Running:
     process: subprocess.Popen[bytes] = field(init=False)
     attempt: int = 1
     deadline: float | None = None
-    """When it gets SIGTERM or, after that, is killed, by the monotonic clock."""
+    """Time of the monotonic clock at which it gets SIGTERM or, after that, is killed."""
     ended_for: str = ""
-    """Why it got SIGTERM in this attempt; "" if it did not."""
+    """Why it got SIGTERM in this attempt, or ""."""
     text: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
@@ -171,7 +171,7 @@ class _Run:
     logs: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     running: dict[str, _Running] = field(default_factory=dict)
-    """Tasks whose output is waited for."""
+    """Tasks that have not ended."""
 
     def __post_init__(self) -> None:
         self.base, self.folder = self.graph.base, folder_of(self.graph)
@@ -181,7 +181,7 @@ class _Run:
         return Outcome(self.states, self.reasons, self.logs, self.seconds)
 
     def run(self) -> None:
-        """Run all tasks. Nothing runs any more afterwards, however it ends."""
+        """Run all tasks. When this returns or raises, no task is running."""
         sorter = self.graph.sorter()
         ready: list[str] = []
         with selectors.DefaultSelector() as self.selector, ExitStack() as self.opened:
@@ -193,7 +193,7 @@ class _Run:
                         name = ready.pop(0)
                         if not self.begin(name):
                             sorter.done(name)
-                            break  # what waited for it may be ready now
+                            break  # tasks that waited for it may be ready now
                     else:
                         for name in self.wait():
                             sorter.done(name)
@@ -202,7 +202,7 @@ class _Run:
                 raise
 
     def begin(self, name: str) -> bool:
-        """Start a task; return False if there is nothing to wait for."""
+        """Start a task. Return False if it need not run or cannot run, so that nothing waits for it."""
         if name not in self.chosen:
             return False
         task, before = self.graph.tasks[name], self.graph.after(name)
@@ -229,12 +229,14 @@ class _Run:
         return self.start(task)
 
     def start(self, task: Task) -> bool:
-        """Start a task for the first time in this run; return False if that failed."""
+        """Start a task for the first time in this run. Return False if that failed."""
         name = task.name
-        held = self.opened.enter_context(ExitStack())  # which the run closes if `close` does not
+        held = self.opened.enter_context(
+            ExitStack()
+        )  # closed at the end of the run if not by `close`
         try:
             held.enter_context(locked_path(self.folder / f"{name}.lock", wait=False, needed=False))
-        except BlockingIOError:  # so the record is not this process's to write
+        except BlockingIOError:  # so the other process writes the record
             self.reasons[name] = "another process runs it"
             self.change(name, "failed", self.reasons[name])
             return False
@@ -249,7 +251,7 @@ class _Run:
         return True
 
     def launch(self, one: _Running) -> bool:
-        """Start the processes of a task, and wait for their output from now on; return False if that failed."""
+        """Start the processes of a task, and wait for their output from now on. Return False if that failed."""
         task = one.task
         try:
             with stdin_of(task.stdin()) as stdin:
@@ -272,7 +274,7 @@ class _Run:
         return True
 
     def wait(self) -> list[str]:
-        """Wait until something happens; return the names of the tasks that have ended."""
+        """Wait for output or a time limit, and return the names of the tasks that have ended."""
         now = time.monotonic()
         deadlines = [one.deadline for one in self.running.values() if one.deadline is not None]
         timeout = max(0.0, min(deadlines) - now) if deadlines else None
@@ -291,7 +293,7 @@ class _Run:
         return ended
 
     def end_late(self, one: _Running) -> None:
-        """Ask a task that ran too long to end; if it was asked before, kill it."""
+        """Send SIGTERM to a task that ran too long. If it got one before, kill it."""
         if one.ended_for:
             one.process.send_signal(PARENT_DIED)
             one.deadline = None
@@ -301,7 +303,7 @@ class _Run:
             one.ended_for = f"it ran for more than {one.task.time_limit_s:g} s"
 
     def end(self, one: _Running) -> bool:
-        """Take note that a task's processes have ended; return False if it was started again."""
+        """Handle the end of a task's processes. Return False if the task was started again."""
         self.forget(one)
         name, tries = one.task.name, one.task.retries + 1
         reason = self.why_failed(one)
@@ -313,13 +315,13 @@ class _Run:
         return True
 
     def forget(self, one: _Running) -> None:
-        """Wait no longer for a task's output. What raises afterwards then leaves nothing to wait for."""
+        """Stop waiting for a task's output. Do this first, so that a later exception leaves nothing to wait for."""
         del self.running[one.task.name]
         self.selector.unregister(one.output)
         one.output.close()
 
     def why_failed(self, one: _Running) -> str:
-        """Return why a task that ended has failed, or "", and note its outputs."""
+        """Return why a task that ended has failed, or "", and record its outputs."""
         status = one.process.wait()
         if one.ended_for:
             return one.ended_for
@@ -329,10 +331,10 @@ class _Run:
             return f"exit code {status}"
         one.record.outputs = stamps(one.task.folder(self.base), one.task.outputs)
         wrong = wrong_with(one.record.outputs)
-        return f"it ended well, but its output {wrong}" if wrong else ""
+        return f"exit code 0, but its output {wrong}" if wrong else ""
 
     def close(self, one: _Running, state: State, reason: str) -> None:
-        """Keep what became of a task, then let go of its lock."""
+        """Record the result of a task, then release its lock."""
         name, record = one.task.name, one.record
         record.state, record.reason, record.ended = state, reason, time.time()
         write(self.folder, name, record)
@@ -345,7 +347,7 @@ class _Run:
         self.change(name, state, reason or f"in {self.seconds[name]:.1f} s")
 
     def stop(self, reason: str) -> None:
-        """End all tasks that run, and kill those that do not end in time, or at once if it is interrupted."""
+        """Send SIGTERM to all running tasks. Kill those that do not end in time, or at once after another interrupt."""
         deadline = time.monotonic() + GRACE_S
         try:
             for one in self.running.values():
@@ -354,7 +356,7 @@ class _Run:
                 for key, _ in self.selector.select(left):
                     content = key.data.output.read(_PIECE_BYTES)
                     if content:
-                        with suppress(OSError):  # as on a full disk
+                        with suppress(OSError):  # such as a full disk
                             write_all(key.data.log.fileno(), key.data.log.name, content)
                     elif content is not None:
                         self.stopped(key.data, reason)
@@ -372,7 +374,7 @@ class _Run:
             self.close(one, "stopped", reason)
 
     def change(self, name: str, state: State, about: str = "") -> None:
-        """Note and tell the state of a task."""
+        """Record and report the state of a task."""
         self.states[name] = state
         over = sum(found not in ("waiting", "running") for found in self.states.values())
         self.say(f"{name}: {state}{f', {about}' if about else ''} ({over} of {len(self.states)})")

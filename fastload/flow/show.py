@@ -1,4 +1,4 @@
-"""A graph as text, and as a picture (SVG): its tasks, their order, and what is known of their last runs."""
+"""A graph as text, and as a drawing (SVG): its tasks, their order, and the results of their last runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLOURS |= dict.fromkeys(("stopped", "interrupted"), "#fff3cd")
 
 
 def as_text(graph: PipelineGraph) -> str:
-    """Return a line for each task, in order: name, command, what it follows, its last run."""
+    """Return a line for each task, in order: its name, command, predecessors and last run."""
     lines = [f"{graph.name}: {len(graph)} tasks"]
     for name in graph.order():
         before = ", ".join(graph.after(name)) or "-"
@@ -25,7 +25,7 @@ def as_text(graph: PipelineGraph) -> str:
 
 
 def _about(graph: PipelineGraph, name: str) -> tuple[str, str]:
-    """Return the state of a task as its last run left it, and a text."""
+    """Return the state of a task after its last run, and a text on it."""
     folder, task = folder_of(graph), graph.tasks[name]
     record = read(folder, name)
     if record.state == "waiting":
@@ -45,7 +45,7 @@ def _clock(record: Record) -> str:
 
 
 def as_svg(graph: PipelineGraph) -> str:
-    """Return a picture: a column for each step of the longest way, an arrow from each task to those that follow it."""
+    """Return a drawing: a column for each step of the longest path, and an arrow from each task to its successors."""
     places = _places(graph)
     columns = max(x for x, _ in places.values()) + 1
     rows = max(y for _, y in places.values()) + 1

@@ -1,7 +1,7 @@
-"""A graph as batch jobs: one for each task, which the scheduler starts once those before it have succeeded.
+"""A graph as batch jobs, one per task. The scheduler starts each job after those that it waits for have succeeded.
 
-No process of fastload waits in between. Each job runs `fastload flow run FILE --task NAME`, so that logs, records and
-outputs are those of a run without a scheduler. The ids lie in `.fastload-flow/GRAPH/jobs/ids.json`.
+No process of fastload keeps running. Each job runs `fastload flow run FILE --task NAME`, so that logs, records and
+outputs are those of a run without a scheduler. The job ids are in `.fastload-flow/GRAPH/jobs/ids.json`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fastload.flow.record import FOLDER, folder_of, read, state_of
 from fastload.flow.runner import run
 from fastload.flow.tasks import EXPORTED, MPITask, Task
 
-_JOBS = "jobs"  # no name of a task's own file, which all have a suffix
+_JOBS = "jobs"  # not the name of a file of a task, because those have suffixes
 _CANCEL = {"pbs": "qdel", "slurm": "scancel"}
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A job: the command that submits it, and its script, which that reads."""
+    """A job: the command that submits it, and the script that this command reads."""
 
     task: str
     command: list[str]
@@ -49,14 +49,14 @@ def submit(
     dry_run: bool = False,
     say: Callable[[str], object] = print,
 ) -> dict[str, str]:
-    """Submit the tasks of the graph in `file`; return the id of each one's job.
+    """Submit the tasks of the graph in `file`, and return the job id of each.
 
     Args:
-        resume: leave out tasks whose last run still holds, as `run` does.
-        dry_run: only say what would be submitted, with the names of tasks for ids.
+        resume: skip tasks whose last run is still valid, as `run` does.
+        dry_run: only print what would be submitted, with the names of tasks as ids.
         say: called with a line, or a script, for each task.
 
-    Raises FlowError if a job is refused; those that were submitted before it are cancelled.
+    Raise FlowError if a job is refused, after cancelling the jobs submitted before it.
     """
     states = run(
         graph,
@@ -64,7 +64,7 @@ def submit(
         dry_run=True,
         echo=False,
         say=lambda line: None,
-        check=False,  # compute nodes may have a launcher that this one has not
+        check=False,  # compute nodes may have a launcher that this node lacks
     ).states
     if not dry_run:
         os.makedirs(folder_of(graph) / _JOBS, exist_ok=True)
@@ -94,15 +94,15 @@ def submit(
 def submission(
     graph: PipelineGraph, task: Task, file: Path, system: BatchSystem, before: list[str]
 ) -> Submission:
-    """Return the job of a task of a graph, which follows the jobs `before`."""
+    """Return the job of a task of a graph, to start after the jobs `before`."""
     ranks = task.parallelism if isinstance(task, MPITask) else 1
-    # It starts from the graph's folder, and so has no space: the schedulers quote differently.
+    # A path from the graph's folder has no spaces, which the schedulers quote in different ways.
     log = os.path.join(FOLDER, graph.name, _JOBS, f"{task.name}.log")
     if system == "pbs":
         command = ["qsub", *(["-W", f"depend=afterok:{':'.join(before)}"] if before else [])]
         directives = [f"-o {log}", "-j oe"]
     else:
-        # A job whose dependency failed would wait for ever.
+        # Otherwise a job whose dependency failed would wait forever.
         command = ["sbatch", "--parsable", "--kill-on-invalid-dep=yes"]
         command += [f"--dependency=afterok:{':'.join(before)}"] if before else []
         directives = [f"--output={log}"]
@@ -130,9 +130,9 @@ def submission(
 
 
 def _submitted(job: Submission, base: Path) -> str:
-    """Submit a job; return its id."""
+    """Submit a job, and return its id."""
     if shutil.which(job.command[0]) is None:
-        raise FlowError(f"{job.command[0]} is not on the PATH: submit on a login node")
+        raise FlowError(f"{job.command[0]} is not on PATH. Run this command on a login node")
     ended = subprocess.run(
         job.command, input=job.script, text=True, capture_output=True, check=False, cwd=base
     )
@@ -152,15 +152,17 @@ def _keep(folder: Path, system: BatchSystem, jobs: dict[str, str]) -> None:
 
 
 def status(graph: PipelineGraph) -> str:
-    """Return a line for each task: its job, what the scheduler says of that, and its last run.
+    """Return a line for each task: its job, the state of the job in the batch system, and its last run.
 
-    Raises FlowError if the graph was not submitted, or the scheduler cannot be asked.
+    Raise FlowError if the graph was not submitted, or if the batch system cannot be asked.
     """
     folder = folder_of(graph)
     try:
         kept = json.loads((folder / _JOBS / "ids.json").read_bytes())
     except FileNotFoundError:
-        raise FlowError(f"graph {graph.name}: no jobs were submitted from {graph.base}") from None
+        raise FlowError(
+            f"graph {graph.name}: no jobs were submitted from {graph.base}. Run fastload flow submit first"
+        ) from None
     jobs: dict[str, str] = kept["jobs"]
     ask = {"pbs": _ask_pbs, "slurm": _ask_slurm}[kept["system"]]
     known = ask(list(jobs.values())) if jobs else {}
@@ -175,7 +177,7 @@ def status(graph: PipelineGraph) -> str:
 
 
 def _ask_pbs(numbers: list[str]) -> dict[str, str]:
-    """Return the state of each job, and the exit code of one that ended."""
+    """Return the state of each job, with its exit code if it ended."""
     found = json.loads(_said(["qstat", "-x", "-f", "-F", "json", *numbers]))["Jobs"]
     words = {
         "Q": "queued",
@@ -203,6 +205,6 @@ def _said(command: list[str]) -> str:
     try:
         return subprocess.run(command, text=True, capture_output=True, check=True).stdout
     except FileNotFoundError:
-        raise FlowError(f"{command[0]} is not on the PATH: ask on a login node") from None
+        raise FlowError(f"{command[0]} is not on PATH. Run this command on a login node") from None
     except subprocess.CalledProcessError as error:
         raise FlowError(f"{command[0]} failed: {error.stderr.strip()}") from error

@@ -1,4 +1,4 @@
-"""What a graph is made of: tasks, each of which is a command of its own. Nothing runs here."""
+"""The tasks of a graph. Each is a command. Nothing runs here."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "FASTLOAD_ST
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What a batch job asks for, if a graph is submitted.
+    """The resources that the batch job of a task requests.
 
     Attributes:
-        walltime: H:MM:SS.
-        ppn: ranks on each host; None: all on one.
-        cores: of each rank; None: 1, or the scheduler's own choice.
-        directives: further lines, such as "-A PROJECT" or "-l filesystems=home".
+        walltime: time limit, H:MM:SS.
+        ppn: ranks per host. None: all ranks on one host.
+        cores: cores per rank. None: 1, or the default of the batch system.
+        directives: further directives, such as "-A PROJECT" or "-l filesystems=home".
     """
 
     walltime: str = "1:00:00"
@@ -55,7 +55,7 @@ class Resources:
     directives: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Raise TypeError or ValueError for a value that is none."""
+        """Raise TypeError or ValueError if a value is not allowed."""
         for what, value in (("ppn", self.ppn), ("cores", self.cores)):
             if value is not None:
                 whole(what, value, 1)
@@ -66,24 +66,24 @@ class Task:
     """A command, such as a compiled program.
 
     Args:
-        name: 1 to 64 letters, digits and `_.-`; names its log.
-        command: the program with its arguments: a list, or a text that is split as a shell would.
-        script: what the program runs; its path follows `command`.
+        name: 1 to 64 letters, digits and `_.-`. It is also the name of the log.
+        command: program with its arguments: a list, or a text that is split as a shell would.
+        script: script that the program runs. Its path follows `command`.
         args: further arguments.
-        exec_path: the folder that the task runs in. None: that of the graph. Relative paths start from it.
-        inputs: files and folders that the task reads; one path, or a list. It runs again if one has changed.
-        outputs: files and folders that it makes. It failed if one of them is not there in the end.
-        env: variables that it has besides those of this process.
-        retries: how often to start it again if it fails, or takes too long.
-        time_limit_s: seconds after which it is ended, and has failed.
-        resources: of its batch job.
+        exec_path: folder in which the task runs. Relative paths start from it. None: the folder of the graph.
+        inputs: files and folders that the task reads: one path, or a list. With `resume`, it runs again if one changed.
+        outputs: files and folders that it makes. If one is missing at the end, the task has failed.
+        env: environment variables, in addition to those of this process.
+        retries: number of further attempts if it fails, or takes too long.
+        time_limit_s: seconds after which it is stopped, and has failed.
+        resources: resources of its batch job.
 
-    Raises TypeError or ValueError for a value that is none; FlowError, once it is to run, if there is nothing to run.
+    Raises TypeError or ValueError if a value is not allowed. At its start, raises FlowError if there is nothing to run.
     """
 
     kind = "command"
     _shown: tuple[str, ...] = ()
-    """What stands for the usual command if the task is shown."""
+    """The usual command, as it is shown to users."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Task:
         self.set_exec_path(exec_path)
 
     def set_command(self, command: str | Sequence[AnyPath] | None = None) -> None:
-        """Set the program, with arguments; None: the usual one for this kind of task."""
+        """Set the program, with arguments. None: the usual one for this kind of task."""
         self.command = (
             shlex.split(command)
             if isinstance(command, str)
@@ -126,18 +126,18 @@ class Task:
         self.script = None if script_path is None else path_of(what, script_path)
 
     def set_exec_path(self, exec_path: AnyPath | None) -> None:
-        """Set the folder that the task runs in; None: that of the graph."""
+        """Set the folder in which the task runs. None: that of the graph."""
         what = f"task {self.name}: exec_path"
         self.exec_path = None if exec_path is None else path_of(what, exec_path)
 
     def folder(self, base: Path) -> Path:
-        """Return the folder that the task runs in, if the graph's is `base`."""
+        """Return the folder in which the task runs, if that of the graph is `base`."""
         return base / (self.exec_path or ".")
 
     def argv(self, base: Path) -> list[str]:
-        """Return the argument list. Raises FlowError if there is nothing to run."""
+        """Return the argument list. Raise FlowError if there is nothing to run."""
         if not self.command and self.script is None:
-            raise FlowError("there is nothing to run: give it a command")
+            raise FlowError("it has no command. Set command=")
         return [*self.command, *([] if self.script is None else [self.script]), *self.args]
 
     def stdin(self) -> bytes:
@@ -145,7 +145,7 @@ class Task:
         return b""
 
     def identity(self) -> tuple[object, ...]:
-        """Return what makes it another task if it changes, besides the content of files."""
+        """Return the values, besides the content of files, whose change makes the task run again."""
         return (self.kind, self.command, self.script, self.args, self.exec_path, self.env)
 
     def __str__(self) -> str:
@@ -156,37 +156,37 @@ class Task:
 
 
 class PythonTask(Task):
-    """A Python script. `command` is this Python, unless another is set. See `Task` for the arguments."""
+    """A Python script. `command` is this Python by default. See `Task` for the arguments."""
 
     kind = "python"
     _shown = ("python",)
 
     def argv(self, base: Path) -> list[str]:
-        """Return the argument list. Raises FlowError if no script is set."""
+        """Return the argument list. Raise FlowError if no script is set."""
         return [*(self.command or [sys.executable]), self._script_path(), *self.args]
 
     def _script_path(self) -> str:
         if self.script is None:
-            raise FlowError("no script is set: give it script=, a path")
+            raise FlowError("it has no script. Set script= to a path")
         return self.script
 
 
 class MPITask(PythonTask):
-    """A Python script on several ranks, started by the `mpiexec` that is there. See `Task` for the other arguments.
+    """A Python script on several ranks, started by `mpiexec`. See `Task` for the other arguments.
 
     Args:
-        parallelism: the number of ranks.
-        hostfile: hosts to run on, one a line: `host`, `host slots=N` or `host:N`. None: those of the batch job, or
-            this one.
-        launcher: "openmpi", "hydra", "pals", "srun", "torchrun"; "auto": the `mpiexec` on the PATH, or srun in a
-            Slurm job.
+        parallelism: number of ranks.
+        hostfile: file with one host per line: `host`, `host slots=N` or `host:N`. None: the hosts of the batch job, or
+            this host.
+        launcher: "auto", "openmpi", "hydra", "pals", "srun" or "torchrun". "auto": `mpiexec` if it is on PATH, else
+            srun in a Slurm job.
         launcher_options: further arguments of the launcher, such as ["--oversubscribe"].
 
     A `command` that is set, such as "mpirun -n 4 python3", is used as it is.
     """
 
     kind = "mpi"
-    _torchrun_will_do = False  # its ranks would find no MPI
+    _torchrun_will_do = False  # under torchrun, MPI does not connect the ranks
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class MPITask(PythonTask):
         self.launcher_options = tuple(str(option) for option in found)
 
     def argv(self, base: Path) -> list[str]:
-        """Return the argument list of the launcher. Raises FlowError, LaunchError, OSError."""
+        """Return the argument list of the launcher. Raise FlowError, LaunchError or OSError if it cannot be made."""
         program = (self._script_path(), *self.args)
         if self.command:
             return [*self.command, *program]
@@ -226,8 +226,8 @@ class MPITask(PythonTask):
             launcher = find_launcher(self.parallelism, hosts)
             if launcher == "torchrun" and not self._torchrun_will_do:
                 raise FlowError(
-                    f"there is no mpiexec on the PATH to start {self.parallelism} ranks: load a module, install an "
-                    'MPI, or make it a task of kind "python", if it runs as one process, too'
+                    f"mpiexec, which starts the {self.parallelism} ranks, is not on PATH. Load a module or install an "
+                    'MPI. If one process is enough, use kind "python"'
                 )
         if launcher in ("torchrun", "none"):
             hosts = ()
@@ -238,7 +238,7 @@ class MPITask(PythonTask):
             program=(sys.executable, *program),
             ranks=self.parallelism,
             hosts=hosts,
-            # By default srun, and no other launcher, limits each rank to one core.
+            # srun is the only launcher that limits each rank to one core by default.
             depth=self.resources.cores if launcher == "srun" else None,
             export=exported,
             options=self.launcher_options,
@@ -246,15 +246,15 @@ class MPITask(PythonTask):
         return command_line(job, launcher, python=sys.executable, root=os.geteuid() == 0)
 
     def identity(self) -> tuple[object, ...]:
-        """Return what makes it another task if it changes."""
+        """Return the values whose change makes the task run again."""
         launched = (self.parallelism, self.hostfile, self.launcher, self.launcher_options)
         return (*super().identity(), *launched)
 
 
 class PytorchTask(MPITask):
-    """A training script on several ranks, which find each other by `fastload.distributed` or torch's own variables.
+    """A training script on several ranks, which connect by `fastload.distributed` or torch's own variables.
 
-    As `MPITask`; if there is no `mpiexec`, torchrun starts the ranks.
+    It is like `MPITask`, but without `mpiexec`, torchrun starts the ranks.
     """
 
     kind = "pytorch"
@@ -262,15 +262,16 @@ class PytorchTask(MPITask):
 
 
 class FunctionTask(Task):
-    """A call of a Python function in a process of its own. See `Task` for the other arguments.
+    """A call of a Python function in a separate process. See `Task` for the other arguments.
 
     Args:
-        function: of a module or a script, or a method of an object; not a lambda nor one within another function.
-        args, kwargs: its arguments. They are pickled, as the function is.
+        function: function of a module or a script, or method of an object. Lambdas and inner functions do not work.
+        args, kwargs: its arguments. They are pickled, like the function.
 
-    The process has this one's `sys.path`. If the call needs the main script, it runs that first as `__mp_main__`, as
-    multiprocessing does: what the script does stands under `if __name__ == "__main__":`. Only such processes can read
-    what the call pickles of the script's own classes: put a class into a module if its objects are kept.
+    The process has the same `sys.path`. If the call needs the main script, the process first imports it as
+    `__mp_main__`, as multiprocessing does. So put the code that the script runs under `if __name__ == "__main__":`.
+    Only such processes can read pickled objects of the script's own classes. If objects are kept, put their class into
+    a module.
     """
 
     kind = "function"
@@ -291,14 +292,14 @@ class FunctionTask(Task):
             pickled = pickle.dumps(call)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ValueError(
-                f"task {name}: {self.function} cannot be called by another process: {error}. Give it a function of a "
+                f"task {name}: {self.function} cannot be called in another process: {error}. Give a function of a "
                 "module or a script, and arguments that can be pickled"
             ) from error
         main = _main_script() if b"__main__" in pickled else {}
         if main is None:
             raise ValueError(
-                f"task {name}: {self.function} or an argument is of no file that another process could read: put it "
-                "into a module"
+                f"task {name}: {self.function} or an argument is defined in no file, so another process cannot read "
+                "it. Put it into a module"
             )
         around = {"sys_path": list(sys.path), "sys_argv": list(sys.argv), **main}
         self._stdin = pickle.dumps((around, pickled))
@@ -309,11 +310,11 @@ class FunctionTask(Task):
         return [sys.executable, "-m", "fastload.flow.call"]
 
     def stdin(self) -> bytes:
-        """Return the call, with what it needs around it."""
+        """Return the pickled call and its surroundings."""
         return self._stdin
 
     def identity(self) -> tuple[object, ...]:
-        """Return what makes it another task if it changes: the function's own code too."""
+        """Return the values whose change makes the task run again, with the code of the function."""
         return (*super().identity(), self._content)
 
     def __str__(self) -> str:
@@ -321,7 +322,7 @@ class FunctionTask(Task):
 
 
 def _main_script() -> dict[str, str] | None:
-    """Return how another process finds the main module, in the words of multiprocessing; None if it has no file."""
+    """Return how another process finds the main module, in multiprocessing's format, or None if it has no file."""
     main = sys.modules["__main__"]
     if main.__spec__ is not None:
         return {"init_main_from_name": main.__spec__.name}

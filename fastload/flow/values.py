@@ -1,4 +1,4 @@
-"""Checks of what a graph and its tasks are given: each returns the value, or raises with its name."""
+"""Checks of the arguments of a graph and its tasks. Each returns the value, or raises an error with its name."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ AnyPath = str | os.PathLike[str]
 
 
 def checked_name(of: str, value: object) -> str:
-    """Return a name that may be that of a file. Raises ValueError."""
+    """Return the name. Raise ValueError if a file cannot have it."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise ValueError(
-            f"{of} name has 1 to 64 letters, digits and _.-, and does not begin with . or -, got {value!r}"
+            f"{of} name must have 1 to 64 letters, digits and _.-, and must not begin with . or -, got {value!r}"
         )
     return value
 
 
 def path_of(what: str, value: object) -> str:
-    """Return a path as a text. Raises TypeError."""
+    """Return the path as a text. Raise TypeError if it is not a path."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{what} must be a path, got {value!r}")
     return os.fspath(value)
 
 
 def paths_of(what: str, value: AnyPath | Iterable[AnyPath]) -> list[str]:
-    """Return paths as texts; one alone is a list of one. Raises TypeError."""
+    """Return one path or several as a list of texts. Raise TypeError if one is not a path."""
     if isinstance(value, str | os.PathLike):
         return [os.fspath(value)]
     return [path_of(what, one) for one in several(what, value)]
 
 
 def several(what: str, value: Iterable[object]) -> list[object]:
-    """Return a list. Raises TypeError for a text, whose letters would be its items."""
+    """Return the items as a list. Raise TypeError for a text, whose letters would be the items."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise TypeError(f'{what} must be a list, such as ["--epochs", "3"], got {value!r}')
     return list(value)
 
 
 def variables(what: str, value: Mapping[str, object] | None) -> dict[str, str]:
-    """Return variables of a process. Raises TypeError."""
+    """Return the environment variables as texts. Raise TypeError if the value is not a mapping."""
     if not isinstance(value or {}, Mapping):
         raise TypeError(f'{what} must be a table, such as {{WORD = "yes"}}, got {value!r}')
     return {str(name): str(text) for name, text in (value or {}).items()}
 
 
 def whole(what: str, value: int, least: int) -> int:
-    """Return a whole number of at least this. Raises TypeError, ValueError."""
+    """Return the whole number. Raise TypeError if it is not one, and ValueError if it is less than `least`."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{what} must be a whole number, got {value!r}")
     if value < least:
@@ -58,7 +58,7 @@ def whole(what: str, value: int, least: int) -> int:
 
 
 def seconds(what: str, value: float | None) -> float | None:
-    """Return a time, or None for no limit. Raises TypeError, ValueError."""
+    """Return the time, or None for no limit. Raise TypeError or ValueError if it is not positive and finite."""
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool):

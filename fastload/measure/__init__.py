@@ -1,15 +1,15 @@
-"""What `train` and `bench` measure with: ground of both, which imports neither.
+"""Measuring code of `train` and `bench`. It imports neither.
 
-samples.py     the file list, and each sample with its index, so that what was delivered can be counted
-loop_timer.py  times the steps of a training loop, its waits and its gradients, on one rank
+samples.py     the file list, and samples with their indices, so that delivered samples can be counted
+loop_timer.py  times of a training loop on one rank: steps, waits, and averaging of gradients
 run_stats.py   the loader's `stats()` over a run: all epochs together, without the warm-up
 averages.py    mean and deviation, quantiles
 tables.py      medians of repeated runs with their range, and tables of text
-page_cache.py  brings files into the page cache or drops them from it, and tells how much is in it
-fresh.py       runs the ranks of a run in fresh processes: their start, their end, memory and results
-processes.py   what /proc says about a process and its descendants: CPU seconds, memory
-provenance.py  where figures come from: the machine, the versions, the commit, the command
+page_cache.py  reads files into the page cache, drops them from it, and measures how much of them is in it
+fresh.py       runs ranks in new processes: their start, end, memory and results
+processes.py   CPU seconds and memory of a process and its descendants, from /proc
+provenance.py  the machine, the versions, the commit and the command that gave figures
 """
 
 WARMUP_STEPS = 5
-"""Steps at the start of a run that no rate counts: threads, processes, caches and allocators come up in them."""
+"""Steps at the start of a run that no rate counts. Threads, processes, caches and allocators start in them."""

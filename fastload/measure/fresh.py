@@ -1,4 +1,4 @@
-"""Fresh processes: `run_fresh` starts the ranks of a run together, and `answer` is what each of them calls.
+"""New processes: `run_fresh` starts the ranks of a run together, and each of them calls `answer`.
 
     python -m MODULE INPUT.json RESULT.json RANK READY GO
 
@@ -37,15 +37,15 @@ Child = subprocess.Popen[bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What the processes left: a result of each rank, or of the first that failed an error in one line."""
+    """Outcome of the processes: the result of each rank, or the error of the first rank that failed, in one line."""
 
     results: list[dict[str, Any]]
     error: str | None
     status: int
-    """Exit code of the rank that failed first, or minus the signal that ended it; 0 if none failed."""
+    """Exit code of the rank that failed first, or minus the number of the signal that ended it. 0 if none failed."""
     memory: PeakMemory | None
     messages: str
-    """What they wrote on standard error."""
+    """Standard error of the processes."""
 
 
 def run_fresh(
@@ -58,22 +58,22 @@ def run_fresh(
     limit_s: float = math.inf,
     environ: Mapping[str, str] = os.environ,
 ) -> Ended:
-    """Run `python -m MODULE`, which calls `answer`, in one process for each rank, and wait for all of them.
+    """Run `python -m MODULE`, which calls `answer`, in one process per rank, and wait for all of them.
 
-    A rank that fails ends the others. Whatever ends this call early, KeyboardInterrupt included, ends the processes
-    and their children first. In the main thread alone.
+    If a rank fails, the others are killed. If an exception ends this call early, KeyboardInterrupt included, it first
+    kills the processes and their children. Call this in the main thread only.
 
     Args:
-        module: the module.
-        content: JSON value for the function that `module` gives to `answer`.
+        module: name of the module.
+        content: JSON value for the function that `module` passes to `answer`.
         ranks: number of processes.
-        say: called with each line that rank 0 prints. Without it the lines are part of the messages.
-        watch_memory: read how much memory the processes hold while they run.
-        limit_s: seconds after which they are ended.
-        environ: the environment of the processes.
+        say: called with each line that rank 0 prints. If None, the lines are part of the messages.
+        watch_memory: measure the memory of the processes while they run.
+        limit_s: seconds after which the processes are killed.
+        environ: environment of the processes.
 
     Raises:
-        TimeoutError: they ran for longer than `limit_s`.
+        TimeoutError: the processes ran for longer than `limit_s`.
     """
     children: list[Child] = []
     with ExitStack() as stack:
@@ -89,10 +89,10 @@ def run_fresh(
                     arguments = [str(given), str(results[rank]), str(rank), *barrier.arguments]
                     with messages[rank].open("wb") as stderr:
                         stdout: Any = stderr
-                        if say is not None:  # the lines of a run are rank 0's
+                        if say is not None:  # only rank 0 prints the lines of a run
                             stdout = subprocess.DEVNULL if rank else subprocess.PIPE
-                        # Sessions of their own: Ctrl-C in the terminal reaches us alone, and one signal ends all of a
-                        # rank.
+                        # A session per rank: Ctrl-C in the terminal reaches only this process, and one signal ends a
+                        # rank with all its children.
                         child = subprocess.Popen(
                             [sys.executable, "-m", module, *arguments],
                             stdin=subprocess.DEVNULL,
@@ -125,17 +125,17 @@ def run_fresh(
 
 
 def answer(work: Callable[[Any, int, Callable[[], None]], dict[str, Any]]) -> int:
-    """Write the result of `work`, in a process that `run_fresh` started, or the error that it raised; the exit code.
+    """Write the result of `work`, or the error that it raises, and return the exit code.
 
-    `work` gets the content, the rank, and the barrier: a function to call once all is ready, which returns once it is
-    on all ranks.
+    Call this in a process that `run_fresh` started. `work` gets the content, the rank, and a barrier: a function to
+    call when the rank is ready, which returns when all ranks are.
     """
     given, result, rank, ready, go = sys.argv[1:]
     _end_with_parent()
 
     def barrier() -> None:
         os.write(int(ready), b".")
-        os.read(int(go), 1)  # Nothing is written to it: all ranks return when it is closed.
+        os.read(int(go), 1)  # Nothing is ever written to it. All ranks return when it is closed.
 
     try:
         content = work(json.loads(Path(given).read_text()), int(rank), barrier)
@@ -143,14 +143,14 @@ def answer(work: Callable[[Any, int, Callable[[], None]], dict[str, Any]]) -> in
         content = {"error": _sentence(error)}
         if not isinstance(error, FastloadError | OSError):
             traceback.print_exc()
-    # Whole or not at all: if a rank fails, the others are killed at any moment.
+    # Write it whole or not at all: if a rank fails, the others may be killed while they write.
     with replace_file(result, durable=False) as file:
         file.write(json.dumps(content).encode())
     return 1 if "error" in content else 0
 
 
 def ending(status: int) -> str:
-    """How a process ended that left no result, in words."""
+    """Return a text on how a process ended that wrote no result."""
     if status < 0:
         name = signal.Signals(-status).name
         hint = ": the system may be out of memory" if name == "SIGKILL" else ""
@@ -159,7 +159,7 @@ def ending(status: int) -> str:
 
 
 def _sentence(error: Exception) -> str:
-    """An error in one line, with its notes. Of an error that torch carried over from a worker, the error itself."""
+    """Return an error in one line, with its notes. If torch passed it on from a worker, return only its last line."""
     text = str(error).strip()
     if "Original Traceback" in text:
         return text.splitlines()[-1]
@@ -167,20 +167,20 @@ def _sentence(error: Exception) -> str:
 
 
 def _end_with_parent() -> None:
-    """Ask the kernel to end this process with the one that started it, however that one ends (Linux)."""
+    """Ask the kernel to kill this process when its parent ends in any way (Linux)."""
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _shared_cores(environ: Mapping[str, str], ranks: int) -> dict[str, str]:
-    """Of several ranks, each has its part of the cores for torch's operations, unless the user says how many."""
+    """Return the environment of a rank. With several ranks, set OMP_NUM_THREADS to its part of the cores, if unset."""
     threads = {} if ranks == 1 else {"OMP_NUM_THREADS": str(max(1, usable_cores() // ranks))}
     return threads | dict(environ)
 
 
 class _Barrier:
-    """Two pipes: one that ranks write a byte to when they are ready, one that is closed when all may start."""
+    """Two pipes. Each rank writes a byte to one when it is ready. The other is closed when all may start."""
 
     def __init__(self, ranks: int) -> None:
         self._missing = ranks
@@ -195,11 +195,11 @@ class _Barrier:
 
     @property
     def is_down(self) -> bool:
-        """Whether the ranks may start."""
+        """True if the ranks may start."""
         return self._missing == 0
 
     def arrive(self) -> None:
-        """Take note of the ranks that have written; with the last one, let all start."""
+        """Count the ranks that have written. After the last one, let all start."""
         self._missing -= len(os.read(self.ready, _READ_BYTES))
         if self._missing == 0:
             self._close(self._go)
@@ -218,7 +218,7 @@ class _Barrier:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait in the block: a process just started must not be left behind."""
+    """Hold SIGINT and SIGTERM back in the block, so that no new process is started and then forgotten."""
     waiting: list[int] = []
     before = {
         number: signal.signal(number, lambda arrived, _: waiting.append(arrived))
@@ -234,12 +234,12 @@ def _signals_held() -> Iterator[None]:
 
 
 def _end(children: Sequence[Child]) -> None:
-    """Kill those that still run, with all that they started, and wait until they are gone."""
+    """Kill the children that still run, with all processes that they started, and wait for their end."""
     for child in children:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
     for child in children:
-        child.wait()  # `with child` alone waits a quarter of a second at most where Ctrl-C ends it.
+        child.wait()  # After Ctrl-C, `with child` alone would wait a quarter of a second at most.
 
 
 def _watch(
@@ -249,7 +249,7 @@ def _watch(
     memory: MemoryReader | None,
     limit_s: float,
 ) -> int | None:
-    """Pass the first one's lines on until all have ended, and read their memory. Return the rank that failed first."""
+    """Pass on the lines of rank 0 and read memory until all have ended. Return the rank that failed first, or None."""
     pending = b""
     failed: int | None = None
     until = time.monotonic() + limit_s
@@ -266,7 +266,7 @@ def _watch(
             if failed is not None and running:
                 _end(running)
                 continue
-            # What they started may keep their output open: after their end, what is there is read, and no more.
+            # Their children may keep the output open, so after their end only available output is read.
             ready = selector.select(_LOOK_AGAIN_S if running else 0)
             if not running and not ready:
                 return failed
@@ -282,6 +282,6 @@ def _watch(
                     assert say is not None
                     say(line.decode(errors="replace"))
             if time.monotonic() > until:
-                raise TimeoutError(f"hung: ended after {limit_s:g} s")
+                raise TimeoutError(f"the run did not end within {limit_s:g} s, and was killed")
             if memory is not None and running:
                 memory.read()

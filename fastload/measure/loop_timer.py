@@ -1,4 +1,4 @@
-"""What a training loop measures of itself, on one rank."""
+"""The timer of a training loop on one rank."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _CPU = torch.device("cpu")
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that it was given; nothing on the CPU."""
+    """Wait until the device has finished all its work. Do nothing on the CPU."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
 
 
 class Laps:
-    """Seconds between pairs of places in a program, on the device's own clock where the device is none of the CPU's.
+    """Seconds between pairs of marks in a program, on the clock of the device.
 
-    There the host runs ahead of the device: the places are events in its stream, and their times are known
-    once the device has passed them.
+    The host runs ahead of an accelerator. So marks are events in its stream, and their times are known after the
+    device has passed them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,7 +40,7 @@ class Laps:
         self._pending: list[tuple[Any, Any]] = []
 
     def mark(self) -> Any:
-        """A place: now, or where the device's current stream will be."""
+        """Return a mark: the time now, or an event in the current stream of the device."""
         if self._module is None:
             return time.perf_counter()
         event = self._module.Event(enable_timing=True)
@@ -48,11 +48,11 @@ class Laps:
         return event
 
     def add(self, begin: Any, end: Any) -> None:
-        """A lap from one place to another."""
+        """Add a lap from one mark to another."""
         self._pending.append((begin, end))
 
     def settle(self) -> list[float]:
-        """The seconds of the laps added since the last call; on a device, call it behind `synchronize`."""
+        """Return the seconds of the laps added since the last call. On a device, call it after `synchronize`."""
         pending, self._pending = self._pending, []
         if self._module is None:
             return [end - begin for begin, end in pending]
@@ -60,8 +60,9 @@ class Laps:
 
 
 class GradientTraffic:
-    """Seconds in which gradients of a DDP model were being averaged: of each step, from the first bucket handed over
-    until the last one is there. Much of it lies beside the backward pass and costs the step nothing.
+    """Seconds per step of averaging gradients of a DDP model, from the first bucket's start to the last bucket's end.
+
+    Much of it overlaps with the backward pass and does not make the step longer.
     """
 
     def __init__(self, model: DistributedDataParallel, device: torch.device) -> None:
@@ -70,14 +71,14 @@ class GradientTraffic:
         self._ends: list[Any] = []
         self._world_size = dist.get_world_size(model.process_group)
 
-        # Torch compares a hook's annotations as objects, and ours are strings: one that has none passes.
+        # Torch compares the annotations of a hook as objects, but ours are strings. A hook without annotations passes.
         def hook(group, bucket):  # type: ignore[no-untyped-def]
             return self._average(group, bucket)
 
         model.register_comm_hook(model.process_group, hook)
 
     def _average(self, group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """DDP's own averaging of a bucket of gradients, with a look at the clock before and after."""
+        """Average a bucket of gradients as DDP does, and time it."""
         if self._begin is None:
             self._begin = self._laps.mark()
         gradients = bucket.buffer().div_(self._world_size)
@@ -92,32 +93,32 @@ class GradientTraffic:
         return done
 
     def step_done(self) -> None:
-        """Behind each backward pass: the step's traffic is over."""
+        """End the traffic of a step. Call this after each backward pass."""
         if self._begin is not None and self._ends:
             self._laps.add(self._begin, self._ends[-1])
         self._begin, self._ends = None, []
 
     def settle(self) -> float:
-        """The seconds of the steps since the last call; on a device, call it behind `synchronize`."""
+        """Return the seconds of the steps since the last call. On a device, call it after `synchronize`."""
         return sum(self._laps.settle())
 
 
 @dataclass(kw_only=True)
 class Measured:
-    """What one rank measured. "Steady" is from the end of the warm-up to the end of the last step."""
+    """The measurements of one rank. "Steady" is the time from the end of the warm-up to the end of the last step."""
 
     steps: int = 0
     samples: int = 0
     window_rates: list[float] = field(default_factory=list)
-    """Samples a second of each window that ended after the warm-up, as the tutorial has them."""
+    """Samples per second of each window that ended after the warm-up, as in the tutorial."""
     training_s: float = 0.0
-    """From the loader's `iter()` to the end of the last step, warm-up included."""
+    """Seconds from the loader's `iter()` to the end of the last step, with the warm-up."""
     steady_from: float = 0.0
     """`time.monotonic()`, which is one clock for all processes of a machine."""
     steady_to: float = 0.0
     steady_samples: int = 0
     steady_cpu_s: float | None = None
-    """CPU seconds (user + system, children included); None if they are not known."""
+    """CPU seconds (user + system, with children), or None if unknown."""
     waited_s: float = 0.0
     """Steady seconds in which the loop waited for a batch."""
     first_batch_s: float = 0.0
@@ -125,24 +126,24 @@ class Measured:
     checkpoint_s: float = 0.0
     checkpoints: int = 0
     step: Quantiles = field(default_factory=Quantiles)
-    """Seconds of each steady step, from the batch in hand to the parameters changed."""
+    """Seconds of each steady step, from the batch to the changed parameters."""
     wait: Quantiles = field(default_factory=Quantiles)
     """Seconds of each steady wait for a batch."""
     overran: int = 0
-    """Steps that took longer by themselves than the simulated step shall."""
+    """Number of steps whose own work took longer than the simulated step."""
     ahead: list[float] = field(default_factory=list)
-    """Batches read ahead as step 1 began, as the warm-up ended, and at the end."""
+    """Batches read ahead at the start of step 1, at the end of the warm-up, and at the end."""
     stats: Stats | None = None
-    """The loader's, steady: of all epochs together. Of a run that ended in the warm-up, all of it."""
+    """Steady stats of the loader, over all epochs. If the run ended in the warm-up, they cover all of it."""
 
     @property
     def steady_s(self) -> float:
-        """Seconds of steady running; 0 if the run ended in the warm-up."""
+        """Seconds of steady running, or 0 if the run ended in the warm-up."""
         return self.steady_to - self.steady_from
 
     @property
     def rate(self) -> float | None:
-        """Samples a second, steady; None if the run ended in the warm-up."""
+        """Samples per second in the steady time, or None if the run ended in the warm-up."""
         return self.steady_samples / self.steady_s if self.steady_s else None
 
     @property
@@ -152,13 +153,13 @@ class Measured:
 
 
 class Meter:
-    """The clock of a training loop: tells it the windows' rates, and at the end what was `measured`.
+    """The timer of a training loop. It returns the rate of each window, and at the end all measurements.
 
     Args:
-        stats: the loader's `stats`; None if it has none.
-        step_ms: milliseconds that each step lasts at least, as if an accelerator computed while the host waits.
-        device: where steps run. It is waited for at the end of each window, as a rate is of work that is done.
-        traffic: of the gradients; None with one rank.
+        stats: the loader's `stats`, or None if it has none.
+        step_ms: minimum time of a step in milliseconds, as if an accelerator computed while the host waits.
+        device: device of the steps. The end of each window waits for it, because a rate counts finished work.
+        traffic: timer of averaging gradients, or None with one rank.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class Meter:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around the loop's wait for a batch."""
+        """Time the loop's wait for a batch, in a block."""
         before = time.monotonic()
         yield
         now = time.monotonic()
@@ -196,7 +197,7 @@ class Meter:
 
     @contextmanager
     def stepping(self, samples: int) -> Iterator[None]:
-        """Around a step on `samples` samples."""
+        """Time a step on `samples` samples, in a block."""
         begin, until = self._laps.mark(), time.monotonic() + self._step_s
         yield
         measured = self.measured
@@ -221,20 +222,20 @@ class Meter:
             measured.steady_from = measured.steady_to = time.monotonic()
 
     def epoch_ended(self) -> None:
-        """Record the figures of an epoch. Call it after its last batch, before the next epoch begins."""
+        """Record the figures of an epoch. Call this after its last batch, before the next epoch begins."""
         if self._run_stats is not None:
             self._run_stats.epoch_ended()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around the writing of a checkpoint."""
+        """Time the writing of a checkpoint, in a block."""
         before = time.monotonic()
         yield
         self.measured.checkpoint_s += time.monotonic() - before
         self.measured.checkpoints += 1
 
     def window(self) -> float:
-        """End a window of steps: its rate, in samples a second."""
+        """End a window of steps, and return its rate in samples per second."""
         self._settle()
         now = time.monotonic()
         rate = self._window_samples / (now - self._window_begin)
@@ -244,7 +245,7 @@ class Meter:
         return rate
 
     def end(self) -> Measured:
-        """Return what was measured. Call it after the last step."""
+        """Return the measurements. Call this after the last step."""
         self._settle()
         now, cpu_s = time.monotonic(), cpu_seconds()
         measured = self.measured
@@ -260,7 +261,7 @@ class Meter:
     def _settle(self) -> None:
         synchronize(self._device)
         steps_s = self._laps.settle()
-        # Warm-up steps are settled as the last of them ends, before any other step.
+        # The times of warm-up steps are settled when the last of them ends, before any other step.
         if self.measured.steps > WARMUP_STEPS:
             for seconds in steps_s:
                 self.measured.step.add(seconds)
@@ -268,7 +269,7 @@ class Meter:
             self.measured.communication_s += self._traffic.settle()
 
     def _look_ahead(self) -> None:
-        """Note how many batches' worth of samples the loader has read, and not handed out."""
+        """Record how many batches the loader has read but not delivered."""
         stats = None if self._stats is None else self._stats()
         sample = None if stats is None else stats.stages.get("sample")
         if stats is not None and sample is not None and stats.batches:

@@ -1,4 +1,4 @@
-"""The page cache: brought into a state before something is measured, and how much of a file is in it."""
+"""The page cache: set it before a measurement, and measure how much of a file is in it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import numpy as np
 from fastload.errors import UsageError
 
 CacheState = Literal["warm", "cold"]
-"""The page cache before a run. warm: its files were read. cold: its files were dropped (posix_fadvise)."""
+"""State of the page cache before a run. warm: its files were read. cold: its files were dropped (posix_fadvise)."""
 _READ_BYTES = 1 << 20
 
 
 def prepare_cache(files: Sequence[str], state: CacheState) -> None:
-    """Bring the files into the page cache ("warm"), or ask the kernel to drop them from it ("cold").
+    """Read the files into the page cache ("warm"), or ask the kernel to drop them from it ("cold").
 
-    Raises OSError for a file that cannot be read, UsageError if the system has no way to drop one.
+    Raise OSError if a file cannot be read, and UsageError if the system cannot drop files.
     """
     if state == "cold" and not hasattr(os, "posix_fadvise"):
         raise UsageError(
-            "--cache cold needs posix_fadvise, which this system does not have; use --cache warm"
+            "--cache cold needs posix_fadvise, which this system does not have. Use --cache warm"
         )
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
@@ -34,14 +34,14 @@ def prepare_cache(files: Sequence[str], state: CacheState) -> None:
                 while os.read(descriptor, _READ_BYTES):
                     pass
             else:
-                os.fsync(descriptor)  # Pages that are not on the disk yet cannot be dropped.
+                os.fsync(descriptor)  # Only pages that are on the disk can be dropped.
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
 
 
 def cached_share(files: Sequence[str]) -> float | None:
-    """Share (0 to 1) of the files' pages that are in the page cache, by mincore(2); None where that is not known."""
+    """Return the share (0 to 1) of the files' pages in the page cache, by mincore(2), or None if unknown."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

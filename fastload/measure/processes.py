@@ -1,4 +1,4 @@
-"""What /proc says about a process and its descendants. Linux only: elsewhere the figures are None, never a guess."""
+"""CPU seconds and memory of a process and its descendants, from /proc. On other systems than Linux they are None."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _READING_INTERVAL_S = 0.05
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The pids of the children of `pid`, of their children, and so on, as they are now."""
+    """Yield the pids of the children of `pid`, of their children, and so on."""
     try:
         tasks = list((_PROC / str(pid) / "task").iterdir())
     except OSError:  # The process ended, or there is no /proc.
@@ -30,9 +30,9 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def cpu_seconds() -> float | None:
-    """CPU seconds (user + system) of this process and of all its descendants, those that have ended included.
+    """Return the CPU seconds (user + system) of this process and all its descendants, also those that have ended.
 
-    Descendants are counted in the kernel's ticks, usually 10 ms. None where /proc does not list children.
+    Return None if /proc does not list children. Descendants are counted in ticks of the kernel, usually 10 ms.
     """
     if not (_PROC / "self" / "task" / str(os.getpid()) / "children").exists():
         return None
@@ -43,16 +43,16 @@ def cpu_seconds() -> float | None:
             stat = (_PROC / str(pid) / "stat").read_text()
         except OSError:  # Ended since it was listed.
             continue
-        # The command, field 2, stands in parentheses and may hold spaces. User and system ticks, and those of its
-        # ended children, are fields 14 to 17.
+        # The command, field 2, is in parentheses and may contain spaces. Fields 14 to 17 are user and system ticks,
+        # then those of children that have ended.
         total += sum(map(int, stat.rpartition(")")[2].split()[11:15])) / os.sysconf("SC_CLK_TCK")
     return total
 
 
 def machine_cpu_seconds() -> float | None:
-    """CPU seconds that all cores of the machine together have spent on anything since it started; None if unknown.
+    """Return the CPU seconds that all cores have spent on anything since the machine started, or None if unknown.
 
-    Time that a hypervisor gave to other machines is in it, as it is lost to this one.
+    They include time that a hypervisor gave to other machines, because this one cannot use it.
     """
     try:
         with open(_PROC / "stat") as file:
@@ -65,21 +65,21 @@ def machine_cpu_seconds() -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Proportional set size, in bytes: of a page that n processes share, each of them counts 1/n."""
+    """Proportional set size, in bytes: if n processes share a page, each of them counts 1/n of it."""
 
     allocated: int
-    """Anonymous and shared memory: what the processes asked for themselves. No process outside changes it."""
+    """Anonymous and shared memory that the processes allocated. Other processes do not change it."""
     total: int
-    """Mapped files too, such as torch's libraries: smaller where any other process maps the same files."""
+    """The same with mapped files, such as torch's libraries. It is smaller if other processes map the same files."""
 
 
 def tree_memory(pid: int) -> Memory | None:
-    """PSS of `pid` and its descendants now; None if they ended, or the kernel (before 5.4) does not tell."""
+    """Return the PSS of `pid` and its descendants, or None if they ended or the kernel is older than 5.4."""
     allocated = total = 0
     for process in (pid, *descendants(pid)):
         try:
             lines = (_PROC / str(process) / "smaps_rollup").read_text().splitlines()[1:]
-        except OSError:  # Ended since it was listed, or not ours to look at.
+        except OSError:  # It ended after it was listed, or belongs to another user.
             continue
         fields = (line.partition(":") for line in lines)
         kib = {name: int(rest.split()[0]) for name, _, rest in fields}
@@ -91,20 +91,19 @@ def tree_memory(pid: int) -> Memory | None:
 
 @dataclass(slots=True, kw_only=True)
 class PeakMemory:
-    """The largest memory seen of some processes and their children; bytes of PSS, each maximum on its own."""
+    """The largest memory seen of some processes and their children, in bytes of PSS. Each maximum is separate."""
 
     allocated: int = 0
     total: int = 0
     readings: int = 0
     reader_cpu_s: float = 0.0
-    """CPU seconds that the readings cost, in the reading process; at most 2 % of one core."""
+    """CPU seconds that the readings took in the reading process, at most 2 % of one core."""
 
 
 class MemoryReader:
-    """Reads the memory of some processes and their descendants again and again, and keeps the largest seen.
+    """Reads the memory of some processes and their descendants repeatedly, and keeps the largest seen.
 
-    A reading walks the page tables of what it reads, so the next one is due when the last has cost no more than a
-    fiftieth of a core.
+    A reading walks page tables and takes time. So the next one waits until readings take at most 2 % of a core.
     """
 
     def __init__(self, pids: Sequence[int]) -> None:
@@ -113,7 +112,7 @@ class MemoryReader:
         self._due = 0.0
 
     def read(self) -> None:
-        """Take a reading if one is due; none of processes that have ended."""
+        """Take a reading if one is due and the processes have not ended."""
         if time.perf_counter() < self._due:
             return
         before_s = time.process_time()

@@ -1,4 +1,4 @@
-"""Where figures come from: the machine, the versions, the commit, the command."""
+"""The provenance of figures: the machine, the versions, the commit, the command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastload.cores import usable_cores
 
 
 def provenance(command: Sequence[str]) -> dict[str, Any]:
-    """Where and with what the figures were measured. No host name, no user name, no path that the user did not give."""
+    """Return the provenance of figures. It has no host name, no user name, and only paths from the command."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(command),
@@ -38,22 +38,25 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
 
 
 def cores(origin: dict[str, Any]) -> int:
-    """How many cores the process could use; those of the machine where that is not known."""
+    """Return the number of cores that the process could use, or those of the machine if that is unknown."""
     machine = origin["machine"]
     usable: int = machine["cores_usable"] or machine["cores"]
     return usable
 
 
 def busy(origin: dict[str, Any]) -> str | None:
-    """A warning where others ran on more than half of the cores at the beginning; else None."""
+    """Return a warning if the load was more than half of the cores at the start, else None."""
     load = origin["machine"]["load_average_1min"]
     if load <= cores(origin) / 2:
         return None
-    return f"The machine is busy (load {load:.2f} on {cores(origin)} cores): the figures will be noisy."
+    return (
+        f"The machine is busy (load {load:.2f} on {cores(origin)} cores), so the figures will be noisy. "
+        "Stop other programs and run again."
+    )
 
 
 def caption(origin: dict[str, Any]) -> str:
-    """The machine and the versions that figures come from, in one line."""
+    """Return the machine and the versions in one line."""
     machine, versions = origin["machine"], origin["versions"]
     names = ("fastload", "python", "torch", "torchvision", "pillow")
     software = ", ".join(f"{name} {versions[name]}" for name in names if versions[name])
@@ -62,7 +65,7 @@ def caption(origin: dict[str, Any]) -> str:
 
 
 def version(distribution: str) -> str | None:
-    """The version of an installed package; None of one that is not."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -83,7 +86,7 @@ def _cpu_model() -> str:
 
 
 def _git_commit() -> str | None:
-    """The commit of the checkout that fastload runs from, "+changes" added if it differs; None if there is none."""
+    """Return the commit of the checkout that fastload runs from, with "+changes" if it differs, or None without one."""
     package = Path(fastload.__file__).parent
 
     def git(*arguments: str) -> str | None:
@@ -91,11 +94,11 @@ def _git_commit() -> str | None:
             done = subprocess.run(
                 ["git", *arguments], cwd=package, capture_output=True, text=True, check=False
             )
-        except OSError:  # There is no git.
+        except OSError:  # git is not installed.
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    # A package installed inside some other project's checkout is not tracked by it.
+    # fastload may be installed inside the checkout of another project, which does not track it.
     if git("ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     commit = git("rev-parse", "HEAD")

@@ -1,4 +1,4 @@
-"""The loader's figures over a run: those of its epochs together, without the warm-up."""
+"""The loader's figures over a run: all epochs together, without the warm-up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SUMS = (
 
 
 class RunStats:
-    """Adds up a loader's `stats`, which are of one epoch each."""
+    """Adds up a loader's `stats`, which cover one epoch each."""
 
     def __init__(self, stats: Callable[[], Stats]) -> None:
         self._stats = stats
@@ -24,15 +24,15 @@ class RunStats:
         self._ended: Stats | None = None
 
     def begin(self) -> None:
-        """Forget all before this moment: the warm-up."""
+        """Forget everything up to now: the warm-up."""
         self._begin, self._ended = self._stats(), None
 
     def epoch_ended(self) -> None:
-        """Take the figures of the epoch that has ended: those of the next one replace them."""
+        """Record the figures of the epoch that has ended, before those of the next one replace them."""
         self._ended = self.now()
 
     def now(self) -> Stats:
-        """Return the figures since `begin()`; the epoch, and what is no sum or mean, are of the latest epoch."""
+        """Return the figures since `begin()`. Figures that are neither sums nor means are those of the latest epoch."""
         stats = self._stats()
         if self._begin is not None and self._begin.epoch == stats.epoch:
             stats = less(stats, self._begin)
@@ -40,19 +40,21 @@ class RunStats:
 
 
 def less(stats: Stats, before: Stats) -> Stats:
-    """Return the figures between two snapshots of one epoch. Quantiles are of the whole epoch."""
+    """Return the figures between two snapshots of one epoch. Quantiles cover the whole epoch."""
     stages = {
         name: stage if name not in before.stages else _stage_less(stage, before.stages[name])
         for name, stage in stats.stages.items()
     }
     slowest: dict[str, Any] = {}
-    if stats.slowest_s == before.slowest_s:  # that one was before; which came next is not known
+    if (
+        stats.slowest_s == before.slowest_s
+    ):  # it was before the snapshot; the next slowest is unknown
         slowest = {"slowest_s": 0.0, "slowest": "", "slowest_is_first": False}
     return replace(_sums(stats, before, -1), stages=stages, **slowest)
 
 
 def _plus(stats: Stats, earlier: Stats) -> Stats:
-    """Return the figures of an epoch and of earlier ones together."""
+    """Return the figures of an epoch and of earlier epochs together."""
     stages = {**earlier.stages, **stats.stages}
     for name in stats.stages.keys() & earlier.stages.keys():
         stages[name] = _stage_plus(stats.stages[name], earlier.stages[name])
@@ -98,7 +100,7 @@ def _stage_less(stage: Stage, before: Stage) -> Stage:
 
 
 def _stage_plus(stage: Stage, earlier: Stage) -> Stage:
-    """Return both together. Quantiles are weighted means, which are close if the parts are alike."""
+    """Return both stages together. Quantiles are weighted means, which are close if the parts are similar."""
     count = stage.count + earlier.count
 
     def mean(quantile: str) -> float:

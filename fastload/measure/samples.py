@@ -1,4 +1,4 @@
-"""The samples of a run: where their list is, and each with its index, so that what was delivered can be counted."""
+"""The samples of a run: finding their list, and adding indices to samples, so that delivered ones can be counted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastload.rows import Run, filler
 
 
 class Source(Protocol):
-    """A map-style dataset of `(picture, class number)`: a file list or a packed set."""
+    """A map-style dataset of `(image, class number)`: a file list or a packed set."""
 
     classes: list[str]
 
@@ -22,12 +22,12 @@ class Source(Protocol):
     def __getitem__(self, index: int) -> tuple[Any, ...]: ...
 
     def locate(self, index: int) -> str:
-        """Where a sample lies."""
+        """Return the place of a sample."""
         ...
 
 
 class Numbered(Dataset[tuple[Any, Any, int]]):
-    """`dataset`, whose samples are pairs, with each sample's index behind it: what was trained on can be counted."""
+    """A dataset of pairs, with its index appended to each sample, so that delivered samples can be counted."""
 
     fastload_per_worker = ("dataset",)
 
@@ -39,8 +39,8 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Any, Any, int]:
-        picture, label, *_ = self.dataset[index]
-        return picture, label, index
+        image, label, *_ = self.dataset[index]
+        return image, label, index
 
     def empty_sample(self) -> Any:
         """Return an empty sample, or None if the wrapped dataset does not fill rows; see `fastload.rows`."""
@@ -58,20 +58,22 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
         return missing
 
     def locate(self, index: int) -> str:
-        """Where a sample lies, for the loader's error notes."""
+        """Return the place of a sample, for the loader's error notes."""
         return self.dataset.locate(index)
 
 
 def find_list(file_list: Path | None, base_dir: Path | None) -> Path:
-    """Return where the list is: as its path stands, or else relative to `base_dir`. Raises `UsageError` if nowhere."""
+    """Return the path of the list: as given, or else relative to `base_dir`. Raise `UsageError` if it is in neither."""
     if file_list is None:
-        raise UsageError("--file-list-path is missing. It says which images to read")
+        raise UsageError(
+            "--file-list-path is missing. Give a text file with one image path per line"
+        )
     places = [file_list] if base_dir is None else [file_list, base_dir / file_list]
     for path in places:
         if path.exists():
             return path
     looked = " and ".join(dict.fromkeys(str(path.parent.absolute()) for path in places))
     raise UsageError(
-        f"The file list cannot be read. There is no {file_list.name!r} in {looked}. Give --file-list-path a path "
+        f"The file list was not found. There is no {file_list.name!r} in {looked}. Give --file-list-path a path "
         "that starts from the current folder or from --base-dir"
     )

@@ -17,18 +17,18 @@ class Spread:
 
     @classmethod
     def over(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of these values, at least one."""
+        """Return the spread of the values, at least one."""
         return cls(statistics.median(values), min(values), max(values))
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Return the spread of the values that are known, or None if none is."""
+        """Return the spread of the values that are not None, or None if there are no such values."""
         known = [value for value in values if value is not None]
         return cls.over(known) if known else None
 
 
 def columns(lines: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
-    """Return lines of cells as lines of text, with a rule under the first; columns in `left` are flush left."""
+    """Return lines of cells as lines of text, with a rule after the first. Columns in `left` are aligned left."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines = [lines[0], ["-" * width for width in widths], *lines[1:]]
     return [

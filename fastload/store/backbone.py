@@ -15,7 +15,7 @@ from fastload.errors import UsageError
 
 _HEADS = ("fc", "classifier", "heads", "head")
 _OPTIONS: dict[str, dict[str, Any]] = {
-    # Without weights, these two would warn of how they begin.
+    # Without weights, these two would warn about their initialization.
     "googlenet": {"init_weights": True},
     "inception_v3": {"init_weights": True},
 }
@@ -31,16 +31,15 @@ def backbone(
     """Return a classification network of torchvision without its head: images to float32[batch, features].
 
     Args:
-        name: of the network, such as "resnet50" or "vit_b_16".
-        weights: the path of a file with its `state_dict()`, with or without the head. "default": torchvision's best,
-            which torch downloads once into its own folder. "random": none, as they are before any training; they are
-            good for trying things out, and for nothing else.
+        name: name of the network, such as "resnet50" or "vit_b_16".
+        weights: path of a file with its `state_dict()`, with or without the head. "default": torchvision's best
+            weights, which torch downloads once into its own folder. "random": untrained weights, only for tests.
         layout: "pooled": the mean over the last feature map, 2,048 numbers for "resnet50". "flat": all of that map,
             by channel, row and column, 2,048 x 7 x 7 = 100,352 numbers for an image of 224 pixels.
-        seed: of random weights.
+        seed: seed of random weights.
 
-    Raises `UsageError` if torchvision does not have the network, it has no such layout, or the weights do not fit or
-    cannot be downloaded.
+    Raise `UsageError` if torchvision does not have the network, if it has no such layout, or if the weights do not fit
+    or cannot be downloaded.
     """
     if layout not in ("pooled", "flat"):
         raise UsageError(f'layout must be "pooled" or "flat", got {layout!r}')
@@ -50,13 +49,13 @@ def backbone(
     )
     if head is None:
         raise UsageError(
-            f"{name!r} has no head that can be cut off: cut it yourself, and pass it as model"
+            f"fastload cannot remove the head of {name!r}. Remove it yourself, and pass the network as model"
         )
     setattr(network, head, nn.Identity())
     if layout == "flat":
         if not isinstance(getattr(network, "avgpool", None), nn.Module):
             raise UsageError(
-                f'{name!r} has no layer "avgpool", so it has no flat layout: choose "pooled"'
+                f'{name!r} has no layer "avgpool", so it has no flat layout. Choose "pooled"'
             )
         network.avgpool = nn.Identity()
     if weights not in ("default", "random"):
@@ -67,13 +66,13 @@ def backbone(
 def _network(name: str, weights: str | os.PathLike[str], seed: int) -> nn.Module:
     if importlib.util.find_spec("torchvision") is None:
         raise UsageError(
-            "backbones are torchvision's, which is not installed: pip install 'fastload[images]'"
+            "backbones need torchvision, which is not installed. Run pip install 'fastload[images]'"
         )
     from torchvision import models
 
     if name not in models.list_models(module=models):
         raise UsageError(
-            f"{name!r} is no classification network of torchvision, such as 'resnet50'"
+            f"{name!r} is not a classification network of torchvision. Give one, such as 'resnet50'"
         )
     try:
         with torch.random.fork_rng(devices=[]):
@@ -85,18 +84,18 @@ def _network(name: str, weights: str | os.PathLike[str], seed: int) -> nn.Module
     except (URLError, TimeoutError, ConnectionError) as error:
         raise UsageError(
             f"the weights of {name!r} cannot be downloaded ({error}). Give a file that "
-            "torch.save(model.state_dict(), file) wrote, or 'random' to try things out"
+            "torch.save(model.state_dict(), file) wrote, or 'random' for tests"
         ) from error
     return network
 
 
 def _load(network: nn.Module, name: str, head: str, path: str | os.PathLike[str]) -> None:
-    """Load the weights of a file, but for those of the head. Raises UsageError if they do not fit."""
+    """Load the weights of a file, except those of the head. Raise UsageError if they do not fit."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise UsageError(
-            f"{os.fspath(path)}: no file of weights: {error}".splitlines()[0]
+            f"{os.fspath(path)} is not a file of weights: {error}".splitlines()[0]
         ) from error
     if not isinstance(found, dict):
         raise UsageError(
@@ -110,9 +109,13 @@ def _load(network: nn.Module, name: str, head: str, path: str | os.PathLike[str]
     own = {key for key in network.state_dict() if not key.startswith(("aux", "AuxLogits"))}
     if differing := sorted(own ^ kept.keys()):
         where = "the file has no" if differing[0] in own else "the network has no"
-        raise UsageError(f"{os.fspath(path)} is not of {name!r}: {where} {differing[0]!r}")
+        raise UsageError(
+            f"{os.fspath(path)} does not fit {name!r}: {where} {differing[0]!r}. Give weights of {name!r}"
+        )
     try:
         network.load_state_dict(kept, strict=False)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
-        raise UsageError(f"{os.fspath(path)} is not of {name!r}: {reason}") from error
+        raise UsageError(
+            f"{os.fspath(path)} does not fit {name!r}: {reason}. Give weights of {name!r}"
+        ) from error

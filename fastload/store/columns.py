@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 KEPT_AS = {torch.bool: torch.uint8, torch.bfloat16: torch.int16}
-"""Dtypes that Arrow has not, or not as whole bytes, and the dtypes whose bytes stand for them."""
+"""Dtypes that Arrow lacks, or does not store as whole bytes, and the dtypes that store their bytes instead."""
 _KEPT_AS = {str(dtype).removeprefix("torch."): dtype for dtype in KEPT_AS}
 _NUMBERS = "iuf"  # kinds of NumPy's dtypes
 
@@ -33,8 +33,8 @@ def record_batch(columns: Any) -> pa.RecordBatch:
         batches = columns.combine_chunks().to_batches()
         if len(batches) > 1:
             raise ValueError(
-                f"a table of {columns.num_rows:,} rows has more than 2 GiB in a column of texts or bytes, so it cannot "
-                "be one part: give an iterable of smaller tables, such as table.to_batches()"
+                f"a table of {columns.num_rows:,} rows has more than 2 GiB in a column of texts or bytes, too much for "
+                "one part. Give an iterable of smaller tables, such as table.to_batches()"
             )
         columns = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=columns.schema)
     if isinstance(columns, pa.RecordBatch):
@@ -43,7 +43,7 @@ def record_batch(columns: Any) -> pa.RecordBatch:
         if not isinstance(columns, Mapping) and hasattr(columns, "to_dict"):
             names = list(columns.columns)  # of a frame of pandas
             if len(set(names)) < len(names):
-                raise ValueError(f"two columns have one name: {names}")
+                raise ValueError(f"two columns have the same name: {names}. Rename one")
             columns = {name: columns[name] for name in names}
         if not isinstance(columns, Mapping):
             raise TypeError(
@@ -55,9 +55,11 @@ def record_batch(columns: Any) -> pa.RecordBatch:
         raise ValueError("a part must have at least one column")
     lengths = {field.name: len(array) for field, array in pairs}
     if len(lengths) < len(pairs):
-        raise ValueError(f"two columns have one name: {[field.name for field, _ in pairs]}")
+        raise ValueError(
+            f"two columns have the same name: {[field.name for field, _ in pairs]}. Rename one"
+        )
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"all columns of a part must have one length, got {lengths}")
+        raise ValueError(f"all columns of a part must have the same length, got {lengths}")
     schema = pa.schema([field for field, _ in pairs])
     return pa.RecordBatch.from_arrays([array for _, array in pairs], schema=schema)
 
@@ -70,7 +72,7 @@ def _named(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
         if f"column {name!r}" in str(error):
             raise
         kind = ValueError if isinstance(error, ValueError) else TypeError
-        raise kind(f"column {name!r}: a set cannot keep it: {error}") from error
+        raise kind(f"column {name!r} cannot be stored in a set: {error}") from error
 
 
 def _column(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
@@ -90,7 +92,9 @@ def _column(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
         values = values.to_numpy() if hasattr(values, "to_numpy") else _stacked(name, values)
     if np.ma.is_masked(values):
         row = int(np.argwhere(np.ma.getmaskarray(values))[0][0])
-        raise ValueError(f"column {name!r}, row {row}: a set has no nulls, got a masked value")
+        raise ValueError(
+            f"column {name!r}, row {row}: the value is masked, and a set has no nulls. Fill or drop it"
+        )
     if isinstance(values, np.ndarray) and values.dtype == object:
         values = _stacked(name, values)
     if isinstance(values, np.ndarray) and (values.dtype == bool or values.dtype.kind in _NUMBERS):
@@ -106,7 +110,9 @@ def _expect_no_nulls(name: str, values: Any) -> None:
     nulls = getattr(values, "isna", None) or getattr(values, "is_null", None)
     absent = np.flatnonzero(np.asarray(nulls() if nulls else []))
     if absent.size:
-        raise ValueError(f"column {name!r}, row {absent[0]}: a set has no nulls: fill or drop them")
+        raise ValueError(
+            f"column {name!r}, row {absent[0]} is null, and a set has no nulls. Fill or drop them"
+        )
 
 
 def _stacked(name: str, values: Iterable[Any]) -> Any:
@@ -118,24 +124,26 @@ def _stacked(name: str, values: Iterable[Any]) -> Any:
     if type(None) in kinds:
         row = next(row for row, cell in enumerate(cells) if cell is None)
         raise ValueError(
-            f"column {name!r}, row {row}: expected what the other rows have, got nothing"
+            f"column {name!r}, row {row}: expected a value like those of the other rows, got nothing"
         )
     for row, cell in enumerate(cells):
         if isinstance(cell, str | bytes):
             raise ValueError(
-                f"column {name!r}, row {row}: expected what the other rows have, got text, {cell!r:.40}"
+                f"column {name!r}, row {row}: expected a value like those of the other rows, got text, {cell!r:.40}"
             )
     shapes = {np.shape(cell) for cell in cells}
     if len(shapes) > 1:
-        raise ValueError(f"column {name!r}: all rows must have one shape, got {sorted(shapes)[:3]}")
+        raise ValueError(
+            f"column {name!r}: all rows must have the same shape, got {sorted(shapes)[:3]}"
+        )
     if not cells:
         return np.empty(0)
     arrays = [np.asarray(cell) for cell in cells]
     stacked = np.stack(arrays)
     if stacked.dtype.kind == "f" and all(array.dtype.kind in "iub" for array in arrays):
         raise ValueError(
-            f"column {name!r}: some rows have integers beyond those of the others' dtype, "
-            f"{sorted({str(array.dtype) for array in arrays})}: give all rows one dtype"
+            f"column {name!r}: no integer dtype holds the values of all rows, "
+            f"{sorted({str(array.dtype) for array in arrays})}. Give all rows the same dtype"
         )
     return stacked
 
@@ -152,8 +160,8 @@ def _of_tensor(name: str, tensor: torch.Tensor) -> tuple[pa.Field, pa.Array]:
         array = tensor.numpy()
         kind = pa.from_numpy_dtype(array.dtype)
     except (TypeError, pa.ArrowNotImplementedError):
-        raise TypeError(f"column {name!r}: a set cannot keep the dtype {tensor.dtype}") from None
-    # Not `pa.array()`: its first call imports pandas where that is installed, which takes seconds.
+        raise TypeError(f"column {name!r}: a set cannot store the dtype {tensor.dtype}") from None
+    # Not `pa.array()`, because its first call imports pandas if that is installed, which takes seconds.
     flat = pa.Array.from_buffers(kind, array.size, [None, pa.py_buffer(array.reshape(-1))])
     if tensor.dim() > 1:
         shape = list(tensor.shape[1:])
@@ -171,7 +179,9 @@ def _of_arrow(field: pa.Field, array: pa.Array) -> tuple[pa.Field, pa.Array]:
         array = array.dictionary_decode()  # a value of the dictionary may be null
     if array.null_count:
         row = array.is_null().index(True).as_py()
-        raise ValueError(f"column {field.name!r}, row {row}: a set has no nulls: fill or drop them")
+        raise ValueError(
+            f"column {field.name!r}, row {row} is null, and a set has no nulls. Fill or drop them"
+        )
     array = _fixed(array)
     _expect_whole_rows(field, array)
     if pa.types.is_boolean(array.type):
@@ -203,8 +213,8 @@ def _expect_whole_rows(field: pa.Field, array: pa.Array) -> None:
         permutation = field.type.permutation
         if permutation and permutation != sorted(permutation):
             raise ValueError(
-                f"column {field.name!r}: a set keeps tensors in row-major order, got {field.type}: "
-                "write the column without a permutation"
+                f"column {field.name!r}: a set stores tensors in row-major order, got {field.type}. "
+                "Write the column without a permutation"
             )
         array = array.storage
     if not pa.types.is_fixed_size_list(array.type):
@@ -213,8 +223,8 @@ def _expect_whole_rows(field: pa.Field, array: pa.Array) -> None:
     if values.null_count:
         row = values.is_null().index(True).as_py() // array.type.list_size
         raise ValueError(
-            f"column {field.name!r}, row {row}: a set has no nulls, and this row has one among its values: "
-            "fill or drop them"
+            f"column {field.name!r}, row {row} has a null among its values, and a set has no nulls. "
+            "Fill or drop them"
         )
 
 
@@ -275,6 +285,6 @@ def copy_on_one_core(memory: torch.Tensor, rows: NDArray[np.int64], out: torch.T
 
 _OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 MAX_ROW = 2**14
-"""Longest row of `memory_rows` in bytes: no tensor may have 2**63 elements."""
+"""Longest row of `memory_rows` in bytes, because a tensor must have fewer than 2**63 elements."""
 MEMORY_BEGIN = mmap.PAGESIZE  # a buffer at address 0 would be none
 _MEMORY_END = 2**47  # of a process on x86-64 and on arm64: maps beyond it have to be asked for

@@ -30,7 +30,7 @@ def partitions(data: Any) -> list[Delayed]:
         if isinstance(data, Mapping):
             columns = {str(name): _of_array(array) for name, array in data.items()}
             if len({len(blocks) for blocks in columns.values()}) > 1:
-                raise ValueError("all arrays must have the same chunks in dim 0: rechunk them")
+                raise ValueError("all arrays must have the same chunks in dim 0. Rechunk them")
             make = dask.delayed(dict, pure=False)
             return [
                 make(**dict(zip(columns, blocks, strict=True)))

@@ -80,7 +80,7 @@ class _Folder:
         self.descriptor = -1
 
     def __del__(self) -> None:
-        """Close it: the client has ended. What two workers leave when they close at once, `gc` collects."""
+        """Close it when the client has ended. If two workers close at the same time, `gc` deletes their leftovers."""
         self.close()
 
 
@@ -154,7 +154,7 @@ class DaskPut:
             self.client.unsubscribe_topic(worker)
 
     def write(self, data: Any) -> tuple[list[Shard], pa.Schema]:
-        """Write the partitions; return the parts with rows, in order, and the schema. Nothing is visible yet."""
+        """Write the partitions. Return the parts with rows, in order, and the schema. The set is not visible yet."""
         with dask.config.set({"dataframe.convert-string": False}):
             holders, parts = self._held(partitions(data))
         workers = sorted(set(holders))
@@ -181,7 +181,7 @@ class DaskPut:
         shards: list[Shard] = []
         full = [number for number, one in enumerate(found) if one.shard.rows]
         if not full:
-            raise ValueError(f"{self.name}: there is nothing to put: no partition has a row")
+            raise ValueError(f"{self.name}: all partitions are empty. Give data with rows")
         schema = found[full[0]].schema
         for number in full:
             one = found[number]
@@ -214,9 +214,9 @@ class DaskPut:
             raise
 
     def _held(self, delayed: list[Delayed]) -> tuple[list[str], list[Any]]:
-        """Compute the partitions; return the worker that holds each, and its future."""
+        """Compute the partitions. Return the worker that holds each, and its future."""
         if not delayed:
-            raise ValueError(f"{self.name}: there is nothing to put: no partition")
+            raise ValueError(f"{self.name}: the data has no partitions. Give data with rows")
         pinned = self._pinned(len(delayed))
         futures: dict[int, Any] = {}
         for target in {None, *pinned.values()}:
@@ -228,7 +228,9 @@ class DaskPut:
         self._results(dict(enumerate(parts)), list(pinned.values()), fetch=False)
         who = self.client.who_has(parts)
         if missing := [n for n, part in enumerate(parts) if not who.get(part.key)]:
-            raise PrepareError(f"partition {missing[0]} was lost with its worker: put it again")
+            raise PrepareError(
+                f"partition {missing[0]} was lost because its worker ended. Call put again"
+            )
         holders = [pinned.get(n) or sorted(who[part.key])[0] for n, part in enumerate(parts)]
         return holders, parts
 
@@ -246,9 +248,13 @@ class DaskPut:
         names = {known[address]["name"]: address for address in addresses}
         pinned = {number: str(names.get(w, w)) for number, w in self.placement.items()}
         if unknown := set(pinned.values()) - set(addresses):
-            raise ValueError(f"placement: no such worker: {unknown}; there are {sorted(names)}")
+            raise ValueError(
+                f"placement: there are no workers {unknown}. The workers are {sorted(names)}"
+            )
         if outside := [number for number in pinned if number not in range(count)]:
-            raise ValueError(f"placement: no such partition: {outside}; there are {count}")
+            raise ValueError(
+                f"placement: there are no partitions {outside}. They are numbered 0 to {count - 1}"
+            )
         return pinned
 
     def _submit(self, worker: str, function: Any, *args: Any) -> Any:
@@ -257,9 +263,9 @@ class DaskPut:
         )
 
     def _results(self, futures: Mapping[Any, Any], workers: Any = None, fetch: bool = True) -> Any:
-        """Wait for tasks of `workers`, the keys of `futures` if None; return their results.
+        """Wait for tasks of `workers`, and return their results. None: the keys of `futures`.
 
-        Raises what they raise, and PrepareError if a worker is gone: its tasks would wait for it for ever.
+        Raise what the tasks raise, and PrepareError if a worker has ended, because its tasks would wait forever.
         """
         self._gone, self._awaited = "", list(futures.values())
         self._needed = set(futures if workers is None else workers)
@@ -272,18 +278,18 @@ class DaskPut:
         except CancelledError:
             if not self._gone:
                 raise
-        raise PrepareError(f"worker {self._gone} ended during the put: put it again")
+        raise PrepareError(f"worker {self._gone} ended during the put. Call put again")
 
     def _watch(self, workers: set[str]) -> None:
         """End the wait for a worker if it ends. Raises PrepareError if one has ended already."""
         for worker in workers - self._watched:
             self.client.subscribe_topic(worker, functools.partial(self._see, worker))
         if workers - self._watched:
-            # The scheduler takes it after the subscriptions: an end that it does not tell of is seen below.
+            # The scheduler handles this after the subscriptions. An end that it does not report is seen below.
             self.client.submit(int, pure=False).result()
         self._watched |= workers
         if ended := workers - set(self.client.nthreads()):
-            raise PrepareError(f"worker {min(ended)} ended during the put: put it again")
+            raise PrepareError(f"worker {min(ended)} ended during the put. Call put again")
 
     async def _see(self, worker: str, event: tuple[float, Any]) -> None:
         """Take an event of a worker, on the client's thread."""

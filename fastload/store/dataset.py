@@ -1,4 +1,4 @@
-"""`SetDataset`: the rows of a set of columns, read out of mapped memory."""
+"""`SetDataset`: the rows of a set of columns, read from mapped memory."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ class SetDataset(Dataset[Any]):
     Args:
         path: the folder of the set.
         data: the column, or columns, of a sample. One name: a sample is its value. Several: a tuple of values.
-            None: a dict of all columns but that of `label`.
-        label: the column that follows the data: a sample is `(data, label)`.
+            None: a dict of all columns except `label`.
+        label: the column with the label: a sample is `(data, label)`.
         transform: called with the data of each sample. Without it, batches are gathered column by column.
-        rows: which rows of the set, in which order, int64[len(self)]; None: all.
-        order: names the choice of `rows`: datasets of one set and one `order` can go on from one another's state.
-        index: of the set, if it was read already.
+        rows: the rows of the set in their order, int64[len(self)]. None: all rows.
+        order: name of the choice of `rows`. A dataset can resume from the state of one with the same set and `order`.
+        index: index of the set, if it was read already.
 
-    A value is a tensor of the column's dtype and shape, of no dimensions if the column has plain numbers, and a `str`
-    or other Python value if the column has such. It is a copy. Parts are mapped when they are first read from; they
-    take address space, and no memory but that of the pages that are read, which all processes of a node share.
+    A value is a tensor with the column's dtype and shape. Plain numbers have no dimensions. Texts and similar columns
+    give a `str` or other Python value. A value is a copy. A part is mapped when it is first read. It takes address
+    space, but only the pages that are read take memory, which all processes of a node share.
 
     Attributes:
-        path, set_id: which set; `set_id` is of the set and of `order`.
+        path, set_id: the set. `set_id` depends on the set and on `order`.
         schema: name and Arrow type of each column.
         made: how the set was made.
-        classes: class names in the order of their numbers; empty if it has none.
+        classes: class names in the order of their numbers, or empty without classes.
 
-    Raises FileNotFoundError if there is no set, `PackedDataError` if it is damaged, KeyError if it has no such column.
+    Raises FileNotFoundError if the set does not exist, `PackedDataError` if it is damaged, and KeyError if it lacks a
+    column.
     """
 
     fastload_per_worker = ("transform",)
@@ -106,7 +107,7 @@ class SetDataset(Dataset[Any]):
     def column(self, name: str) -> list[Tensor]:
         """Return a column of numbers as tensors in the mapped memory, one for each part that has rows of this dataset.
 
-        Nothing is copied. What is written into them is seen by this process only, and never reaches the set.
+        Nothing is copied. Changes to the tensors are visible only in this process, and never reach the set.
         """
         return [self._part(number).tensors[name] for number in self._numbers]
 
@@ -131,7 +132,7 @@ class SetDataset(Dataset[Any]):
 
     @property
     def fill_rows_only_copies(self) -> bool:
-        """Whether rows come out of memory: then the loop's thread may gather them, which must not wait for a disk."""
+        """True if rows come from memory. Then the loop's thread may gather them, because it waits for no disk."""
         return self.transform is None and in_memory(self.path)
 
     def empty_sample(self) -> Any:
@@ -203,7 +204,7 @@ class SetDataset(Dataset[Any]):
     def _part(self, number: int) -> _Part:
         part = self._parts.get(number)
         if part is None:
-            # Two threads may both open it. One of the mappings is kept, and the other was given to nobody.
+            # Two threads may both open it. One mapping is kept, and the other one was never used.
             opened = _Part(self.path, self._shards[number], self.schema)
             self._expect_same_set()
             part = self._parts.setdefault(number, opened)
@@ -221,7 +222,7 @@ class SetDataset(Dataset[Any]):
             if found != self._id:
                 raise PackedDataError(
                     self.path,
-                    f"another set has this name now (id {found}, opened as {self._id}): open it again, with get()",
+                    f"another set has this name now (id {found}, opened as {self._id}). Open it again with get()",
                 )
             self._seen = seen
 
@@ -239,7 +240,7 @@ class _Part:
 
 
 class _Memory:
-    """Where a column lies: row `k` of the set is `rows[origins[part] + k * row_size]`, unless the part is `missing`."""
+    """Place of a column: row `k` of the set is `rows[origins[part] + k * row_size]`, unless the part is `missing`."""
 
     def __init__(self, row: Tensor, parts: int) -> None:
         self.row_size, self.row_bytes = row.numel(), row.nbytes
@@ -248,7 +249,7 @@ class _Memory:
         self.missing = set(range(parts))
 
     def add(self, part: int, tensor: Tensor, begin: int) -> None:
-        """Note where a part lies whose first row is `begin`. It must stay mapped. Two threads may add the same."""
+        """Record the place of a part whose first row is `begin`. It must stay mapped. Two threads may add the same."""
         place = (tensor.data_ptr() - MEMORY_BEGIN) // tensor.element_size()
         self.origins[part] = place - begin * self.row_size
         # After the origin: a thread that does not find the part here reads the origin at once.

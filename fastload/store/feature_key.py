@@ -101,7 +101,7 @@ def _structure(model: Any) -> str:
 
 
 def _is_setting(name: str, value: Any) -> bool:
-    """Return whether an attribute of a module says what it computes. Its mode does not: it is always that of eval."""
+    """Return True if an attribute of a module says what it computes. Its mode does not: it is always that of eval."""
     settings = (*_PLAIN, tuple, list, types.FunctionType)
     return not name.startswith("_") and name != "training" and isinstance(value, settings)
 
@@ -113,8 +113,8 @@ def _source(dataset: Any, version: str) -> str:
         return _hash("dataset", _KeyContent(paths=True).of_dataset(dataset))
     except TypeError as error:
         raise TypeError(
-            f"{error}, so features of changed samples would be taken for these. Pass version=, a text that you "
-            "change whenever the samples change"
+            f"{error}, so fastload cannot detect changed samples. Pass version=, a text that you change whenever the "
+            "samples change"
         ) from error
 
 
@@ -188,7 +188,7 @@ def _may_be_path(text: str) -> bool:
 
 
 def _says_how_to_read(name: str, value: Any) -> bool:
-    """Return whether an attribute of a dataset counts whose samples are known by its files or its id."""
+    """Return True if an attribute of a dataset counts whose samples are known by its files or its id."""
     is_path = isinstance(value, str) and os.sep in value
     return (
         not name.startswith("_")

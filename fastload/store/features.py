@@ -55,31 +55,30 @@ def features(
             of this rank, and `seed=0`. The order is always that of the dataset.
         data, label: of samples that are dicts, the keys of `x` and `y`.
         dtype: of the column "x".
-        device: of the model; it is moved there and back. None: where the model is.
-        parts: how many parts the set has, of nearly equal size. None: one for each 512 rows, and at most 64. A rank
-            holds one part in its memory.
-        rank: which rank this process is. None: the one that its launcher (torchrun, mpiexec, srun) says, or the only
-            one.
-        version: names the samples of a dataset whose content cannot be found out. Change it whenever they change.
+        device: device of the model, which is moved there and back. None: its current device.
+        parts: number of parts of the set, of nearly equal size. None: one per 512 rows, and at most 64. A rank holds
+            one part in its memory.
+        rank: the rank of this process. None: the one that its launcher (torchrun, mpiexec, srun) sets, or the only one.
+        version: version of the samples, for a dataset whose content cannot be detected. Change it when they change.
         root, made: see `put`.
-        replace: features of this name that were made of other things are replaced once the new ones are complete.
+        replace: replace features of this name that have another key, as soon as the new ones are complete.
         progress: show a bar.
 
-    The key of a set of features has the content of the weights, the structure and code of the model, the samples, the
-    transforms, the loader's `seed` and `collate_fn`, and the dtype. Of image files their paths, sizes and times of
-    change count, so no image is opened; a dataset's own file counts if an attribute names it. Installed code counts by
-    its name, and so does what a dataset reaches through a module. Pass `version`, and change it, if the dataset reads
-    something that this cannot see. Device, batch size and number of threads do not count, although they can change the
-    last bits of a float.
+    The key of a set of features has the content of the weights, the structure and code of the model, the samples and
+    the transforms. It also has the loader's `seed` and `collate_fn`, and the dtype. For image files, their paths, sizes
+    and modification times count, so no image is opened. A dataset's own file counts if an attribute names it. Installed
+    code, and anything that a dataset reaches through a module, count by name. If the dataset reads something else, pass
+    `version`, and change it when that changes. Device, batch size and number of threads do not count, although they can
+    change the last bits of a float.
 
-    A part is written as soon as it is complete. If the process is killed, the next call goes on with the parts that
-    are missing. Random transforms are drawn once, so every epoch reads the same values; this warns of them if their
-    names say that they are random. Ranks lease the parts that are missing, one after another, so a slow rank makes
-    fewer; what a sample draws does not depend on which rank makes it.
+    A part is written as soon as it is complete. If the process is killed, the next call makes only the missing parts.
+    Random transforms are drawn once, so every epoch reads the same values. This warns if the name of a transform shows
+    that it is random. Ranks lease the missing parts one after another, so a slow rank makes fewer. What a sample draws
+    does not depend on the rank that makes it.
 
-    Raises FileExistsError, which names the parts of the key that differ, if there is another set of this name;
-    StoreFullError after the first batch, if all rows will not fit; TypeError if the dataset has no fingerprint, or the
-    model does not return a tensor of a row for each sample; and what dataset and model raise.
+    Raise FileExistsError, which names the differing parts of the key, if another set has this name. Raise
+    StoreFullError after the first batch if the rows will not fit. Raise TypeError if the dataset has no fingerprint, or
+    if the model does not return a tensor with one row per sample. Raise what dataset and model raise.
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype must be a floating dtype of torch, got {dtype!r}")
@@ -118,7 +117,8 @@ def _split(batch: Any, data: str | None, label: str | None) -> tuple[Any, Any]:
         missing = [name for name in (data, label) if name is not None and name not in batch]
         if data is None or missing:
             raise TypeError(
-                f"the samples are dicts of {list(batch)}: name the model's input and the label, data=, label="
+                f"the samples are dicts with the keys {list(batch)}. Name the model's input and the label with data= "
+                "and label="
             )
         return batch[data], None if label is None else batch[label]
     if isinstance(batch, Tensor):

@@ -1,4 +1,4 @@
-"""Parts that are missing here are copied from elsewhere: a folder that nodes share, or servers of other nodes."""
+"""Copy missing parts from elsewhere: a folder that nodes share, or servers of other nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCHEMES = ("grpc://", "grpc+tcp://", "grpc+tls://")
 
 
 class Source(Protocol):
-    """Where parts can be copied from. `where` names it in errors."""
+    """A source from which parts can be copied. Errors name it by its attribute `where`."""
 
     where: str
 
@@ -44,8 +44,8 @@ def _opened(place: str) -> Source:
         return FolderSource(os.path.abspath(place))
     if not place.startswith(_SCHEMES):
         raise ValueError(
-            f"a source is a path, or the URL of `fastload store serve`, grpc://HOST:PORT or grpc+tls://HOST:PORT; "
-            f"got {place!r}"
+            f"a source must be a path, or the URL of `fastload store serve`, grpc://HOST:PORT or "
+            f"grpc+tls://HOST:PORT, got {place!r}"
         )
     from fastload.distributed.flight_access import client_authority, client_token
     from fastload.store.flight import ServerSource
@@ -78,7 +78,7 @@ class FolderSource:
 
 
 def fetch_index(root: str, name: str, sources: Sequence[Source]) -> None:
-    """Make the set here, of its index alone. Do nothing if it is here. Raises FileNotFoundError, PackedDataError."""
+    """Make the set here, with only its index, unless it exists. Raise FileNotFoundError if no source has it."""
     path = os.path.join(root, name)
     if os.path.exists(os.path.join(path, INDEX)):
         return
@@ -88,16 +88,14 @@ def fetch_index(root: str, name: str, sources: Sequence[Source]) -> None:
             with unsealed(root, name, free=False) as folder, suppress(FileExistsError):
                 seal(folder, root, name, found[0])
             return
-    raise FileNotFoundError(
-        2, f"there is no set {name!r}, neither here nor at {_named(sources)}", root
-    )
+    raise FileNotFoundError(2, f"the set {name!r} is neither here nor at {_named(sources)}", root)
 
 
 def fetch_parts(path: str, index: Index, parts: Sequence[Shard], sources: Sequence[Source]) -> None:
-    """Copy those of `parts` that are missing into the set at `path`, whole and checked.
+    """Copy the missing ones of `parts` into the set at `path`, and check them.
 
-    If several processes call this at once, one copies, and the others wait. Raises StoreFullError before a byte is
-    written, PackedDataError if no source has a part, has a set of another id, or cannot be read.
+    If several processes call this at the same time, one copies, and the others wait. Raise StoreFullError before a byte
+    is written. Raise PackedDataError if no source has a part, or if a source has another set or cannot be read.
     """
     with locked_path(os.path.join(path, STAGING, "lock"), needed=False):
         missing = [part for part in parts if not is_here(path, part)]
@@ -129,12 +127,12 @@ def _expect_same(path: str, index: Index, found: Index, source: Source) -> None:
     if found.id != index.id:
         raise PackedDataError(
             path,
-            f"{source.where} has another set of this name (id {found.id}, here {index.id}): remove one",
+            f"{source.where} has another set of this name (id {found.id}, here {index.id}). Remove one of them",
         )
 
 
 def _copy(path: str, index: Index, part: Shard, source: Source) -> None:
-    """Copy one part. It gets its name once it is whole and right."""
+    """Copy one part. It gets its name when it is complete and checked."""
     staging, checksum, name = os.path.join(path, STAGING), 0, os.path.basename(path)
     partial = os.path.join(staging, part.name)
     whole = replace_file(
@@ -147,9 +145,9 @@ def _copy(path: str, index: Index, part: Shard, source: Source) -> None:
         open_part(staging, part)
         if part.checksum not in (None, checksum):
             raise PackedDataError(
-                path, f"the copy from {source.where} does not have its checksum", shard=part.name
+                path, f"the copy from {source.where} has a wrong checksum", shard=part.name
             )
-        # Parts in memory have no checksums: a set that took this one's name meanwhile is known by its id only.
+        # Parts in memory have no checksums, so only the id shows that another set has taken this name.
         if found := source.find(name):
             _expect_same(path, index, found[0], source)
 

@@ -1,4 +1,4 @@
-"""Files whose rows can be put into a set: Parquet, Arrow, and NumPy's. Their first bytes say which kind they are."""
+"""Files whose rows can be put into a set: Parquet, Arrow and NumPy. Their first bytes show their kind."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def parts_of_files(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the parts of files, with only `columns` if any are named.
 
-    A Parquet file has a part for each row group, an Arrow file one for each record batch, and an `.npz` file is one:
-    its arrays are the columns. All `.npy` files together are one part: each is a column, named after its file.
+    A Parquet file has one part per row group, and an Arrow file one per record batch. An `.npz` file is one part, with
+    its arrays as the columns. All `.npy` files together are one part, with one column per file, named after the file.
 
-    Raises ValueError, which names the file, if a file is of another kind, is damaged, lacks a column, has one that a
-    set cannot keep, or has other columns than the files before it; OSError.
+    Raise ValueError, which names the file, if it is of another kind, damaged, or lacks a column. Raise it also if the
+    file has a column that a set cannot store, or other columns than the files before it.
     """
     schema, first = None, ""
     for path, part in _parts([os.fspath(path) for path in paths], columns):
@@ -57,9 +57,9 @@ def _parts(paths: Iterable[str], columns: Sequence[str]) -> Iterator[tuple[str, 
             name = os.path.basename(path).removesuffix(".npy")
             if name in arrays:
                 raise ValueError(
-                    f"another file has the column {name!r} already: rename one of them"
+                    f"another file has the column {name!r} already. Rename one of them"
                 )
-            # Private, not read-only: torch warns of memory that cannot be written.
+            # Private, not read-only, because torch warns about read-only memory.
             arrays[name], last = np.load(path, mmap_mode="c"), path
     if arrays:
         yield last, arrays
@@ -67,7 +67,7 @@ def _parts(paths: Iterable[str], columns: Sequence[str]) -> Iterator[tuple[str, 
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Have each error of the block name the file."""
+    """Add the name of the file to errors of the block."""
     try:
         yield
     except (ValueError, TypeError, zipfile.BadZipFile, pa.ArrowException) as error:
@@ -87,7 +87,7 @@ def _reader_of(begin: bytes) -> Any:
         b"PK\x03\x04": _arrays,
     }
     if begin not in readers:
-        raise ValueError(f"is no Parquet, Arrow, .npy or .npz file: it begins with {begin!r}")
+        raise ValueError(f"is not a Parquet, Arrow, .npy or .npz file: it begins with {begin!r}")
     return readers[begin]
 
 
@@ -116,13 +116,13 @@ def _mapped(path: str) -> pa.Buffer:
 
 
 def _arrays(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    # Opened here: NumPy leaves a file open that is no archive.
+    # Opened here, because NumPy does not close a file that is not an archive.
     with open(path, "rb") as opened, np.load(opened) as file:
         _expect(columns, file.files)
         arrays = {name: file[name] for name in columns or file.files}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
-            raise ValueError(f"is no .npz file: {name} in it is no array")
+            raise ValueError(f"is not an .npz file: {name} in it is not an array")
     yield arrays
 
 
@@ -140,4 +140,4 @@ def _chosen(part: Any, columns: Sequence[str]) -> Any:
 def _expect(columns: Sequence[str], names: Sequence[str]) -> None:
     for name in columns:
         if name not in names:
-            raise ValueError(f"there is no column {name!r}; the columns are {', '.join(names)}")
+            raise ValueError(f"has no column {name!r}. The columns are {', '.join(names)}")

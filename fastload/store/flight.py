@@ -1,10 +1,10 @@
-"""Sets of a root over Arrow Flight, read only: what `fastload store serve` runs, and what `get(source=...)` reads from.
+"""Sets of a root over Arrow Flight, read only: server of `fastload store serve`, and client of `get(source=...)`.
 
-A set is a flight, and its descriptor is the path [NAME]. Each of its endpoints is a part that lies here, with a ticket
-that is JSON: {"set": NAME, "part": FILE}. It gives the part's columns, to any client of Flight, which should read with
-`IpcReadOptions(ensure_alignment=Alignment.At64Byte)`: otherwise values lie at odd addresses. With "file": true a ticket
-gives the bytes of the file instead, so that a copy is mapped as the original is, and has its checksum. The action "set"
-with a name gives the bytes of its index, then the names of the parts that lie here; nothing if there is no such set.
+A set is a flight, and its descriptor is the path [NAME]. Each of its endpoints is a part on this node, with a JSON
+ticket: {"set": NAME, "part": FILE}. A ticket gives the columns of the part to any client of Flight. Clients should read
+with `IpcReadOptions(ensure_alignment=Alignment.At64Byte)`, or values have unaligned addresses. With "file": true, a
+ticket gives the bytes of the file instead, so that a copy can be mapped, and has the same checksum. The action "set"
+with a name gives the bytes of its index, then the names of the parts on this node. For an unknown set it gives nothing.
 
 A call needs the header `authorization: Bearer TOKEN`, if the server has a token.
 """
@@ -28,20 +28,20 @@ from fastload.store.pieces import PIECE_BYTES
 from fastload.store.root import check_name, sets
 
 _ANSWER_S = 30.0
-"""What a server may take to answer."""
+"""Seconds in which a server must answer."""
 _SLOWEST = 1e6
-"""Bytes a second: a slower server is taken for one that stands still."""
+"""Bytes per second. A slower server counts as hung."""
 _BYTES = pa.schema([pa.field("bytes", pa.binary(), nullable=False)])
 
 
 class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves the sets of `root` at `location`, "grpc://HOST:PORT" or "grpc+tls://HOST:PORT"; port 0 is any free one.
+    """Serves the sets of `root` at `location`, "grpc://HOST:PORT" or "grpc+tls://HOST:PORT". Port 0 is any free port.
 
     Args:
-        token: that calls must bear; "": none.
+        token: token that calls must send. "": none is needed.
         certificate: (chain, key) in PEM, for TLS.
 
-    Memory: some pieces of 4 MiB for each call.
+    Memory: a few pieces of 4 MiB per call.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
     def get_flight_info(
         self, context: Any, descriptor: flight.FlightDescriptor
     ) -> flight.FlightInfo:
-        """Return what a set is, and the tickets of its parts."""
+        """Return the description of a set, and the tickets of its parts."""
         name = b"/".join(descriptor.path).decode()
         return self._info(name, self._index(name))
 
@@ -92,7 +92,7 @@ class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(self, context: Any, action: flight.Action) -> Iterator[flight.Result]:
         """Yield the results of the action "set"."""
         if action.type != "set":
-            raise flight.FlightServerError(f'there is no action {action.type!r}, only "set"')
+            raise flight.FlightServerError(f'the only action is "set", got {action.type!r}')
         name = action.body.to_pybytes().decode(errors="replace")
         if name in {found.name for found in sets(self._root)}:
             index = self._index(name)
@@ -102,7 +102,7 @@ class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         """Return the names of the actions, and what they do."""
-        return [("set", "The index of a set, and the names of its parts that lie here.")]
+        return [("set", "The index of a set, and the names of its parts on this node.")]
 
     def _index(self, name: str) -> Index:
         """Return the index of a set: the name cannot lead out of the root."""
@@ -111,7 +111,7 @@ class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
         except (OSError, ValueError) as error:
             known = ", ".join(found.name for found in sets(self._root)) or "none"
             raise flight.FlightServerError(
-                f"there is no set {name!r}; the sets here: {known}"
+                f"the set {name!r} does not exist. The sets here are {known}"
             ) from error
 
     def _path(self, *names: str) -> str:
@@ -178,7 +178,7 @@ def _naming(where: str) -> Iterator[None]:
     except flight.FlightUnauthenticatedError as error:
         raise PackedDataError(
             where,
-            "it wants a token, or another one: name the file that has it in $FASTLOAD_TOKEN_FILE",
+            "the server needs a token, or rejects this one. Name the file with the token in $FASTLOAD_TOKEN_FILE",
         ) from error
     except (flight.FlightError, pa.ArrowException) as error:
         said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]

@@ -1,4 +1,4 @@
-"""What sets of columns are, in words: what `fastload inspect`, `fastload store info` and `fastload store ls` print."""
+"""Descriptions of sets of columns, for `fastload inspect`, `fastload store info` and `fastload store ls`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fastload.store.parts import is_here, open_part
 from fastload.store.root import is_alive
 
 _LONGEST = 60
-"""Characters of a value."""
+"""Maximum number of characters of a value."""
 
 
 def inspect(path: str | os.PathLike[str], *, records: int = 5) -> str:
-    """Return lines that say what the set of columns at `path` is: rows, columns, parts, how it was made, first rows.
+    """Describe the set of columns at `path` in lines: rows, columns, parts, how it was made, first rows.
 
-    Raises FileNotFoundError and `PackedDataError` if the set, or a part with one of these rows, cannot be read.
+    Raise FileNotFoundError and `PackedDataError` if the set, or a part with one of these rows, cannot be read.
     """
     path = os.path.abspath(path)
     index = read_index(path)

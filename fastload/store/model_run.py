@@ -1,4 +1,4 @@
-"""The run of a model over parts of a dataset: one loader reads on while the model works."""
+"""The run of a model over parts of a dataset. One loader reads ahead while the model works."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ class Run:
 
     Args:
         forward: what runs, and what is kept.
-        device: where the model is.
-        rows: how many rows may have to be made.
-        folder: in which the set is made.
+        device: device of the model.
+        rows: maximum number of rows to make.
+        folder: folder in which the set is made.
         made: called with the number of samples of each batch.
     """
 
@@ -141,7 +141,7 @@ class Run:
                 also = "" if found is returned else f", with {shown(found)}"
                 raise TypeError(
                     f"the model returned {shown(returned)}{also} for a batch of {size} samples, {shown(inputs)}: "
-                    "expected a tensor of a row for each"
+                    "expected a tensor with one row per sample"
                 )
         self._expect_layout({name: self._row(found) for name, found in outputs.items()})
         return outputs
@@ -155,14 +155,15 @@ class Run:
         before, self._layout = self._layout or found, found
         if before.keys() != found.keys():
             raise TypeError(
-                f"the model returned {list(found)}, and {list(before)} before: all rows must have the same columns"
+                f"the model returned the columns {list(found)}, but {list(before)} for an earlier batch. All rows "
+                "must have the same columns"
             )
         for name, row in found.items():
             if row != before[name]:
                 of_column = "" if len(found) == 1 else f" as {name!r}"
                 raise TypeError(
-                    f"the model returned rows of {row}{of_column}, and of {before[name]} before: all rows must have "
-                    f"one shape{' and dtype' * (self._forward.dtype is None)}"
+                    f"the model returned rows of {row}{of_column}, but {before[name]} for an earlier batch. All rows "
+                    f"must have the same shape{' and dtype' * (self._forward.dtype is None)}"
                 )
 
     def _expect_room(self, outputs: Mapping[str, Tensor], *, of_label: int) -> None:
@@ -180,7 +181,7 @@ def _expect_finite(kept: Tensor, outputs: Tensor) -> None:
     if not kept.isfinite().all() and outputs.isfinite().all():
         raise ValueError(
             f"a feature of {float(outputs.abs().max()):,.0f} does not fit into float16, whose largest number is "
-            "65,504: use torch.bfloat16 or torch.float32"
+            "65,504. Use torch.bfloat16 or torch.float32"
         )
 
 
@@ -195,7 +196,7 @@ def _labels(labels: Sequence[Any], rows: int) -> Any:
         return texts
     whole = torch.cat(list(labels)).cpu()
     if len(whole) != rows:
-        raise TypeError(f"expected a label for each of {rows} samples, got {len(whole)}")
+        raise TypeError(f"expected {rows} labels, one per sample, got {len(whole)}")
     return (
         whole if whole.is_floating_point() or whole.dtype == torch.bool else whole.to(torch.int64)
     )

@@ -1,4 +1,4 @@
-"""A model runs over a dataset once, and what it returns becomes a set: what `features` and `predictions` share."""
+"""Sets of the outputs of a model for a dataset: the common code of `features` and `predictions`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from fastload.store.root import locate, this_node
 
 ROWS_OF_PART = 512
 BATCH_SIZE = 64
-_ORDER = "rows lie in the order of the dataset: shuffle them when you read them"
+_ORDER = "rows have the order of the dataset. Shuffle them when you read them"
 _REFUSED = {
     "shuffle": _ORDER,
     "sampler": _ORDER,
     "batch_sampler": _ORDER,
     "generator": "pass seed=",
-    "drop_last": "every sample gets its row",
+    "drop_last": "every sample gets a row",
     "in_order": _ORDER,
 }
 
@@ -94,9 +94,9 @@ class ModelSet:
                 return place
             if ranks.rank.rank == 0 and (random := random_transforms(self.dataset)):
                 warnings.warn(
-                    f"fastload: {self.kind} keep what random transforms drew once, here {', '.join(random)}: every "
-                    "epoch reads the same values. Give the dataset a transform that draws nothing, or make several "
-                    'sets with other seeds, loader={"seed": ...}',
+                    f"fastload: {self.kind} are made once, so the random transforms {', '.join(random)} give the same "
+                    "values in every epoch. Remove them from the dataset, or make several sets with different seeds, "
+                    'loader={"seed": ...}',
                     stacklevel=3,
                 )
             job = ranks.first(lambda: f"parts-{secrets.token_hex(8)}")
@@ -105,7 +105,7 @@ class ModelSet:
         return place
 
     def _is_there(self, place: str, *, replace: bool) -> bool:
-        """Return whether the set of this key is at `place`. Raise FileExistsError if another set is."""
+        """Return True if the set of this key is at `place`. Raise FileExistsError if another set is."""
         try:
             there = read_index(place).made.get(self.kind)
         except FileNotFoundError:
@@ -117,10 +117,10 @@ class ModelSet:
         reason = f"which {self.kind}() did not make"
         if isinstance(there, dict):
             differing = [part for part in self.key if there.get(part) != self.key[part]]
-            reason = f"of {self.kind} of another {' and another '.join(differing)}"
+            reason = f"of {self.kind} made with other {' and other '.join(differing)}"
         raise FileExistsError(
             errno.EEXIST,
-            f"there is a set of this name, {reason}: choose another name, or pass replace=True to make it again",
+            f"a set of this name exists, {reason}. Choose another name, or pass replace=True to make it again",
             place,
         )
 
@@ -145,8 +145,8 @@ class ModelSet:
         work, missing = found.work, [*found.missing.items()]
         if not os.path.isdir(work.folder):
             raise PrepareError(
-                f"{work.folder} is not on {this_node()}: name the set by a path that all nodes see, and copy it to "
-                "each with fastload stage"
+                f"{work.folder} does not exist on {this_node()}. Give the set a path that all nodes see, and copy it "
+                "to each node with fastload stage"
             )
         left = sum(len(rows) for _, rows in missing)
         total = len(self.dataset)
@@ -175,7 +175,7 @@ def loader_options(
     """Return the arguments of the loader. Raise TypeError or ValueError for those that it cannot have."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
-            f"{kind} need a dataset with a length and samples by index, got {type(dataset).__name__}"
+            f"{kind} need a map-style dataset, with a length and samples by index, got {type(dataset).__name__}"
         )
     given = dict(given or {})
     for name, reason in _REFUSED.items():
@@ -183,7 +183,7 @@ def loader_options(
             raise ValueError(f"loader: {name} cannot be given: {reason}")
     if given.get("on_error") == "skip":
         raise ValueError(
-            'loader: on_error="skip" would leave rows out: give a function that returns another sample'
+            'loader: on_error="skip" would leave rows out. Give a function that returns another sample'
         )
     options = {"batch_size": BATCH_SIZE, "num_workers": ranks.cores(), "seed": 0, **given}
     size = options["batch_size"]

@@ -74,7 +74,7 @@ class _Sink:
 
 
 def is_here(folder: str, shard: Shard) -> bool:
-    """Return whether a set has the file of a part in its folder."""
+    """Return True if a set has the file of a part in its folder."""
     return os.path.exists(os.path.join(folder, shard.name))
 
 
@@ -95,21 +95,21 @@ def open_part(
             size = os.fstat(file.fileno()).st_size
             if size != shard.bytes:
                 raise fail(
-                    f"the file has {size:,} bytes, expected {shard.bytes:,}: cut off or changed"
+                    f"the file has {size:,} bytes, expected {shard.bytes:,}. It was cut off or changed"
                 )
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except FileNotFoundError:
         raise fail("the file is missing") from None
     if mapped[-len(_FOOTER) :] != _FOOTER:
-        raise fail("the file does not end as an Arrow file does: cut off or changed")
+        raise fail("the file does not end like an Arrow file. It was cut off or changed")
     try:
         reader = pa.ipc.open_file(pa.py_buffer(mapped))
         batch: Any = reader.get_batch(0) if reader.num_record_batches == 1 else None
     except (pa.ArrowException, OSError) as error:
-        raise fail(f"is no Arrow file: {error}") from error
+        raise fail(f"is not an Arrow file: {error}") from error
     rows = None if batch is None else batch.num_rows
     if rows != shard.rows:
-        raise fail(f"has {rows} rows in one batch, expected {shard.rows}: changed")
+        raise fail(f"has {rows} rows in one batch, expected {shard.rows}. It was changed")
     if schema not in (None, described(batch.schema)):
         raise fail(f"has the columns {described(batch.schema)}, expected {schema}")
     return batch, mapped

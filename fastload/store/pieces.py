@@ -1,4 +1,4 @@
-"""The bytes of a part of a set of columns, piece by piece, held against the checksum of its file."""
+"""The bytes of a part of a set of columns, in pieces, checked against the checksum of its file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
     with opened(path, shard) as fd:
         size = os.fstat(fd).st_size
         if size != shard.bytes:
-            reason = f"the file has {size:,} bytes, expected {shard.bytes:,}: cut off or changed"
+            reason = (
+                f"the file has {size:,} bytes, expected {shard.bytes:,}. It was cut off or changed"
+            )
             raise PackedDataError(path, reason, shard=shard.name)
         found = 0
         for begin in range(0, size, PIECE_BYTES):
@@ -35,7 +37,9 @@ def pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
                 found = zlib.crc32(piece, found)
             yield piece
     if shard.checksum is not None and found != shard.checksum:
-        reason = f"the file has checksum {found:#010x}, expected {shard.checksum:#010x}: damaged"
+        reason = (
+            f"the file has checksum {found:#010x}, expected {shard.checksum:#010x}. It is damaged"
+        )
         raise PackedDataError(path, reason, shard=shard.name)
 
 

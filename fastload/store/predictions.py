@@ -50,28 +50,26 @@ def predictions(
             which is the `x` of samples `(x, y)`; any other batch as it is.
         loader: arguments of the `DataLoader` that reads the dataset. Default: batches of 64, a thread for each core
             of this rank, and `seed=0`. The order is always that of the dataset.
-        device: of the model; it is moved there and back, and batches are moved there. None: where the model is.
-        parts: how many parts the set has, of nearly equal size. None: one for each 512 rows, and at most 1,024. A rank
-            holds one part in its memory.
-        rank: which rank this process is. None: the one that its launcher (torchrun, mpiexec, srun) says, or the only
-            one.
-        version: names the samples of a dataset whose content cannot be found out. Change it whenever they change.
+        device: device of the model, which is moved there and back. Batches are moved there. None: its current device.
+        parts: number of parts of the set, of nearly equal size. None: one per 512 rows, and at most 1,024. A rank holds
+            one part in its memory.
+        rank: the rank of this process. None: the one that its launcher (torchrun, mpiexec, srun) sets, or the only one.
+        version: version of the samples, for a dataset whose content cannot be detected. Change it when they change.
         root, made: see `put`.
-        replace: predictions of this name that were made of other things are replaced once the new ones are complete.
+        replace: replace predictions of this name that have another key, as soon as the new ones are complete.
         progress: show a bar, on rank 0.
 
-    Ranks lease the parts that are missing, one after another, so a slow rank makes fewer. Each part is made by one
-    rank, without padding. Rank 0 seals the set after all ranks are done; the others wait, and open it then. No batch
-    has samples of two parts, and what a sample draws depends on its place in the dataset, so a part does not depend on
-    the number of ranks.
+    Ranks lease the missing parts one after another, so a slow rank makes fewer. Each part is made by one rank, without
+    padding. Rank 0 seals the set after all ranks are done. The others wait for that, and then open it. A part does not
+    depend on the number of ranks. No batch has samples of two parts, and what a sample draws depends only on its place
+    in the dataset.
 
-    A part is written as soon as it is complete. If a rank ends or fails, the parts that are complete stay. The next
-    call, on any number of ranks, makes only those that are missing. What the key of the set has, and what it has not,
-    is written at `features`; `inputs` counts too.
+    A part is written as soon as it is complete. If a rank ends or fails, complete parts are kept. The next call, on any
+    number of ranks, makes only the missing ones. `features` describes the key of the set. `inputs` counts too.
 
-    Raises what `features` raises. On several ranks: PrepareError, which names the first rank that failed and why, and
-    has the error as `__cause__` there; or the rank that has another model or dataset than rank 0. The ranks that have
-    not failed make their parts first. An error that all ranks meet is raised as it is.
+    Raise what `features` raises. On several ranks, raise PrepareError. It names the first rank that failed and its
+    reason, and has the error as `__cause__` on that rank. Or it names the rank whose model or dataset differs from that
+    of rank 0. The ranks that have not failed first make their parts. An error on all ranks is raised unchanged.
     """
     with meet(rank) as ranks:
 

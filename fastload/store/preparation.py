@@ -26,7 +26,7 @@ from fastload.store.write import index_of
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `prepare` did.
+    """The result of `prepare`.
 
     Attributes:
         path, id, rows: of the set.
@@ -43,7 +43,7 @@ class Prepared:
 
     def __str__(self) -> str:
         skipped = f", {len(self.skipped)} sources skipped" if self.skipped else ""
-        return f"{self.path}: {self.rows:,} rows, {self.made} parts made, {self.reused} there already{skipped}"
+        return f"{self.path}: {self.rows:,} rows, {self.made} parts made, {self.reused} reused{skipped}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Preparation:
 
     Attributes:
         name: of the set.
-        work: where parts are written.
+        work: the folder in which parts are written.
         given: fingerprint and source of each part, in the order of the set.
         missing: sources whose parts are not there, by fingerprint; none if the set itself is there.
     """
@@ -118,12 +118,12 @@ def preparation(
     path, name = locate(out, root)
     given = [(fingerprint(base, source, paths=True), source) for source in sources]
     if not given:
-        raise ValueError(f"{name}: there are no sources to prepare")
+        raise ValueError(f"{name}: the list of sources is empty. Give at least one")
     whole = fingerprint(*(found for found, _ in given))
 
     def waiting() -> None:
         if progress:
-            tqdm.write(f"{path}: another process prepares {name}; waiting for it", file=sys.stderr)
+            tqdm.write(f"{path}: waiting for another process that prepares {name}", file=sys.stderr)
 
     durable = not in_memory(path)
     with preparing(path, name, wait=waiting) as folder:
@@ -162,7 +162,7 @@ def _shards(work: Work, given: list[tuple[str, Any]]) -> tuple[list[Shard], pa.S
         note = work.note(found)
         if note is None:
             raise PrepareError(
-                f"the part of {shown(source)} was made, but is not in {work.folder} on {this_node()}: all workers "
+                f"the part of {shown(source)} was made, but is not in {work.folder} on {this_node()}. All workers "
                 "must see that folder. Name one that all nodes share, and copy the set to each with fastload stage"
             )
         if not note.shard.rows:
@@ -176,7 +176,7 @@ def _shards(work: Work, given: list[tuple[str, Any]]) -> tuple[list[Shard], pa.S
             )
         shards.append(dataclasses.replace(note.shard, name=shard_name(len(shards))))
     if schema is None:
-        raise ValueError("there is nothing to prepare: no part has a row")
+        raise ValueError("all parts are empty. At least one source must give rows")
     return shards, schema
 
 
@@ -199,16 +199,16 @@ class _OldSet:
     def refusal(self, given: list[tuple[str, Any]]) -> FileExistsError:
         known = {shard.fingerprint for shard in self.index.shards}
         new = [shown(source) for found, source in given if found not in known]
-        reason = "made of more sources, or of these in another order"
+        reason = "made from more sources, or from these in another order"
         if known == {""}:
             reason = "which prepare did not make"
         elif self.skipped:
             reason = f"made without {len(self.skipped)} sources that failed, such as {self.skipped[0][0]}"
         elif new:
-            reason = f"and {len(new)} of {len(given)} sources, such as {new[0]}, or the function, are not those it has"
+            reason = f"and {len(new)} of {len(given)} sources, such as {new[0]}, or the function, have changed"
         return FileExistsError(
             17,
-            f"there is a set of this name, {reason}: pass replace=True, or choose another name",
+            f"a set of this name exists, {reason}. Pass replace=True, or choose another name",
             self.path,
         )
 

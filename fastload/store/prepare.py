@@ -40,7 +40,7 @@ def prepare(
     replace: bool = False,
     progress: bool = False,
 ) -> Prepared:
-    """Make a part of each source, and a set of the parts in the order of their sources.
+    """Make a part from each source, and a set of the parts in the order of their sources.
 
     Args:
         function: takes a source and returns the columns of its part; see `put` for what can be columns. It must return
@@ -51,21 +51,21 @@ def prepare(
         executor: runs the parts: any `concurrent.futures.Executor`, such as `mpi4py.futures.MPIPoolExecutor()`, Dask's
             `client.get_executor()`, `parsl.concurrent.ParslPoolExecutor(config)`, or a pool of threads. All its workers
             must see `out`. None: processes of this call.
-        workers: how many processes; None: one for each core. 0: the calling thread makes the parts.
-        version: change it if `function` has changed in what it reaches through other modules; see `fingerprint`.
+        workers: number of processes. None: one per core. 0: the calling thread makes the parts.
+        version: change it if code that `function` calls in other modules has changed; see `fingerprint`.
         on_error: "skip" leaves out each source for which `function` raises, and lists it in `skipped` and in the file
             `rejected.txt` of the set.
-        replace: a set of this name that was made of other sources, or by another function, is replaced once the new one
-            is complete. Parts that both have are not made again.
+        replace: replace a set of this name that was made from other sources, or by another function, as soon as the new
+            one is complete. Parts that both have are not made again.
         root, checksums, classes, made, progress: see `put`.
 
-    A part is made again only if its source or `function` has changed; a file has if its size or its time of change has.
-    So a preparation that was killed goes on with the parts that are missing if it is called again. If several processes
-    prepare one name at once, one works, and the others wait for the set.
+    A part is made again only if its source or `function` has changed. A file counts as changed if its size or its
+    modification time has changed. So, after a killed preparation, the next call makes only the missing parts. If
+    several processes prepare the same name at the same time, one works, and the others wait for the set.
 
-    Raises PrepareError with the source that failed, FileExistsError if there is another set of this name,
-    StoreFullError, ValueError if there are no sources or no rows. Complete parts stay for the next call, unless
-    `fastload store gc` deletes them.
+    Raise PrepareError with the source that failed, and FileExistsError if another set has this name. Raise
+    StoreFullError if there is no room, and ValueError if there are no sources or no rows. Complete parts are kept for
+    the next call, unless `fastload store gc` deletes them.
     """
     _check(sources, executor, workers, on_error)
     with preparation(
@@ -100,19 +100,20 @@ def _check(sources: Any, executor: Any, workers: int | None, on_error: str) -> N
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if isinstance(sources, str | os.PathLike):
-        raise TypeError(f"sources must be several, got one: [{os.fspath(sources)!r}], for example")
+        raise TypeError(f"sources must be a list, such as [{os.fspath(sources)!r}], got one path")
     if executor is not None and not isinstance(executor, Executor):
         raise TypeError(
-            f"executor must be a concurrent.futures.Executor, of Dask client.get_executor(), got {executor!r:.80}"
+            "executor must be a concurrent.futures.Executor (for Dask, client.get_executor()), got "
+            f"{executor!r:.80}"
         )
     if executor is not None and workers is not None:
-        raise ValueError("give an executor or a number of workers, not both")
+        raise ValueError("executor= and workers= are both given. Give only one of them")
     if getattr(
         current_process(), "_inheriting", False
     ):  # it would wait for its parent, which waits for it
         raise RuntimeError(
-            "prepare() was called while a worker process of prepare() imports the program. "
-            'Call it below `if __name__ == "__main__":`'
+            "prepare() was called while one of its worker processes imports the program. "
+            'Call it under `if __name__ == "__main__":`'
         )
 
 
@@ -134,8 +135,8 @@ def _make(
             reason = result()
         except BrokenExecutor as error:
             raise PrepareError(
-                f"a worker process ended while parts were made, of {shown(sources[found])} or another source: killed, "
-                f"or out of memory. {bar.n} of {bar.total} parts are complete and stay: call prepare again to go on"
+                f"a worker process was killed, or ran out of memory, at {shown(sources[found])} or another source. "
+                f"{bar.n} of {bar.total} parts are complete and kept. Call prepare again to continue"
             ) from error
         except OSError:
             raise  # of the part's file
@@ -143,7 +144,7 @@ def _make(
             reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
             raise PrepareError(
                 f"the engine gave up the source {shown(sources[found])}: {reason}. "
-                f"{bar.n} of {bar.total} parts are complete and stay: call prepare again to go on"
+                f"{bar.n} of {bar.total} parts are complete and kept. Call prepare again to continue"
             ) from error
         if reason is not None and not skip:
             raise PrepareError(f"the source {shown(sources[found])}: {reason}")

@@ -1,4 +1,4 @@
-"""Several ranks that make one set: each makes its share of the parts, rank 0 seals, and all end alike."""
+"""Several ranks that make one set: each makes a share of the parts, rank 0 seals, and all end in the same way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastload.errors import PrepareError, RankError
 T = TypeVar("T")
 
 _PATIENCE = timedelta(days=20)
-"""How long a rank that is done waits for the others. It notices at once if one has died."""
+"""Seconds that a finished rank waits for the others. It notices at once if one has ended."""
 
 
 class Ranks:
@@ -111,7 +111,7 @@ class Ranks:
             differing = [name for name in key if other[name] != keys[0][name]]
             if differing:
                 raise PrepareError(
-                    f"rank {rank} of {len(keys)} has another {' and another '.join(differing)} than rank 0: give all "
+                    f"rank {rank} of {len(keys)} has other {' and other '.join(differing)} than rank 0. Give all "
                     "ranks the same model and dataset, with the same weights"
                 )
 
@@ -121,14 +121,14 @@ class Ranks:
             return call()
         except RuntimeError as error:
             raise PrepareError(
-                f"{self.rank}: another rank has ended, or was killed: the launcher may say why. Complete parts stay: "
-                "start the ranks again to go on"
+                f"{self.rank}: another rank has ended, or was killed. Look for the reason in the launcher's output. "
+                "Complete parts are kept. Start the ranks again to continue"
             ) from error
 
     def _failed(self, rank: int, reason: str | None) -> PrepareError:
         return PrepareError(
-            f"rank {rank} of {self.rank.world_size} failed ({reason}). Complete parts stay: start the ranks again to "
-            "go on"
+            f"rank {rank} of {self.rank.world_size} failed ({reason}). Complete parts are kept. Start the ranks again "
+            "to continue"
         )
 
 
@@ -174,7 +174,7 @@ def meet(rank: Rank | None) -> Iterator[Ranks]:
         joined = distributed.init("gloo")
         if (joined.rank, joined.world_size) != (rank.rank, rank.world_size):
             raise RankError(
-                f"rank= is {rank}, and this process was started as {joined}: leave rank= out, or start the ranks with "
+                f"rank= is {rank}, but this process was started as {joined}. Remove rank=, or start the ranks with "
                 "torchrun, mpiexec or srun"
             )
     control = Control(rank, timeout=_PATIENCE)

@@ -1,4 +1,4 @@
-"""`get`: a set becomes a dataset."""
+"""`get`: open a set as a dataset."""
 
 from __future__ import annotations
 
@@ -35,21 +35,23 @@ def get(
     Args:
         name: of the set, or its path.
         data, label, transform: see `SetDataset`.
-        parts: which rows, if the parts of the set lie in the memories of several nodes. "local": those of this node;
-            sample them with `RankSampler(dataset, rank=local_rank, world_size=local_world_size)`. "all": all rows.
-        balance: with `parts="local"`, gives all nodes the same number of rows, so that all ranks make the same number
-            of steps. The index has the counts, so no rank waits for another. "drop": each node reads as many of its
-            rows as the poorest one has, and never the rest. "pad": each node reads as many as the richest one has, some
-            of its own several times. "fetch": rows of rich nodes are copied to poor nodes. None: each reads its own.
-        root: the folder of the sets, if `name` is no path. None: $FASTLOAD_STORE, or a folder in shared memory.
-        source: where to copy the parts from that are needed and not here: a path, the URL of a `fastload store serve`,
-            or a list of these. They stay here, and each is copied once for all processes of this node. The path is that
-            of a set or of a root. A server's token is read from the file $FASTLOAD_TOKEN_FILE, the certificate of the
-            authority that has signed its own from $FASTLOAD_TLS_CA. None: parts that are missing are an error.
+        parts: the rows to read, if the parts of the set are in the memories of several nodes. "local": those of this
+            node. Sample them with `RankSampler(dataset, rank=local_rank, world_size=local_world_size)`. "all": all
+            rows.
+        balance: with `parts="local"`, give all nodes the same number of rows, so that all ranks make the same number of
+            steps. The index has the counts, so no rank waits for another. "drop": each node reads as many of its rows
+            as the node with the fewest has, and never the rest. "pad": each node reads as many rows as the node with
+            the most has, and repeats some of its own. "fetch": rows are copied from nodes with many to nodes with few.
+            None: each node reads its own rows.
+        root: the folder of the sets, if `name` is not a path. None: $FASTLOAD_STORE, or a folder in shared memory.
+        source: source of needed parts that are not here: the path of a set or of a root, the URL of a `fastload store
+            serve`, or a list of these. Parts are copied once for all processes of this node, and stay here. The token
+            of a server is read from the file $FASTLOAD_TOKEN_FILE. The certificate of the authority that signed the
+            server's own is read from $FASTLOAD_TLS_CA. None: missing parts are an error.
 
-    Raises FileNotFoundError with the names that there are, KeyError with the columns, `PackedDataError` if parts are
-    missing or damaged or a source cannot be read, StoreFullError if there is no room for copies, ValueError if this
-    node has no part, or if there is nothing to balance.
+    Raise FileNotFoundError with the existing names, and KeyError with the existing columns. Raise `PackedDataError` if
+    parts are missing or damaged, or if a source cannot be read. Raise StoreFullError if there is no room for copies.
+    Raise ValueError if this node has no part or the rows cannot be balanced.
     """
     sources = open_sources(source) if source else []
     root, name = locate(name, root, make=bool(sources))
@@ -81,16 +83,16 @@ def _rows(
     if parts == "all" or len({shard.node for shard in index.shards}) == 1:
         if balance is not None:
             raise ValueError(
-                f"{path}: balance={balance!r} shares out parts of several nodes, but this dataset has all rows: leave "
-                "it out, and let RankSampler share the rows among all ranks"
+                f"{path}: balance={balance!r} is for parts on several nodes, but this dataset has all rows. Remove it, "
+                "and let RankSampler divide the rows among all ranks"
             )
         return None, ""
     nodes = rows_of_nodes(index.shards)
     rows = balanced(nodes, balance).get(this_node())
     if rows is None:
         raise ValueError(
-            f"{path}: the set has no part on the node {this_node()!r}, only on {', '.join(nodes)}: pass parts='all', "
-            "or set $FASTLOAD_NODE if this node has another name there"
+            f"{path}: the set has no part on the node {this_node()!r}, only on {', '.join(nodes)}. Pass parts='all'. "
+            "If one of them is this node, set $FASTLOAD_NODE to that name"
         )
     placement = hash64(repr([(shard.node, shard.rows) for shard in index.shards]))
     return rows, f"{balance}-{placement:016x}"
@@ -98,5 +100,7 @@ def _rows(
 
 def _absent(absent: Sequence[Shard], needed: int) -> str:
     nodes = sorted({shard.node for shard in absent} - {""})
-    where = f", which lie on {', '.join(nodes)}" if nodes else ""
-    return f"{len(absent)} of {needed} parts are missing here{where}: pass source=, from where to copy them"
+    where = f" and are on {', '.join(nodes)}" if nodes else ""
+    return (
+        f"{len(absent)} of {needed} parts are missing here{where}. Pass source=, to copy them from"
+    )

@@ -1,4 +1,4 @@
-"""The room that is left where a set is written."""
+"""The free space for a set."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fastload.errors import StoreFullError
 
 
 def free_bytes(path: str) -> int:
-    """Return how many bytes are free where `path`, a file or a folder, lies or will lie."""
+    """Return the number of free bytes on the file system of `path`, a file or a folder that need not exist yet."""
     return shutil.disk_usage(path if os.path.isdir(path) else os.path.dirname(path)).free
 
 
 def expect_room(path: str, needed: int) -> None:
-    """Raise StoreFullError before a byte is written, so that a full memory is not filled to its end first."""
+    """Raise StoreFullError if the bytes do not fit, before one is written, so that memory does not fill up first."""
     free = free_bytes(path)
     if needed > free:
         raise StoreFullError(path, needed=needed, free=free)

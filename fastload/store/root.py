@@ -1,10 +1,10 @@
-"""Where sets lie by name: a folder of folders, in shared memory or on a disk.
+"""A root of sets: a folder with one folder per set, in shared memory or on a disk.
 
     ROOT/NAME/            a sealed set
     ROOT/.unsealed/NAME-5f3a9c01/       a set that a process writes
     ROOT/.unsealed/NAME-5f3a9c01.lock   the lock that this process holds
 
-A set gets its name by a rename, which fails if the name is taken: it is published whole, and once.
+A set gets its name by a rename, which fails if the name is taken. So a set is published whole, and only once.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def default_root() -> str:
 
 
 def open_root(root: str | os.PathLike[str] | None) -> str:
-    """Return the path of a root. Make it if it is not there, with mode 0700 if it is the default one.
+    """Return the path of a root. Make it if it does not exist, with mode 0700 if it is the default one.
 
-    Raises PermissionError if the default root belongs to another user, who could replace its sets.
+    Raise PermissionError if the default root belongs to another user, because that user could replace its sets.
     """
     path = default_root() if root is None else os.path.abspath(root)
     own = root is None and "FASTLOAD_STORE" not in os.environ
@@ -51,7 +51,9 @@ def open_root(root: str | os.PathLike[str] | None) -> str:
     if own:
         found = os.lstat(path)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise PermissionError(1, "belongs to another user: name another folder, root=...", path)
+            raise PermissionError(
+                1, "belongs to another user. Name another folder with root=", path
+            )
         os.chmod(path, 0o700)
     return path
 
@@ -70,14 +72,14 @@ def locate(
         return open_root(root) if make or os.path.isdir(folder) else folder, check_name(path)
     if root is not None:
         raise ValueError(
-            f"give a path or a root, not both: name={path!r}, root={os.fspath(root)!r}"
+            f"name={path!r} is a path, and root={os.fspath(root)!r} is given as well. Give either a path or root="
         )
     folder, name = os.path.split(os.path.abspath(path))
     return open_root(folder) if make else folder, check_name(name)
 
 
 def in_memory(path: str) -> bool:
-    """Return whether a root lies in shared memory, where nothing outlasts a loss of power."""
+    """Return True if a root lies in shared memory, where nothing outlasts a loss of power."""
     return os.path.realpath(path).startswith(SHARED_MEMORY + "/")
 
 
@@ -90,8 +92,8 @@ def check_name(name: str) -> str:
     """Return `name`. Raises ValueError if a set cannot have it."""
     if not _NAME.fullmatch(name) or name.endswith(".lock"):
         raise ValueError(
-            "a set's name has 1 to 128 letters, digits and _.+=-, does not begin with one of .+=- and does not end in "
-            f".lock, got {name!r}"
+            "the name of a set must have 1 to 128 letters, digits and _.+=-, and must not begin with one of .+=- or "
+            f"end with .lock, got {name!r}"
         )
     return name
 
@@ -105,7 +107,7 @@ def unsealed(root: str, name: str, *, free: bool = True) -> Iterator[str]:
     if free:
         expect_free(root, name)
     folder = unsealed_path(root, name)
-    # Locked before it is there, so that `collect` never takes it for left.
+    # Locked before it exists, so that `collect` never deletes it.
     with locked_path(lock_path(folder), needed=False):
         try:
             os.mkdir(folder)
@@ -134,7 +136,7 @@ def expect_free(root: str, name: str) -> None:
     if os.path.lexists(path):
         raise FileExistsError(
             17,
-            "there is a set of this name: remove it (fastload store rm), or choose another name",
+            "a set of this name exists. Remove it (fastload store rm), or choose another name",
             path,
         )
 
@@ -169,7 +171,7 @@ def lock_path(folder: str) -> str:
     return f"{folder}.lock"
 
 
-# ---- what is there ----
+# ---- existing sets ----
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,9 @@ def find(root: str, name: str) -> str:
     path = os.path.join(root, check_name(name))
     if not os.path.exists(os.path.join(path, INDEX)):
         known = ", ".join(found.name for found in sets(root)) or "none"
-        raise FileNotFoundError(2, f"there is no set {name!r}; the sets here: {known}", root)
+        raise FileNotFoundError(
+            2, f"the set {name!r} does not exist. The sets here are {known}", root
+        )
     return path
 
 
@@ -247,7 +251,7 @@ def owner() -> dict[str, object]:
 
 
 def is_alive(about: dict[str, object]) -> bool:
-    """Return whether the owner of a set may still live: False only if it certainly ended, on this node."""
+    """Return True if the owner of a set may still live: False only if it certainly ended, on this node."""
     if about.get("node") != socket.gethostname() or about.get("space") != _space():
         return True  # in a container of this node, ids are others
     pid = about.get("pid")
@@ -269,7 +273,7 @@ def _space() -> str:
 
 
 def _began(pid: int) -> str:
-    """Return when a process began, in clock ticks since the boot; "" if there is none."""
+    """Return the start time of a process, in clock ticks since the boot, or "" if it does not exist."""
     try:
         about = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -278,9 +282,9 @@ def _began(pid: int) -> str:
 
 
 def collect(root: str, *, delete: bool = True) -> list[tuple[str, int]]:
-    """Delete what is no longer of use, and return each name and its bytes; without `delete`, only return these.
+    """Delete leftovers, and return their names and sizes in bytes. Without `delete`, only return these.
 
-    That is what writers that ended have left, copies by `fastload stage` that were stopped, and sets whose owner ended.
+    Leftovers are files of writers that ended, interrupted copies by `fastload stage`, and sets whose owner ended.
     """
     removed = []
     unsealed = os.path.join(root, _UNSEALED)
@@ -312,7 +316,7 @@ def collect(root: str, *, delete: bool = True) -> list[tuple[str, int]]:
 
 
 def _is_incomplete(path: str) -> bool:
-    """Return whether the folder has a copy by `fastload stage` that is not whole."""
+    """Return True if the folder has a copy by `fastload stage` that is not whole."""
     note, index = os.path.join(path, STAGING, INDEX), os.path.join(path, INDEX)
     return os.path.exists(note) and not os.path.exists(index)
 

@@ -1,4 +1,4 @@
-"""A set of columns is copied next to the processor: what the command `fastload stage` does with one."""
+"""Copying a set of columns to the node's own disk or memory, for `fastload stage`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def stage(
     progress: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Staged:
-    """Copy the set of columns at `source` to the folder `target`, or find it there.
+    """Copy the set of columns at `source` to the folder `target`, or reuse a valid copy there.
 
-    `fastload.store.get(target)` opens the copy. Its id is that of `source`, and all its parts lie in `target`, on any
-    node: the copy of a temporary set, or of parts of several nodes, is an ordinary set.
+    `fastload.store.get(target)` opens the copy. It has the id of `source`, and all its parts are in `target`. So the
+    copy of a temporary set, or of parts of several nodes, is an ordinary set.
 
-    See `fastload.datasets.packed.staging.stage` for the arguments, for how a copy resumes, and for what is raised; of a
-    part without a checksum only the size, the footer, the rows and the columns are checked.
-    Raises `PackedDataError` if `source` lacks parts that lie on other nodes, ValueError if a set cannot have the name
-    of `target`. Memory: 4 MiB for each worker.
+    See `fastload.datasets.packed.staging.stage` for the arguments, for resuming a copy, and for the errors. For a part
+    without a checksum, only the size, the footer, the rows and the columns are checked.
+    Raise `PackedDataError` if some parts of `source` are only on other nodes, and ValueError if a set cannot have the
+    name of `target`. Memory: 4 MiB per worker.
     """
     source, target = os.path.abspath(source), os.path.abspath(target)
     index = read_columns_index(source)
@@ -39,8 +39,8 @@ def stage(
         count = sum(len(shards) for shards in elsewhere.values())
         raise PackedDataError(
             source,
-            f"{count} of {len(index.shards)} parts are not here, but on {', '.join(elsewhere)}: "
-            "a set can be copied only from a folder that has all its parts",
+            f"{count} of {len(index.shards)} parts are not here, but on {', '.join(elsewhere)}. "
+            "Copy the set from a folder that has all its parts",
         )
     root, name = os.path.split(target)
     check_name(name)

@@ -1,4 +1,4 @@
-"""A set of columns, read and held against its checksums: what the command `fastload verify` does with one."""
+"""Checking a set of columns against its checksums, for `fastload verify`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fastload.store.pieces import parts_elsewhere, pieces, read_columns_index
 
 @dataclass(frozen=True)
 class Verified:
-    """What verifying found.
+    """The result of `verify`.
 
     Attributes:
-        parts: the number of parts that were checked.
-        bytes: those that were read.
-        seconds: how long that took.
-        unread: the number of those parts that have no checksum: their sizes, footers, rows and columns were checked.
-        elsewhere: the number of parts that lie on other nodes, by the name of the node.
-        bad: a sentence for each part that is wrong.
+        parts: number of checked parts.
+        bytes: number of bytes that were read.
+        seconds: run time.
+        unread: number of checked parts without a checksum. Their sizes, footers, rows and columns were checked.
+        elsewhere: number of parts on other nodes, by the name of the node.
+        bad: a sentence for each damaged part.
     """
 
     parts: int
@@ -42,7 +42,8 @@ class Verified:
         ]
         if self.unread:
             lines.append(
-                f"{self.unread:,} of them have no checksums: their sizes and footers were checked, not their rows"
+                f"{self.unread:,} of them have no checksums, so only their sizes and footers were checked, not their "
+                "rows"
             )
         if self.elsewhere:
             nodes = ", ".join(f"{node} ({count:,})" for node, count in self.elsewhere.items())

@@ -38,7 +38,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Work:
-    """How and where parts are written. Workers get a copy of it."""
+    """The folder in which parts are written, and the way of writing. Workers get a copy of it."""
 
     folder: str
     checksums: bool
@@ -73,7 +73,7 @@ class Work:
             file.write(encoded)
 
     def notes(self) -> dict[str, Note]:
-        """Return the notes of the parts that are there, by fingerprint. Delete what writers that ended have left."""
+        """Return the notes of existing parts, by fingerprint. Delete leftovers of writers that have ended."""
         found = {}
         for name in os.listdir(self.folder):
             if name.startswith("."):

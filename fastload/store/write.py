@@ -1,4 +1,4 @@
-"""`put`: data become a set."""
+"""`put`: make a set from data."""
 
 from __future__ import annotations
 
@@ -32,31 +32,36 @@ def put(
     client: Any = None,
     placement: Literal["spread"] | Mapping[int, str] | None = None,
 ) -> str:
-    """Make a set of `data` under `name`, whole or not at all; return its id.
+    """Make a set of `data` under `name`, whole or not at all. Return its id.
 
     Args:
-        data: a mapping of names to tensors, arrays or lists, all of one length: one part. An Arrow record batch or
-            table, or a frame of pandas: one part. An iterable of these: a part each. The path of a file, or a list of
-            paths: a part for each row group of Parquet, for each record batch of Arrow, or for each `.npz`, whose
-            arrays are the columns. All `.npy` files of the list are one part, and each is a column. A frame, array or
-            bag of Dask, a mapping of names to arrays of Dask with the same chunks, or a list of delayed parts: a part
-            for each partition. An array alone is the column "data", and the rows of a bag are mappings.
-        name: 1 to 128 letters, digits and `_.+=-`; or a path whose last part is such a name.
-        root: the folder of the sets, if `name` is no path. None: $FASTLOAD_STORE, or a folder in shared memory.
-        checksums: keep a CRC-32 of each part, which `fastload verify` and copying check. None: if `root` is on a disk.
+        data: one of these, see below: columns, an iterable of columns, a path or a list of paths, or a Dask collection.
+        name: 1 to 128 letters, digits and `_.+=-`, or a path whose last part is such a name.
+        root: the folder of the sets, if `name` is not a path. None: $FASTLOAD_STORE, or a folder in shared memory.
+        checksums: store a CRC-32 of each part, for `fastload verify` and copying. None: if `root` is on a disk.
         classes: class names in the order of their numbers.
         made: how the set was made, as JSON values.
-        temporary: `fastload store gc` removes the set once this process has ended.
-        progress: show a bar on standard error, if that is a terminal; not for Dask, which has its own.
-        client: of Dask: each partition is written by the worker that holds it, into the root of the worker's own node
-            ($FASTLOAD_STORE there). None: the current client; if there is none, the partitions are computed here.
-        placement: of Dask's partitions. None: where Dask computes them. "spread": evenly, the first ones on the first
-            worker by name. A mapping of partitions to workers, by name or address: those there.
+        temporary: `fastload store gc` removes the set after this process has ended.
+        progress: show a bar on standard error, if that is a terminal. Not for Dask, which has its own.
+        client: client of Dask. Each partition is written by the worker that holds it, into the root of the worker's own
+            node ($FASTLOAD_STORE there). None: the current client. Without one, the partitions are computed here.
+        placement: placement of Dask's partitions. None: Dask chooses the workers. "spread": evenly, with the first ones
+            on the first worker by name. A mapping of partitions to workers, by name or address: those workers.
 
-    A column has a row for each sample, all rows have one shape and dtype, and no row is missing. Memory: one part.
+    Forms of `data`:
 
-    Raises FileExistsError if the name is taken, StoreFullError if there is no room, TypeError and ValueError for
-    columns that cannot be kept, with the part, the column and the row. Nothing is left then.
+    - One part: a mapping of names to tensors, arrays or lists of the same length; an Arrow record batch or table; or a
+      frame of pandas.
+    - An iterable of these: one part each.
+    - The path of a file, or a list of paths: one part per row group of Parquet, per record batch of Arrow, or per
+      `.npz`, with its arrays as the columns. All `.npy` files of the list are one part, with one column each.
+    - Dask: a frame, an array, a bag, a mapping of names to arrays with the same chunks, or a list of delayed parts. It
+      has one part per partition. An array alone is the column "data", and the rows of a bag are mappings.
+
+    A column has one row per sample. All rows have the same shape and dtype, and no row is missing. Memory: one part.
+
+    Raise FileExistsError if the name is taken, and StoreFullError if there is no room. Raise TypeError or ValueError
+    for columns that cannot be stored, with the part, the column and the row. After an error, no files are left.
     """
     made = {**(made or {}), **({"owner": owner()} if temporary else {})}
     if is_dask(data):
@@ -90,7 +95,7 @@ def put(
                     write_part(file, batch, checksum=checksums, durable=durable, node=node)
                 )
         if schema is None or not shards:
-            raise ValueError(f"{name}: there is nothing to put: no part has a row")
+            raise ValueError(f"{name}: all parts are empty. Give data with rows")
         index = index_of(shards, schema, classes=classes, made=made)
         seal(folder, path, name, index)
     return index.id
@@ -118,7 +123,7 @@ def index_of(
 
 
 def is_dask(data: Any) -> bool:
-    """Return whether data are a collection of Dask, or have some. Imports nothing."""
+    """Return True if data are a collection of Dask, or have some. Imports nothing."""
     if isinstance(data, Mapping):
         data = list(data.values())
     some = data if isinstance(data, list | tuple) else [data]

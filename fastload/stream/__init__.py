@@ -1,7 +1,7 @@
-"""Prediction on streams of messages: `fastload.predict`, and where messages come from and answers go.
+"""Prediction on streams of messages: `fastload.predict`, with its sources and sinks.
 
-answers: the loop. message: what travels. json_lines: standard input, files and the side list. folder: a watched
-folder. kafka: topics. addresses: sources and sinks as a command line names them.
+answers: the loop. message: messages, sources and sinks. json_lines: standard input, files and the list of failed
+messages. folder: a watched folder. kafka: topics. addresses: sources and sinks by their names on a command line.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -19,24 +19,24 @@ def open_source(address: str, *, key: str | None = None) -> Source:
     """Return the source at an address.
 
     Args:
-        address: "-", which is standard input, or a file of JSON lines; a folder to watch; or
-            "kafka://SERVERS/TOPIC?group=GROUP". Topics may be several, with commas.
-        key: of lines, see `JSONLines`.
+        address: "-" (standard input), a file of JSON lines, a folder to watch, or "kafka://SERVERS/TOPIC?group=GROUP".
+            Several topics are separated by commas.
+        key: name of the key in JSON lines, see `JSONLines`.
 
-    Raises UsageError if it is no such address, ModuleNotFoundError if its library is not installed, and what the source
-    raises.
+    Raise UsageError if the address is none of these, ModuleNotFoundError if its library is not installed, and any
+    error of the source.
     """
     of_kafka = address.startswith("kafka:")
     if key is not None and (of_kafka or os.path.isdir(address)):
         raise UsageError(
-            f"the key {key!r} is a member of JSON lines, and {address} has none: leave it out, as files and messages "
-            "of Kafka have keys of their own"
+            f"the key {key!r} is for JSON lines, and {address} has none. Remove it: files and messages of Kafka have "
+            "their own keys"
         )
     if of_kafka:
         servers, topics, group = _of_kafka(address)
         if not group:
             raise UsageError(
-                f"{address} names no group of consumers: add it, kafka://SERVERS/TOPIC?group=GROUP"
+                f"{address} has no consumer group. Add one: kafka://SERVERS/TOPIC?group=GROUP"
             )
         from fastload.stream.kafka import Kafka
 
@@ -47,17 +47,17 @@ def open_source(address: str, *, key: str | None = None) -> Source:
         return Folder(address)
     if address != "-" and not os.path.exists(address):
         raise UsageError(
-            f"there is no source {address}: give a file of JSON lines, a folder, - for standard input, or "
+            f"the source {address} does not exist. Give a file of JSON lines, a folder, - for standard input, or "
             "kafka://SERVERS/TOPIC?group=GROUP"
         )
     return JSONLines(None if address == "-" else address, key=key)
 
 
 def open_sink(address: str) -> Sink:
-    """Return the sink at an address: "-", a file to which JSON lines are appended, a folder, or "kafka://SERVERS/TOPIC".
+    """Return the sink at an address: "-", a file that gets JSON lines, a folder, or "kafka://SERVERS/TOPIC".
 
-    What is not there yet becomes a file if the name has a suffix, such as .jsonl, and a folder if it has none.
-    Raises what `open_source` raises.
+    A path that does not exist becomes a file if the name has a suffix, such as .jsonl, else a folder.
+    Raise what `open_source` raises.
     """
     if address.startswith("kafka:"):
         servers, topic, _ = _of_kafka(address)
@@ -75,7 +75,7 @@ def open_sink(address: str) -> Sink:
 
 
 def _of_kafka(address: str) -> tuple[str, str, str]:
-    """Return servers, topic, and group or ""."""
+    """Return the servers, the topic, and the group or ""."""
     parts = urlsplit(address)
     query, topic = parse_qs(parts.query), parts.path.strip("/")
     if not parts.netloc or not topic or "/" in topic or query.keys() - {"group"}:
@@ -86,7 +86,7 @@ def _of_kafka(address: str) -> tuple[str, str, str]:
 
 
 def json_to_tensors(value: Any) -> Any:
-    """Return a sample of JSON: numbers and lists of numbers become float32 tensors, within objects too.
+    """Return a sample from JSON. Numbers and lists of numbers become float32 tensors, within objects too.
 
     Args:
         value: a JSON value, bytes of JSON, or the path of a file of JSON.

@@ -47,32 +47,32 @@ def predict(
             for key, answer in answers:
                 ...
 
-    The model gets batches of `batch_size` messages. A batch that is not full comes `max_wait_ms` after its first
-    message has arrived. If messages come faster than the model answers, the source is read only as fast as the model
+    The model gets batches of `batch_size` messages. A batch that is not full is answered `max_wait_ms` after its first
+    message has arrived. If messages arrive faster than the model answers, the source is read only as fast as the model
     answers: at most `5 * batch_size + 1` messages are in flight.
 
-    A message is acknowledged after the loop asks for the one after its batch, or after the sink has it. So each message
-    is answered *at least once*: if the process is killed, those without acknowledgement come again, and their answers
-    too. In a sink that keeps one answer for each key, such as files or a table, the effect is *exactly once*.
+    A batch is acknowledged when the loop asks for the next message after it, or when the sink has its answers. So each
+    message is answered *at least once*. If the process is killed, unacknowledged messages come again, and so do their
+    answers. In a sink that keeps one answer per key, such as files or a table, the effect is *exactly once*.
 
     Args:
-        model: gets a batch, and returns a row of a tensor, an array or a list for each message, or a dict or tuple of
+        model: takes a batch, and returns a tensor, an array or a list with one row per message, or a dict or tuple of
             these. A module runs in eval mode, without gradients; its modes are restored afterwards.
         source: an iterable of messages (see `fastload.stream`) or of plain values, which get the keys "0", "1" ...
-        decode: makes a sample of a message's value, on the worker threads. Each thread has its own copy, unless the
-            class says `fastload_per_worker`. None: the value is the sample.
-        collate_fn: makes a batch of samples. None: torch's default.
-        num_workers: threads that decode. None: one for each core, or no thread without `decode`.
-        device: the model is moved there and back, and batches there. None: where the model is.
-        on_failed: a *poison* message is one that cannot be decoded, or with which the model raises. It gets no answer.
-            This function gets the message and the error, on the loop's thread, and then the message is acknowledged.
-            None: `PredictError`, after the answers before it.
+        decode: turns the value of a message into a sample, on the worker threads. Each thread has its own copy, unless
+            the class sets `fastload_per_worker`. None: the value is the sample.
+        collate_fn: turns samples into a batch. None: torch's default.
+        num_workers: number of threads that decode. None: one per core, or no threads without `decode`.
+        device: the model is moved there and back, and batches are moved there. None: the device of the model.
+        on_failed: called for *poison* messages: those that cannot be decoded, or on which the model raises. They get no
+            answer. The function gets the message and the error, on the loop's thread; then the message is acknowledged.
+            None: raise `PredictError`, after the answers of earlier messages.
 
-    If a batch fails, each of its messages is decoded and answered alone, to find the poison. If the model fails with
-    all of them, it gets the last batch that it has answered once more. If it fails with that too, or has answered none,
-    the fault is the model's: the error is raised, nothing is acknowledged.
+    If a batch fails, each of its messages is decoded and answered separately, to find the poison. If the model fails on
+    all of them, it gets again the last batch that it answered. If it fails on that too, or has answered none, the model
+    itself is broken: its error is raised, and nothing is acknowledged.
 
-    Raises what the source raises, after the answers of all messages before.
+    Raise any error of the source, after the answers of all earlier messages.
     """
     return Answers(
         model,
@@ -88,10 +88,10 @@ def predict(
 
 
 class Answers(Iterable[tuple[str | int | float, Any]]):
-    """What `predict` returns: one pass over (key, answer). Its end, and that of the `with` block, close the source.
+    """The result of `predict`: an iterator of (key, answer), for one pass. Its end closes the source, or the block's.
 
     Attributes:
-        answered, failed: how many messages were.
+        answered, failed: numbers of messages.
     """
 
     fastload_per_worker = ()  # `decode` may call `stop`
@@ -156,16 +156,16 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         self.close()
 
     def write_to(self, sink: Sink) -> None:
-        """Write all answers to a sink, batch by batch. A batch is acknowledged once the sink holds its answers."""
+        """Write all answers to a sink, batch by batch. Acknowledge a batch when the sink has its answers."""
         for batch in self._run():
             if batch:
                 sink.write(batch)
                 self.answered += len(batch)
 
     def stop(self) -> None:
-        """Read no further message. Those that were read are answered, and then the iteration ends.
+        """Read no further messages. The iteration ends after the answers of those that were read.
 
-        Any thread may call this, and a signal's handler. A plain iterable that waits ends at its next value only.
+        Any thread may call this, and a signal handler too. A plain iterable that waits ends only at its next value.
         """
         self._source.stop()
 
@@ -177,9 +177,11 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         self._source.close()
 
     def _run(self) -> Iterator[_Answered]:
-        """Yield the answers of each batch. Acknowledge the batch when the next one is asked for."""
+        """Yield the answers of each batch. Acknowledge a batch when the loop asks for the next one."""
         if self._began:
-            raise RuntimeError("the answers of a stream can be read once: call predict() again")
+            raise RuntimeError(
+                "the answers of a stream can be read only once. Call predict() again for another stream"
+            )
         self._began = True
         try:
             with evaluating(self._model, self._device) as device:
@@ -198,7 +200,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
             data, error = None, None
             try:
                 data = next(batches)
-            except (StopIteration, LoaderClosedError):  # the end, or `close()` was called meanwhile
+            except (StopIteration, LoaderClosedError):  # the end, or `close()` was called
                 return
             except WorkerCrashError:
                 raise
@@ -231,7 +233,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
                     self._source.acknowledge(done)
                     raise PredictError(
                         f"message {message.key} has no answer ({type(failure).__name__}: {failure}). Give predict() "
-                        "on_failed= to go on after such messages"
+                        "on_failed= to continue after such messages"
                     ) from failure
                 self.failed += 1
                 self._on_failed(message, failure)
@@ -245,9 +247,9 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
     def _one_by_one(
         self, numbers: list[int], error: Exception, device: torch.device
     ) -> dict[int, Any]:
-        """Answer messages whose batch failed, each alone, and note those that fail.
+        """Answer the messages of a failed batch one by one, and record those that fail.
 
-        Raise `error` if the model is at fault.
+        Raise `error` if the model itself is broken.
         """
         rows: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
@@ -269,7 +271,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         return rows
 
     def _still_works(self, device: torch.device) -> bool:
-        """Return whether the model answers a batch that it has answered before."""
+        """Return True if the model still answers a batch that it has answered before."""
         try:
             for batch in self._worked:
                 self._outputs(batch, device)
@@ -278,8 +280,8 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         return bool(self._worked)
 
     def _outputs(self, batch: Any, device: torch.device) -> Any:
-        """Return what the model makes of a batch, on the CPU."""
-        # Other containers: the model may take items out of its own.
+        """Return the model's outputs for a batch, on the CPU."""
+        # Pass new containers, because the model may remove items from them.
         given = map_tensors(batch, lambda part: part.detach().to(device))
         try:
             with torch.no_grad():
@@ -294,7 +296,7 @@ _Answered = list[tuple[Message, Any]]
 
 
 class _Number(int):
-    """The index of a message. Logs and errors show the message's key instead."""
+    """The index of a message. Logs and errors show the key of the message instead."""
 
     key: str
 
@@ -312,7 +314,7 @@ class _Numbers:
         messages: the messages in flight, by number.
         failures: the errors of those that failed, by number.
         batches: the numbers of each batch in flight, in order.
-        error: the exception that ended the reader. It is no batch's, so the loop raises it after all answers.
+        error: the exception that ended the reader. It belongs to no batch, so the loop raises it after all answers.
     """
 
     fastload_per_worker = ()
@@ -330,7 +332,7 @@ class _Numbers:
         return self
 
     def is_ready(self) -> bool:
-        """Return whether `next()` would give a batch without waiting for messages."""
+        """Return True if `next()` would return a batch without waiting for messages."""
         return self._iterator is not None and self._iterator.is_ready()
 
     def __next__(self) -> list[int]:
@@ -376,7 +378,7 @@ def _itself(value: Any) -> Any:
 
 
 def _rows(outputs: Any, n: int) -> list[Any]:
-    """Return the answer of each of `n` messages. Raises TypeError if the outputs are not one for each."""
+    """Return the answer of each of `n` messages. Raise TypeError if the number of outputs is another."""
     if isinstance(outputs, Mapping):
         parts = [_rows(part, n) for part in outputs.values()]
         return [dict(zip(outputs, row, strict=True)) for row in zip(*parts, strict=True)]
@@ -386,7 +388,7 @@ def _rows(outputs: Any, n: int) -> list[Any]:
     if not isinstance(outputs, Tensor | np.ndarray | list) or not shape or shape[0] != n:
         found = type(outputs).__name__ + (f"{[*shape]}" if shape else "")
         raise TypeError(
-            f"the model must return a row for each of {n} messages (a tensor, an array or a list of {n}, or a dict or "
-            f"tuple of these), got {found}"
+            f"the model must return {n} rows, one per message: a tensor, an array, a list, or a dict or tuple of "
+            f"these. It returned {found}"
         )
     return [*outputs.unbind()] if isinstance(outputs, Tensor) else [*outputs]

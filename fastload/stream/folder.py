@@ -24,27 +24,27 @@ except ModuleNotFoundError as error:
     raise needs("fastload.stream.Folder", "watchdog", "stream", error) from error
 
 _LONGEST_NAME = 240
-"""Bytes, of 255: replace_file adds ten to a name, and the suffix has five."""
+"""Bytes, out of 255. replace_file adds ten to a name, and the suffix has five."""
 _DIGEST = 32
 
 
 class Folder:
-    """Messages from the files of a folder: those that are there, by name, and then those that come.
+    """Messages from the files of a folder: first the existing files, sorted by name, then new ones as they arrive.
 
     The key is the file's name. The value is its path, so that `decode` reads the file on a worker thread. A new file
     becomes a message when its writer closes it, or when it is moved into the folder. Names that begin with a dot or end
-    in .tmp are ignored. Write a file under such a name and rename it when it is complete: then it is never read too
-    early, even if the watch begins meanwhile. A link that is made in the folder is seen at the next start only. Make it
+    in .tmp are ignored. Write a file under such a name and rename it when it is complete. Then it is never read too
+    early, even if the watch begins during the writing. A new link in the folder is seen only at the next start. Make it
     under such a name and rename it, too.
 
-    An answered file is moved to the folder `done`, and one that failed to the folder `failed`. A file that has no
-    answer when the process ends becomes a message again at the next start. So does a file that is rewritten before its
-    answer is held.
+    An answered file is moved to the folder `done`, and a failed one to the folder `failed`. A file that has no answer
+    when the process ends becomes a message again at the next start. So does a file that is rewritten before the sink
+    has its answer.
 
     Args:
         path: the folder, on a local disk. The kernel does not report what other machines write to a network disk.
-        pattern: of names, as the shell has them.
-        done, failed: where files go, relative to `path`. On the same file system.
+        pattern: pattern of names, as in a shell.
+        done, failed: folders for the files, relative to `path`. They must be on the same file system.
     """
 
     def __init__(
@@ -57,20 +57,20 @@ class Folder:
     ) -> None:
         self._path = Path(path)
         if not self._path.is_dir():
-            raise NotADirectoryError(20, "there is no such folder to watch", str(path))
+            raise NotADirectoryError(20, "the folder to watch does not exist", str(path))
         self._pattern = pattern
         self._done, self._failed = self._path / done, self._path / failed
         for folder in (self._done, self._failed):
             folder.mkdir(parents=True, exist_ok=True)
-        # Without a bound: names are small, and the files wait on the disk in any case.
+        # It has no limit, because names are small and the files wait on the disk in any case.
         self._names: SimpleQueue[str | None] = SimpleQueue()
-        # Files without an acknowledgement, as they were.
+        # The state of each unacknowledged file when it was read.
         self._given: dict[str, tuple[int, int, int]] = {}
         self._stopped = False
         self._observer = InotifyObserver(generate_full_events=True)
         complete = [FileClosedEvent, FileMovedEvent]
         self._observer.schedule(_Names(self._names), str(self._path), event_filter=complete)
-        self._observer.start()  # before the first look: what comes meanwhile is found twice, not never
+        self._observer.start()  # before listing, so that a file that arrives meanwhile is found twice, not missed
 
     def __iter__(self) -> Iterator[Message]:
         for name in sorted(entry.name for entry in os.scandir(self._path) if entry.is_file()):
@@ -88,24 +88,24 @@ class Folder:
             yield Message(name, path)
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
-        """Move the files to `done` or `failed`. One that has changed meanwhile stays, and is a message again."""
+        """Move the files to `done` or `failed`. A file that has changed stays, and becomes a message again."""
         for message in messages:
             name = str(message.key)
             folder = self._failed if isinstance(message.value, Poison) else self._done
             with suppress(FileNotFoundError):
                 self._move(name, folder / name)
-            del self._given[name]  # after it is gone: a late event must not give it again
+            del self._given[name]  # after the move, so that a late event does not yield it again
             if (self._path / name).exists():
                 self._names.put(name)
 
     def _move(self, name: str, to: Path) -> None:
-        """Move a file, unless it has changed. Move it back if it was changed between the look and the move."""
+        """Move a file, unless it has changed. Move it back if it changed between the check and the move."""
         path, had = self._path / name, self._given[name]
         if _as_it_is(path) != had:
             return
         os.replace(path, to)
         if _as_it_is(to) != had:
-            with suppress(FileExistsError):  # a newer one has come: it is the message
+            with suppress(FileExistsError):  # a newer file has come, and is the message
                 os.link(to, path, follow_symlinks=False)
             to.unlink()
 
@@ -115,14 +115,14 @@ class Folder:
         self._names.put(None)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self.stop()
         self._observer.stop()
         self._observer.join()
 
 
 class _Names(Handler):
-    """Puts the names of files that are complete into a queue."""
+    """Puts the names of complete files into a queue."""
 
     def __init__(self, names: SimpleQueue[str | None]) -> None:
         self._names = names
@@ -135,7 +135,7 @@ class _Names(Handler):
 
 
 def _as_it_is(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes if a file does. None: it is not there."""
+    """Return values that change if the file changes, or None if it does not exist."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -144,7 +144,7 @@ def _as_it_is(path: Path) -> tuple[int, int, int] | None:
 
 
 class FolderSink:
-    """Answers as files KEY.json in a folder. Each is complete or not there.
+    """Answers as files KEY.json in a folder. Each is written whole or not at all.
 
     An answer that comes again replaces itself, so the effect is *exactly once*. In the name, special characters of a
     key are percent-encoded, and a name that is too long ends with a hash of the key.
@@ -166,7 +166,7 @@ class FolderSink:
 
 
 def _name_of(key: str) -> str:
-    """Return a file's name for a key: letters of all scripts stay as they are."""
+    """Return a file name for a key. Letters of all scripts are kept."""
     name = "".join(
         char if char > "~" and char.isprintable() else quote(os.fsencode(char), safe=" ")
         for char in key

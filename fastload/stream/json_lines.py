@@ -1,4 +1,4 @@
-"""JSON lines: messages from a pipe or a file, and answers and failures to one."""
+"""JSON lines: messages from a pipe or a file, and answers and failed messages to one."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from fastload.errors import StreamError
 from fastload.stream.message import Message, Poison, to_json
 
 LONGEST_LINE = 64 * 2**20
-"""Bytes. A longer line is poison: it does not fill the memory."""
+"""Bytes. A longer line is poison, so that it does not fill the memory."""
 _CHUNK = 2**18
 _SHOWN = 200
 _BEGINNING = b'{"key": '
-"""Of each line that a sink or a side list writes."""
+"""Start of each line that a sink or a side list writes."""
 _AHEAD = 4096
-"""Bytes. Short lines of a pipe that are read ahead: after `stop` they are still answered, so that none is lost."""
+"""Bytes of a pipe that are read ahead. After `stop`, their lines are still answered, so that none is lost."""
 _REST_MS = 200
-"""How long `stop` waits for more of a line that was read in part."""
+"""Milliseconds that `stop` waits for the rest of a partly read line."""
 
 
 class JSONLines:
-    """Messages from lines of JSON, in a file or a pipe. Blank lines are left out.
+    """Messages from lines of JSON, in a file or a pipe. Blank lines are skipped.
 
-    A line that is no JSON is a message with a `Poison`. A pipe takes nothing back: what was not answered when the
-    process ends must be sent again.
+    A line that is not JSON becomes a message with a `Poison`. A pipe takes nothing back: lines without an answer when
+    the process ends must be sent again.
 
     Args:
-        file: a path, or an open file, which is read from its position. None: standard input. Of a pipe that Python has
-            read from, what Python holds in its buffer is lost.
-        key: of a line's object, the member that is the message's key: text or a number. None: the key is "line 1",
+        file: a path, or an open file, which is read from its position. None: standard input. If Python has read from a
+            pipe before, the bytes in Python's buffer are lost.
+        key: name of the member that is the key of a line's object: text or a number. None: the key is "line 1",
             "line 2" ...
 
-    Raises TypeError if the open file is not read as it is, such as one that decompresses.
+    Raises TypeError if reading the open file does not give its bytes unchanged, such as one that decompresses.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class JSONLines:
         else:
             self._descriptor = _duplicate(file or sys.stdin)
         self._is_pipe = not stat.S_ISREG(os.fstat(self._descriptor).st_mode)
-        self._wake = os.eventfd(0)  # readable once `stop` was called
+        self._wake = os.eventfd(0)  # readable after a call of `stop`
 
     def __iter__(self) -> Iterator[Message]:
         for number, line in enumerate(self._lines(), start=1):
@@ -77,7 +77,7 @@ class JSONLines:
                     raise ValueError(f"its {self._key!r} must be text or a number")
                 key = own
         except (ValueError, RecursionError) as error:
-            found = ValueError(f"line {number} is no message: {error}")
+            found = ValueError(f"line {number} is not a message: {error}")
             return Message(key, Poison(line[:_SHOWN].decode(errors="replace"), found))
         return Message(key, value)
 
@@ -93,7 +93,7 @@ class JSONLines:
                 too_long = None
             held += rest
             if len(held) > LONGEST_LINE:
-                error = ValueError(f"a line of more than {LONGEST_LINE:,} bytes")
+                error = ValueError(f"the line has more than {LONGEST_LINE:,} bytes")
                 too_long = too_long or Poison(held[:_SHOWN].decode(errors="replace"), error)
                 held.clear()
         if held and not too_long:
@@ -105,7 +105,7 @@ class JSONLines:
         """Wait for bytes. Return b"" at the end, and after `stop`. A long line comes in larger pieces.
 
         Args:
-            held: how many bytes of a line are read already.
+            held: number of bytes of a line that are read already.
         """
         both = select.poll()
         both.register(self._descriptor, select.POLLIN)
@@ -115,7 +115,7 @@ class JSONLines:
         return b"" if self._wake in ready else os.read(self._descriptor, size)
 
     def _rest_of_line(self, most: int) -> bytes:
-        """Return the rest of a line that was read in part before `stop`. The next line stays in the pipe."""
+        """Return the rest of a line that was partly read before `stop`. The next line stays in the pipe."""
         rest = bytearray()
         ready = select.poll()
         ready.register(self._descriptor, select.POLLIN)
@@ -132,8 +132,8 @@ class JSONLines:
     def stop(self) -> None:
         """End the iteration at the next line of a file.
 
-        From a pipe come the lines that were read already, so that none is lost: 4 KiB, or a line that is longer. A line
-        that was read in part is read to its end, if the rest comes within 0.2 s.
+        For a pipe, first yield the lines that were read already, so that none is lost: up to 4 KiB, or one longer line.
+        Read a partly read line to its end if the rest comes within 0.2 s.
         """
         self._stopped = True
         if self._wake >= 0:
@@ -148,13 +148,14 @@ class JSONLines:
 
 
 def _duplicate(file: IO[Any]) -> int:
-    """Return a descriptor of our own, so that the caller may close the file, or forget it."""
+    """Return a duplicate descriptor, so that the caller may close or forget the file."""
     descriptor, raw = file.fileno(), file
     for layer in ("buffer", "raw"):
         raw = getattr(raw, layer, raw)
     if not isinstance(raw, io.RawIOBase):
         raise TypeError(
-            f"a {type(raw).__name__} does not read or write its file as it is: give a path, or a file of open()"
+            f"a {type(raw).__name__} does not read or write the bytes of its file unchanged. Give a path, or a file "
+            "of open()"
         )
     file.flush()
     if file.readable() and stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -169,7 +170,7 @@ def _is_key(value: Any) -> bool:
 
 
 class _Lines:
-    """Appends whole lines to a file. Cuts off half a line, which a killed process left at its end."""
+    """Appends whole lines to a file. Removes an incomplete last line, left by a killed process."""
 
     def __init__(self, file: str | os.PathLike[str] | IO[Any] | None) -> None:
         if isinstance(file, str | os.PathLike):
@@ -197,7 +198,7 @@ class _Lines:
 
 
 def _end_with_a_line(descriptor: int, name: str) -> None:
-    """Cut off half a line of `_Lines`, or end a line that lacks only its end. Raises StreamError if it is neither."""
+    """Remove an incomplete last line of `_Lines`, or add a missing newline. Raise StreamError for any other ending."""
     end = os.fstat(descriptor).st_size
     at = end
     while at > 0:
@@ -216,16 +217,17 @@ def _end_with_a_line(descriptor: int, name: str) -> None:
         return
     if not last.startswith(_BEGINNING[: len(last)]):
         raise StreamError(
-            f"{name} has no JSON lines: it ends with {last[:_SHOWN].decode(errors='replace')!r}. Give another file"
+            f"{name} is not a file of JSON lines: it ends with {last[:_SHOWN].decode(errors='replace')!r}. Give "
+            "another file"
         )
     os.ftruncate(descriptor, at)
 
 
 class JSONLinesSink(_Lines):
-    """Answers as lines {"key": ..., "answer": ...}, appended to a file; None: standard output.
+    """Answers as lines {"key": ..., "answer": ...}, appended to a file. None: standard output.
 
-    A line is in the operating system's hands before its message is acknowledged: the end of this process loses none.
-    After such an end, messages come again, so a key may have two lines: *at least once*.
+    The operating system has a line before its message is acknowledged, so a killed process loses none. Afterwards,
+    messages come again, so a key may have two lines: *at least once*.
     """
 
     def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
@@ -239,9 +241,9 @@ class JSONLinesSink(_Lines):
 
 
 class SideList(_Lines):
-    """Poison as lines {"key": ..., "error": ..., "value": ...}, appended to a file. It serves as `on_failed`.
+    """Failed messages as lines {"key": ..., "error": ..., "value": ...}, appended to a file. Use it as `on_failed`.
 
-    The value is what `decode` got, as text if it is no JSON value.
+    The value is the input of `decode`, as text if it is not a JSON value.
     """
 
     def __call__(self, message: Message, error: Exception) -> None:

@@ -25,26 +25,27 @@ _PASSING = {
 
 
 class Kafka:
-    """Messages from Kafka topics, as a member of a group.
+    """Messages from Kafka topics, as a member of a consumer group.
 
-    The offset of a message is stored after its answer is held, and committed every second and at the end. So messages
-    are answered *at least once*: those since the last commit come again after a kill, and those of a partition that
-    moves to another member go there. While the brokers are away librdkafka waits for them.
+    The offset of a message is stored after the sink has its answer, and committed every second and at the end. So
+    messages are answered *at least once*. After a kill, messages since the last commit come again. Messages of a
+    partition that moves to another member go there. While the brokers are unreachable, librdkafka waits for them.
 
     The reader asks for one message at a time. If the model needs longer than `max.poll.interval.ms` for one batch
-    (librdkafka: five minutes), the brokers give its messages to another member: raise it in `config`.
+    (default of librdkafka: five minutes), the brokers give its messages to another member. Increase it in `config`.
 
     Args:
-        topics: a name, or several.
-        group: of consumers, which share the partitions.
+        topics: one name, or several.
+        group: name of the consumer group, which shares the partitions.
         servers: "host:port,host:port".
-        key: "place": the key is "topic/partition/offset". "message": the message's own key as text, or its place if it
-            has none. Keys of messages may repeat.
-        value: "bytes": `decode` gets the message's value. "message": it gets the `confluent_kafka.Message`, with
+        key: "place": the key is "topic/partition/offset". "message": the key of the message as text, or its place if it
+            has no key. Keys of messages may repeat.
+        value: "bytes": `decode` gets the value of the message. "message": it gets the `confluent_kafka.Message`, with
             headers and time.
         config: more settings of librdkafka.
 
-    Raises StreamError if no broker answers within 30 s, and at a message if the brokers refuse the topic or the group.
+    Raises StreamError if no broker answers within 30 s. The iteration raises it if the brokers refuse the topic or the
+    group.
     """
 
     def __init__(
@@ -81,14 +82,14 @@ class Kafka:
         except KafkaException as found:
             self._consumer.close()
             raise StreamError(
-                f"no Kafka broker at {servers} answers ({found.args[0]}): check servers="
+                f"no Kafka broker at {servers} answers ({found.args[0]}). Check servers="
             ) from found
         self._consumer.subscribe(self._topics)
 
     def __iter__(self) -> Iterator[Message]:
         while not self._stopped:
             self._store()
-            # librdkafka has no call that wakes a waiting consumer, so this looks for `stop` ten times a second.
+            # librdkafka has no call that wakes a waiting consumer, so this checks for `stop` ten times a second.
             if (found := self._consumer.poll(_POLL_S)) is None:
                 continue
             if (error := found.error()) is not None:
@@ -108,7 +109,7 @@ class Kafka:
     def _store(self) -> None:
         """Store the offsets of acknowledged messages, between two polls.
 
-        The consumer's lock is not fair. A second thread that stores offsets can wait as long as this one polls.
+        The lock of the consumer is not fair. A second thread that stores offsets could wait as long as this one polls.
         """
         after: dict[tuple[str, int], int] = {}
         while not self._answered.empty():
@@ -134,13 +135,13 @@ class Kafka:
 
 
 class KafkaSink:
-    """Answers to a Kafka topic, as JSON, each with its message's key. They are held once all replicas have them.
+    """Answers to a Kafka topic, as JSON, each with the key of its message. A write ends when all replicas have them.
 
-    An answer that comes again has the same key, so the effect is *exactly once* in a compacted topic, or for a reader
-    that keeps one answer for each key.
+    A repeated answer has the same key. So the effect is *exactly once* in a compacted topic, or for a reader that keeps
+    one answer per key.
 
     Args:
-        topic: its name.
+        topic: name of the topic.
         servers: "host:port,host:port".
         config: more settings of librdkafka.
     """
@@ -158,7 +159,7 @@ class KafkaSink:
         )
 
     def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
-        """Return once the brokers have all of them. Raises StreamError if they refuse one."""
+        """Write the answers, and return when the brokers have all. Raise StreamError if they refuse one."""
         for message, answer in answers:
             key = str(message.key).encode(errors="surrogateescape")
             self._produce(key, to_json(message, answer).encode())
@@ -179,5 +180,5 @@ class KafkaSink:
             self._errors.append(error.str())
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining answers."""
         self._producer.flush()

@@ -1,4 +1,4 @@
-"""What travels in a stream: messages from a source, and answers to a sink."""
+"""Messages of a stream, and the protocols of sources and sinks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Message(NamedTuple):
     """One message of a source.
 
     Attributes:
-        key: text or a number, which names the message in errors, in the side list and in sinks with keys. No other
-            message of its source has it. Folders and Kafka make text of it: to them 7 and "7" are one key.
-        value: what `decode` gets.
-        at: the source's own place, for `acknowledge`.
+        key: text or a number that names the message in errors, in the side list and in sinks with keys. It must be
+            unique in its source. Folders and Kafka turn it into text: for them, 7 and "7" are the same key.
+        value: the input of `decode`.
+        at: position in the source, for `acknowledge`.
     """
 
     key: str | int | float
@@ -27,7 +27,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """The value of a message that the source itself could not read, or that has failed. It goes to the side list."""
+    """The value of a message that the source could not read, or that has failed. It goes to the side list."""
 
     text: str
     error: Exception
@@ -35,22 +35,22 @@ class Poison:
 
 @runtime_checkable
 class Source(Protocol):
-    """Where messages come from. A plain iterable is one too: its values are numbered, and nothing is acknowledged."""
+    """A source of messages. A plain iterable also works: its values are numbered, and nothing is acknowledged."""
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield messages. One thread runs this, and never the loop's. It ends when the input does, or after `stop`."""
+        """Yield messages, on one thread that is not the loop's. End at the end of the input, or after `stop`."""
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
-        """Take note that the answers of these messages are held. The loop calls this, in the order of the source.
+        """Record that the sink has the answers of these messages. The loop calls this, in the order of the source.
 
-        A message that failed is among them, with a `Poison` as its value: `on_failed` has it.
+        Failed messages are among them, after `on_failed` got them. Their value is a `Poison`.
         """
 
     def stop(self) -> None:
-        """End the iteration soon, also one that waits. Any thread may call this, and a signal's handler."""
+        """End the iteration soon, even if it waits. Any thread or signal handler may call this."""
 
     def close(self) -> None:
-        """Give back connections and files. The loop calls this last."""
+        """Close connections and files. The loop calls this last."""
 
 
 class Plain:
@@ -62,7 +62,7 @@ class Plain:
 
     def __iter__(self) -> Iterator[Message]:
         for number, value in enumerate(self._values):
-            if self._stopped:  # `stop()` was called while this value was awaited: drop it
+            if self._stopped:  # `stop()` was called during the wait for this value, so drop it
                 return
             yield value if isinstance(value, Message) else Message(str(number), value)
 
@@ -70,7 +70,7 @@ class Plain:
         """Do nothing."""
 
     def stop(self) -> None:
-        """End the iteration at the next value: nothing wakes an iterable that waits for one."""
+        """End the iteration at the next value, because nothing wakes an iterable that waits for one."""
         self._stopped = True
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class Messages(IterableDataset[Message]):
     """The messages of a source. One reader thread iterates over it.
 
     Attributes:
-        error: the exception that ended the source. The loop raises it after the answers of all messages before.
+        error: the exception that ended the source. The loop raises it after the answers of all earlier messages.
     """
 
     fastload_per_worker = ()
@@ -103,26 +103,26 @@ class Messages(IterableDataset[Message]):
 
 
 class Sink(Protocol):
-    """Where answers go."""
+    """A sink for answers."""
 
     def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
-        """Return once the answers are held, so that losing this process loses none of them."""
+        """Write the answers, and return when the end of this process can no longer lose them."""
 
     def close(self) -> None:
-        """Give back connections and files."""
+        """Close connections and files."""
 
 
 def to_json(message: Message, answer: Any) -> str:
-    """Return an answer as JSON. Tensors and arrays become lists. NaN and Infinity stay, as Python's json has them.
+    """Return an answer as JSON. Tensors and arrays become lists. NaN and Infinity are written as Python's json does.
 
-    Raises TypeError, with the message's key, if the answer has other values.
+    Raise TypeError, with the key of the message, if the answer has other values.
     """
     try:
         return json.dumps(_plain(answer))
     except TypeError as error:
         raise TypeError(
-            f"the answer of message {message.key!r} cannot be written ({error}): let the model return tensors, arrays, "
-            "numbers, text, or lists and dicts of these"
+            f"the answer of message {message.key!r} cannot be written as JSON ({error}). Let the model return tensors, "
+            "arrays, numbers, text, or lists and dicts of these"
         ) from error
 
 

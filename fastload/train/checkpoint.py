@@ -1,9 +1,9 @@
-"""Checkpoints: model, optimiser, loader and random states together, in one file that is whole or not there.
+"""Checkpoints: model, optimiser, loader and random states in one file, which is written whole or not at all.
 
-A checkpoint of step k says: the model has been trained on the batches that the loader's state calls delivered, and on
-no others. What was trained after it, by a process that was then killed, is not in the model that is restored:
-the samples of those steps are trained on again. So along the steps that lead to a model (its lineage) every sample
-of an epoch occurs exactly once, wherever and how often the training was killed.
+The model in a checkpoint has been trained on exactly the batches that its loader state counts as delivered. Steps after
+the checkpoint, by a process that was then killed, are not in the restored model, and are repeated. So the steps that
+lead to a model (its lineage) contain every sample of an epoch exactly once. It does not matter when and how often the
+training was killed.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ NAME = "checkpoint.pt"
 
 
 class CheckpointError(FastloadError, ValueError):
-    """A checkpoint cannot be used; the message names file, field and, where there are two, both values."""
+    """Raised if a checkpoint cannot be used. The message names the file and the field, with both values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A training run after `step` steps. Plain values and tensors: read without running code of the file."""
+    """A training run after `step` steps, as plain values and tensors. Loading it runs no code of the file."""
 
     step: int
     about: dict[str, Any]
-    """What a run that resumes must have in common with the one that wrote: names to JSON values."""
+    """Settings that must be equal when a run resumes, as names and JSON values."""
     model: dict[str, Any]
     optimizer: dict[str, Any]
     loader: dict[str, Any]
     """`DataLoader.state_dict()`: the same on all ranks."""
     randomness: list[dict[str, Any]]
-    """The state of each rank's global random generators, by rank."""
+    """The states of the global random generators of each rank, by rank."""
 
     def save(self, folder: Path) -> Path:
-        """Write the file into `folder`, in place of an earlier one: whole, or (kill, full disk) not at all."""
+        """Write the file into `folder`, and replace an earlier one. If that fails, the earlier one stays."""
         folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
         path = folder / NAME
@@ -57,11 +57,11 @@ class Checkpoint:
         partial = folder / f".{NAME}.{secrets.token_hex(4)}"
         try:
             with replace_file(path, partial=partial) as file:
-                with contextlib.suppress(OSError):  # without locks, nothing is swept
+                with contextlib.suppress(OSError):  # without locks, no leftovers are deleted
                     lock(file)
                 torch.save({"format": FORMAT, **content}, file)
         except (OSError, RuntimeError) as error:
-            # Where a write fails, torch goes on to end its archive, and raises what it finds there.
+            # If a write fails, torch still tries to end its archive, and raises a different error.
             cause = error.__context__ if isinstance(error, RuntimeError) else error
             if isinstance(cause, OSError):
                 raise OSError(cause.errno, cause.strerror, str(path)) from error
@@ -70,7 +70,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """The checkpoint in `folder`; None where there is none. `CheckpointError` where the file is no such thing."""
+        """Return the checkpoint in `folder`, or None if it has none. Raise `CheckpointError` if the file is not one."""
         path = folder / NAME
         try:
             with path.open("rb") as file:
@@ -80,31 +80,36 @@ class Checkpoint:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             theirs = content.get("format") if isinstance(content, dict) else None
             raise CheckpointError(
-                f"{path}: format: the file has {theirs!r}, this fastload reads {FORMAT}"
+                f"{path}: the format is {theirs!r}, but this fastload reads {FORMAT}. Use the fastload version that "
+                "wrote the file, or another --checkpoint folder"
             )
         if missing := [name for name in cls.__slots__ if name not in content]:
-            raise CheckpointError(f"{path}: {missing[0]}: the file has nothing")
+            raise CheckpointError(
+                f"{path}: the field {missing[0]!r} is missing. Move the file away, or give another --checkpoint folder"
+            )
         return cls(**{name: content[name] for name in cls.__slots__})
 
     def check(self, folder: Path, *, about: Mapping[str, Any], model: dict[str, Any]) -> None:
-        """Raise `CheckpointError` where a run is another one, with the first field that differs and both values."""
+        """Raise `CheckpointError` if this run has other settings. Name the first differing field and both values."""
         path = folder / NAME
         for field, ours in about.items():
             theirs = self.about.get(field)
             if theirs != ours:
                 raise CheckpointError(
-                    f"{path}: {field}: the checkpoint has {theirs!r}, this run {ours!r}; give the same, or begin "
-                    "anew with another --checkpoint folder"
+                    f"{path}: {field}: the checkpoint has {theirs!r}, this run {ours!r}. Give the same value, or "
+                    "start from the beginning with another --checkpoint folder"
                 )
         if difference := mismatch(model, self.model, here="this run's model"):
-            raise CheckpointError(f"{path}: {difference}")
+            raise CheckpointError(
+                f"{path}: {difference}. Train the same model, or give another --checkpoint folder"
+            )
 
 
 def _read(path: Path, file: BinaryIO) -> Any:
     try:
-        with zipfile.ZipFile(file) as parts:  # torch writes checksums, and does not look at them
+        with zipfile.ZipFile(file) as parts:  # torch writes checksums, but does not check them
             if (wrong := parts.testzip()) is not None:
-                raise CheckpointError(f"{path}: damaged: {wrong} in it has another checksum")
+                raise ValueError(f"the checksum of {wrong} is wrong")
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)
     except (
@@ -112,11 +117,13 @@ def _read(path: Path, file: BinaryIO) -> Any:
         *(RuntimeError, EOFError, LookupError, ValueError, OSError),
     ) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{path}: no checkpoint, or damaged: {reason}") from error
+        raise CheckpointError(
+            f"{path} is not a checkpoint, or is damaged: {reason}. Move the file away, or restore a copy"
+        ) from error
 
 
 def _sweep(folder: Path) -> None:
-    """Delete what writers that were killed have left: each as large as a checkpoint. Who still writes has a lock."""
+    """Delete temporary files left by killed writers. A running writer holds a lock, so its file is skipped."""
     for partial in folder.glob(f".{NAME}.*"):
         with contextlib.suppress(OSError), partial.open("rb") as file:
             lock(file, wait=False)
@@ -124,7 +131,7 @@ def _sweep(folder: Path) -> None:
 
 
 def random_states(device: torch.device) -> dict[str, Any]:
-    """The states of this process's global random generators: torch's (the device's too), NumPy's, Python's."""
+    """Return the states of this process's global random generators: of torch, its device, NumPy and Python."""
     numpy: Any = np.random.get_state(legacy=False)
     states: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -139,10 +146,10 @@ def random_states(device: torch.device) -> dict[str, Any]:
 def restore_random_states(
     states: Sequence[Mapping[str, Any]], *, rank: int, world_size: int, device: torch.device
 ) -> None:
-    """Put this process's global random generators where they were.
+    """Restore the states of this process's global random generators.
 
-    With another number of ranks there is no state for each of them: rank 0 has its own back, the others are seeded from
-    that and their rank.
+    With another number of ranks, only rank 0 gets its own state back. The others are seeded from that state and their
+    rank.
     """
     mine = states[rank if len(states) == world_size else 0]
     numpy = mine["numpy"]

@@ -1,4 +1,4 @@
-"""How a signal ends a training run: all ranks between the same two steps."""
+"""How a signal stops a training run: all ranks after the same step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fastload.distributed import Control, Vote
 
 
 class Stopping:
-    """Lets SIGINT and SIGTERM end the block between two steps, on all ranks between the same two.
+    """Lets SIGINT and SIGTERM stop the block after a step, the same step on all ranks. Use it in the main thread only.
 
-    A rank that gets a signal must not leave alone: the others would wait for its gradients. So each votes
-    before every step. The vote is counted one step later, in which it has travelled beside the step's work, and costs
-    no wait. A second signal does at once what it would have done outside the block. In the main thread alone.
+    A rank that gets a signal must not stop alone, because the others would wait for its gradients. So each rank votes
+    before every step. The vote travels during a step and is counted after it, so no rank waits for it. A second signal
+    acts at once, as it would outside the block.
 
-    A SIGINT that is ignored outside the block stays ignored, as in a job that a shell started in the background.
-    SIGTERM is always taken. A job script may ignore it and its ranks inherit that. They must still write their
+    If SIGINT is ignored outside the block, it stays ignored, as in a job that a shell started in the background.
+    SIGTERM is always handled. A job script may ignore it, and its ranks inherit that, but they must still write their
     checkpoint.
     """
 
@@ -29,7 +29,7 @@ class Stopping:
         self._before: dict[int, Any] = {}
 
     def asked(self) -> int:
-        """The signal on which all ranks stop here, 0 if none. Collective: each rank asks once before every step."""
+        """Return the signal that stops all ranks here, or 0. Collective: each rank calls it once before every step."""
         if agreed := self._settled():
             return agreed
         vote = self._control.cast(self._arrived)
@@ -39,7 +39,7 @@ class Stopping:
         return 0
 
     def _settled(self) -> int:
-        """What the vote under way comes to; 0 without one."""
+        """Return the result of the vote in progress, or 0 without one."""
         vote, self._vote = self._vote, None
         return vote.result() if vote is not None else 0
 
@@ -67,12 +67,12 @@ class Stopping:
         if exc is None:
             self._settled()
         else:
-            # Another rank may be gone, and then nobody counts this vote.
+            # Another rank may have ended, and then this vote has no result.
             self._vote = None
 
 
 def signal_name(number: int) -> str:
-    """SIGINT for 2, and so on."""
+    """Return the name of a signal, such as SIGINT for 2."""
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return str(number)

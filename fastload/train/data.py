@@ -1,4 +1,4 @@
-"""The dataset of a training run and the loader over it: the only thing in which two runs of a recipe may differ."""
+"""The dataset of a training run and its loader."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from fastload.measure.samples import Source, find_list
 from fastload.train.recipe import Recipe
 
 CACHED_BATCHES = 4
-"""How many batches `--loader cached` keeps: enough that none of them stays in a processor's cache."""
+"""Number of batches that `--loader cached` keeps. They are too large to stay in a processor's cache."""
 _LOOKED_AT = 64
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Pictures uint8[B, 3, H, W], class numbers int64[B], the samples' indices int64[B]."""
+"""Images uint8[B, 3, H, W], class numbers int64[B], indices of the samples int64[B]."""
 
 
 def open_dataset(recipe: Recipe) -> Source:
-    """Open the whole dataset, the same on all ranks."""
+    """Open the dataset, which is the same on all ranks."""
     plan = _plan(recipe)
     if recipe.packed is not None:
-        from fastload.datasets import PackedDataset  # which needs pyarrow
+        from fastload.datasets import PackedDataset  # needs pyarrow
 
         return PackedDataset(recipe.packed, transform=plan)
     file_list = find_list(recipe.file_list, recipe.base_dir)
@@ -47,7 +47,7 @@ def _plan(recipe: Recipe) -> Plan:
 def open_loader(
     recipe: Recipe, dataset: Dataset[Any], *, rank: int, world_size: int, pin_memory: bool
 ) -> fastload.DataLoader[Batch]:
-    """The loader of a rank: its part of one global order, which is a function of the seed."""
+    """Return the loader of a rank, over its part of one global order. The order depends only on the seed."""
     processes = recipe.loader == "process"
     sampler = fastload.RankSampler(
         dataset,  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def open_loader(
 
 
 class Replayed:
-    """The first batches of a loader, again and again: training without loading. As long as the loader, for `len()`."""
+    """The first batches of a loader, repeated, to train without loading. `len()` is that of the loader."""
 
     def __init__(self, loader: fastload.DataLoader[Batch]) -> None:
         self.dataset = loader.dataset
@@ -89,7 +89,7 @@ class Replayed:
 
 
 def upcoming(loader: fastload.DataLoader[Batch], *, steps: int) -> list[int]:
-    """Some of the samples that this rank reads in the next steps of this epoch: up to 64 indices, evenly spread."""
+    """Return up to 64 indices of samples that this rank reads in the next steps of this epoch, evenly spread."""
     sampler = loader.sampler
     assert isinstance(sampler, fastload.RankSampler)
     done = loader.state_dict()["batches"] if loader.worker_method == "thread" else 0
@@ -102,23 +102,26 @@ def upcoming(loader: fastload.DataLoader[Batch], *, steps: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """How much of the files that a rank begins with was in the page cache as the run began."""
+    """Share of the first files of a rank that was in the page cache at the start of the run."""
 
     share: float | None
-    """0 to 1; None where it is not known."""
+    """0 to 1, or None if unknown."""
     files: int
-    """How many were looked at."""
+    """Number of files that were examined."""
 
     def __str__(self) -> str:
         if self.share is None:
             return "not known"
-        return f"{self.share:.0%} of {self.files} files of rank 0 were in it as the run began"
+        return (
+            f"{self.share:.0%} of {self.files} files of rank 0 were in it at the start of the run"
+        )
 
 
 def cached(recipe: Recipe, dataset: Source, indices: Sequence[int]) -> Cached:
-    """How much of what holds these samples is in the page cache. Looks at up to 64 files, reads none.
+    """Return the share of these samples' files that is in the page cache. Examine up to 64 files, and read none.
 
-    Of files that one neither owns nor may write, Linux says that all is in it: mincore(2). Those are left out.
+    For files that the user neither owns nor may write, Linux reports every page as cached: mincore(2). They are left
+    out.
     """
     if recipe.packed is not None:
         files = sorted(str(path) for path in Path(recipe.packed).glob("*.arrow"))
@@ -128,7 +131,7 @@ def cached(recipe: Recipe, dataset: Source, indices: Sequence[int]) -> Cached:
     try:
         files = [path for path in files if _tells(path)]
         return Cached(cached_share(files), len(files))
-    except OSError:  # The loader will say which file is missing, and where it is listed.
+    except OSError:  # The loader will report the missing file, and its place in the list.
         return Cached(None, 0)
 
 

@@ -1,4 +1,4 @@
-"""What is trained: a model and its optimiser on a device, and one step of them."""
+"""A model with its optimiser on a device, and one training step."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from fastload.train.recipe import Precision, Recipe, TrainError
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """A model that learns. `model` has the parameters, `forward` is how to call it (across ranks, compiled)."""
+    """A model in training. `model` has the parameters. `forward` is the function to call (DDP, compiled)."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     forward: Callable[[torch.Tensor], torch.Tensor]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     prepare: Callable[[torch.Tensor], torch.Tensor]
-    """What makes the model's input of a batch of pictures on the device."""
+    """Turns a batch of images on the device into the input of the model."""
     device: torch.device
     precision: Precision = "fp32"
     traffic: GradientTraffic | None = None
     about: dict[str, Any]
-    """What a checkpoint must have in common with this."""
+    """Settings that a checkpoint must share with this run."""
 
     def step(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Learn from a batch; its loss, a tensor on the device that nobody has waited for."""
+        """Train on a batch, and return its loss, a tensor on the device. Do not wait for the device."""
         half = self.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             loss = self.loss(self.forward(self.prepare(images)), targets)
@@ -46,11 +46,11 @@ class Learner:
 
 
 def open_learner(recipe: Recipe, rank: Rank, *, classes: int) -> Learner:
-    """The recipe's model with SGD and cross-entropy, as in the tutorial; over more ranks than one by DDP."""
+    """Return the recipe's model with SGD and cross-entropy, as in the tutorial. Use DDP if there are several ranks."""
     device = choose_device(recipe.device, rank)
     if recipe.step_ms and device.type != "cpu":
         raise TrainError(
-            f"--step-ms stands in for an accelerator, and this runs on one ({device}): leave it out, or give "
+            f"--step-ms simulates an accelerator, but this run uses one ({device}). Remove --step-ms, or give "
             "--device cpu"
         )
     _set_precision(recipe.precision)
@@ -60,7 +60,7 @@ def open_learner(recipe: Recipe, rank: Rank, *, classes: int) -> Learner:
     outputs = recipe.classes or classes
     if outputs < classes:
         raise TrainError(
-            f"--classes {outputs}: the dataset has {classes} classes; give as many or more"
+            f"--classes {outputs} is too small: the dataset has {classes} classes. Give {classes} or more"
         )
     model = build_model(name, classes=outputs, weights=recipe.weights).to(device)
     if recipe.channels_last:
@@ -88,7 +88,7 @@ def open_learner(recipe: Recipe, rank: Rank, *, classes: int) -> Learner:
 def across_ranks(
     model: nn.Module, rank: Rank, device: torch.device
 ) -> tuple[nn.Module, GradientTraffic | None]:
-    """The model wrapped in DDP, and what times its traffic; with one rank the model itself, and None."""
+    """Return the model wrapped in DDP and the timer of its traffic. With one rank, return the model itself and None."""
     if rank.world_size == 1:
         return model, None
     wrapped = DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device])
@@ -96,9 +96,9 @@ def across_ranks(
 
 
 def choose_device(name: str, rank: Rank) -> torch.device:
-    """The device of a rank: with "auto" an accelerator of its own where there is one, else the CPU.
+    """Return the device of a rank. For "auto", return an accelerator of its own if there is one, else the CPU.
 
-    Raises `TrainError` for a device that is not there, `RankError` if a node has fewer accelerators than ranks.
+    Raise `TrainError` if the device does not exist, and `RankError` if a node has fewer accelerators than ranks.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
@@ -109,38 +109,41 @@ def choose_device(name: str, rank: Rank) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise TrainError(
-            f"--device {name}: torch knows no such device; use auto, cpu or cuda"
+            f"--device {name} is not a device of torch. Use auto, cpu or cuda"
         ) from error
     if device.type == "cpu":
         if ":" in name:
-            raise TrainError(f"--device {name}: the CPU has no numbers; use --device cpu")
+            raise TrainError(f"--device {name}: the CPU has no index. Use --device cpu")
         return device
     if found is None or found.type != device.type:
         here = f"only {found.type}" if found else "no accelerator"
-        raise TrainError(f"--device {name}: torch sees {here} here; use --device auto or cpu")
+        raise TrainError(
+            f"--device {name} is not available: torch finds {here}. Use --device auto or cpu"
+        )
     count = torch.accelerator.device_count()
     if ":" not in name:
         device = torch.device(device.type, device_of(rank, count))
     elif device.index >= count:
         raise TrainError(
-            f"--device {name}: torch sees {count} {device.type} devices here, numbered from 0; use one of them"
+            f"--device {name} does not exist: torch finds {count} {device.type} "
+            f"{'device' if count == 1 else 'devices'} here, numbered from 0. Give one of them"
         )
     torch.accelerator.set_device_index(device.index)
     return device
 
 
 def _set_precision(precision: Precision) -> None:
-    """Let float32 be what the recipe says, in convolutions too, where torch alone would round to TF32."""
+    """Set the precision of float32 products. Without this, torch would use TF32 in convolutions."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     if torch.cuda.is_available():
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def describe(learner: Learner, *, weights: Path | None, simulated: bool) -> str:
-    """The model in words: which, how large, and why this one where nobody chose."""
+    """Return a text on the model: its name, its size, and why it was chosen."""
     parameters = sum(parameter.numel() for parameter in learner.model.parameters())
     text = f"{learner.about['model']}, {parameters:,} parameters, {learner.precision}, on {learner.device}"
-    text += ", random at first" if weights is None else f", from {weights}"
+    text += ", initially random" if weights is None else f", from {weights}"
     if learner.about["model"] == TINY:
-        text += "; a stand-in that is small enough for a CPU, not ResNet-50"
-    return text + ("; its step is filled up by a simulated one" if simulated else "")
+        text += "; a small model for the CPU instead of ResNet-50"
+    return text + ("; a simulated accelerator makes its steps longer" if simulated else "")

@@ -1,4 +1,4 @@
-"""Training on every rank, whatever loads the samples: `train` wires the parts, `fit` is the loop."""
+"""Training on every rank, with any loader. `train` connects the parts, and `fit` is the loop."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ STATS_FILE = "stats.csv"
 def train(
     recipe: Recipe, *, say: Say = print, on_step: OnStep | None = None, serial_lines: bool = False
 ) -> Trained:
-    """Train as the recipe says, on this rank of those that a launcher has started; in the main thread.
+    """Train by the recipe on this rank of a job. Call this in the main thread.
 
     Args:
         recipe: the same on all ranks.
-        say: gets the lines of the run, on rank 0 alone.
-        on_step: called behind each step on each rank, with its number, 1 for the first of the training, and the
-            indices of the samples that this rank has trained on in it, int64[B] on the device.
+        say: called with each line of the run, on rank 0 only.
+        on_step: called after each step on each rank. It gets the number of the step, from 1, and the indices of the
+            samples of this rank in the step, int64[B] on the device.
         serial_lines: print the lines of the tutorial's serial script, not of its parallel one.
 
-    Raises `FastloadError` (`TrainError`, `CheckpointError`, `StateError`, ...) for what cannot be done as asked, and
-    whatever reading a sample raises. Of several ranks one prints the error, and all raise SystemExit.
+    Raise `FastloadError` (`TrainError`, `CheckpointError`, `StateError`, ...) if the recipe cannot be followed, and
+    any exception of reading a sample. With several ranks, one prints the error, and all raise SystemExit.
     """
     began = time.perf_counter()
     rank = distributed.init("gloo" if recipe.device == "cpu" else "auto")
@@ -82,7 +82,7 @@ def _train(
     _check_stats_file(recipe.logdir / STATS_FILE, control)
     dataset = open_dataset(recipe)
     learner = open_learner(recipe, rank, classes=len(dataset.classes))
-    torch.manual_seed(recipe.seed + rank.rank)  # what a model drops out is each rank's own
+    torch.manual_seed(recipe.seed + rank.rank)  # so that dropout differs between ranks
     if rank.world_size > 1 and learner.device.type == "cpu":
         torch.set_num_threads(distributed.cores())
     loader = open_loader(
@@ -99,7 +99,7 @@ def _train(
     if rank.world_size > 1:
         voice(
             f"{rank.world_size} ranks, each with batches of {recipe.batch_size}; step_img_rate and its average are "
-            "of rank 0 alone"
+            "those of rank 0"
         )
     with loader:
         source, first = begin(recipe, loader, learner, control, say=voice)
@@ -114,9 +114,9 @@ def _train(
 
 
 def _check_stats_file(path: Path, control: Control) -> None:
-    """Raise `StatsFileError` where rank 0 could not write its row: before it has trained, and on all ranks.
+    """Raise `StatsFileError` on all ranks, before training, if rank 0 cannot write its row.
 
-    Alone, it would leave them waiting.
+    If rank 0 raised alone, the others would wait for it.
     """
     problem: str | None = None
     if control.rank.rank == 0:
@@ -124,11 +124,11 @@ def _check_stats_file(path: Path, control: Control) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             check_table(path, COLUMNS)
             if not os.access(path if path.exists() else path.parent, os.W_OK):
-                problem = f"{path} may not be written: choose another --logdir"
+                problem = f"{path} is not writable. Choose another --logdir"
         except StatsFileError as error:
             problem = str(error)
         except OSError as error:
-            problem = f"{path}: {error.strerror}: choose another --logdir"
+            problem = f"{path}: {error.strerror}. Choose another --logdir"
     if problem := control.broadcast(problem):
         raise StatsFileError(problem)
 
@@ -141,9 +141,9 @@ def begin(
     *,
     say: Say = print,
 ) -> tuple[Any, int]:
-    """What gives the loop its batches, on the device, and the step that it begins behind: 0, or a checkpoint's.
+    """Return the source of batches on the device, and the number of steps done before: 0, or those of a checkpoint.
 
-    `loader` gives `(pictures, class numbers, indices)`. Collective.
+    `loader` yields `(images, class numbers, indices)`. Collective.
     """
     loads = Replayed(loader) if recipe.loader == "cached" else loader
     source = fastload.prefetch_to(loads, learner.device)
@@ -160,7 +160,7 @@ def fit(
     say: Say = print,
     on_step: OnStep | None = None,
 ) -> Trained:
-    """The training loop, on what `begin` gave, to the last step or a signal; arguments as of `train`."""
+    """Run the training loop on the result of `begin`, until the last step or a signal. For arguments, see `train`."""
     total = max(first, recipe.total_steps(len(source)))
     saved = first or None
     stats = source.stats if recipe.loader == "thread" else None
@@ -211,7 +211,7 @@ def fit(
 def _endless(source: Iterable[Batch], ended: Callable[[], None]) -> Iterator[Batch]:
     """Yield batches epoch after epoch, and call `ended` after each.
 
-    The rest of an epoch that a checkpoint had ended is empty; two in a row are an error.
+    After a checkpoint at the end of an epoch, the rest of that epoch is empty. Two empty epochs in a row are an error.
     """
     empty = False
     while True:
@@ -222,12 +222,13 @@ def _endless(source: Iterable[Batch], ended: Callable[[], None]) -> Iterator[Bat
         ended()
         if before and empty:
             raise TrainError(
-                "the loader gives no batches: the dataset is empty, or smaller than a batch"
+                "the loader gives no batches, because the dataset is empty or smaller than a batch. Give more samples, "
+                "or a smaller --nbatch"
             )
 
 
 def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say: Say) -> int:
-    """Put everything where the checkpoint says; its step. 0 where there is no checkpoint, or none is wanted."""
+    """Restore everything from the checkpoint, and return its step. Return 0 without a checkpoint or --resume."""
     folder = recipe.checkpoint
     if folder is None:
         return 0
@@ -235,7 +236,7 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
     if not recipe.resume:
         if any(control.gather((folder / NAME).exists())):
             raise CheckpointError(
-                f"{folder / NAME}: a checkpoint is there: give --resume to go on from it, or another folder"
+                f"{folder / NAME} exists already. Give --resume to continue from it, or another --checkpoint folder"
             )
         return 0
     found = Checkpoint.load(folder)
@@ -243,11 +244,11 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
     if len(set(steps)) > 1:
         other = next(rank for rank, step in enumerate(steps) if step != steps[0])
         raise CheckpointError(
-            f"{folder / NAME}: step: rank 0 has {steps[0]}, rank {other} has {steps[other]}; the folder must be one "
-            "that all ranks see"
+            f"{folder / NAME}: rank 0 finds step {steps[0]}, but rank {other} finds step {steps[other]}. Choose a "
+            "--checkpoint folder that all ranks see"
         )
     if found is None:
-        say(f"Nothing to resume in {folder}: the training begins at its beginning")
+        say(f"No checkpoint in {folder} yet: training starts from the beginning")
         return 0
     found.check(folder, about=learner.about, model=learner.model.state_dict())
     source.load_state_dict(found.loader)
@@ -260,27 +261,27 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
         device=learner.device,
     )
     before = len(found.randomness)
-    say(f"Resumed after step {found.step}, which {before} rank{'s' * (before > 1)} had reached")
+    say(f"Resumed after step {found.step} of a run with {before} rank{'s' * (before > 1)}")
     return found.step
 
 
 def _check_folder(folder: Path, control: Control) -> None:
-    """Raise `CheckpointError`, on all ranks, where rank 0 cannot write: now, and not at the first checkpoint."""
+    """Raise `CheckpointError` on all ranks if rank 0 cannot write, now instead of at the first checkpoint."""
     problem: str | None = None
     if control.rank.rank == 0:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):
-                problem = f"{folder} may not be written: choose another --checkpoint"
+                problem = f"{folder} is not writable. Choose another --checkpoint"
         except OSError as error:
-            problem = f"{folder}: {error.strerror}: choose another --checkpoint"
+            problem = f"{folder}: {error.strerror}. Choose another --checkpoint"
     if problem := control.broadcast(problem):
         raise CheckpointError(problem)
 
 
 def _save(folder: Path | None, step: int, source: Any, learner: Learner, control: Control) -> int:
-    """Write the checkpoint of a step, on rank 0; the step. Collective."""
-    assert folder is not None  # as the recipe has made sure
+    """Write the checkpoint of a step on rank 0, and return the step. Collective."""
+    assert folder is not None  # checked by the recipe
     states = control.gather(random_states(learner.device))
     if control.rank.rank == 0:
         Checkpoint(
@@ -297,7 +298,7 @@ def _save(folder: Path | None, step: int, source: Any, learner: Learner, control
 def _report(
     recipe: Recipe, trained: Trained, learner: Learner, control: Control, cached: Cached, say: Say
 ) -> None:
-    """Say what the run did, and put it into stats.csv. Collective."""
+    """Report the results of the run, and write them into stats.csv. Collective."""
     ranks = gather(trained, control)
     if control.rank.rank:
         return
@@ -312,7 +313,7 @@ def _report(
     for line in summary.lines():
         say(line)
     append_row(recipe.logdir / STATS_FILE, summary.row())
-    say(f"A row for this run: {recipe.logdir / STATS_FILE}")
+    say(f"Row of this run added to: {recipe.logdir / STATS_FILE}")
 
 
 def _silent(_: str) -> None:

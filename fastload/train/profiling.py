@@ -1,4 +1,4 @@
-"""torch's profiler around some steps of a training loop: one trace, for TensorBoard and for Perfetto."""
+"""torch's profiler for some steps of a training loop: one trace, for TensorBoard and Perfetto."""
 
 from __future__ import annotations
 
@@ -30,28 +30,29 @@ def profile_steps(
     stacks: bool = False,
     say: Callable[[str], None] = print,
 ) -> StepProfiler:
-    """Profile this process for `active` of its `steps` training steps: the CPU, and a GPU where there is one.
+    """Profile this process for `active` of its `steps` training steps: the CPU, and a GPU if there is one.
 
         with profile_steps(run_dir, steps=100) as profiler:
             for batch in loader:
                 ...
                 profiler.step()
 
-    `wait` steps pass unobserved, `warmup` steps are observed and thrown away, then `active` are recorded. The
-    loader's stages are spans `fastload.*`, those of the worker threads in rows of their own. The loop's wait for a
-    batch is the span `fastload::wait`, and what TensorBoard calls DataLoader. The trace is saved once, into `run_dir`,
-    in the form and under a name (`HOST_PID.TIME.pt.trace.json.gz`) that TensorBoard's profiler plugin and Perfetto
-    (ui.perfetto.dev) open; `say` gets its path and size. Saving takes place in the last step recorded, and a second
-    or more.
+    `wait` steps are skipped, `warmup` steps are observed and discarded, then `active` steps are recorded. The stages of
+    the loader are spans `fastload.*`, with a row for each worker thread. The loop's wait for a batch is the span
+    `fastload::wait`, which TensorBoard calls DataLoader.
 
-    The last waiting step is recorded for TensorBoard's memory view, into `HOST_PID_memory.TIME.pt...`: a
-    profiler that sees the worker threads sees no allocations. If fewer than 2 steps wait there is none.
+    The trace is saved once, into `run_dir`, as `HOST_PID.TIME.pt.trace.json.gz`. TensorBoard's profiler plugin and
+    Perfetto (ui.perfetto.dev) open it. `say` gets its path and size. Saving happens in the last recorded step. It takes
+    a second or more.
+
+    The last skipped step is recorded for TensorBoard's memory view, into `HOST_PID_memory.TIME.pt...`, because a
+    profiler that sees worker threads sees no allocations. If `wait` is less than 2, this file is not written.
 
     Args:
-        steps: how many steps the loop will make.
-        stacks: record the Python stack of every operation too: many times the size.
+        steps: number of steps of the loop.
+        stacks: record the Python stack of every operation too. The trace becomes many times larger.
 
-    Raises ValueError where `steps` are too few for that, with what would do.
+    Raise ValueError if `steps` is too small, with the numbers that would fit.
     """
     check_schedule(steps=steps, wait=wait, warmup=warmup, active=active)
     return StepProfiler(run_dir, wait, warmup, active, stacks=stacks, say=say)
@@ -60,28 +61,28 @@ def profile_steps(
 def check_schedule(
     *, steps: int, wait: int = WAIT, warmup: int = WARMUP, active: int = ACTIVE
 ) -> None:
-    """Raise ValueError where `steps` are too few for a profile by `profile_steps`, with what would do."""
+    """Raise ValueError if `steps` is too small for a profile by `profile_steps`, with the numbers that would fit."""
     for name, value, least in (("wait", wait, 0), ("warmup", warmup, 1), ("active", active, 1)):
         if integer(name, value) < least:
             raise ValueError(f"{name} must be {least} or more, got {value}")
     needed = wait + warmup + active
     if integer("steps", steps) < needed:
         raise ValueError(
-            f"a profile of {active} steps behind {wait} that wait and {warmup} to warm up takes {needed} steps, and "
-            f"{steps} were asked for: {_what_would_do(steps, wait, warmup, needed)}"
+            f"{steps} steps are too few for this profile. It needs {needed}: {wait} to skip, {warmup} to warm up and "
+            f"{active} to record. {_what_would_do(steps, wait, warmup, needed)}"
         )
 
 
 def _what_would_do(steps: int, wait: int, warmup: int, needed: int) -> str:
     if steps > wait + warmup:
-        return f"ask for {needed} or more, or record {steps - wait - warmup}"
+        return f"Give {needed} or more, or record {steps - wait - warmup}"
     if steps > 1:
-        return f"ask for {needed} or more, or wait for 0, warm up for 1 and record {steps - 1}"
-    return f"ask for {needed} or more"
+        return f"Give {needed} or more, or skip 0, warm up 1 and record {steps - 1}"
+    return f"Give {needed} or more"
 
 
 class StepProfiler:
-    """What `profile_steps` returns, and its `with` gives: call `step()` at the end of each training step."""
+    """The result of `profile_steps`, used in a `with` block. Call `step()` at the end of each training step."""
 
     def __init__(
         self,
@@ -94,10 +95,10 @@ class StepProfiler:
         say: Callable[[str], None],
     ) -> None:
         self.path: Path | None = None
-        """The trace, once it is saved."""
+        """Path of the trace, after it has been saved."""
         self._run_dir = run_dir
         self._wait = wait
-        self._first = wait + warmup  # steps before those that are recorded
+        self._first = wait + warmup  # number of steps before the recorded ones
         self._last = self._first + active
         self._say = say
         self._steps = 0
@@ -111,8 +112,8 @@ class StepProfiler:
                 profile_memory=True,
                 with_stack=stacks,
             )
-            memory.record_steps = False  # the other one marks the steps, in both traces
-            self._profiles.append(memory)  # first: it ends where the other begins
+            memory.record_steps = False  # the other profiler marks the steps in both traces
+            self._profiles.append(memory)  # first, because it ends before the other one begins
         steps: Any = profile(
             activities=_activities(),
             schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
@@ -129,7 +130,7 @@ class StepProfiler:
         return self
 
     def step(self) -> None:
-        """One more training step is over."""
+        """Count a finished training step."""
         self._steps += 1
         for each in self._profiles:
             each.step()
@@ -141,13 +142,13 @@ class StepProfiler:
             each.__exit__(kind, exc, tb)
         if self.path is None:
             self._say(
-                f"There is no profile: the loop made {self._steps} steps, and the first one to be recorded was "
+                f"No profile was recorded: the loop ended after {self._steps} steps, and recording starts with "
                 f"step {self._first + 1}."
             )
 
     def _save_memory(self, finished: Any) -> None:
         if self._steps < self._wait:
-            return  # the loop ended before the step did
+            return  # the loop ended during the step
         path = self._export(finished, "_memory")
         self._say(f"Memory of step {self._steps}: {path} ({path.stat().st_size / 1e6:.2f} MB)")
 
@@ -161,13 +162,13 @@ class StepProfiler:
         )
 
     def _export(self, finished: Any, kind: str = "") -> Path:
-        """Write the trace, which torch exports once; return its path."""
+        """Write the trace, which torch can export only once, and return its path."""
         self._run_dir.mkdir(parents=True, exist_ok=True)
         worker = f"{socket.gethostname()}_{os.getpid()}{kind}"
         name = f"{worker}.{time.time_ns() // 1_000_000}.pt.trace.json.gz"
         unfinished = (
             self._run_dir / f"unfinished-{os.getpid()}.json.gz"
-        )  # TensorBoard looks for others
+        )  # TensorBoard expects other names
         finished.export_chrome_trace(str(unfinished))
         return unfinished.rename(self._run_dir / name)
 

@@ -11,10 +11,10 @@ from fastload.telemetry import Stats
 
 
 class Scalars:
-    """Writes scalars into a run directory, as TensorBoard reads them; into None, nothing.
+    """Writes scalars for TensorBoard into a run directory. If the directory is None, it writes nothing.
 
-    The names are paths, by whose first part TensorBoard groups them: `rank0/images_per_s`, `train/loss`.
-    Needs the extra `tensorboard`, and no part of it where nothing is written.
+    Names are paths, such as `rank0/images_per_s` and `train/loss`. TensorBoard groups them by the first part.
+    It needs the extra `tensorboard`, but only if it writes something.
     """
 
     def __init__(self, run_dir: Path | None) -> None:
@@ -31,7 +31,7 @@ class Scalars:
                 self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is not on disk yet. Nothing can be added after it."""
+        """Write all scalars to disk. None can be added afterwards."""
         if self._writer is not None:
             self._writer.close()
 
@@ -45,14 +45,14 @@ class Scalars:
 
 
 def loader_scalars(now: Stats, before: Stats | None = None) -> dict[str, float]:
-    """What a loader did between two snapshots of one epoch; without the first, since the epoch began.
+    """Return the work of a loader between two snapshots of one epoch, or since the epoch began if `before` is None.
 
-        loader/samples_per_s     handed to the loop
+        loader/samples_per_s     samples delivered to the loop
         loader/wait_share        0 to 1: the loop's time in which it waited for a batch
         loader/queue_occupancy   0 to 1: mean share of the batches in flight that were ready, over the epoch so far
         stage_s/NAME             thread-seconds in each stage: sampler, sample, read, decode, collate, pin ...
 
-    A snapshot of another epoch counts as none. Empty where no time has passed.
+    A snapshot of another epoch counts as None. The result is empty if no time has passed.
     """
     if before is not None and before.epoch != now.epoch:
         before = None

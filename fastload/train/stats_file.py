@@ -1,4 +1,4 @@
-"""stats.csv: a table of runs, a line for each, which many processes may append to."""
+"""stats.csv: a table with one line per run, to which many processes may append."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fastload.errors import FastloadError
 
 
 class StatsFileError(FastloadError, ValueError):
-    """A table of runs cannot be appended to; the message names the file, what it has and what to do."""
+    """Raised if a row cannot be added to a table of runs. The message names the file, its content and what to do."""
 
 
 def check_table(path: Path, columns: Sequence[str]) -> None:
-    """Raise `StatsFileError` where the table at `path` has other columns; nothing is made or changed."""
+    """Raise `StatsFileError` if the table at `path` has other columns. Change nothing."""
     if path.exists():
         with path.open(newline="") as file:
             _check_header(path, file, columns)
 
 
 def append_row(path: Path, row: Mapping[str, object]) -> None:
-    """Append a line to the table (CSV) at `path`; where there is none, make it, with a header of the row's names.
+    """Append a line to the table (CSV) at `path`. Make the table, with a header, if it does not exist.
 
-    Processes may append at once, from several nodes too where the file system has locks: each takes its turn. A line
-    that some crash has cut off stays a line of its own. Raises `StatsFileError` where the header has other names.
+    Several processes may append at the same time, from several nodes too if the file system has locks. A line that a
+    crash cut off stays a separate line. Raise `StatsFileError` if the header has other names.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", newline="") as file, locked(file, needed=False):
@@ -42,7 +42,7 @@ def append_row(path: Path, row: Mapping[str, object]) -> None:
             if not _ends_a_line(file.fileno()):
                 text.write("\n")
         writer.writerow(["" if value is None else value for value in row.values()])
-        # One write to a file open for appending: even without locks, a row lands in one piece.
+        # One write to a file opened for appending, so that a row stays in one piece even without locks.
         write_all(file.fileno(), str(path), text.getvalue().encode(errors="backslashreplace"))
 
 
@@ -51,14 +51,15 @@ def _check_header(path: Path, file: IO[str], columns: Sequence[str]) -> None:
         found = next(csv.reader(file), None)
     except (UnicodeDecodeError, csv.Error) as error:
         raise StatsFileError(
-            f"{path} is no table of runs: {error}. Move the file away, or write to another one"
+            f"{path} is not a table of runs: {error}. Move the file away, or write to another one"
         ) from error
     if found is not None and found != list(columns):
         only = [name for name in found if name not in columns]
         new = [name for name in columns if name not in found]
         raise StatsFileError(
-            f"{path}: the header has other columns than this run writes (only there: {', '.join(only) or 'none'}; "
-            f"only here: {', '.join(new) or 'none'}; or their order): move the file away, or write to another one"
+            f"{path} has other columns than this run writes, or in another order (only in the file: "
+            f"{', '.join(only) or 'none'}; only in this run: {', '.join(new) or 'none'}). Move the file away, or write "
+            "to another one"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a training run says at its end, and its row in stats.csv: each figure labelled with what it is of."""
+"""The report at the end of a training run, and its row in stats.csv. Each figure is labelled."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ _RANKS_SHOWN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What came of a run, the same on all ranks but for the first three."""
+    """The result of a run. Only the first three fields differ between ranks."""
 
     measured: Measured
     seen: torch.Tensor
-    """bool[number of samples in the dataset], on the device: which were trained on."""
+    """bool[number of samples in the dataset], on the device. True for samples that were trained on."""
     loss: float | None
-    """Of the last batch; None if there was none."""
+    """Loss of the last batch, or None without one."""
     first_step: int
-    """The step that the run began behind: 0, or a checkpoint's."""
+    """Number of steps done before the run: 0, or those of a checkpoint."""
     last_step: int
     total_steps: int
     stopped_by: int
-    """The signal that ended it early; 0 where none did."""
+    """The signal that ended the run early, or 0."""
     checkpoint_step: int | None = None
-    """The step of the checkpoint that is there now."""
+    """The step of the latest checkpoint."""
     folder: Path | None = None
-    """Where the run's profile and scalars are; None if it has none."""
+    """Folder of the run's profile and scalars, or None without them."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllRanks:
-    """What the ranks measured, by rank; rates and shares are None for a run that ended in its warm-up."""
+    """The figures of all ranks, by rank. Rates and shares are None if the run ended in its warm-up."""
 
     rates: list[float | None]
     wait_shares: list[float | None]
@@ -57,27 +57,27 @@ class AllRanks:
 
     @property
     def known_rates(self) -> list[float]:
-        """The rates of the ranks that have one."""
+        """Rates of the ranks that have one."""
         return [rate for rate in self.rates if rate is not None]
 
     @property
     def global_rate(self) -> float | None:
-        """Samples a second of all ranks together."""
+        """Samples per second of all ranks together."""
         return sum(self.known_rates) if None not in self.rates else None
 
     @property
     def mean_rate(self) -> float | None:
-        """Samples a second of a rank."""
+        """Mean samples per second of a rank."""
         return sum(self.known_rates) / len(self.known_rates) if self.known_rates else None
 
     @property
     def worst_wait(self) -> float | None:
-        """The greatest of the shares waited."""
+        """Largest share of time that a rank waited."""
         return max((share for share in self.wait_shares if share is not None), default=None)
 
 
 def gather(trained: Trained, control: Control) -> AllRanks:
-    """Bring the ranks' figures together, on every rank."""
+    """Return the figures of all ranks, on every rank. Collective."""
     measured = trained.measured
     ranks = control.gather((measured.rate, measured.wait_share, measured.samples))
     return AllRanks(
@@ -90,7 +90,7 @@ def gather(trained: Trained, control: Control) -> AllRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A run that has ended, as rank 0 tells it."""
+    """The report of a finished run by rank 0."""
 
     recipe: Recipe
     trained: Trained
@@ -101,18 +101,18 @@ class Summary:
 
     @property
     def measured(self) -> Measured:
-        """What rank 0 measured."""
+        """The measurements of rank 0."""
         return self.trained.measured
 
     def lines(self) -> list[str]:
-        """The figures in words, for people: name, value, what it is of."""
+        """Return the figures as lines of text: name, value, and what it covers."""
         said = [f"{name:<13}{value}" for name, value in (*self._always(), *self._sometimes())]
         if self.measured.stats is not None and self.measured.steps:
             said.append(f"Rank 0: {bound(self.measured.stats).sentence}")
         return said
 
     def row(self) -> dict[str, Any]:
-        """The run as a row of stats.csv, by `COLUMNS`; what is not known is None."""
+        """Return the run as a row of stats.csv, by `COLUMNS`. Unknown figures are None."""
         return {name: _rounded(value(self)) for name, value in _COLUMNS.items()}
 
     def _always(self) -> list[tuple[str, str]]:
@@ -125,14 +125,17 @@ class Summary:
             ("ranks", f"{self.rank.world_size}, started by {_launcher(self.rank)}"),
             ("steps", _steps(self.trained)),
             ("image rate", _rates(ranks)),
-            ("samples", f"{ranks.samples:,} trained on, {ranks.unique_samples:,} different ones"),
+            (
+                "samples",
+                f"{ranks.samples:,} trained on, {ranks.unique_samples:,} of them different",
+            ),
             ("read ahead", _ahead(measured)),
             ("page cache", str(self.cached)),
             ("loop waited", _waits(ranks)),
             ("step ms", f"{step} (rank 0){_simulated(recipe)}"),
             ("wait ms", f"{wait} (rank 0)"),
             ("training", f"{measured.training_s:.2f} s, warm-up included"),
-            ("loss", f"{figure(self.trained.loss, '.4f')}, of rank 0's last batch"),
+            ("loss", f"{figure(self.trained.loss, '.4f')}, last batch of rank 0"),
         ]
 
     def _sometimes(self) -> list[tuple[str, str]]:
@@ -142,7 +145,7 @@ class Summary:
             said.append(
                 (
                     "simulated",
-                    f"{measured.overran} of {measured.steps} steps took longer by themselves than "
+                    f"{measured.overran} of {measured.steps} steps took longer than the simulated "
                     f"{recipe.step_ms:g} ms",
                 )
             )
@@ -150,15 +153,15 @@ class Summary:
             said.append(
                 (
                     "gradients",
-                    f"under way for {measured.communication_s:.2f} s, much of it beside the backward pass",
+                    f"averaged in {measured.communication_s:.2f} s, much of it during the backward pass",
                 )
             )
         if measured.checkpoints:
             said.append(
                 (
                     "checkpoints",
-                    f"{measured.checkpoints} in {measured.checkpoint_s:.2f} s, which rates contain; the last "
-                    f"of step {self.trained.checkpoint_step}, in {recipe.checkpoint}",
+                    f"{measured.checkpoints} in {measured.checkpoint_s:.2f} s, which rates include; the last one "
+                    f"is of step {self.trained.checkpoint_step}, in {recipe.checkpoint}",
                 )
             )
         return said
@@ -166,13 +169,13 @@ class Summary:
 
 def _loader(recipe: Recipe) -> str:
     if recipe.loader == "cached":
-        return "none: a few batches in memory, again and again"
+        return "none: a few batches in memory, repeated"
     if recipe.loader == "process":
-        return f"torch's, worker processes on each rank: {recipe.workers}"
+        return f"torch, worker processes per rank: {recipe.workers}"
     if recipe.workers == 0:
-        return "fastload, serial: in the loop's own thread"
+        return "fastload, serial: in the thread of the loop"
     threads = f"{recipe.workers} thread{'s' * (recipe.workers > 1)}"
-    return f"fastload, {threads} on each rank, {recipe.prefetch_batches} batches in flight at most"
+    return f"fastload, {threads} per rank, at most {recipe.prefetch_batches} batches in flight"
 
 
 def _launcher(rank: Rank) -> str:
@@ -183,20 +186,22 @@ def _steps(trained: Trained) -> str:
     done = trained.last_step - trained.first_step
     if not done and trained.last_step == trained.total_steps:
         at = f"the checkpoint is of step {trained.last_step}, the last one"
-        return f"none left: {at}; more --epochs or --nsteps go on"
+        return f"none left: {at}; to continue, give more --epochs or --nsteps"
     text = f"{done}"
     if trained.first_step:
         text += f", from {trained.first_step + 1} to {trained.last_step}"
     if trained.last_step < trained.total_steps:
         text += f" of {trained.total_steps}: stopped"
-    return text + f"; the first {min(done, WARMUP_STEPS)} are warm-up, which no figure below counts"
+    return (
+        text + f"; the first {min(done, WARMUP_STEPS)} are warm-up, and no figure below counts them"
+    )
 
 
 def _rates(ranks: AllRanks) -> str:
     if ranks.global_rate is None:
         return f"n/a: a rate needs more than {WARMUP_STEPS} steps"
     if len(ranks.rates) == 1:
-        return f"{ranks.global_rate:.2f} images/s, one rank, which is all"
+        return f"{ranks.global_rate:.2f} images/s, one rank"
     shown = ", ".join(
         f"rank {rank}: {figure(rate)}" for rank, rate in enumerate(ranks.rates[:_RANKS_SHOWN])
     )
@@ -209,7 +214,7 @@ def _rates(ranks: AllRanks) -> str:
 def _ahead(measured: Measured) -> str:
     if not measured.ahead:
         return "n/a"
-    moments = ("as step 1 began", "as the warm-up ended", "at the end")
+    moments = ("at the start", "after the warm-up", "at the end")
     at = moments if len(measured.ahead) == 3 else (moments[0], moments[2])
     return (
         ", ".join(
@@ -224,13 +229,11 @@ def _waits(ranks: AllRanks) -> str:
         return "n/a"
     mine = ranks.wait_shares[0] or 0.0
     if len(ranks.wait_shares) == 1:
-        return f"{mine:.0%} of the time for the loader"
+        return f"{mine:.0%} of the time waiting for the loader"
     worst = ranks.wait_shares.index(ranks.worst_wait)
-    text = f"{mine:.0%} of the time for the loader on rank 0"
+    text = f"{mine:.0%} of the time waiting for the loader on rank 0"
     return (
-        f"{text}, {ranks.worst_wait:.0%} on rank {worst}, the most"
-        if worst
-        else f"{text}, the most"
+        f"{text}, at most {ranks.worst_wait:.0%} (rank {worst})" if worst else f"{text}, the most"
     )
 
 
@@ -244,7 +247,7 @@ def _quantiles(values_s: Sequence[float]) -> str:
 def _simulated(recipe: Recipe) -> str:
     if not recipe.step_ms:
         return ""
-    return f"; simulated: filled up to {recipe.step_ms:g} ms, with no accelerator behind it"
+    return f"; simulated: at least {recipe.step_ms:g} ms, without an accelerator"
 
 
 # ---- stats.csv ----
@@ -259,7 +262,7 @@ def _bound(run: Summary) -> str | None:
 
 
 def _rounded(value: Any) -> Any:
-    """A float to six places, which is microseconds; None for one that is no number."""
+    """Return a float rounded to six places (microseconds), or None if it is not finite."""
     if isinstance(value, float):
         return None if math.isnan(value) else round(value, 6)
     return value
@@ -319,6 +322,6 @@ _COLUMNS: dict[str, _Value] = {
     "torch": lambda _: torch.__version__,
 }
 COLUMNS = tuple(_COLUMNS)
-"""Of stats.csv: first those of the document that the file comes from, but for `testing_s`: nothing is tested. `folder`
-is that of the run's profile and scalars, beside the file. Rates are samples a second, steady; seconds, quantiles,
-cached share, loss and bound are rank 0's."""
+"""Columns of stats.csv. First come those of the document that the file comes from, except `testing_s`, because nothing
+is tested. `folder` is that of the run's profile and scalars, next to the file. Rates are samples per second in the
+steady time. Seconds, quantiles, cached share, loss and bound are those of rank 0."""

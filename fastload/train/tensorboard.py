@@ -1,4 +1,4 @@
-"""What a training run writes for TensorBoard: a profile, scalars, in a folder of its own. Rank 0's."""
+"""The folder that rank 0 of a training run writes for TensorBoard: a profile and scalars."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fastload.train.scalars import Scalars, loader_scalars
 
 
 class Recording:
-    """The profile and the scalars of a run, if its recipe wants any. On other ranks than 0 it does nothing.
+    """The profile and the scalars of a run, if its recipe asks for them. It does nothing on ranks other than 0.
 
     Args:
-        first: the number of steps done before this run.
-        steps: how many the loop will make.
-        stats: the loader's, None where it has none.
+        first: number of steps done before this run.
+        steps: number of steps that the loop will make.
+        stats: the loader's `stats`, or None if it has none.
 
-    Raises `TrainError`, on all ranks, where the steps are too few for a profile.
+    Raises `TrainError` on all ranks if the steps are too few for a profile.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Recording:
         say: Callable[[str], None],
     ) -> None:
         self.folder: Path | None = None
-        """Where all of it lies; None if nothing is recorded."""
+        """Folder of the files, or None if nothing is recorded."""
         self._profile: Any = None
         self._scalars = Scalars(None)
         self._stats = stats
@@ -59,12 +59,12 @@ class Recording:
                 self._scalars = Scalars(folder)
 
     def step(self) -> None:
-        """Behind each step."""
+        """Record a step. Call this after each step."""
         if self._profile is not None:
             self._profile.step()
 
     def window(self, step: int, *, rate: float, loss: torch.Tensor) -> None:
-        """Behind each status window: its rate in samples a second, the loss of its last batch."""
+        """Record a status window, after its end: its rate in samples per second, and the loss of its last batch."""
         values = {"rank0/images_per_s": rate, "train/loss": float(loss)}
         if self._stats is not None:
             now = self._stats()
@@ -90,14 +90,14 @@ def _check_steps(first: int, steps: int) -> None:
     if steps < needed:
         raise TrainError(
             f"--profile needs {needed} steps: {WAIT} are skipped, {WARMUP} is warm-up, {ACTIVE} are recorded. This run "
-            f"has {steps}. Give --nsteps {first + needed} or more, or leave out --profile"
+            f"has {steps}. Give --nsteps {first + needed} or more, or remove --profile"
         )
 
 
 def run_folder(recipe: Recipe, control: Control) -> Path:
-    """Make a folder for this run below the recipe's `logdir`, on rank 0, and return it. Collective.
+    """Make a folder for this run in the recipe's `logdir`, on rank 0, and return it. Collective.
 
-    Its name is that of the run in TensorBoard: when it began, and in what runs of a sweep differ.
+    Its name is that of the run in TensorBoard. It has the time of the start, and the settings that differ in a sweep.
     """
     path: Path | None = None
     if control.rank.rank == 0:
@@ -110,7 +110,7 @@ def run_folder(recipe: Recipe, control: Control) -> Path:
             try:
                 path.mkdir()
                 break
-            except FileExistsError:  # another run began in the same second
+            except FileExistsError:  # another run started in the same second
                 number += 1
                 path = recipe.logdir / f"{name}-{number}"
     return control.broadcast(path)

@@ -166,7 +166,7 @@ def test_a_loader_that_delivers_other_samples_fails_the_run(
     monkeypatch.setattr(
         loop, "open_loader", lambda run, dataset, order: honest(run, dataset, order[::-1])
     )
-    with pytest.raises(BenchError, match="other samples than it was asked for"):
+    with pytest.raises(BenchError, match="delivered wrong samples or a wrong order"):
         loop.measure(run_over(file_list), lambda line: None)
 
 
@@ -344,8 +344,8 @@ def test_the_table_has_a_line_for_each_row_with_all_of_its_figures() -> None:
     ]
     for column in ("img/s", "x serial", "1st batch s", "CPU", "MiB", "waited", "unique", "cache"):
         assert column in header
-    threads = "torch runs 2 threads within an operation"
-    busy = "other processes took up to 30% of the machine's cores"
+    threads = "torch uses 2 threads within an operation"
+    busy = "other processes used up to 30% of the machine's cores"
     assert threads in table
     assert busy not in table
     noisy = [outcome("thread", 2, 100.0), replace(outcomes[1], others_share=0.3)]

@@ -93,7 +93,7 @@ def test_ranks_load_their_parts_and_only_the_first_one_s_lines_are_passed_on(
         os.environ.get("OMP_NUM_THREADS", max(1, len(os.sched_getaffinity(0)) // 2))
     )
     assert lines.count("Starting data loader") == 1
-    assert "ranks: 2 on this node; the rates below are of rank 0 alone" in lines
+    assert "ranks: 2 on this node; the rates below are those of rank 0" in lines
     assert sum(line.startswith("step_img_rate") for line in lines) == 7
     assert set(descendants(os.getpid())) <= before
 
@@ -253,9 +253,9 @@ def test_serial_is_compared_within_its_number_of_ranks_and_the_best_named_for_ea
     assert verdict is not None
     assert verdict.splitlines() == [verdict], "with two ranks, torch's loader was not measured"
     table = report.table(rows, outcomes[0].run.workload)
-    assert "a rank" in table.splitlines()[0]
+    assert "per rank" in table.splitlines()[0]
     assert "processes on this node" in table
-    assert "a rank" not in report.table(rows[:3], outcomes[0].run.workload).splitlines()[0]
+    assert "per rank" not in report.table(rows[:3], outcomes[0].run.workload).splitlines()[0]
 
 
 # ---- the timeline ----
@@ -290,5 +290,7 @@ def test_a_timeline_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None
         results=[], error="OSError: the disk is gone", status=1, memory=None, messages=""
     )
     monkeypatch.setattr("fastload.bench.run.run_fresh", lambda module, run: failed)
-    with pytest.raises(BenchError, match="no timeline of 1 thread: OSError: the disk is gone"):
+    with pytest.raises(
+        BenchError, match="timeline of 1 thread cannot be recorded: OSError: the disk is gone"
+    ):
         trace(run_over("list"), files=[])

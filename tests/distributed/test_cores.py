@@ -70,7 +70,7 @@ def test_a_rank_has_the_device_of_its_local_rank_or_the_only_one_it_is_shown(
     ranks = [Rank(4 + local, 8, local, 4, "pals") for local in range(4)]
     assert [device_of(rank, 4) for rank in ranks] == [0, 1, 2, 3]
     for count in (1, 2):
-        with pytest.raises(RankError, match=f"Local rank 3 of 4 has no .* Its node shows {count}"):
+        with pytest.raises(RankError, match=f"Local rank 3 of 4 has no .* torch finds {count} "):
             device_of(ranks[3], count)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-of-this-rank")
     assert [device_of(rank, 1) for rank in ranks] == [0] * 4

@@ -127,13 +127,13 @@ def test_agreement_is_no_error_and_names_all_its_sources() -> None:
         (MPICH | words("PMI_RANK=8"), "PMI_RANK=8, and PMI_SIZE=8"),
         (MPICH | words("MPI_LOCALNRANKS=9"), "MPI_LOCALNRANKS=9, and PMI_SIZE=8"),
         (MPICH | words("PMI_SIZE=0"), "PMI_RANK=5, and PMI_SIZE=0"),
-        (words("WORLD_SIZE=4"), "WORLD_SIZE=4 speaks of several ranks"),
-        (words("RANK=1"), "RANK=1 is set, and nothing says the world size and local rank and local size"),
+        (words("WORLD_SIZE=4"), "WORLD_SIZE=4 means several ranks"),
+        (words("RANK=1"), "RANK=1 is set, but the world size and local rank and local size is unknown"),
         (words("RANK=1 WORLD_SIZE=2"), "none of LOCAL_RANK, LOCAL_WORLD_SIZE"),
-        (words("PALS_RANKID=1 PALS_LOCAL_RANKID=1"), "PALS_RANKID=1 is set, and nothing says the world size"),
-        (SLURM | words("SLURM_STEP_TASKS_PER_NODE=x4"), "SLURM_STEP_TASKS_PER_NODE='x4' is no list"),
-        (SLURM | words("SLURM_STEP_TASKS_PER_NODE=4(x99999999999999)"), "is no list of tasks per node"),
-        (SLURM | words("SLURM_NODEID=2"), "SLURM_NODEID=2, and SLURM_STEP_TASKS_PER_NODE='4(x2)' lists 2 nodes"),
+        (words("PALS_RANKID=1 PALS_LOCAL_RANKID=1"), "PALS_RANKID=1 is set, but the world size"),
+        (SLURM | words("SLURM_STEP_TASKS_PER_NODE=x4"), "SLURM_STEP_TASKS_PER_NODE='x4' is not a list"),
+        (SLURM | words("SLURM_STEP_TASKS_PER_NODE=4(x99999999999999)"), "is not a list of tasks per node"),
+        (SLURM | words("SLURM_NODEID=2"), "SLURM_NODEID=2 does not fit SLURM_STEP_TASKS_PER_NODE='4(x2)', which"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -169,9 +169,9 @@ def test_the_node_file_gives_what_follows_from_it(tmp_path: Path) -> None:
     assert detected.origins["world_size"] == ("a node file of 2 nodes=8",)
     assert detect_rank(known | {"PMI_SIZE": "8"}).rank == expected
     for unclear in ({}, {"PMI_SIZE": "7"}):
-        with pytest.raises(RankError, match="PALS_RANKID=5 is set, and nothing says the"):
+        with pytest.raises(RankError, match="PALS_RANKID=5 is set, but the"):
             detect_rank(known | unclear)
-    for text, complaint in (("\n", "lists no host"), (None, "cannot be read: No such file")):
+    for text, complaint in (("\n", "lists no hosts"), (None, "cannot be read: No such file")):
         node_file.unlink() if text is None else node_file.write_text(text)
         with pytest.raises(RankError, match=f"PBS_NODEFILE={node_file} {complaint}"):
             detect_rank(known)

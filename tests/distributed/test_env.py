@@ -55,8 +55,8 @@ def test_one_line_says_which_kernels_make_images(
 
 def test_alone_there_is_nobody_to_meet() -> None:
     found = lines("--meet")
-    assert found[1] == "rank 0 of 1: no launcher set a variable"
-    assert "rank 0 of 1: nobody to meet (no process group: there is one process)" in found
+    assert found[1] == "rank 0 of 1: no variable of a launcher is set"
+    assert "rank 0 of 1: no other ranks to meet (no process group for a single process)" in found
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core is all that there is")

@@ -64,7 +64,7 @@ def test_a_named_interface_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert own_address(single_node=False) == "127.0.0.1"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no0")
-    with pytest.raises(RendezvousError, match="GLOO_SOCKET_IFNAME=no0: there is no such interface"):
+    with pytest.raises(RendezvousError, match="GLOO_SOCKET_IFNAME=no0 is not an interface"):
         own_address(single_node=False)
 
 
@@ -133,12 +133,12 @@ def test_a_store_of_another_job_is_refused_and_other_starts_have_other_files(
     ("rank", "environ", "named"),
     [
         (two(1), SLURM, "rank 1 of 2 waited 0.3 s for rank 0: there is no "),
-        (two(1, "mpich"), {}, "rank 1 of 2 knows no place to meet the others .launcher: mpich.. Either install mpi4py"),
+        (two(1, "mpich"), {}, "rank 1 of 2 cannot find the other ranks .launcher: mpich.. Either install mpi4py"),
         (two(0, "environment"), {"MASTER_ADDR": "n1"}, "or set MASTER_ADDR and MASTER_PORT"),
         (
             two(0, "environment", 1),
             {"MASTER_ADDR": "localhost", "MASTER_PORT": "12399"},
-            "MASTER_ADDR=localhost is each node's own address, and the 2 ranks are on several nodes",
+            "MASTER_ADDR=localhost means each node itself, but the 2 ranks are on several nodes",
         ),
     ],
     ids=["nobody comes", "no way", "half a way", "localhost across nodes"],
@@ -158,7 +158,7 @@ def test_an_mpi_that_counts_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch
         Get_library_version=lambda: "Open MPI v5.0.11, package: x",
     )
     monkeypatch.setattr("fastload.distributed.rendezvous.mpi4py", lambda: mpi)
-    named = "launcher says rank 1 of 2, mpi4py rank 0 of 1: mpi4py uses 'Open MPI v5"
+    named = "launcher says rank 1 of 2, but mpi4py says rank 0 of 1. mpi4py uses 'Open MPI v5"
     with pytest.raises(RankError, match=named):
         rendezvous(two(1, "mpich"), {}, timeout_s=5).__enter__()
 

@@ -50,9 +50,9 @@ def test_what_another_process_cannot_call() -> None:
         """Be within another function."""
 
     for function in (inner, lambda: None):
-        with pytest.raises(ValueError, match="task a: .* cannot be called by another process"):
+        with pytest.raises(ValueError, match="task a: .* cannot be called in another process"):
             FunctionTask("a", function)
-    with pytest.raises(ValueError, match="cannot be called by another process"):
+    with pytest.raises(ValueError, match="cannot be called in another process"):
         FunctionTask("a", show, args=[sys.stdout])
     with pytest.raises(TypeError, match="task a: args must be a list"):
         FunctionTask("a", show, args="text")
@@ -140,7 +140,7 @@ def test_a_function_of_no_file_is_refused() -> None:
         text=True,
         check=False,
     )
-    assert "ValueError: task a: f or an argument is of no file" in ended.stderr
+    assert "ValueError: task a: f or an argument is defined in no file" in ended.stderr
 
 
 def test_a_function_in_a_file_of_tasks(tmp_path: Path) -> None:

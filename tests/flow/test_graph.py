@@ -49,7 +49,7 @@ def test_edges_and_independent_tasks() -> None:
 def test_a_cycle_is_listed() -> None:
     with pytest.raises(FlowError, match=r"wait for one another.*: (a -> b|b -> a)"):
         graph_of(a=["b"], b=["a"]).order()
-    with pytest.raises(FlowError, match="'a' comes after 'z', which is no task; the tasks are a"):
+    with pytest.raises(FlowError, match="'a' waits for 'z', which is not a task. The tasks are a"):
         graph_of(a=["z"]).order()
 
 
@@ -61,7 +61,7 @@ def test_graphs_share_nothing() -> None:
 
 def test_what_cannot_be_added() -> None:
     graph = graph_of(a=None)
-    with pytest.raises(FlowError, match="there is a task 'a' already"):
+    with pytest.raises(FlowError, match="two tasks have the name 'a'"):
         graph.add_task(Task("a", command="true"))
     not_a_task: Any = "a.py"
     with pytest.raises(TypeError, match=r"expected a task, got str: 'a.py'"):
@@ -178,17 +178,17 @@ def test_options_of_the_launcher(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("name = 3 4", "not a TOML file"),
-        ("", "there is no task"),
+        ("", "has no tasks"),
         ("tasks = 1\n[[task]]\nname = 'a'", "unknown key 'tasks'"),
         ("[[task]]\nscript = 'a.py'", "task 1: it has no name"),
         ("[[task]]\nname = 'a'\nkind = 'spark'", "task a: kind must be one of python, mpi"),
         ("[[task]]\nname = 'a'\nscript = 'a.py'\nranks = 3", "task a: unknown key 'ranks'"),
-        ("[[task]]\nname = 'a'\nscript = 'a.py'\nafter = ['b']", "comes after 'b'"),
+        ("[[task]]\nname = 'a'\nscript = 'a.py'\nafter = ['b']", "waits for 'b'"),
         ("[[task]]\nname = 'a'\nkind = 'function'\nfunction = 'nothing'", '"module:name"'),
         ("[[task]]\nname = 'a'\nkind = 'function'\nfunction = 'nosuch:f'", "task a: No module"),
-        ("[[task]]\nname = 'a b'\nscript = 'a.py'", "a task's name has"),
-        ("name = 3\n[[task]]\nname = 'a'\nscript = 'a.py'", "a graph's name has"),
-        ("task = ['a']", "a task must be a table: begin each with [[task]]"),
+        ("[[task]]\nname = 'a b'\nscript = 'a.py'", "a task's name must have"),
+        ("name = 3\n[[task]]\nname = 'a'\nscript = 'a.py'", "a graph's name must have"),
+        ("task = ['a']", "a task must be a table. Begin each task with [[task]]"),
         ("[[task]]\nname = 'a'\nscript = 'a.py'\nargs = '-n 3'", "task a: args must be a list"),
         ("[[task]]\nname = 'a'\nscript = 'a.py'\ndirectives = '-A P'", "task a: directives must"),
         ("[[task]]\nname = 'a'\nscript = 'a.py'\ncores = 0", "task a: cores must be 1 or more"),

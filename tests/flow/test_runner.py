@@ -128,7 +128,7 @@ def test_an_execution_path_and_variables(tmp_path: Path) -> None:
 
 
 def test_a_task_that_does_not_make_its_output_has_failed(tmp_path: Path) -> None:
-    with pytest.raises(FlowError, match="it ended well, but its output out is not there"):
+    with pytest.raises(FlowError, match="exit code 0, but its output out is not there"):
         run(graph_in(tmp_path, shell("a", "true", outputs=["out"])))
 
 
@@ -149,10 +149,10 @@ def test_what_cannot_run_has_failed(task: Task, message: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (PythonTask("a"), "no script is set"),
-        (Task("a"), "there is nothing to run"),
-        (PythonTask("a", script="mispelt.py"), r"no script .*mispelt.py, and no task before"),
-        (MPITask("a", script="b.py", hostfile="empty"), "empty: no host is named there"),
+        (PythonTask("a"), "it has no script"),
+        (Task("a"), "it has no command"),
+        (PythonTask("a", script="mispelt.py"), r"script .*mispelt.py does not exist, and no "),
+        (MPITask("a", script="b.py", hostfile="empty"), "empty lists no hosts"),
     ],
 )
 def test_what_cannot_run_is_known_before_anything_runs(
@@ -274,7 +274,7 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     graph = graph_in(tmp_path, shell("a", "echo a >> notes", inputs=[long]))
     run(graph)
     assert run(graph, resume=True).reasons == {"a": f"{long} cannot be read"}
-    with pytest.raises(FlowError, match="it ended well, but its output x* cannot be read"):
+    with pytest.raises(FlowError, match="exit code 0, but its output x* cannot be read"):
         run(graph_in(tmp_path, shell("a", "true", outputs=[long], time_limit_s=100)))
 
 
@@ -282,7 +282,7 @@ def test_only_some_tasks(tmp_path: Path) -> None:
     graph = graph_in(tmp_path, *(shell(name, f"echo {name} >> notes") for name in "abc"))
     assert runner.run(graph, only=["b"], echo=False).states == {"b": "done"}
     assert notes(tmp_path) == ["b"]
-    with pytest.raises(FlowError, match="no task 'z'; the tasks are a, b, c"):
+    with pytest.raises(FlowError, match="no task 'z'. The tasks are a, b, c"):
         runner.run(graph, only=["z"])
 
 
@@ -487,7 +487,7 @@ def test_a_reader_that_is_gone_is_named(tmp_path: Path) -> None:
         assert process.stderr is not None
         errors = process.stderr.read()
         assert process.wait(WAIT_S) == 1
-    assert "a: stopped, no program reads its output any more" in errors
+    assert "a: stopped, the program that reads its output has ended" in errors
 
 
 def test_a_time_limit_ends_all_processes_of_a_task(
@@ -527,5 +527,5 @@ def test_without_an_mpiexec_an_mpi_task_says_so(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert shutil.which("mpiexec") is None
     (tmp_path / "a.py").touch()
-    with pytest.raises(FlowError, match="^graph g: task a cannot run: there is no mpiexec"):
+    with pytest.raises(FlowError, match="^graph g: task a cannot run: mpiexec, which starts"):
         run(graph_in(tmp_path, MPITask("a", script="a.py")))

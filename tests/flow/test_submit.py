@@ -183,7 +183,10 @@ def test_a_launcher_may_be_on_compute_nodes_alone(
     file.write_text(FILE.replace('launcher = "none"', "").replace('"pytorch"', '"mpi"'))
     monkeypatch.setenv("PATH", str(file.parent.parent / "bin"))
     assert flow("submit", file, "--pbs", "--dry-run").exit_code == 0
-    assert "task join cannot run: there is no mpiexec" in flow("run", file, "--dry-run").output
+    assert (
+        "task join cannot run: mpiexec, which starts the 8 ranks, is not on PATH"
+        in flow("run", file, "--dry-run").output
+    )
 
 
 def test_a_refused_job_cancels_those_before_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +199,6 @@ def test_a_refused_job_cancels_those_before_it(file: Path, monkeypatch: pytest.M
 
 def test_what_cannot_be_asked_is_said(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no jobs were submitted" in flow("status", file).output
-    assert "say which batch system" in flow("submit", file).output
+    assert "no batch system is given" in flow("submit", file).output
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "qsub is not on the PATH" in flow("submit", file, "--pbs").output
+    assert "qsub is not on PATH" in flow("submit", file, "--pbs").output

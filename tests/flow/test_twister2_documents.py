@@ -80,7 +80,7 @@ def test_another_number_of_ranks_is_an_error_that_says_how_to_start(tmp_path: Pa
     write_programs(tmp_path, "disk")
     ended = run(command("mpich", 2, "Twister2PytorchMnist.py"), tmp_path)
     assert ended.code != 0
-    assert "runs on 2 ranks; the resources have 4 instances" in ended.text
+    assert "runs on 2 ranks, but the resources have 4 instances" in ended.text
     assert "mpiexec -n 4 python Twister2PytorchMnist.py" in ended.text
 
 

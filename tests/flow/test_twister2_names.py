@@ -104,7 +104,7 @@ def test_batches_divide_the_global_batch_among_ranks() -> None:
 
 def test_rows_that_make_no_batch_are_an_error() -> None:
     for rows, batch in ((31, 32), (10, 0)):
-        with pytest.raises(ValueError, match=f"{rows} rows make no batch of {batch}"):
+        with pytest.raises(ValueError, match=f"{rows} rows are too few for a batch of {batch}"):
             DataUtil.generate_minibatches(np.zeros(rows), batch)
     with pytest.raises(ValueError, match="783 pixels"):
         utils.format_data(torch.zeros(2, 3, 783))
@@ -169,7 +169,7 @@ def test_a_source_is_read_once_and_computed_when_needed() -> None:
 
 
 def test_another_parallelism_than_the_ranks_is_an_error() -> None:
-    with pytest.raises(RankError, match="runs on 1 ranks; the resources have 4 instances"):
+    with pytest.raises(RankError, match="runs on 1 ranks, but the resources have 4 instances"):
         Twister2Environment(resources=[{"instances": 3}, {"cpu": 1}])
     with pytest.raises(RankError, match="mpiexec -n 2 python"):
         Twister2Environment().create_source(Words(), 2)

@@ -120,9 +120,9 @@ def test_a_port_in_use_is_said_in_one_line(serve: list[str]) -> None:
     ("options", "said"),
     [
         (["--host", "0.0.0.0"], "lets other machines change the parameters, and there is no token"),
-        (["--number", "1"], "give both --number and --of, or none"),
-        (["--number", "2", "--of", "2"], "there is no server 2 of 2"),
-        (["--tls-cert", __file__], "give both --tls-cert and --tls-key, or none"),
+        (["--number", "1"], "give both --number and --of, or neither"),
+        (["--number", "2", "--of", "2"], "--number 2 is too large for --of 2"),
+        (["--tls-cert", __file__], "give both --tls-cert and --tls-key, or neither"),
         (["--token-file", "token"], "others can read the token: chmod 600 token"),
     ],
 )

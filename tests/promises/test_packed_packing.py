@@ -418,7 +418,7 @@ def test_the_commands_pack_verify_and_inspect(listed: Path, tmp_path: Path) -> N
     assert f"3 inputs left out: see {path}/rejected.txt" in result.output
     result = call("verify", path)
     assert result.exit_code == 0, result.output
-    assert result.output.endswith("All of them are right.\n")
+    assert result.output.endswith("All records are valid.\n")
     result = call("inspect", path, "--records", "2")
     assert result.exit_code == 0
     assert result.output.strip() == inspect(path, records=2)
@@ -435,7 +435,7 @@ def test_the_commands_pack_verify_and_inspect(listed: Path, tmp_path: Path) -> N
     result = call("verify", path, "--workers", "0")
     assert result.exit_code == 1
     assert "record 0 (dog/0.png): the payload has checksum" in result.output
-    assert "1 shards or records are bad" in result.output
+    assert "1 shards or records are damaged" in result.output
     assert verify(path).bad == [result.output.splitlines()[0]]
 
 

@@ -108,7 +108,7 @@ def test_under_mpi(launcher: str, tmp_path: Path, prepared: Path) -> None:
     assert files(tmp_path / "set") == files(prepared)
     assert store.get(tmp_path / "set").set_id == store.get(prepared).set_id
     code, text = under_mpi(launcher, tmp_path, "good", ranks=3)
-    assert "0 parts made, 20 there already" in text, text
+    assert "0 parts made, 20 reused" in text, text
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_under_mpi_a_rank_that_dies_loses_no_complete_part(
     assert len(there) >= 12
     code, text = under_mpi(launcher, tmp_path, "good", ranks=2)
     assert code == 0, text
-    assert f"{PARTS - len(there)} parts made, {len(there)} there already" in text
+    assert f"{PARTS - len(there)} parts made, {len(there)} reused" in text
     assert files(tmp_path / "set") == files(prepared)
 
 

@@ -173,7 +173,7 @@ def test_samples_without_labels_dicts_and_labels_that_are_no_integers(tmp_path: 
 
     found = store.features(tmp_path / "alone", dataset=Alone(), model=twice)
     assert [float(x) for x in found] == [0, 2, 4, 6, 8, 10]
-    with pytest.raises(TypeError, match=r"dicts of \['image', 'cost', 'name'\]: name"):
+    with pytest.raises(TypeError, match=r"dicts with the keys \['image', 'cost', 'name'\]. Name"):
         store.features(tmp_path / "dicts", dataset=Dicts(), model=twice)
     found = store.features(
         tmp_path / "dicts", dataset=Dicts(), model=twice, data="image", label="cost"
@@ -237,7 +237,7 @@ def test_modes_gradients_and_random_states_are_those_of_before(tmp_path: Path) -
         ),
         (lambda x: x.mean(), r"returned float32\[\] for a batch of 8"),
         (lambda x: x[:3], r"returned float32\[3, 3, 4, 4\] for a batch of 8"),
-        (lambda x: x.flatten(1)[:, : len(x)], r"rows of \[7\], and of \[8\] before"),
+        (lambda x: x.flatten(1)[:, : len(x)], r"rows of \[7\], but \[8\] for an earlier batch"),
     ],
     ids=["tuple", "number", "too few", "shapes"],
 )
@@ -361,8 +361,8 @@ def test_the_error_names_what_differs_and_both_remedies(
     with pytest.raises(FileExistsError) as caught:
         store.features(tmp_path / "set", **given | change())
     message = str(caught.value)
-    assert f"features of another {' and another '.join(named)}: " in message
-    assert "choose another name, or pass replace=True" in message
+    assert f"features made with other {' and other '.join(named)}. " in message
+    assert "Choose another name, or pass replace=True" in message
     new = store.features(tmp_path / "set", **given | change(), replace=True)
     assert new.made["features"] != first.made["features"]
     assert torch.equal(values(first), before)  # which are mapped, and stay so
@@ -370,7 +370,7 @@ def test_the_error_names_what_differs_and_both_remedies(
 
 def test_a_set_that_is_none_of_features_is_not_taken_for_one(tmp_path: Path) -> None:
     store.put({"x": torch.zeros(3)}, tmp_path / "set")
-    with pytest.raises(FileExistsError, match=r"which features\(\) did not make: choose"):
+    with pytest.raises(FileExistsError, match=r"which features\(\) did not make. Choose"):
         store.features(tmp_path / "set", dataset=Numbers(), model=net())
     found = store.features(tmp_path / "set", dataset=Numbers(), model=net(), replace=True)
     assert len(found) == ROWS
@@ -414,9 +414,9 @@ def test_image_files_are_known_by_path_size_and_time_and_none_is_opened(tmp_path
 
     file = next(root.rglob("*.jpg"))
     os.utime(file, ns=(0, 0))
-    with pytest.raises(FileExistsError, match="of another source: "):
+    with pytest.raises(FileExistsError, match=r"with other source\. "):
         store.features(tmp_path / "set", dataset=ImageFolder(root, transform=plan), **given)
-    with pytest.raises(FileExistsError, match="of another transform: "):
+    with pytest.raises(FileExistsError, match=r"with other transform\. "):
         os.utime(file, ns=(0, 0))
         store.features(tmp_path / "second", dataset=ImageFolder(root, transform=plan), **given)
         store.features(
@@ -524,7 +524,7 @@ def test_a_dataset_without_a_fingerprint_asks_for_a_version(tmp_path: Path) -> N
     given: dict[str, Any] = {"dataset": Locked(), "model": net(), "loader": {"copy_dataset": False}}
     first = store.features(tmp_path / "set", version="1", **given)
     assert store.features(tmp_path / "set", version="1", **given).set_id == first.set_id
-    with pytest.raises(FileExistsError, match="of another source: "):
+    with pytest.raises(FileExistsError, match=r"with other source\. "):
         store.features(tmp_path / "set", version="2", **given)
 
 
@@ -662,9 +662,9 @@ def test_too_little_room_is_known_after_the_first_batch(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"loader": {"shuffle": True}}, "shuffle cannot be given: rows lie in the order"),
+        ({"loader": {"shuffle": True}}, "shuffle cannot be given: rows have the order"),
         ({"loader": {"sampler": [1]}}, "sampler cannot be given"),
-        ({"loader": {"drop_last": True}}, "drop_last cannot be given: every sample gets its row"),
+        ({"loader": {"drop_last": True}}, "drop_last cannot be given: every sample gets a row"),
         ({"loader": {"on_error": "skip"}}, "would leave rows out"),
         ({"loader": {"batch_size": None}}, "batch_size must be an integer of at least 1, got None"),
         ({"dtype": torch.int64}, "dtype must be a floating dtype of torch"),
@@ -696,7 +696,9 @@ def test_random_transforms_are_named_and_drawn_once(tmp_path: Path) -> None:
     def flat(images: torch.Tensor) -> torch.Tensor:
         return images.flatten(1)
 
-    with pytest.warns(UserWarning, match="here ColorJitter, RandomApply, RandomCrop: every epoch"):
+    with pytest.warns(
+        UserWarning, match="transforms ColorJitter, RandomApply, RandomCrop give the same"
+    ):
         store.features(tmp_path / "set", dataset=dataset, model=flat)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -750,10 +752,10 @@ def test_weights_come_from_a_file_with_or_without_a_head(tmp_path: Path) -> None
     torch.save({**whole.state_dict(), "conv1.weight": torch.zeros(1)}, tmp_path / "shape.pt")
     (tmp_path / "text.pt").write_text("no weights")
     for file, reason in {
-        "less.pt": "is not of 'resnet18': the file has no 'conv1.weight'",
+        "less.pt": "does not fit 'resnet18': the file has no 'conv1.weight'",
         "list.pt": "expected a state_dict, found a list",
-        "shape.pt": "is not of 'resnet18': size mismatch for conv1.weight",
-        "text.pt": "no file of weights",
+        "shape.pt": "does not fit 'resnet18': size mismatch for conv1.weight",
+        "text.pt": "is not a file of weights",
     }.items():
         with pytest.raises(UsageError, match=reason):
             store.backbone("resnet18", weights=tmp_path / file)
@@ -771,9 +773,9 @@ def test_networks_and_layouts_that_are_not_there_are_named(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     with pytest.raises(UsageError, match=r"cannot be downloaded .*no route to host.*Give a file"):
         store.backbone("resnet18", weights="default")
-    with pytest.raises(UsageError, match="'resnet19' is no classification network"):
+    with pytest.raises(UsageError, match="'resnet19' is not a classification network"):
         store.backbone("resnet19", weights="random")
-    with pytest.raises(UsageError, match='no layer "avgpool".*choose "pooled"'):
+    with pytest.raises(UsageError, match='no layer "avgpool".*Choose "pooled"'):
         store.backbone("densenet121", weights="random", layout="flat")
     with pytest.raises(UsageError, match='layout must be "pooled" or "flat"'):
         store.backbone("resnet18", weights="random", layout="square")  # type: ignore[arg-type]
@@ -796,7 +798,7 @@ def test_the_command_makes_features_once_and_names_what_differs(
     first = featurize(*given, "--parts", "2")
     assert first.exit_code == 0, first.output
     assert "6 rows of float32[512], 0.0 MB, 2 classes, after " in first.output
-    assert "random weights, seed 0: they know nothing of images" in first.output
+    assert "random weights, seed 0: use these features only for tests" in first.output
     assert first.output.splitlines()[-1] == str(tmp_path / "sets" / "few")
     found = store.get("few", root=tmp_path / "sets", data="x", label="y")
     assert [int(y) for _, y in found] == [0, 0, 0, 1, 1, 1]
@@ -808,7 +810,7 @@ def test_the_command_makes_features_once_and_names_what_differs(
     assert opened.count() == 0
     other = featurize(*given, "--seed", "1", "--dtype", "float16")
     assert other.exit_code == 1
-    assert "features of another weights and another dtype: " in other.output
+    assert "features made with other weights and other dtype. " in other.output
     assert "or pass --replace" in other.output
     flat = featurize(*given, "--layout", "flat", "--dtype", "float16", "--replace")
     assert flat.exit_code == 0, flat.output
@@ -834,11 +836,11 @@ def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
     root = pictures(tmp_path / "images")
     name = ("--name", tmp_path / "set")
     for arguments, code, text in (
-        (name, 2, "Give a folder of images, or --file-list-path, and not both"),
+        (name, 2, "Give either a folder of images or --file-list-path"),
         ((root, *name, "--weights", tmp_path / "none.pt"), 1, "none.pt: No such file"),
         ((root, *name, "--weights", "random", "--parts", "7"), 2, "parts must be 1 to 6"),
         ((root, *name, "--weights", "random", "--device", "abacus"), 2, "--device abacus: "),
-        ((root, "--name", ".x", "--weights", "random"), 2, "a set's name has"),
+        ((root, "--name", ".x", "--weights", "random"), 2, "the name of a set must have"),
     ):
         result = featurize(*arguments)
         assert result.exit_code == code, result.output

@@ -134,7 +134,7 @@ def test_a_poor_node_fetches_what_it_lacks_and_no_more(
 
 def test_without_a_source_the_error_names_the_nodes_and_the_argument(tmp_path: Path) -> None:
     roots = two_nodes(tmp_path)
-    with pytest.raises(PackedDataError, match=r"9 of 10 parts .* which lie on a: pass source="):
+    with pytest.raises(PackedDataError, match=r"9 of 10 parts .* and are on a. Pass source="):
         store.get("s", root=roots["b"], parts="all")
 
 
@@ -153,7 +153,7 @@ def test_another_set_of_the_name_is_refused(tmp_path: Path) -> None:
     store.put({"x": VALUES + 1, "y": LABELS}, tmp_path / "other" / "s")
     with pytest.raises(PackedDataError, match="another set of this name"):
         store.get("s", root=roots["b"], parts="all", source=tmp_path / "other")
-    with pytest.raises(FileNotFoundError, match="no set 't', neither here nor at"):
+    with pytest.raises(FileNotFoundError, match="the set 't' is neither here nor at"):
         store.get("t", root=roots["b"], source=tmp_path / "other")
 
 
@@ -221,7 +221,7 @@ def test_a_server_that_stands_still_is_given_up(
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        ("http://localhost:1", ValueError, "a source is a path, or the URL"),
+        ("http://localhost:1", ValueError, "a source must be a path, or the URL"),
         ("grpc://localhost:99999", PackedDataError, "cannot be read from"),
         ("grpc://localhost:1", PackedDataError, "cannot be read from"),
     ],
@@ -234,7 +234,7 @@ def test_a_source_that_is_none(
 
 
 def test_a_name_that_is_wrong_makes_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no set 's'"):
+    with pytest.raises(FileNotFoundError, match="the set 's' does not exist"):
         store.get(tmp_path / "deep" / "er" / "s")
     assert not list(tmp_path.iterdir())
 
@@ -307,10 +307,10 @@ def test_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--host", "0.0.0.0"], "give --token-file, or --insecure"),
+        (["--host", "0.0.0.0"], "Give --token-file, or --insecure"),
         (["--tls-cert", "{}/token"], "both --tls-cert and --tls-key"),
-        (["--token-file", "{}/token"], "others can read the token"),
-        (["--token-file", "{}/empty"], "no token in it"),
+        (["--token-file", "{}/token"], "other users can read the token"),
+        (["--token-file", "{}/empty"], "is empty. Write a token"),
     ],
 )
 def test_a_server_that_would_be_open_is_refused(
@@ -361,10 +361,10 @@ def test_any_client_lists_and_reads_sets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ticket", "message"),
     [
-        ({"set": "../s", "part": "shard-00000.arrow"}, "no set '../s'"),
+        ({"set": "../s", "part": "shard-00000.arrow"}, "the set '../s' does not exist"),
         ({"set": "s", "part": "../../secret", "file": True}, "no part"),
         ({"set": "s", "part": "index.json", "file": True}, "no part"),
-        ({"set": "nothing", "part": "shard-00000.arrow"}, "the sets here: s"),
+        ({"set": "nothing", "part": "shard-00000.arrow"}, "The sets here are s"),
         ({"part": "shard-00000.arrow"}, "a ticket is JSON"),
         ([], "a ticket is JSON"),
     ],
@@ -389,5 +389,5 @@ def test_a_part_without_a_checksum_is_checked_by_its_form(tmp_path: Path) -> Non
     assert all(isinstance(shard, Shard) and shard.checksum is None for shard in index.shards)
     part = tmp_path / "there" / "s" / "shard-00004.arrow"
     part.write_bytes(part.read_bytes()[:-3] + b"xyz")
-    with pytest.raises(PackedDataError, match="shard-00004.*does not end as an Arrow file"):
+    with pytest.raises(PackedDataError, match="shard-00004.*does not end like an Arrow file"):
         store.get(tmp_path / "here" / "s", source=tmp_path / "there")

@@ -147,14 +147,14 @@ print(*sorted(os.path.basename(name) for name in opened if name.endswith(".arrow
 
 def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     roots = nodes_with(tmp_path, {"a": 19, "b": 1})
-    with pytest.raises(ValueError, match="no part on the node 'c', only on a, b: pass parts='all'"):
+    with pytest.raises(ValueError, match="no part on the node 'c', only on a, b. Pass parts='all'"):
         rows_on(monkeypatch, "c", roots["a"])
-    with pytest.raises(PackedDataError, match="1 of 20 parts are missing here, which lie on b"):
+    with pytest.raises(PackedDataError, match="1 of 20 parts are missing here and are on b"):
         rows_on(monkeypatch, "a", roots["a"], parts="all")
-    with pytest.raises(PackedDataError, match="9 of 10 parts are missing here, which lie on a"):
+    with pytest.raises(PackedDataError, match="9 of 10 parts are missing here and are on a"):
         rows_on(monkeypatch, "b", roots["b"], balance="fetch")
     for wrong in ({"parts": "some"}, {"balance": "equal"}, {"parts": "all", "balance": "pad"}):
-        with pytest.raises(ValueError, match=r"must be|shares out parts"):
+        with pytest.raises(ValueError, match=r"must be|is for parts on several"):
             rows_on(monkeypatch, "a", roots["a"], **wrong)
 
 
@@ -163,7 +163,7 @@ def test_a_set_of_one_node_is_read_whatever_its_name_is_now(
 ) -> None:
     (root,) = nodes_with(tmp_path, {"a": 20}).values()
     assert len(rows_on(monkeypatch, "renamed", root)) == len(ALL)
-    with pytest.raises(ValueError, match="shares out parts"):
+    with pytest.raises(ValueError, match="is for parts on several nodes"):
         rows_on(monkeypatch, "renamed", root, balance="pad")
 
 

@@ -244,7 +244,7 @@ def test_the_model_gets_x_or_the_batch_or_what_inputs_returns(tmp_path: Path) ->
     assert torch.equal(values(found), torch.stack([Numbers()[i][0] for i in range(7)]))
     found = store.predictions(tmp_path / "in", dataset=Numbers(7), model=same, inputs=scaled)
     assert values(found).tolist() == [0, 101, 202, 303, 404, 500, 601]
-    with pytest.raises(FileExistsError, match="of predictions of another inputs: choose"):
+    with pytest.raises(FileExistsError, match=r"of predictions made with other inputs\. Choose"):
         store.predictions(tmp_path / "in", dataset=Numbers(7), model=same)
 
 
@@ -260,12 +260,18 @@ def test_the_model_gets_x_or_the_batch_or_what_inputs_returns(tmp_path: Path) ->
             r"a tuple of 2, with str for a batch of 3 samples, float32\[3, 2\]",
         ),
         (lambda x: x.tolist(), r"a list of 3, with a list of 2 for a batch of 3"),
-        (lambda x: x.double() if x[0, 0] > 4 else x, r"float64\[2\], and of float32\[2\] before"),
+        (
+            lambda x: x.double() if x[0, 0] > 4 else x,
+            r"float64\[2\], but float32\[2\] for an earlier batch",
+        ),
         (
             lambda x: {"a": x, "b": x.flatten()[: len(x)] if x[0, 0] < 4 else x},
-            r"float32\[2\] as 'b', and of float32\[\] before: all rows must have one shape and dtype",
+            r"float32\[2\] as 'b', but float32\[\] for an earlier batch\. All rows must have the same shape and dtype",
         ),
-        (lambda x: {"a" if x[0, 0] < 4 else "b": x}, r"returned \['b'\], and \['a'\] before"),
+        (
+            lambda x: {"a" if x[0, 0] < 4 else "b": x},
+            r"the columns \['b'\], but \['a'\] for an earlier batch",
+        ),
         (lambda x: x + 0j, r"column 'y'"),
     ],
     ids=["few", "text", "list", "dtype", "shape", "columns", "complex"],
@@ -283,7 +289,7 @@ def test_a_set_that_is_there_is_opened_and_another_one_is_named(tmp_path: Path) 
     again = store.predictions(path, dataset=Numbers(), model=net, parts=5, loader={"batch_size": 9})
     assert again.set_id == first.set_id
     assert not net._seen
-    with pytest.raises(FileExistsError, match="of predictions of another source: choose"):
+    with pytest.raises(FileExistsError, match=r"of predictions made with other source\. Choose"):
         store.predictions(path, dataset=Numbers(41), model=Net())
     with pytest.raises(FileExistsError, match=r"which features\(\) did not make"):
         store.features(path, dataset=Numbers(), model=Net())
@@ -311,7 +317,7 @@ def test_a_rank_that_no_launcher_has_started_is_refused(
         if name.split("_")[0] in ("PMI", "PMIX", "OMPI", "PALS", "SLURM", "RANK", "WORLD", "LOCAL"):
             monkeypatch.delenv(name)
     given: dict[str, Any] = {"dataset": Numbers(), "model": Net()}
-    with pytest.raises(RankError, match="rank= is rank 1 of 2, and this process was started as"):
+    with pytest.raises(RankError, match="rank= is rank 1 of 2, but this process was started as"):
         store.predictions(tmp_path / "set", rank=Rank(1, 2, 1, 2, "environment"), **given)
 
 
@@ -409,7 +415,7 @@ def test_a_rank_with_other_weights_is_named(
     results, seen = predict_on(3, tmp_path / "set", monkeypatch, other_on_two)
     for error in results:
         assert isinstance(error, PrepareError)
-        assert str(error).startswith("rank 2 of 3 has another weights than rank 0: give all ranks")
+        assert str(error).startswith("rank 2 of 3 has other weights than rank 0. Give all ranks")
     assert not any(seen)
 
 
@@ -454,7 +460,7 @@ def test_a_folder_that_a_rank_does_not_see_is_named(
     for error in results:
         assert isinstance(error, PrepareError)
         assert str(error).startswith("rank 1 of 2 failed (PrepareError: ")
-        assert "not here is not on " in str(error)
+        assert "not here does not exist on " in str(error)
 
 
 # ---- parts that are given out one by one ----

@@ -80,7 +80,7 @@ def test_parts_become_a_set_in_the_order_of_their_sources(how: str, tmp_path: Pa
         found = store.prepare(rows_of, range(10), tmp_path / "set", **given)
     assert (found.rows, found.made, found.reused, found.skipped) == (10 * ROWS, 10, 0, ())
     assert rows_in(tmp_path / "set") == list(range(10 * ROWS))
-    assert str(found).endswith("500 rows, 10 parts made, 0 there already")
+    assert str(found).endswith("500 rows, 10 parts made, 0 reused")
     assert os.listdir(tmp_path / ".unsealed") == ["set.lock"]
 
 
@@ -138,7 +138,7 @@ def test_a_source_that_fails_is_named_and_the_other_parts_stay(tmp_path: Path) -
 
 
 def test_a_worker_that_dies_loses_no_complete_part(tmp_path: Path) -> None:
-    with pytest.raises(PrepareError, match=r"a worker process ended .* call prepare again"):
+    with pytest.raises(PrepareError, match=r"a worker process was killed.* Call prepare again"):
         store.prepare(functools.partial(dies_at, 4), range(5), tmp_path / "set", workers=1)
     store.prepare(rows_of, range(5), tmp_path / "set", workers=0)
     assert rows_in(tmp_path / "set") == list(range(5 * ROWS))
@@ -152,9 +152,9 @@ def test_parts_without_rows_are_left_out_and_parts_of_other_columns_refused(tmp_
         PrepareError, match=r"the source 1 gave the columns .*double.*, 0 gave .*int64"
     ):
         store.prepare(halves, [0, 1], tmp_path / "other", workers=0)
-    with pytest.raises(ValueError, match="no part has a row"):
+    with pytest.raises(ValueError, match="all parts are empty"):
         store.prepare(functools.partial(ones, counts), ["a", "c"], tmp_path / "none", workers=0)
-    with pytest.raises(ValueError, match="no sources"):
+    with pytest.raises(ValueError, match="the list of sources is empty"):
         store.prepare(rows_of, [], tmp_path / "none")
 
 
@@ -189,7 +189,7 @@ class Elsewhere(Executor):
 def test_workers_that_do_not_see_the_folder_are_told_of(tmp_path: Path) -> None:
     executor = Elsewhere()
     executor.root = str(tmp_path)
-    with pytest.raises(PrepareError, match="all workers must see that folder"):
+    with pytest.raises(PrepareError, match="All workers must see that folder"):
         store.prepare(rows_of, range(3), tmp_path / "set", executor=executor)
 
 
@@ -228,7 +228,7 @@ def test_several_processes_that_prepare_one_set_make_it_once(tmp_path: Path) -> 
     running = [program(tmp_path, tmp_path / "set") for _ in range(3)]
     said = "".join(process.communicate()[0] for process in running)
     assert said.count("20 parts made") == 1
-    assert said.count("0 parts made, 20 there already") == 2
+    assert said.count("0 parts made, 20 reused") == 2
     assert rows_in(tmp_path / "set") == list(range(20 * ROWS))
 
 

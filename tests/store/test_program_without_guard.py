@@ -22,4 +22,4 @@ def test_a_program_without_guard_ends(tmp_path):
         [sys.executable, program], capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.returncode == 1
-    assert 'Call it below `if __name__ == "__main__":`' in ended.stderr
+    assert 'Call it under `if __name__ == "__main__":`' in ended.stderr

@@ -108,25 +108,34 @@ def test_what_can_be_a_column(tmp_path: Path) -> None:
     [
         (
             {"x": X, "y": Y[:3]},
-            r"part 0: all columns of a part must have one length, got {'x': 100",
+            r"part 0: all columns of a part must have the same length, got {'x': 100",
         ),
-        ({"x": [1.0, None, 2.0]}, "part 0: column 'x', row 1: expected what .* got nothing"),
+        (
+            {"x": [1.0, None, 2.0]},
+            "part 0: column 'x', row 1: expected a value like .* got nothing",
+        ),
         ({"x": [1.0, 2.0, "three"]}, "part 0: column 'x', row 2: .* got text, 'three'"),
-        ({"x": [np.zeros(2), np.zeros(3)]}, r"part 0: column 'x': all rows must have one shape"),
-        ({"x": pa.array([1, None])}, "part 0: column 'x', row 1: a set has no nulls"),
+        (
+            {"x": [np.zeros(2), np.zeros(3)]},
+            r"part 0: column 'x': all rows must have the same shape",
+        ),
+        ({"x": pa.array([1, None])}, "part 0: column 'x', row 1 is null, and a set has no nulls"),
         ({"x": torch.zeros(())}, "part 0: column 'x': expected a row for each sample"),
-        ({"x": torch.zeros(3, dtype=torch.complex64)}, "cannot keep the dtype torch.complex64"),
-        ({"x": np.zeros(3, ">i4")}, "column 'x': a set cannot keep it"),
-        ({"x": 3}, "column 'x': a set cannot keep it"),
+        ({"x": torch.zeros(3, dtype=torch.complex64)}, "cannot store the dtype torch.complex64"),
+        ({"x": np.zeros(3, ">i4")}, "column 'x' cannot be stored in a set"),
+        ({"x": 3}, "column 'x' cannot be stored in a set"),
         ({"x": [2**70, 1]}, "column 'x'"),
-        ({"x": [np.uint64(2**63), np.int64(-1)]}, "column 'x': some rows have integers beyond"),
-        ({1: Y, "1": Y}, "two columns have one name"),
-        ({"x": ["a", "b", None]}, "column 'x', row 2: expected what .* got nothing"),
-        ({"x": pd.array([1, None], dtype="Int64")}, "column 'x', row 1: a set has no nulls"),
-        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "two columns have one name"),
+        ({"x": [np.uint64(2**63), np.int64(-1)]}, "column 'x': no integer dtype holds"),
+        ({1: Y, "1": Y}, "two columns have the same name"),
+        ({"x": ["a", "b", None]}, "column 'x', row 2: expected a value like .* got nothing"),
+        (
+            {"x": pd.array([1, None], dtype="Int64")},
+            "column 'x', row 1 is null, and a set has no nulls",
+        ),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "two columns have the same name"),
         ({}, "part 0: a part must have at least one column"),
         ([{"x": X}, {"x": Y}], "part 1: the columns are .*, those of part 0"),
-        ([], "set: there is nothing to put"),
+        ([], "set: all parts are empty"),
         ([3], "part 0: a part must be a mapping"),
     ],
 )
@@ -239,14 +248,16 @@ def test_what_is_written_into_a_sample_or_a_column_does_not_reach_the_set(root: 
 def test_names_that_are_not_there_are_answered_by_those_that_are(root: Path) -> None:
     with pytest.raises(KeyError, match=r"no column 'z'; it has \['x', 'y'\]"):
         store.get("set", data="z", root=root)
-    with pytest.raises(FileNotFoundError, match="there is no set 'sets'; the sets here: set"):
+    with pytest.raises(
+        FileNotFoundError, match="the set 'sets' does not exist. The sets here are set"
+    ):
         store.get("sets", root=root)
     for index in (100, -1):
         with pytest.raises(IndexError, match="expected indices from 0 to 99"):
             store.get("set", root=root)[index]
-    with pytest.raises(FileExistsError, match="there is a set of this name"):
+    with pytest.raises(FileExistsError, match="a set of this name exists"):
         store.put({"x": X}, "set", root=root)
-    with pytest.raises(ValueError, match="a set's name has"):
+    with pytest.raises(ValueError, match="the name of a set must have"):
         store.put({"x": X}, "my set", root=root)
 
 
@@ -341,7 +352,7 @@ def test_a_set_may_be_named_by_its_path(tmp_path: Path) -> None:
         == len(store.get("mnist", root=tmp_path / "sets"))
         == 100
     )
-    with pytest.raises(ValueError, match="a path or a root, not both"):
+    with pytest.raises(ValueError, match="either a path or root="):
         store.get(tmp_path / "sets" / "mnist", root=tmp_path)
-    with pytest.raises(ValueError, match="a set's name has"):
+    with pytest.raises(ValueError, match="the name of a set must have"):
         store.put({"x": X}, tmp_path / ".hidden")

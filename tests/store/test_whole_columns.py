@@ -28,7 +28,7 @@ _PAIR = pa.list_(pa.int32(), 2)
     ids=["list", "tensor", "slice", "dictionary", "masked"],
 )
 def test_a_null_within_a_row_is_refused(column, tmp_path):
-    with pytest.raises(ValueError, match=r"column 'x', row 1: a set has no nulls"):
+    with pytest.raises(ValueError, match=r"column 'x', row 1.* a set has no nulls"):
         put({"x": column}, "a", root=tmp_path)
 
 

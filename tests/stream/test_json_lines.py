@@ -56,7 +56,7 @@ def test_a_line_that_is_no_json_is_poison_and_the_next_is_read(tmp_path: Path, l
         first, poison, last = source
     assert (first.value, last.value) == (1, 3)
     assert isinstance(poison.value, Poison)
-    assert "line 2 is no message" in str(poison.value.error)
+    assert "line 2 is not a message" in str(poison.value.error)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
@@ -270,7 +270,7 @@ def test_a_whole_line_without_its_end_stays(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused_and_stays(tmp_path: Path, text: str, kind: Any) -> None:
     path = tmp_path / "notes"
     path.write_text(text)
-    with pytest.raises(StreamError, match="notes has no JSON lines: it ends with"):
+    with pytest.raises(StreamError, match="notes is not a file of JSON lines: it ends with"):
         kind(path)
     assert path.read_text() == text
 

@@ -114,7 +114,7 @@ def test_a_model_that_returns_no_row_for_each_message_is_refused(outputs: Any) -
     answers = fastload.predict(
         lambda _: outputs, range(4), decode=to_tensor, batch_size=4, on_failed=fail
     )
-    with pytest.raises(TypeError, match="a row for each of 4 messages"):
+    with pytest.raises(TypeError, match="must return 4 rows, one per message"):
         list(answers)
 
 

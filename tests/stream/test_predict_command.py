@@ -142,7 +142,7 @@ def test_poison_goes_to_the_side_list_and_without_one_ends_the_command(project: 
     assert result.exit_code == 1
     assert len(re.findall("^Error: ", result.stderr, re.MULTILINE)) == 1
     assert "message line 2 has no answer" in result.stderr
-    assert "Give --failed FILE to go on after such messages" in result.stderr
+    assert "Give --failed FILE to continue after such messages" in result.stderr
     assert "1 answered, 0 failed, " in result.stderr
     assert len(lines(project / "out.jsonl")) == 3, "what came before the poison is answered"
 
@@ -308,16 +308,22 @@ def _handles(pid: int, number: int) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["project:double", "project:Sum"], "The set of the answers has no name: give --name"),
-        (["project:double", "--name", "x"], "--name is for datasets: give a DATASET after MODEL"),
-        (["project:double", "d:d", "--sink", "-"], "--sink is for streams: leave it out"),
-        (["project:number"], "project:number is no model: .* found int"),
+        (["project:double", "project:Sum"], "The set for the answers has no name. Give --name"),
+        (
+            ["project:double", "--name", "x"],
+            "--name is an option for datasets. Give a DATASET after MODEL",
+        ),
+        (["project:double", "d:d", "--sink", "-"], "--sink is an option for streams. Remove it"),
+        (["project:number"], "project:number is not a model: .* found int"),
         (["project"], "expected MODULE:NAME"),
         (["project:nothing"], "cannot import project:nothing"),
         (["project:double", "--decode", "nothing:x"], "cannot import nothing:x"),
-        (["project:double", "--source", "nothing"], "there is no source nothing: give a file"),
+        (
+            ["project:double", "--source", "nothing"],
+            "the source nothing does not exist. Give a file",
+        ),
         (["project:double", "--source", "kafka://host:9"], "expected kafka://SERVERS/TOPIC"),
-        (["project:double", "--source", "kafka://host:9/in"], "names no group of consumers"),
+        (["project:double", "--source", "kafka://host:9/in"], "has no consumer group"),
         (["project:double", "--device", "nowhere"], "--device nowhere: "),
         (["project:double", "project:Sum", "--name", "x"], "project:Sum: expected a dataset with"),
         (["project:double", "project:make", "--name", "?"], "project:make: expected a dataset"),
@@ -349,7 +355,7 @@ def test_addresses_open_what_they_name(tmp_path: Path, monkeypatch: pytest.Monke
         sink = open_sink(address)
         assert isinstance(sink, kind), address
         sink.close()
-    with pytest.raises(UsageError, match="the key 'id' is a member of JSON lines, and answers has"):
+    with pytest.raises(UsageError, match="the key 'id' is for JSON lines, and answers has"):
         open_source("answers", key="id")
 
 

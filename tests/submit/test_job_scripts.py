@@ -212,11 +212,14 @@ def test_a_job_without_data_or_from_elsewhere_says_so(site: Site) -> None:
     for script in ("aurora.pbs", "generic.pbs"):
         status, output, notes = site.qsub(script, "WORKERS=1")
         assert (status, launches(notes)) == (1, [])
-        assert "nothing to train on: give PACKED=SET, or BASE_DIR=DIR and FILE_LIST=FILE." in output
+        assert (
+            "no training data is given. Set PACKED=SET, or BASE_DIR=DIR and FILE_LIST=FILE."
+            in output
+        )
     (site.clone / "fastload").unlink()
     status, output, _ = site.qsub("polaris.pbs", "WORKERS=1")
     assert status == 1
-    assert "submit from the clone of fastload" in output
+    assert "is not a clone of fastload" in output
 
 
 def test_local_makes_pictures_and_trains_here_or_stages_a_packed_set_as_a_job_does(

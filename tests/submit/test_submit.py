@@ -102,7 +102,7 @@ def test_auto_needs_no_launcher_for_one_rank_and_torchrun_where_there_is_no_mpie
     (tmp_path / "hosts").write_text("elsewhere slots=4\n")
     there = submit(*asked, "--parallelism", "4", "--hostfile", tmp_path / "hosts", PATH=path)
     assert there.exit_code == 1
-    assert "no mpiexec is on the PATH, and ranks are to run on elsewhere" in there.output
+    assert "mpiexec is not on PATH, and the ranks must run on elsewhere" in there.output
 
 
 @pytest.mark.parametrize("family", ["mpich", "openmpi"])
@@ -245,12 +245,16 @@ def test_a_pbs_job_does_on_its_hosts_what_was_asked_for(
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        ([], 2, "give one of --script and --module"),
+        ([], 2, "give either --script or --module"),
         (["--script", "/nowhere.py"], 2, "File '/nowhere.py' does not exist"),
-        (["--module", "x", "--ppn", "2"], 2, "--ppn goes with --hostfile"),
+        (["--module", "x", "--ppn", "2"], 2, "--ppn needs --hostfile"),
         (["--module", "x", "--env", "NOT_SET_HERE"], 2, "--env NOT_SET_HERE: the variable is not"),
         (["--module", "x", "--hostfile", __file__], 1, "test_submit.py, line 1: expected `host`"),
-        (["--module", "x", "--hostfile", "HOSTS", "--pbs"], 2, "--hostfile does not go with --pbs"),
+        (
+            ["--module", "x", "--hostfile", "HOSTS", "--pbs"],
+            2,
+            "--hostfile cannot be used with --pbs",
+        ),
         (
             ["--module", "x", "--hostfile", "HOSTS", "--parallelism", "5"],
             1,
@@ -268,7 +272,7 @@ def test_a_users_error_is_one_sentence(
 
 def test_a_missing_qsub_and_an_unknown_mpiexec_are_named(script: Path, tmp_path: Path) -> None:
     result = submit("--script", script, "--pbs", PATH=str(tmp_path))
-    assert (result.exit_code, "qsub is not on the PATH" in result.output) == (1, True)
+    assert (result.exit_code, "qsub is not on PATH" in result.output) == (1, True)
     (tmp_path / "mpiexec").write_text("#!/bin/sh\necho mine\n")
     (tmp_path / "mpiexec").chmod(0o755)
     result = submit("--script", script, "--parallelism", "2", PATH=str(tmp_path))

@@ -120,7 +120,7 @@ def test_a_loop_that_ends_early_is_said_to(tmp_path: Path) -> None:
     path, said = profiled(tmp_path / "none", 4)
     assert path is None
     assert said == [
-        "There is no profile: the loop made 4 steps, and the first one to be recorded was step 7."
+        "No profile was recorded: the loop ended after 4 steps, and recording starts with step 7."
     ]
 
 
@@ -138,10 +138,10 @@ def test_an_error_of_the_loop_comes_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "schedule", "would_do"),
     [
-        (15, {}, "takes 16 steps, and 15 were asked for: ask for 16 or more, or record 9"),
-        (6, {}, "or wait for 0, warm up for 1 and record 5"),
-        (1, {}, "takes 16 steps, and 1 were asked for: ask for 16 or more$"),
-        (30, {"wait": 25}, "10 steps behind 25 that wait and 1 to warm up takes 36 steps"),
+        (15, {}, r"15 steps are too few .* needs 16.*\. Give 16 or more, or record 9"),
+        (6, {}, "or skip 0, warm up 1 and record 5"),
+        (1, {}, r"needs 16.*\. Give 16 or more$"),
+        (30, {"wait": 25}, "needs 36: 25 to skip, 1 to warm up and 10 to record"),
         (30, {"warmup": 0}, "warmup must be 1 or more, got 0"),
         (30, {"active": 0}, "active must be 1 or more, got 0"),
         (30, {"wait": -1}, "wait must be 0 or more, got -1"),
@@ -156,9 +156,9 @@ def test_a_schedule_that_cannot_finish_is_refused(
 
 @pytest.mark.parametrize("steps", [2, 7, 15])
 def test_what_would_do_does(tmp_path: Path, steps: int) -> None:
-    with pytest.raises(ValueError, match="asked for") as refused:
+    with pytest.raises(ValueError, match="too few") as refused:
         profile_steps(tmp_path, steps=steps)
-    advice = str(refused.value).rpartition("asked for: ")[2]
+    advice = str(refused.value).rpartition(". Give ")[2]
     numbers = [int(word) for word in re.findall(r"\d+", advice)]
     profile_steps(tmp_path, steps=numbers[0])
     names = ("wait", "warmup", "active")[-len(numbers[1:]) :]

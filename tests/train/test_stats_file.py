@@ -33,7 +33,10 @@ def test_rows_follow_one_header(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"world_size,old\n4,1\n", r"stats\.csv.*only there: old; only here: new.*move"),
+        (
+            b"world_size,old\n4,1\n",
+            r"stats\.csv.*only in the file: old; only in this run: new.*Move",
+        ),
         (b"\x88\xff\n", r"stats\.csv.*ove the file away"),
         (b'"' + b"x" * 200_000, r"stats\.csv.*ove the file away"),
         (b"\n", r"stats\.csv.*ove the file away"),

@@ -145,7 +145,7 @@ def test_a_script_prints_the_tutorials_lines_and_trains_20_steps_at_the_rate_of_
         [line for line in said if re.fullmatch(tutorials, line)], LINES[script], strict=True
     ):
         assert re.fullmatch(form, line)
-    assert entry(said, "samples") == f"80 trained on, {FILES} different ones"
+    assert entry(said, "samples") == f"80 trained on, {FILES} of them different"
     assert "simulated" in entry(said, "step ms")
 
     (row,) = stats_rows(tmp_path)
@@ -191,11 +191,11 @@ def test_what_is_not_known_is_no_figure(
 @pytest.mark.parametrize(
     ("options", "last_step", "samples"),
     [
-        ({"epochs": 2, "batch_size": 7}, 8, f"{2 * FILES} trained on, {FILES} different ones"),
+        ({"epochs": 2, "batch_size": 7}, 8, f"{2 * FILES} trained on, {FILES} of them different"),
         (
             {"steps": 8, "batch_size": 2, "loader": "cached"},
             8,
-            "16 trained on, 8 different ones",
+            "16 trained on, 8 of them different",
         ),
     ],
     ids=["whole epochs", "cached batches"],
@@ -232,7 +232,7 @@ def test_a_packed_set_is_trained_on(pictures: Path, tmp_path: Path) -> None:
     arguments += ["--logdir", str(tmp_path), "--image-size", "8", "--device", "cpu"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
-    assert entry(result.output.splitlines(), "samples") == "24 trained on, 24 different ones"
+    assert entry(result.output.splitlines(), "samples") == "24 trained on, 24 of them different"
 
 
 # ---- overlap ----
@@ -405,9 +405,9 @@ def test_the_command_ends_in_one_line_where_a_file_is_missing(
 @pytest.mark.parametrize(
     ("logdir", "said"),
     [
-        ("a file/logs", r"stats\.csv: Not a directory: .*--logdir"),
-        ("a folder", r"stats\.csv: Is a directory: .*--logdir"),
-        ("", r"stats\.csv.*move the file away"),
+        ("a file/logs", r"stats\.csv: Not a directory\. .*--logdir"),
+        ("a folder", r"stats\.csv: Is a directory\. .*--logdir"),
+        ("", r"stats\.csv.*Move the file away"),
     ],
 )
 def test_where_no_row_can_be_written_nothing_is_trained(
@@ -430,7 +430,7 @@ def test_devices_that_are_not_there_are_named(pictures: Path, tmp_path: Path) ->
             open_learner(recipe(pictures, tmp_path, device=name), ALONE, classes=3)
     with pytest.raises(TrainError, match="--file-list-path or --packed"):
         recipe(pictures, tmp_path, packed=tmp_path)
-    with pytest.raises(TrainError, match="--classes 2: the dataset has 3"):
+    with pytest.raises(TrainError, match="--classes 2 is too small: the dataset has 3"):
         open_learner(recipe(pictures, tmp_path, classes=2), ALONE, classes=3)
 
 
@@ -451,7 +451,9 @@ def test_ranks_have_a_device_each_by_one_rule(
         with pytest.raises(RankError) as refused_too:
             device_of(second, 1)
         assert str(refused.value) == str(refused_too.value)
-    with pytest.raises(TrainError, match="--device cuda:1: torch sees 1 cuda devices"):
+    with pytest.raises(
+        TrainError, match="--device cuda:1 does not exist: torch finds 1 cuda device"
+    ):
         choose_device("cuda:1", ALONE)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-of-this-rank")
     assert choose_device("auto", second) == torch.device("cuda:0")
@@ -477,9 +479,9 @@ def test_weights_come_from_a_file_that_fits(tmp_path: Path) -> None:
     ):
         build_model("tiny", classes=6, weights=tmp_path / "weights.pt")
     (tmp_path / "torn.pt").write_bytes(b"no weights")
-    with pytest.raises(ModelError, match=r"torn\.pt: no file of weights"):
+    with pytest.raises(ModelError, match=r"torn\.pt is not a file of weights"):
         build_model("tiny", classes=5, weights=tmp_path / "torn.pt")
-    with pytest.raises(ModelError, match="'resnet5' is no model"):
+    with pytest.raises(ModelError, match="model 'resnet5' is unknown"):
         build_model("resnet5", classes=5)
 
 
@@ -497,7 +499,7 @@ def test_a_run_goes_on_from_its_checkpoint_until_nothing_is_left(
     trained, said = run(pictures, tmp_path, steps=5, **options)
     assert (trained.first_step, trained.last_step) == (2, 5)
     assert entry(said, "steps").startswith("3, from 3 to 5;")
-    assert entry(said, "samples") == "12 trained on, 12 different ones"
+    assert entry(said, "samples") == "12 trained on, 12 of them different"
     _, said = run(pictures, tmp_path, steps=5, **options)
     assert entry(said, "steps").startswith("none left: the checkpoint is of step 5")
     assert not any("epoch -1" in line for line in said)

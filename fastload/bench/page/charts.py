@@ -1,6 +1,6 @@
-"""The pictures of report.html: inline SVG that a style sheet colours, out of a document of `report.document`.
+"""The charts of report.html, from a document of `report.document`: inline SVG that a style sheet colours.
 
-Shapes that must stretch with the page have no text in them, as it would be stretched too: labels are HTML beside them.
+Shapes that stretch with the page contain no text, which would be stretched too. Their labels are HTML.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMED = ("read", "decode", "transform", "sample", "collate", "pin", "sampler", 
 
 
 def stage_class(stage: str) -> str:
-    """The class that colours a stage; all those without a colour of their own share one."""
+    """Return the class that colours a stage. All stages without a colour of their own share one."""
     return f"stage-{stage}" if stage in _NAMED else "stage-named"
 
 
@@ -30,13 +30,13 @@ def stage_class(stage: str) -> str:
 def rate_chart(
     rows: Sequence[dict[str, Any]], ceilings: Sequence[dict[str, Any]], *, label: str
 ) -> Markup:
-    """Images per second over the number of workers: medians, ranges, the serial level, the bound.
+    """Draw images per second over the number of workers: medians, ranges, the serial level, the bound.
 
-    All rows and ceilings are of one number of ranks.
+    All rows and ceilings have the same number of ranks.
     """
     counts = sorted({row["workers"] for row in rows if row["workers"]}) or [1]
     fastest = float(max(row["rate"]["high"] for row in rows))
-    # A bound far above all that was measured would flatten it: it leaves the picture at the top, and is in the table.
+    # A bound far above all measured rates would flatten the chart, so it is only in the table.
     seen = [float(c["rate"]) for c in ceilings if c["rate"] <= 1.6 * fastest]
     ticks = nice_ticks(max([fastest, *seen]))
     top = max(ticks[-1], 1.05 * max([fastest, *seen]))
@@ -65,7 +65,7 @@ def rate_chart(
     return element(
         "svg",
         element("title", label),
-        element("desc", f"Medians in images a second: {said}."),
+        element("desc", f"Medians in images per second: {said}."),
         *marks,
         viewBox=f"0 0 {_WIDTH:g} {_HEIGHT:g}",
         role="img",
@@ -74,7 +74,7 @@ def rate_chart(
 
 
 def nice_ticks(highest: float) -> list[float]:
-    """Three to six round numbers from 0 up to the last one that `highest` reaches."""
+    """Return three to six round numbers from 0 to at most `highest`."""
     if highest <= 0:
         return [0.0, 1.0]
     raw = highest / 5
@@ -99,7 +99,7 @@ def _grid(ticks: Sequence[float], y: Callable[[float], float]) -> list[Markup]:
 
 
 def _worker_labels(counts: Sequence[int], x: Callable[[int], float]) -> list[Markup]:
-    """The numbers of workers under the axis; of those too close to each other, some."""
+    """Draw the numbers of workers under the axis. Leave out those too close to the one before."""
     marks, free = [], -math.inf
     for count in counts:
         if x(count) >= free:
@@ -173,11 +173,11 @@ def _series(
 def _point(row: dict[str, Any]) -> str:
     rate, runs = row["rate"], row["runs"]
     of = "1 run" if runs == 1 else f"{runs} runs, {rate['low']:.1f} to {rate['high']:.1f}"
-    return f"{row['name']}: {rate['median']:.1f} images a second ({of})"
+    return f"{row['name']}: {rate['median']:.1f} images per second ({of})"
 
 
 def legend(entries: Iterable[tuple[str, str]]) -> Markup:
-    """What colours mean: pairs of a class and its meaning."""
+    """Draw the legend of colours, from pairs of a class and its meaning."""
     return element(
         "ul",
         *(
@@ -192,7 +192,7 @@ def legend(entries: Iterable[tuple[str, str]]) -> Markup:
 
 
 def stretched(label: str, *shapes: Markup, height: int, class_: str) -> Markup:
-    """A picture without text, `_FULL` wide and `height` high, drawn over the width that there is."""
+    """Draw a chart without text, `_FULL` wide and `height` high, stretched over the available width."""
     return element(
         "svg",
         element("title", label),
@@ -205,7 +205,7 @@ def stretched(label: str, *shapes: Markup, height: int, class_: str) -> Markup:
 
 
 def range_bar(label: str, spread: dict[str, float], *, longest: float) -> Markup:
-    """A bar as long as the median, with a line from the smallest to the largest."""
+    """Draw a bar as long as the median, with a line from the smallest to the largest value."""
     scale = _FULL / longest if longest else 0.0
     low, high = spread["low"] * scale, spread["high"] * scale
     return stretched(
@@ -220,10 +220,10 @@ def range_bar(label: str, spread: dict[str, float], *, longest: float) -> Markup
 
 
 def stage_shares(stats: dict[str, Any], *, workers: int) -> list[tuple[str, float]]:
-    """Where the threads' time went: pairs of a stage and its share (0 to 1), in the order in which a sample meets them.
+    """Return pairs of a stage and its share (0 to 1) of the threads' time, in the order in which a sample passes them.
 
-    Without workers the thread is the loop's, and "step" is what it did besides loading. With them, "idle" is
-    what they waited for room, and "rest" their way between samples. What the dataset named is taken out of "sample".
+    Without workers, the thread is that of the loop, and "step" is all that is not loading. With workers, "idle" is the
+    wait for room in the queue, and "rest" the time between samples. "sample" excludes stages that the dataset named.
     """
     stages = stats["stages"]
     total = max(1, workers) * stats["elapsed_s"]
@@ -244,7 +244,7 @@ def stage_shares(stats: dict[str, Any], *, workers: int) -> list[tuple[str, floa
 
 
 def share_bar(label: str, shares: Sequence[tuple[str, float]]) -> Markup:
-    """A bar divided by shares."""
+    """Draw a bar divided by shares."""
     shapes, at = [], 0.0
     for name, share in shares:
         shapes.append(
@@ -266,7 +266,7 @@ def share_bar(label: str, shares: Sequence[tuple[str, float]]) -> Markup:
 
 
 def lane(spans: Sequence[dict[str, Any]], *, seconds: float, label: str) -> Markup:
-    """The spans of one thread over `seconds`; a span within another is drawn over it."""
+    """Draw the spans of one thread over `seconds`, with inner spans over outer ones."""
     scale = _FULL / seconds
     return stretched(
         label,
@@ -292,7 +292,7 @@ def lane(spans: Sequence[dict[str, Any]], *, seconds: float, label: str) -> Mark
 
 
 def queue_lane(asked: Sequence[dict[str, Any]], *, seconds: float, label: str) -> Markup:
-    """How much of what was in flight was ready at each asking, until the next."""
+    """Draw the share of batches in flight that were ready each time the loop asked for one."""
     scale = _FULL / seconds
     until = [later["at_s"] for later in asked[1:]] + [seconds]
     return stretched(
@@ -315,7 +315,7 @@ def queue_lane(asked: Sequence[dict[str, Any]], *, seconds: float, label: str) -
 
 
 def time_axis(seconds: float) -> Markup:
-    """Round times at their places along the lanes."""
+    """Draw round times at their positions along the lanes."""
     return element(
         "div",
         join(

@@ -1,4 +1,4 @@
-"""HTML and SVG out of Python values: text is escaped unless it is markup already."""
+"""HTML and SVG from Python values. Text is escaped unless it is markup already."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterable, Sequence
 
 
 class Markup(str):
-    """Text that is HTML already. Made by `element` and `join`; a plain string in its place is escaped."""
+    """Text that is HTML already, made by `element` and `join`. A plain string in its place is escaped."""
 
     __slots__ = ()
 
 
 UNKNOWN = "n/a"
-"""What stands where there is no figure."""
+"""Text for a missing figure."""
 Child = str | int | None
 _VOID = {"meta", "br", "hr"}
 
 
 def element(name: str, /, *children: Child, **attributes: str | int | float | None) -> Markup:
-    """`<name attributes>children</name>`; None is left out, of children and of attributes.
+    """Return `<name attributes>children</name>`. Leave out children and attributes that are None.
 
-    In attribute names a trailing underscore is dropped and others become dashes: `class_`, `aria_label`. Names in
-    camel case are kept, as SVG wants them. Floats have two decimals at most: all of them are coordinates.
+    In attribute names, a trailing underscore is dropped, and others become dashes: `class_`, `aria_label`. Names in
+    camel case are kept, because SVG needs them. Floats are coordinates, so they get at most two decimals.
     """
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(_text(value))}"'
@@ -35,7 +35,7 @@ def element(name: str, /, *children: Child, **attributes: str | int | float | No
 
 
 def join(children: Iterable[Child]) -> Markup:
-    """The children one after another, without what is None; text is escaped."""
+    """Join the children, without None. Escape text."""
     return Markup(
         "".join(
             child if isinstance(child, Markup) else html.escape(str(child))
@@ -53,17 +53,17 @@ def _text(value: str | int | float) -> str:
 
 
 def section(title: str, *children: Child, id_: str) -> Markup:
-    """A part of the page that its heading names."""
+    """Return a section of the page with a heading."""
     return element("section", element("h2", title, id=id_), *children, aria_labelledby=id_)
 
 
 def note(*text: Child) -> Markup:
-    """A paragraph in small print."""
+    """Return a paragraph in small print."""
     return element("p", *text, class_="note")
 
 
 def definitions(entries: Iterable[tuple[str, Child]]) -> Markup:
-    """Pairs of a name and what it stands for."""
+    """Return a list of names and their values."""
     return element(
         "dl",
         *(part for name, value in entries for part in (element("dt", name), element("dd", value))),
@@ -71,7 +71,7 @@ def definitions(entries: Iterable[tuple[str, Child]]) -> Markup:
 
 
 def grid(caption: str, titles: Sequence[str], lines: Sequence[Sequence[Child]]) -> Markup:
-    """A table that scrolls sideways where the screen is narrow; the first cell of a line is its name."""
+    """Return a table that scrolls sideways on a narrow screen. The first cell of a line is its name."""
     head = element("tr", *(element("th", title, scope="col") for title in titles))
     body = (
         element(

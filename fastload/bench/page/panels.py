@@ -1,4 +1,4 @@
-"""The pictures of report.html with the words around them: a section each, out of a document of `report.document`."""
+"""The charts of report.html with their texts, from a document of `report.document`: one section for each."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Json = dict[str, Any]
 
 
 def fastest(rows: Sequence[Json]) -> Json | None:
-    """The row with the highest median rate; None of none."""
+    """Return the row with the highest median rate, or None if there are no rows."""
     return max(rows, key=lambda row: row["rate"]["median"], default=None)
 
 
 def typical(document: Json, row: Json) -> Json | None:
-    """The figures of the run of a row whose rate is nearest to its median; None if it has no loader's stats."""
+    """Return the figures of the row's run whose rate is nearest to the median, or None if no run has loader stats."""
     mine = [
         run["figures"]
         for run in document["runs"]
@@ -43,18 +43,18 @@ def typical(document: Json, row: Json) -> Json | None:
 
 
 def rate_panel(document: Json) -> Markup:
-    """A chart for each number of ranks: rates by workers, against serial and the bound."""
+    """Return a chart for each number of ranks: rates by workers, with serial loading and the bound."""
     rows, roof = document["rows"], document["roofline"]
     ceilings = roof["ceilings"] if roof else []
-    pictures = []
+    panels = []
     for ranks in sorted({row["ranks"] for row in rows}):
         here = [row for row in rows if row["ranks"] == ranks]
-        label = "Images a second"
+        label = "Images per second"
         if len({row["ranks"] for row in rows}) > 1 or ranks > 1:
             label += f", {ranks} rank{'s' if ranks > 1 else ''} on this node"
         bounds = [ceiling for ceiling in ceilings if ceiling["ranks"] == ranks]
         chart = charts.rate_chart(here, bounds, label=label)
-        pictures.append(element("figure", element("h3", label), chart))
+        panels.append(element("figure", element("h3", label), chart))
     entries = [
         (kind, name)
         for kind, name in LOADER_NAMES.items()
@@ -63,10 +63,10 @@ def rate_panel(document: Json) -> Markup:
     return section(
         "Rate by workers",
         charts.legend([*entries, ("bound", "bound")] if ceilings else entries),
-        element("div", *pictures, class_="pair"),
+        element("div", *panels, class_="pair"),
         note(
-            "Points are medians of the runs, bars and the band reach from the smallest to the largest. "
-            f"The first {document['warmup_steps']} steps of a run are warm-up and count in no rate. "
+            "Points are medians of the runs. Bars and the band reach from the smallest to the largest run. "
+            f"The first {document['warmup_steps']} steps of a run are warm-up, and no rate counts them. "
         ),
         note(*_bound_words(document)),
         id_="rate",
@@ -76,24 +76,26 @@ def rate_panel(document: Json) -> Markup:
 def _bound_words(document: Json) -> list[Child]:
     roof = document["roofline"]
     if roof is None:
-        return [f"Bound: {UNKNOWN}, as no run of fastload's own loader timed a sample."]
+        return [f"Bound: {UNKNOWN}, because no run of fastload's loader timed a sample."]
     step_ms = document["workload"]["step_ms"]
     words = (
-        f"The bound is an estimate, the lowest of: workers x ranks at the pace of one thread, "
-        f"{duration(roof['sample_s'])} a sample, seen in {roof['source']}; "
-        f"{roof['cores'] or UNKNOWN} cores that do nothing but compute samples, "
-        f"{duration(roof['sample_cpu_s'])} of CPU each"
+        "The bound is an estimate, the lowest of these rates. Workers: workers x ranks, each as fast as one thread in "
+        f"{roof['source']}, {duration(roof['sample_s'])} per sample. Cores: {roof['cores'] or UNKNOWN} cores that only "
+        f"compute samples, {duration(roof['sample_cpu_s'])} of CPU per sample."
     )
     words += (
-        f"; the simulated step of {step_ms:g} ms, which is also the rate on data in memory."
+        f" Step: the simulated step of {step_ms:g} ms, which is also the rate on data in memory."
         if step_ms
-        else "; there is no step, and the loop on data in memory would have no rate to speak of."
+        else " No step is simulated, so it sets no bound."
     )
-    return [words, " As it comes from other runs, a measured rate can lie a little above it."]
+    return [
+        words,
+        " The times come from other runs, so a measured rate can be slightly above the bound.",
+    ]
 
 
 def first_batch_panel(rows: Sequence[Json]) -> Markup:
-    """A bar for each row."""
+    """Return a bar for each row."""
     longest = max(row["first_batch_s"]["high"] for row in rows)
 
     def line(row: Json) -> Markup:
@@ -111,15 +113,15 @@ def first_batch_panel(rows: Sequence[Json]) -> Markup:
         "Time to the first batch",
         element("table", element("tbody", *map(line, rows)), class_="bars"),
         note(
-            "From iter() to the first batch in hand: starting threads or processes is in it, imports are not. "
-            "Of several ranks, the last one's."
+            "From iter() to the first batch. It includes the start of threads or processes, but not imports. "
+            "With several ranks, the time of the last one."
         ),
         id_="first",
     )
 
 
 def stages_panel(document: Json) -> Markup:
-    """A divided bar for each row of fastload's loader, with how full its queue was and how long the loop waited."""
+    """Return a divided bar for each row of fastload's loader, with the share of ready batches and of waiting."""
     lines: list[Markup] = []
     seen: dict[str, float] = {}
     findings: list[tuple[str, Child]] = []
@@ -143,11 +145,9 @@ def stages_panel(document: Json) -> Markup:
             )
         )
     if not lines:
-        body = note(
-            f"{UNKNOWN}: only fastload's loader times its stages, and none of its runs is here."
-        )
+        body = note(f"{UNKNOWN}: only fastload's loader times its stages, and it has no run here.")
         return section("Where the time goes", body, id_="stages")
-    titles = ("loader", "time of its threads", "queue ready", "loop waited")
+    titles = ("loader", "time of the threads", "queue ready", "loop waited")
     return section(
         "Where the time goes",
         charts.legend(
@@ -168,10 +168,10 @@ def stages_panel(document: Json) -> Markup:
             class_="scroll",
         ),
         note(
-            "Shares of the worker threads' time, of the loop's own where it loads serially, in the run with the median "
-            "rate; of several ranks, rank 0's. A thread that waits for storage, a core or the GIL is counted in "
-            "the stage that it is in. Queue ready: of the batches in flight, those ready when the loop asked for one; "
-            "near 0 % the loader bounds the run, near 100 % the step does."
+            "Shares of the worker threads' time in the run with the median rate, on rank 0. For serial loading, they "
+            "are shares of the loop's time. Waiting for storage, a core or the GIL counts in the stage of the thread. "
+            "Queue ready: share of the batches in flight that were ready when the loop asked for one. Near 0 %, the "
+            "loader is the limit; near 100 %, the step is."
         ),
         definitions(findings),
         id_="stages",
@@ -179,16 +179,16 @@ def stages_panel(document: Json) -> Markup:
 
 
 def timeline_panel(document: Json) -> Markup:
-    """A lane for each thread, and one for the queue."""
+    """Return a lane for each thread, and one for the queue."""
     timeline = document["timeline"]
     if timeline is None:
-        why = "a benchmark records it at its end, of fastload's loader; here there is none."
+        why = "a benchmark records it at its end, and only for fastload's loader."
         return section("Timeline of the threads", note(f"{UNKNOWN}: {why}"), id_="timeline")
     seconds = timeline["seconds"]
     lanes: list[Markup] = []
 
-    def add(name: str, picture: Markup, said: str) -> None:
-        lanes.extend((element("span", name), picture, element("span", said, class_="share")))
+    def add(name: str, chart: Markup, said: str) -> None:
+        lanes.extend((element("span", name), chart, element("span", said, class_="share")))
 
     for one in timeline["lanes"]:
         loop = one["thread"] == "loop"
@@ -200,21 +200,21 @@ def timeline_panel(document: Json) -> Markup:
     if timeline["queue"]:
         shares = [one["ready_share"] for one in timeline["queue"]]
         said = f"{percent(sum(shares) / len(shares))} ready"
-        picture = charts.queue_lane(timeline["queue"], seconds=seconds, label=f"queue: {said}")
-        add("queue", picture, said)
+        chart = charts.queue_lane(timeline["queue"], seconds=seconds, label=f"queue: {said}")
+        add("queue", chart, said)
     stages = dict.fromkeys(span["stage"] for one in timeline["lanes"] for span in one["spans"])
     words = {**_STAGES, "wait": "the loop in next()", "step": "the loop's step"}
     entries = [(charts.stage_class(stage), words.get(stage, stage)) for stage in stages]
     if timeline["queue"]:
-        entries.append(("stage-ready", "batches ready, of those in flight, as the loop asks"))
-    cut = " Later spans are left out: there are too many to draw." if timeline["cut"] else ""
+        entries.append(("stage-ready", "share of batches in flight that are ready"))
+    cut = " Later spans are left out, because there are too many." if timeline["cut"] else ""
     return section(
         "Timeline of the threads",
         charts.legend(entries),
         element("figure", element("div", *lanes, charts.time_axis(seconds), class_="lanes")),
         note(
-            f"{timeline['run']}, the last {timeline['steps']} steps of a short run in one rank. They are real spans, "
-            "from torch's profiler; that run is slower for it and counts in no figure. Point at a span to read it."
+            f"{timeline['run']}: the last {timeline['steps']} steps of a short run in one rank, recorded by torch's "
+            "profiler. The profiler slows that run down, so no figure counts it. Point at a span to see its name."
             + cut
         ),
         id_="timeline",
@@ -222,9 +222,9 @@ def timeline_panel(document: Json) -> Markup:
 
 
 def _covered(spans: Sequence[Json], wanted: Callable[[str], bool]) -> float:
-    """Seconds that the wanted spans of one thread cover, each once, although they lie within each other."""
+    """Return the seconds that the wanted spans of one thread cover. Count overlaps once."""
     covered = reached = 0.0
-    for span in spans:  # by their beginning
+    for span in spans:  # sorted by start
         if wanted(span["stage"]):
             covered += max(0.0, span["to_s"] - max(reached, span["from_s"]))
             reached = max(reached, span["to_s"])

@@ -1,6 +1,6 @@
 """report.html: a document of `report.document` as one page that opens offline.
 
-No script, and nothing is fetched: the page forbids it to the browser. Whatever is not known is "n/a".
+It has no scripts and fetches nothing, and its security policy forbids both. Unknown figures are "n/a".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fastload.measure.provenance import cores
 
 
 def render(document: Json) -> str:
-    """The page of a benchmark: what was measured, what bounds it, the raw figures, where they come from."""
+    """Return the page of a benchmark: what was measured, what limits it, the raw figures, and their provenance."""
     rows = document["rows"]
     body: list[Child] = [_head(document), *_banners(document)]
     if rows:
@@ -67,7 +67,7 @@ def _title(document: Json) -> str:
     row = fastest(document["rows"])
     if row is None:
         return "no run was completed"
-    return f"{row['name']}, {row['rate']['median']:,.0f} images a second"
+    return f"{row['name']}, {row['rate']['median']:,.0f} images per second"
 
 
 def _head(document: Json) -> Markup:
@@ -89,17 +89,17 @@ def _banners(document: Json) -> list[Markup]:
     if document["partial"]:
         found.append(banner(partial(done, planned)))
     if failed:
-        found.append(banner(f"{failed} of {done} runs failed: see the runs below."))
+        found.append(banner(f"{failed} of {done} runs failed. See the table of runs below."))
     if document["noise"]:
         found.append(banner(f"Noise: {document['noise']}."))
     if (document["step"] or "").startswith("simulated"):
-        text = f"Step {document['step']} after each batch, with no accelerator behind it."
+        text = f"Step {document['step']} after each batch, without an accelerator."
         found.append(banner(text, "banner plain"))
     return found
 
 
 def _finding(document: Json) -> Markup:
-    """The sentence of the fastest run that has one."""
+    """Return the finding of the fastest run that has one."""
     row = fastest([row for row in document["rows"] if typical(document, row)])
     figures = row and typical(document, row)
     if row is None or figures is None:
@@ -108,7 +108,7 @@ def _finding(document: Json) -> Markup:
         body = element(
             "p", f"{row['name']}: ", element("strong", figures["finding"]), class_="lead"
         )
-    return section("What bounds the run", body, id_="bound")
+    return section("What limits the run", body, id_="bound")
 
 
 def _provenance(document: Json) -> Markup:

@@ -1,4 +1,4 @@
-"""The tables of report.html: medians by row, and every run, out of a document of `report.document`."""
+"""The tables of report.html, from a document of `report.document`: medians by row, and every run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _range(spread: Json | None, form: str = ".1f") -> str:
 
 
 def figures_table(document: Json) -> Markup:
-    """A line for each row: medians, and the bound."""
+    """Return a table with a line for each row: medians, and the bound."""
     roof = document["roofline"]
     ceilings = {(c["ranks"], c["workers"]): c for c in roof["ceilings"]} if roof else {}
 
@@ -46,18 +46,20 @@ def figures_table(document: Json) -> Markup:
         ]
 
     titles = (
-        *("loader", "img/s", "smallest to largest", "img/s a rank", "x serial", "bound", "bound by"),
+        *("loader", "img/s", "smallest to largest", "img/s per rank", "x serial", "bound", "bound by"),
         *("1st batch s", "CPU s/1000", "peak MiB", "loop waited", "queue ready", "unique samples"),
         *("cached", "runs"),
     )  # fmt: skip
-    caption = "Medians; img/s of all ranks together, x serial over serial in as many ranks"
+    caption = (
+        "Medians; img/s of all ranks together, x serial compared with the same number of ranks"
+    )
     return section(
         "Figures", grid(caption, titles, [line(row) for row in document["rows"]]), id_="figures"
     )
 
 
 def runs_table(document: Json) -> Markup:
-    """A line for each run, failed ones included."""
+    """Return a table with a line for each run, failed ones included."""
 
     def line(number: int, run: Json) -> list[Child]:
         figures = run["figures"] or {}

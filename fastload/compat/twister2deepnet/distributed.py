@@ -32,7 +32,7 @@ def init_process_group(
     joined = join()
     if (rank, world_size) not in ((None, None), (joined.rank, joined.world_size)):
         raise RankError(
-            f"The program says rank {rank} of {world_size}, and the launcher ({joined.launcher}) {joined}. "
+            f"The program says rank {rank} of {world_size}, but the launcher ({joined.launcher}) says {joined}. "
             f"Start {world_size} ranks: mpiexec -n {world_size} python PROGRAM"
         )
 

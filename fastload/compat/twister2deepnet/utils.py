@@ -30,8 +30,8 @@ class DataUtil:
         batches = len(rows) // minibatch_size if minibatch_size > 0 else 0
         if not batches:
             raise ValueError(
-                f"{len(rows)} rows make no batch of {minibatch_size}: the global batch must be at least the number of "
-                "ranks, and each rank needs the rows of one batch"
+                f"{len(rows)} rows are too few for a batch of {minibatch_size}. The global batch must be at least the "
+                "number of ranks, and each rank needs the rows of one batch"
             )
         whole = rows[: batches * minibatch_size]
         return torch.from_numpy(whole.reshape(batches, minibatch_size, *rows.shape[1:]).copy())
@@ -62,7 +62,9 @@ def format_data(data: Tensor) -> Tensor:
     batches, batch, pixels = data.shape
     side = math.isqrt(pixels)
     if side * side != pixels:
-        raise ValueError(f"{pixels} pixels make no square image: expected 784, for example")
+        raise ValueError(
+            f"{pixels} pixels do not make a square image. Give a square number, such as 784"
+        )
     return data.reshape(batches, batch, side, side)
 
 

@@ -65,7 +65,7 @@ def read(counts: list[int]) -> None:
     try:
         pickle.dumps(dataset)
     except TypeError as error:
-        assert "load it by threads" in str(error)
+        assert "Load it in threads" in str(error)
     else:
         raise AssertionError("pickled")
 
