@@ -111,9 +111,9 @@ class LaneFetcher(Fetcher):
                 if k in batch.handled and lane.is_dead():
                     self.notices.warn(
                         "generator",
-                        f"a generator that raises has ended: {type(lane.dataset).__name__} gives nothing more in "
-                        f"worker {batch.lane}, although on_error handled the sample. Let the dataset catch "
-                        "the error itself, or iterate with an object that has __next__",
+                        f"a generator that raises has ended: {type(lane.dataset).__name__} yields no more samples in "
+                        f"worker {batch.lane}, although on_error handled the error. Catch the error in the dataset, or "
+                        "let __iter__ return an object that has __next__",
                     )
             else:
                 if not lane.ended:

@@ -149,7 +149,8 @@ def join(threads: Iterable[threading.Thread]) -> None:
             _alive.pop(thread, None)
         names = ", ".join(thread.name for thread in stuck)
         warnings.warn(
-            f"{names} did not return from a call within {JOIN_SECONDS:g} s and will not be waited for again:\n"
+            f"{names} did not return from a call within {JOIN_SECONDS:g} s. The loader does not wait for them again. "
+            f"They are here:\n"
             f"{whereabouts(stuck)}",
             RuntimeWarning,
             stacklevel=3,

@@ -171,7 +171,7 @@ class ImageFileList(ImageFiles):
         base = os.path.dirname(self.file_list) if base_dir is None else os.fspath(base_dir)
         self.base_dir = base
         if base_dir is not None and not os.path.isdir(base):
-            raise FileListError(f"{self.file_list}: base_dir is no directory: {base}")
+            raise FileListError(f"{self.file_list}: base_dir is not a directory: {base}")
         given = None if classes is None else read_classes(classes)
         files = read_list(self.file_list, os.fsencode(base), given)
         paths = PathTable(files, rank=rank, world_size=world_size)
@@ -197,7 +197,7 @@ class ImageFileList(ImageFiles):
             number = index * self.world_size + self.rank + 1
             note = f"it is path {number} of {self.file_list} (blank lines not counted)"
             if len(os.path.basename(self.locate(index)).split()) > 1:
-                note += "; a line is a path alone, without a label behind it"
+                note += "; a line must be a path only, without a label after it"
             error.add_note(note)
             raise
 
@@ -237,8 +237,8 @@ class ImageFolder(ImageFiles):
         if not os.path.isdir(self.root):
             there = os.path.exists(self.root)
             raise (NotADirectoryError if there else FileNotFoundError)(
-                f"{self.root}: {'this is no directory' if there else 'there is no such directory'}; "
-                f"expected one with {self.root}/<class>/<picture>"
+                f"{self.root}: {'this is not a directory' if there else 'there is no such directory'}; "
+                f"expected one with {self.root}/<class>/<image>"
             )
         with os.scandir(self.root) as entries:
             classes = sorted(entry.name for entry in entries if entry.is_dir())
@@ -247,13 +247,13 @@ class ImageFolder(ImageFiles):
         below = len(os.path.join(self.root, ""))
         names = [directory[below:].partition("/")[0] for directory in paths.directories]
         if not classes or (empty := sorted(set(classes) - set(names))):
-            lacking = f"no picture of class {', '.join(empty)}" if classes else "no class directory"
+            lacking = f"no image of class {', '.join(empty)}" if classes else "no class directory"
             raise FileNotFoundError(
-                f"{self.root}: there is {lacking}; expected {self.root}/<class>/<picture>, "
-                f"the picture ending in {', '.join(extensions)}"
+                f"{self.root}: there is {lacking}; expected {self.root}/<class>/<image>, "
+                f"the image ending in {', '.join(extensions)}"
             )
         if paths.total < world_size:
-            raise FileListError(f"{self.root}: {paths.total} pictures for {world_size} ranks")
+            raise FileListError(f"{self.root}: {paths.total} images for {world_size} ranks")
         super().__init__(
             paths, names, classes, transform=transform, target_transform=target_transform
         )

@@ -192,7 +192,7 @@ def _find(root: str, train: bool) -> tuple[str, str] | None:
 def _missing(root: str, train: bool) -> str:
     images, labels = split_files(train)
     return (
-        f"{root}: there is no MNIST. Expected {images} and {labels}, gzipped or not, in {raw_folder(root)} or in "
+        f"{root}: MNIST was not found. Expected {images} and {labels}, gzipped or not, in {raw_folder(root)} or in "
         f"{root}. Give download=True, or write a synthetic set: fastload mnist --synthetic {root}"
     )
 
@@ -225,8 +225,8 @@ def _download(root: str, train: bool) -> None:
             return
         if os.path.exists(os.path.join(folder, MARKER)):
             raise NoDatasetError(
-                f"{folder} holds a part of a synthetic set, and MNIST is not mixed with it: delete that folder, or "
-                f"complete the set by running `fastload mnist --synthetic {root}` again"
+                f"{folder} holds a part of a synthetic set, which must not be mixed with MNIST. Delete that folder, or "
+                f"complete the set: run `fastload mnist --synthetic {root}` again"
             )
         if alone:  # what killed processes have left
             for name in os.listdir(folder):

@@ -104,19 +104,19 @@ def read_number(image: Any) -> int:
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
         pixels = np.moveaxis(pixels, 0, -1)
     if pixels.ndim not in (2, 3):
-        raise ValueError(f"expected one picture, got an array of shape {pixels.shape}")
+        raise ValueError(f"expected one image, got an array of shape {pixels.shape}")
     height, width = pixels.shape[:2]
     # Only the inner half of a block is read: compression and resizing blur the border.
     blocks = [pixels[_block(height, width, position, inset=0.25)] for position in range(_BITS)]
     if not all(block.size for block in blocks):
-        raise ValueError(f"a picture of {width}x{height} pixels is too small to hold a number")
+        raise ValueError(f"an image of {width}x{height} pixels is too small to hold a number")
     means = np.array([block.mean() for block in blocks])
     black, white = means[:2]
     bits = means > (black + white) / 2
     clear = np.abs(means - np.where(bits, white, black)) < (white - black) / 4
     number = sum(1 << position for position, bit in enumerate(bits[2:32]) if bit)
     if not (clear.all() and np.array_equal(bits, _code(number))):
-        raise ValueError("the picture holds no number: cropped, flipped, or not made by fastload")
+        raise ValueError("the image holds no number: cropped, flipped, or not made by fastload")
     return number
 
 
@@ -262,13 +262,13 @@ def _claim(out: Path, made: dict[str, int]) -> Iterator[Path]:
             if (out / "train").exists() or (out / "filelist.txt").exists():
                 marker.unlink()
                 raise FileExistsError(
-                    f"{out} holds pictures that were not made by fastload; choose another directory"
+                    f"{out} holds images that were not made by fastload; choose another directory"
                 )
             file.write(wanted)
             file.flush()
         elif found != wanted:
             raise FileExistsError(
-                f"{out} holds pictures made with {found}, and {wanted} was asked for; "
+                f"{out} holds images made with {found}, and {wanted} was asked for; "
                 "choose another directory"
             )
         scratch = out / ".partial"

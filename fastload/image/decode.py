@@ -179,7 +179,7 @@ def check_pixels(height: int, width: int) -> None:
     if limit is not None and height * width > 2 * limit:
         raise _Unfit(
             f"{width} x {height} pixels, more than twice PIL.Image.MAX_IMAGE_PIXELS ({limit}): "
-            "set that if you trust the file"
+            "raise that limit if you trust the file"
         )
 
 
@@ -228,7 +228,7 @@ def _decoding(name: str, encoded: Encoded, decode: Callable[[], T]) -> T:
     except _Unfit as error:
         raise DecodeError(name, str(error)) from None
     except UnidentifiedImageError as error:
-        raise DecodeError(name, "not a picture in a format that Pillow can read") from error
+        raise DecodeError(name, "not an image in a format that Pillow can read") from error
     except Exception as error:
         # No file is touched here, so this is about the bytes. Pillow's decoders meet damaged ones
         # with OSError, SyntaxError, ValueError, IndexError, struct.error, zlib.error and others.

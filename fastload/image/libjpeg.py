@@ -134,7 +134,7 @@ def library() -> Library:
         raise Unusable("Pillow's libjpeg cannot be found among the loaded libraries")
     digest = sha256(path.read_bytes()).hexdigest()
     if digest not in TESTED_BUILDS:
-        raise Unusable(f"{path} is none of the tested libraries (SHA-256 {digest})")
+        raise Unusable(f"{path} is not one of the tested libraries (SHA-256 {digest})")
     return Library(path, digest, tuple(functions))
 
 

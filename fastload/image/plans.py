@@ -163,8 +163,8 @@ class Plan(ABC):
             picture = np.asarray(picture if picture.mode == "RGB" else as_rgb(picture))
         elif not isinstance(picture, np.ndarray):
             raise TypeError(
-                f"expected a PIL picture or uint8[H, W, 3], got {type(picture).__name__}: "
-                "a plan takes the place of all transforms before it"
+                f"expected a PIL image or uint8[H, W, 3], got {type(picture).__name__}: "
+                "put the plan first, it replaces the transforms before it"
             )
         return self.resample(picture)
 

@@ -70,7 +70,7 @@ def _look_at(path: str, x: Any) -> _Contents:
         what = "assign the global variable" if x.rebound else "change the module-level"
         sentence = (
             f"{what} `{path}`, which all workers share: samples can be wrong. Make it an attribute of the dataset, of "
-            "which each worker gets its own copy, or make it anew for each sample."
+            "which each worker gets its own copy, or create it for each sample."
         )
         return _Contents(sentence, lambda: _below(x.name, x.current()))
     if issubclass(type(x), type):
@@ -81,21 +81,21 @@ def _look_at(path: str, x: Any) -> _Contents:
         return _Contents(sentence, lambda: {0: _stored_in_class(x)})
     if isinstance(x, np.ndarray | torch.Tensor):
         sentence = (
-            f"write samples into the same elements of `{path}`, which all workers share: samples can be wrong. Make "
-            "the array anew for each sample, or use copy_dataset=True."
+            f"write samples into the same elements of `{path}`, which all workers share: samples can be wrong. "
+            "Create the array for each sample, or use copy_dataset=True."
         )
         return _Contents(sentence, lambda: {0: dict(_elements(x))})
     if isinstance(x, list | dict | set | deque):
         sentence = (
-            f"change what `{path}` holds, which all workers share because it is large: samples can be wrong. Make it "
-            "anew for each sample, or use copy_dataset=True."
+            f"change what `{path}` holds, which all workers share because it is large: samples can be wrong. "
+            "Create it for each sample, or use copy_dataset=True."
         )
         return _Contents(sentence, lambda: _below(path, x))
     while type(x) is Subset:
         x = x.dataset
     sentence = (
         "read through its open file `<place>`, of which all workers share one position: samples can be wrong. Open it "
-        "at the first sample, not before, and do not pass copy_dataset=False; or read with os.pread(), or slices of an "
+        "at the first sample, not before, and do not pass copy_dataset=False. Or read with os.pread(), or slices of an "
         "mmap."
     )
     return _Contents(sentence, lambda: {0: _positions(path, x)})

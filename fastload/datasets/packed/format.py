@@ -105,14 +105,16 @@ def schema_of(mode: Mode, extras: Sequence[pa.Field] = ()) -> pa.Schema:
     own = {field.name for field in fields}
     for field in extras:
         if field.name in own or field.name in ("height", "width"):
-            raise ValueError(f"a column of yours cannot be called {field.name!r}: fastload has one")
+            raise ValueError(
+                f"a further column cannot be called {field.name!r}: fastload uses that name"
+            )
         own.add(field.name)
     if len(own) != len(fields) + len(extras):
-        raise ValueError(f"two columns have one name: {[field.name for field in extras]}")
+        raise ValueError(f"two columns have the same name: {[field.name for field in extras]}")
     for field in extras:
         if pa.types.is_dictionary(field.type):
             raise ValueError(
-                f"the column {field.name!r} is dictionary-encoded, of which a file can have one dictionary only: "
+                f"the column {field.name!r} is dictionary-encoded, and a file can hold only one dictionary of it: "
                 f"cast it to {field.type.value_type}"
             )
     about = {"fastload": json.dumps({"format": FORMAT, "version": VERSION, "mode": mode})}
@@ -135,7 +137,9 @@ def as_packed(path: str, index: Index) -> Index:
         raise PackedDataError(path, "this is a set of columns: read it with fastload.store.get()")
     own = described(schema_of(index.mode))
     if index.schema[: len(own)] != own:
-        reason = f"{INDEX} is not as expected: it has the columns {index.schema}, not {own} first"
+        reason = (
+            f"{INDEX} is not as expected: it has the columns {index.schema}, expected {own} first"
+        )
         raise PackedDataError(path, reason)
     return index
 
@@ -192,7 +196,7 @@ def read_table(
         for batch in batches:
             batch.validate(full=True)  # offsets and text, the user's columns' too; reads no payload
     except (pa.ArrowException, OSError, MemoryError) as error:
-        raise fail(f"is no Arrow file: {error}") from error
+        raise fail(f"is not an Arrow file: {error}") from error
     try:
         return _table(index, shard, batches, source.address, columns)
     except ValueError as error:

@@ -194,7 +194,7 @@ def _pixels_of(mode: Mode, max_size: int | None, quality: int | None) -> dict[st
     if max_size is not None and mode == "encoded":
         raise ValueError('max_size does not go with mode "encoded", which leaves files as they are')
     if quality is not None and mode != "jpeg":
-        raise ValueError(f'quality goes with mode "jpeg" only, and the mode is "{mode}"')
+        raise ValueError(f'quality goes with mode "jpeg" only, but the mode is "{mode}"')
     found: dict[str, int] = {}
     if mode != "encoded":
         found["max_size"] = 256 if max_size is None else max_size
@@ -265,9 +265,7 @@ class _Prepare(Dataset[Prepared]):
                 raise
         if not isinstance(encoded, bytes):  # out of a table
             found = "nothing" if encoded is None else f"a {type(encoded).__name__}"
-            raise DecodeError(
-                name, f"the row has {found} where the bytes of a picture are expected"
-            )
+            raise DecodeError(name, f"the row has {found}, expected the bytes of an image")
         size = len(encoded)
         if not self.check:
             return Prepared(made_of, encoded, None, size)

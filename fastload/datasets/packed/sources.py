@@ -112,11 +112,11 @@ class Parquet:
                     f"Arrow cannot open a Parquet file whose name is not UTF-8. Found {path!r}. Rename it or its folder"
                 ) from error
             except pa.ArrowException as error:
-                raise FileListError(f"{path}: no Parquet file: {error}") from error
+                raise FileListError(f"{path}: this is not a Parquet file: {error}") from error
             self._rows.append(found.num_rows)
             arrow = found.schema.to_arrow_schema()
             if schema is not None and arrow.remove_metadata() != schema.remove_metadata():
-                raise FileListError(f"{path}: its columns are not those of {self._paths[0]}")
+                raise FileListError(f"{path}: its columns differ from those of {self._paths[0]}")
             schema = schema or arrow
         assert schema is not None
         for name in (image_column, label_column, *columns):
@@ -202,7 +202,7 @@ def open_source(
             source, paths, image_column=image_column, label_column=label_column, columns=columns
         )
     if columns:
-        raise ValueError(f"columns are taken from Parquet files, and {source} is none")
+        raise ValueError(f"columns are for Parquet files only, but {source} has none")
     return Files(source, base_dir=base_dir)
 
 

@@ -108,7 +108,7 @@ def copy_set(
     inner, outer = os.path.realpath(target), os.path.realpath(source)
     if os.path.commonpath((inner, outer)) == outer:
         raise ValueError(
-            f"{target}: the set lies there, or around it; name another directory for its copy"
+            f"{target}: the set lies there, or in a folder around it. Name another folder for its copy"
         )
     if workers is None:
         workers = usable_cores()
@@ -198,7 +198,9 @@ class _Copy:
         needed, free = sum(shard.bytes for shard in missing), shutil.disk_usage(self.target).free
         if needed > free:
             raise OSError(
-                errno.ENOSPC, f"the copy needs {needed:,} bytes, and {free:,} are free", self.target
+                errno.ENOSPC,
+                f"the copy needs {needed:,} bytes, but only {free:,} are free",
+                self.target,
             )
         for _ in self._each(_Copies(self, missing), "Staging"):
             pass

@@ -82,7 +82,7 @@ class PackedWriter:
             raise ValueError(f"classes must be names, got {self.classes[:3]}")
         if json.loads(json.dumps(self.made)) != self.made:
             raise ValueError(
-                "made must be what JSON keeps: objects with names, lists, numbers, text"
+                "made must be what JSON can hold: objects with names, lists, numbers, text"
             )
         self.shard_bytes = shard_bytes
         self.schema = schema_of(mode, extras)
@@ -119,7 +119,7 @@ class PackedWriter:
     ) -> None:
         """Append a record. `height` and `width` are those of raw pixels, `extras` the further columns' values."""
         if self._lock < 0:
-            raise ValueError(f"{self.path}: the writer is closed, nothing can be added")
+            raise ValueError(f"{self.path}: the writer is closed: nothing can be added")
         payload = bytes(payload)  # of a view, now: its owner may use the memory again
         number = self._inputs
         if not isinstance(label, int | np.integer) or not -(2**63) <= label < 2**63:
@@ -133,8 +133,8 @@ class PackedWriter:
                 )
         if (self.mode == "raw") != (height is not None and width is not None):
             raise ValueError(
-                f'record {number} ({source}): height and width are given for each record in mode "raw", and in no '
-                f"other; the mode is {self.mode!r}, and they are {height} and {width}"
+                f'record {number} ({source}): give height and width in mode "raw", and in no other. '
+                f"The mode is {self.mode!r}, height is {height} and width is {width}"
             )
         if self.mode == "raw" and len(payload) != height * width * 3:  # type: ignore[operator]
             raise ValueError(f"{len(payload)} bytes are not {height} x {width} pixels of 3")
@@ -253,12 +253,16 @@ class PackedWriter:
                 raise FileExistsError(
                     17,
                     f"a pack with other arguments ({', '.join(differing)}) was stopped here: "
-                    "give the same, delete the directory, or choose another",
+                    "give the same arguments, delete the directory, or choose another",
                     self.path,
                 )
         elif any(map(_is_shard, os.listdir(self.path))):
             shutil.rmtree(self._work)
-            raise FileExistsError(17, "there are shards without an index", self.path)
+            raise FileExistsError(
+                17,
+                "there are shards without an index: delete them, or choose another folder",
+                self.path,
+            )
         else:
             self._publish(os.path.join(_WORK, "arguments.json"), json.dumps(wanted).encode())
         while self._take_over_shard(len(self.shards)):
