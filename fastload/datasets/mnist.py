@@ -1,4 +1,4 @@
-"""MNIST from its IDX files, and any set in the same files: a drop-in for torchvision's class."""
+"""Read MNIST from its IDX files, or any set in the same files: a drop-in for torchvision's class."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class MNIST(Dataset[tuple[Any, Any]]):
 
     @property
     def raw_folder(self) -> str:
-        """Where torchvision has the files, and where they are downloaded to."""
+        """The folder of torchvision's files, and of downloads."""
         return raw_folder(self.root)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
@@ -207,9 +207,9 @@ def _read(path: str, dimensions: int) -> np.ndarray[Any, Any]:
 
 
 def _download(root: str, train: bool) -> None:
-    """Have torchvision download MNIST; of several processes, one does.
+    """Let torchvision download MNIST, in one process at a time.
 
-    It downloads into a folder of its own, as torchvision takes a file that is cut off for a whole one.
+    It downloads into a folder of its own, because torchvision takes a truncated file for a whole one.
     """
     try:
         from torchvision.datasets import MNIST as TorchvisionMNIST

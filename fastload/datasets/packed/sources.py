@@ -1,4 +1,4 @@
-"""What is packed: lists and trees of image files, Parquet files. One after another, from any of them on."""
+"""The inputs of packing: lists and trees of image files, Parquet files. They can begin at any input."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Input:
 class Source(Protocol):
     """Inputs in an order that is always the same.
 
-    `about` says which ones they are, as JSON values that differ where the inputs do; `columns` are the
-    further columns that they have.
+    `about` says which inputs they are, as JSON values that differ if the inputs differ. `columns` are their further
+    columns.
     """
 
     classes: list[str]
@@ -47,7 +47,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def inputs(self, start: int) -> Iterator[Input]:
-        """The inputs from number `start` on."""
+        """Yield the inputs from number `start` on."""
 
 
 class Files:
@@ -76,7 +76,7 @@ class Files:
         return len(self._files)
 
     def inputs(self, start: int) -> Iterator[Input]:
-        """The inputs from number `start` on."""
+        """Yield the inputs from number `start` on."""
         samples = self._files.samples
         for number in range(start, len(self)):
             path, label = samples[number]
@@ -153,7 +153,7 @@ class Parquet:
         return sum(self._rows)
 
     def inputs(self, start: int) -> Iterator[Input]:
-        """The inputs from number `start` on."""
+        """Yield the inputs from number `start` on."""
         for path, rows in zip(self._paths, self._rows, strict=True):
             if start < rows:
                 yield from self._of_file(path, start)
@@ -207,9 +207,9 @@ def open_source(
 
 
 def _parquet_files(source: str) -> list[str]:
-    """The Parquet files that `source` is or, if it is a directory, has in it: sorted; none if it is something else.
+    """Return the Parquet file `source`, or those in the directory `source`, sorted. Otherwise return an empty list.
 
-    A directory may have such a name, as what Spark writes has: it is one all the same.
+    A directory may have the name of a Parquet file, as Spark writes it. It is read as a directory.
     """
     if not os.path.isdir(source):
         return [source] if source.endswith(".parquet") else []
@@ -218,7 +218,7 @@ def _parquet_files(source: str) -> list[str]:
 
 
 def _class_names(schema: pa.Schema, column: str) -> list[str]:
-    """The names that Hugging Face's `datasets` keeps of a class label; empty if there are none."""
+    """Return the names that Hugging Face's `datasets` keeps of a class label, or an empty list."""
     try:
         about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         names = about["info"]["features"][column]["names"]
