@@ -157,7 +157,7 @@ class Epochs:
         return self._next if own is None or own == self._sampler_epoch else own
 
     def _own_of_sampler(self) -> int | None:
-        """Return the attribute `epoch` of a sampler that is no RankSampler, or None if there is none."""
+        """Return the attribute `epoch` of the first sampler that has one and is not a RankSampler, or None."""
         for sampler in self._samplers:
             if isinstance(sampler, RankSampler):
                 continue

@@ -195,7 +195,7 @@ def reduced(value: Any) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor. Without torch there is none, and torch is not loaded to find that out."""
+    """Return whether a value is a tensor. It does not import torch: if torch is not loaded, no value is a tensor."""
     return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 

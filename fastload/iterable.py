@@ -164,7 +164,7 @@ class Lane:
                 contained(exc)  # Ctrl-C passes; any other error was delivered in its place
 
     def take(self) -> Any:
-        """Return the next sample. If there is none, set `ended` and return None."""
+        """Return the next sample. After the last one, set `ended` and return None."""
         try:
             sample = next(self._iterator)
         except StopIteration:

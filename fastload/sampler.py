@@ -192,9 +192,7 @@ class RankSampler(Sampler[int]):
         if window is not None and run is not None:
             window, run = integer("window", window), integer("run", run)
             if not shuffle:
-                raise ValueError(
-                    "window and run say how to shuffle, but shuffle is False: drop them, or shuffle"
-                )
+                raise ValueError("window and run need shuffle=True, got shuffle=False")
             if not 1 <= run <= window:
                 raise ValueError(f"expected 1 <= run <= window, got {run=}, {window=}")
             window, run = min(window, _LARGEST), min(run, _LARGEST)

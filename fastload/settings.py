@@ -157,9 +157,7 @@ class Settings:
             "max_wait_ms": self.max_wait_ms is not None,
         }
         if names := [name for name, value in given.items() if value]:
-            raise ValueError(
-                f'{", ".join(names)}: not for worker_method="process". Use threads, or do not pass it'
-            )
+            raise ValueError(f'{", ".join(names)}: only for worker_method="thread", got "process"')
 
     def check_loadable(self) -> None:
         """Raise ValueError if `iter()` could load nothing. Like torch's constructor, ours does not check this.

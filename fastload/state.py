@@ -78,7 +78,7 @@ class SampledState(State):
     """The dataset's attribute `set_id`, if it has one. The same id means the same samples in the same order."""
     batches: int = 0
     position: int = 0
-    """Where the last of these batches ended, in the order of all ranks."""
+    """The end of the last of these batches, in the order of all ranks."""
     ahead: list[int]
     """Ordinals of the batches that were delivered before earlier ones (in_order=False)."""
     ahead_on_rank: int | None = None

@@ -34,7 +34,7 @@ from fastload.isolation import Isolation
 
 CROWDED = 0.15
 """Share of the cores that others may have, and of its time that a serial reading may lack one. Beyond it, a comparison
-of two short readings says who else ran."""
+of two short readings measures the other processes."""
 
 
 @dataclass(slots=True)

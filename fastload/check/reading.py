@@ -116,9 +116,9 @@ def read(
     limit: int | None = None,
     buffers: list[int] | None = None,
 ) -> tuple[list[Any], Reading]:
-    """The samples, or what raised in their place, one by one; each in the stream of its index.
+    """Read samples one by one, each in the stream of its index. Return them, or what raised in their place.
 
-    Into `buffers` go the numbers of the samples that changed when the next one was read.
+    Add to `buffers` the numbers of the samples that changed when the next one was read.
     """
     got: list[Any] = []
     before: Any = None

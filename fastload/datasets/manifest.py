@@ -1,4 +1,4 @@
-"""The index of a set: which Arrow files it has, what is in them, how it was made. Without an index there is no set.
+"""The index of a set: which Arrow files it has, what is in them, how it was made. Without it, no set can be opened.
 
     SET/index.json         written last, in one piece
     SET/shard-00000.arrow  Arrow IPC file format, uncompressed

@@ -143,14 +143,14 @@ def is_descriptor(path: str, x: int) -> bool:
 # ---- contents ----
 
 Slots = dict[int, dict[Hashable, Any]]
-"""By the id of each object: what it holds, by where it holds that. It keeps what it holds, so ids stay theirs."""
+"""By the id of each object: its contents by their places. This keeps the contents alive, so their ids stay valid."""
 
 
 class _Contents:
     """What an object holds. A place that changes in two samples is state; one that changes once may be a cache."""
 
     def __init__(self, sentence: str, look: Callable[[], Slots]) -> None:
-        # `<place>` in the sentence is where it changed.
+        # `<place>` in the sentence stands for the place that changed.
         self._sentence, self._look = sentence, look
         self._changes: Counter[tuple[int, Hashable]] = Counter()
         self._before: Slots = {}
@@ -192,7 +192,7 @@ def _changes(before: dict[Hashable, Any], after: dict[Hashable, Any]) -> Iterato
 
 
 class _Below(int):
-    """A place of which the contents are looked at, but may be any."""
+    """A place whose contents are watched, while the place itself may hold any object."""
 
 
 _GONE, _LENGTH = object(), ("length",)
@@ -217,7 +217,7 @@ def _below(name: str, x: Any) -> Slots:
 
 
 def _places(x: Any) -> Iterator[tuple[Hashable, Any]]:
-    """Yield what an object holds, and where; no code of its class runs."""
+    """Yield the places and contents of an object, without running code of its class."""
     kind = type(x)
     if issubclass(kind, list | tuple | deque):
         base: Any = list if issubclass(kind, list) else tuple if issubclass(kind, tuple) else deque

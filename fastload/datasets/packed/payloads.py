@@ -106,7 +106,7 @@ class Payloads:
 
 
 class _Buffer:
-    """Gives, in a `with` block, the calling thread's buffer of at least `length` bytes. A nested call gets another buffer."""
+    """Gives, in a `with` block, a buffer of the thread of at least `length` bytes. A nested block gets another."""
 
     def __init__(self, length: int) -> None:
         self.length = length

@@ -69,8 +69,8 @@ def stage(
     Memory: for each worker a record batch, which is 16 MiB or one record, and 29 bytes for each record of a shard.
 
     Raises FileNotFoundError if `source` is not a set, `PackedDataError` if it is damaged, FileExistsError if `target`
-    has other content, OSError if `target` has no room or cannot be written, ValueError if `target` is `source` or lies in
-    it. After an error, `target` cannot be opened, or is the set that it was before.
+    has other content, OSError if `target` has no room or cannot be written, ValueError if `target` is `source` or lies
+    in it. After an error, `target` cannot be opened, or is the set that it was before.
     """
     index = read_packed_index(os.path.abspath(source))
     return copy_set(
