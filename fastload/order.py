@@ -127,7 +127,7 @@ class SampledOrder(Order):
         self._sampler = sampler
         start = resume or initial
         self._ordinal = start.batches
-        # Rounded up: only at the end of an epoch is it no multiple, and nothing follows there.
+        # Rounded up: it is not a multiple only at the end of an epoch, and nothing follows there.
         self._position = -(-start.position // initial.world_size)
         self._checksum = 0  # of all batches before the next one
         self._delivered = _Delivered(

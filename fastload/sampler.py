@@ -130,8 +130,8 @@ class RankSampler(Sampler[int]):
             environment variable WORLD_SIZE says that there are more).
         shuffle: give a new permutation each epoch. It needs no memory, whatever the length.
         seed: selects the permutations; the same on all ranks.
-        ends: what to do if the length is no multiple of the world size. "pad" repeats samples from the start of
-            the order, "drop" leaves out the last ones: all ranks get equally many samples. "uneven" gives
+        ends: what to do if the length is not a multiple of the world size. "pad" repeats samples from the start of
+            the order, "drop" leaves out the last ones: all ranks get the same number of samples. "uneven" gives
             every sample exactly once, so that ranks differ by one sample. It is for evaluation; in DDP
             training it hangs the last step.
         window, run: shuffle by windows, for storage that is slow at jumps. Give both, in samples. The sampler

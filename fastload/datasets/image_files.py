@@ -29,9 +29,9 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", 
 class ImageFiles(Dataset[tuple[Any, Any]]):
     """Base of both readers: a map-style dataset of `(transform(image), class number)`.
 
-    The class number is an int below `len(classes)`. `target_transform`, if given, replaces it. If the transform is a
-    plan of `fastload.image`, an image is decoded, cropped and resized in one go, to uint8[3, H, W]. Any other callable
-    gets an RGB `PIL.Image.Image`, as from torchvision's readers. Transforms run on the loader's threads.
+    The class number is an int below `len(classes)`, to which `target_transform` is applied if it is given. If the
+    transform is a plan of `fastload.image`, an image is decoded, cropped and resized in one go, to uint8[3, H, W]. Any
+    other callable gets an RGB `PIL.Image.Image`, as from torchvision's readers. Transforms run on the loader's threads.
 
     Memory: 20 bytes a sample and its file name (see `PathTable`). A million samples are a handful of objects, so a fork
     copies nothing and the garbage collector has nothing to walk.

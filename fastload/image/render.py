@@ -203,7 +203,7 @@ class Render:
     # ---- tables ----
 
     def _call(self, entry: Callable[..., int], pictures: int, count: int, *more: int) -> None:
-        """Call a kernel for `count` images of a table; it lets the GIL go."""
+        """Call a kernel for `count` images of a table. It releases the GIL."""
         arena = _scratch.address, _scratch.arena.nbytes
         _scratch.grow(entry(pictures, count, self._table.address, *arena, *more))
 
