@@ -238,14 +238,14 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a png's magic": (PNG[:8], "not an image|cannot be decoded"),
     "a jpeg's header": (JPEG[: JPEG.index(b"\xff\xda")], "not an image|cannot be decoded"),
     "a jpeg's header and scan": (JPEG[: JPEG.index(b"\xff\xda") + 14], "cannot be decoded: "),
-    "a png's header": (PNG[:33], "cannot be decoded|not a picture"),
-    "garbage before a jpeg": (b"garbage" + JPEG, "not a picture"),
-    "garbage before a png": (b"\r\n" + PNG, "not a picture"),
+    "a png's header": (PNG[:33], "cannot be decoded|not an image"),
+    "garbage before a jpeg": (b"garbage" + JPEG, "not an image"),
+    "garbage before a png": (b"\r\n" + PNG, "not an image"),
     "half a jpeg": (JPEG[: len(JPEG) // 2], "cannot be decoded: "),
     "half a png": (PNG[: len(PNG) // 2], "cannot be decoded: "),
     "no rows": (forged_jpeg(0, 53), "not an image|cannot be decoded"),
     "no columns": (forged_jpeg(37, 0), "not an image|cannot be decoded"),
-    "zeros": (bytes(5000), "not a picture"),
+    "zeros": (bytes(5000), "not an image"),
 }
 
 
