@@ -31,10 +31,14 @@ What all of these stand on:
     torch_private all that torch does not promise              cores, disk, fingerprint, nested (containers of tensors)
     evaluating    a model in eval mode, for a while
 
-What they never import: `datasets`, `store` (sets in shared memory), `image`, `check` (does a dataset suit threads),
-`distributed`, `elastic` (leased shards), `measure` (under both `train` and `bench`), `train`, `bench`, `flow` (commands
-as a graph), `stream` (prediction on messages), `parameters` (on servers), `compat` (other libraries' names), `cli` (the
-command), `testing` (fakes).
+What they never import:
+
+    datasets, image         readers of files, and plans        check         does a dataset suit threads
+    store                   sets in shared memory              distributed   ranks that meet and average
+    elastic                 leased shards                      parameters    parameters on servers
+    train, bench            the commands; both use measure     flow          commands as a graph
+    stream                  prediction on messages             compat        other libraries' names
+    cli                     the command `fastload`             testing       fakes
 """
 
 from typing import TYPE_CHECKING, Any

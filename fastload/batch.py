@@ -83,7 +83,7 @@ class Batch(Ticket):
         self.checksum = checksum
         self.builder: BatchBuilder | None = None
         self._sample_keys: NDArray[np.uint64] | None = None
-        # Position -> error and where it happened. The batch raises the one at the lowest position.
+        # Position -> error and its place. The batch raises the one at the lowest position.
         self.failed: dict[int, tuple[Exception, str]] = {}
         self.first_failed = units  # a position in `failed`, not always the lowest; or `units`
         self.handled: dict[int, Exception] = {}  # position -> error that on_error handled

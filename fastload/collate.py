@@ -44,7 +44,7 @@ class ListBuilder:
     """Keeps the samples of a batch for a collate function."""
 
     def __init__(self, samples: Any) -> None:
-        """`samples` is a list with a place for each sample, or what `__getitems__` returned."""
+        """Keep `samples`: a list with a place for each sample, or what `__getitems__` returned."""
         self._samples = samples
 
     def put(self, position: int, sample: Any) -> None:

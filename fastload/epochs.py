@@ -79,8 +79,8 @@ class Epochs:
             self.resume, self._seed_of_workers = None, resume.stream_seed
         elif resume is not None and resume.epoch != self.number:
             warnings.warn(
-                f"fastload: epoch {self.number} begins at its beginning, as set_epoch() chose it; the loaded state "
-                f"is of epoch {resume.epoch}",
+                f"fastload: epoch {self.number} begins at its beginning, because set_epoch() chose it. The loaded "
+                f"state is of epoch {resume.epoch}, and is dropped. To resume, set no other epoch after loading",
                 stacklevel=7,  # the caller of `iter(loader)`
             )
             self.resume = None
@@ -157,7 +157,7 @@ class Epochs:
         return self._next if own is None or own == self._sampler_epoch else own
 
     def _own_of_sampler(self) -> int | None:
-        """Return the attribute `epoch` of a sampler that is no RankSampler, or None if there is none."""
+        """Return the attribute `epoch` of the first sampler that has one and is not a RankSampler, or None."""
         for sampler in self._samplers:
             if isinstance(sampler, RankSampler):
                 continue

@@ -208,7 +208,7 @@ class Fetcher(ABC):
                 batch.data = builder.make((), lambda samples: collate_fn(samples[0]))
         elif skipped and len(skipped) == batch.size:
             raise EmptyBatchError(
-                f"all {batch.size} samples of {batch} were skipped by on_error"
+                f"on_error skipped all {batch.size} samples of {batch}"
             ) from batch.handled[max(skipped)]
         else:
             batch.data = builder.make(skipped, collate_fn)

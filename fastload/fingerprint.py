@@ -181,8 +181,9 @@ class Content:
         except Exception as error:
             if self.paths:  # two open files have one type, and would be one source
                 raise TypeError(
-                    f"the source {value!r:.100} cannot be told from others of its type: {type(value).__module__}."
-                    f"{type(value).__qualname__} cannot be pickled. Give prepare() a path, or another value that can be"
+                    f"prepare() cannot tell the source {value!r:.100} from others of its type: "
+                    f"{type(value).__module__}.{type(value).__qualname__} cannot be pickled. "
+                    "Pass a path, or a value that can be pickled"
                 ) from error
             return ""
 
@@ -194,7 +195,7 @@ def reduced(value: Any) -> Any:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor. Without torch there is none, and torch is not loaded to find that out."""
+    """Return whether a value is a tensor. It does not import torch: if torch is not loaded, no value is a tensor."""
     return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 

@@ -111,9 +111,9 @@ class LaneFetcher(Fetcher):
                 if k in batch.handled and lane.is_dead():
                     self.notices.warn(
                         "generator",
-                        f"a generator that raises has ended: {type(lane.dataset).__name__} gives nothing more in "
-                        f"worker {batch.lane}, although on_error handled the sample. Let the dataset catch "
-                        "the error itself, or iterate with an object that has __next__",
+                        f"a generator that raises has ended: {type(lane.dataset).__name__} yields no more samples in "
+                        f"worker {batch.lane}, although on_error handled the error. Catch the error in the dataset, or "
+                        "let __iter__ return an object that has __next__",
                     )
             else:
                 if not lane.ended:
@@ -164,7 +164,7 @@ class Lane:
                 contained(exc)  # Ctrl-C passes; any other error was delivered in its place
 
     def take(self) -> Any:
-        """Return the next sample. If there is none, set `ended` and return None."""
+        """Return the next sample. After the last one, set `ended` and return None."""
         try:
             sample = next(self._iterator)
         except StopIteration:

@@ -193,8 +193,8 @@ class ThreadIterator(Iterator[Any]):
         while (batch := self._next_batch()) is not None:
             if batch.error is not None:
                 # The traceback of the error holds this frame, and the frame that caught it, which holds the batch.
-                # If neither holds the error, there is no reference cycle, and a user who keeps the error keeps
-                # neither this iterator nor its threads.
+                # If neither holds the error, there is no reference cycle, and an error that is kept keeps neither this
+                # iterator nor its threads.
                 error, batch.error = batch.error, None
                 annotate(error, batch.where, batch.hint)
                 try:

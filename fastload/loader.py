@@ -214,7 +214,7 @@ class DataLoader(TorchDataLoader[T]):
             return iterator
         if self.worker_method == "thread":
             warnings.warn(
-                "fastload: torch's own iterator (processes) reads a data pipe. Pass "
+                "fastload: the dataset is a data pipe, so torch's own iterator reads it, in processes. Pass "
                 'worker_method="process" to silence this warning.',
                 stacklevel=3,
             )
@@ -315,8 +315,9 @@ class DataLoader(TorchDataLoader[T]):
 
     def _warn_of_no_state(self) -> None:
         warnings.warn(
-            'fastload: worker_method="process" is torch\'s own iterator, which does not know its place in an epoch. '
-            "There is nothing to save, and after loading the epoch begins at its beginning",
+            'fastload: worker_method="process" uses torch\'s own iterator, which does not know its place in an epoch. '
+            "There is nothing to save, and after loading the epoch begins at its beginning. To save and resume, use "
+            'worker_method="thread"',
             stacklevel=3,
         )
 

@@ -88,11 +88,11 @@ class _Delivered(NamedTuple):
 
     batches: int
     position: int
-    """Where the last of them ended in the order of this rank."""
+    """The end of the last of them, in the order of this rank."""
     checksum: int | None
     """None after the state of another rank was loaded, until the sampler has run again."""
     ahead: dict[int, tuple[int, int] | None]
-    """Batches delivered before earlier ones (in_order=False). By ordinal: where each ended, and the checksum there.
+    """Batches delivered before earlier ones (in_order=False). By ordinal: the end of each, and the checksum there.
     None for a batch of a loaded state that has not come up again."""
     draws: list[RandomStates] | None = None
     own: Any = None
@@ -127,7 +127,7 @@ class SampledOrder(Order):
         self._sampler = sampler
         start = resume or initial
         self._ordinal = start.batches
-        # Rounded up: only at the end of an epoch is it no multiple, and nothing follows there.
+        # Rounded up: it is not a multiple only at the end of an epoch, and nothing follows there.
         self._position = -(-start.position // initial.world_size)
         self._checksum = 0  # of all batches before the next one
         self._delivered = _Delivered(

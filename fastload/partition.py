@@ -51,6 +51,6 @@ def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
         if world_size > 1:
             raise ValueError(
                 f"{type(part).__name__} holds only the part of its rank, and {type(sampler).__name__} "
-                f"would take one of {world_size} parts of that: give the whole dataset to the sampler, "
+                f"would take one of {world_size} parts of that. Give the whole dataset to the sampler, "
                 "or drop the sampler"
             )

@@ -1,7 +1,7 @@
 """A random stream for each sample and each batch, from which unmodified transforms draw.
 
-A stream is keyed by (seed, epoch, position, index). So what a sample draws depends neither on the number of workers nor
-on timing, and an index that comes twice in an epoch draws other numbers. In the thread that reads:
+A stream is keyed by (seed, epoch, position, index). So the draws of a sample do not depend on the number of workers
+or on timing. An index that comes twice in an epoch draws other numbers. In the thread that reads:
 
 - torch's random functions on the CPU draw from the sample's generator;
 - Python's `random` and NumPy's global functions act on generators of the sample, if they are routed;

@@ -172,7 +172,7 @@ class DeadlineFetcher(LaneFetcher):
         return self._readers[batch.lane].begin(dataset, batch, self.batch_size)
 
     def _has_next(self, batch: LaneBatch, lane: Lane, reader: Reader) -> bool:
-        """Wait for one more sample until the deadline of the batch. Return False if there is none."""
+        """Wait for one more sample until the deadline of the batch. Return False if none came."""
         assert isinstance(lane, LineLane)
         if not super()._has_next(batch, lane, reader):
             return False

@@ -130,8 +130,8 @@ class RankSampler(Sampler[int]):
             environment variable WORLD_SIZE says that there are more).
         shuffle: give a new permutation each epoch. It needs no memory, whatever the length.
         seed: selects the permutations; the same on all ranks.
-        ends: what to do if the length is no multiple of the world size. "pad" repeats samples from the start of
-            the order, "drop" leaves out the last ones: all ranks get equally many samples. "uneven" gives
+        ends: what to do if the length is not a multiple of the world size. "pad" repeats samples from the start of
+            the order, "drop" leaves out the last ones: all ranks get the same number of samples. "uneven" gives
             every sample exactly once, so that ranks differ by one sample. It is for evaluation; in DDP
             training it hangs the last step.
         window, run: shuffle by windows, for storage that is slow at jumps. Give both, in samples. The sampler
@@ -160,7 +160,7 @@ class RankSampler(Sampler[int]):
         if isinstance(length_or_dataset, Sized):
             length = len(length_or_dataset)
         else:
-            length = integer("length_or_dataset, without len(),", length_or_dataset)
+            length = integer("length_or_dataset, which has no len(),", length_or_dataset)
         seed = integer("seed", seed)
         if length < 0:
             raise ValueError(f"length must be 0 or more, got {length}")
@@ -173,8 +173,8 @@ class RankSampler(Sampler[int]):
             rank, world_size = (dist.get_rank(), dist.get_world_size()) if initialised else (0, 1)
             if not initialised and os.environ.get("WORLD_SIZE", "1") not in ("0", "1"):
                 warnings.warn(
-                    f"fastload: WORLD_SIZE is {os.environ['WORLD_SIZE']} in the environment, and torch.distributed is "
-                    "not initialised: this RankSampler gives every rank all samples. Call "
+                    f"fastload: WORLD_SIZE is {os.environ['WORLD_SIZE']} in the environment, but torch.distributed is "
+                    "not initialized: this RankSampler gives every rank all samples. Call "
                     "torch.distributed.init_process_group() first, or give rank and world_size",
                     stacklevel=2,
                 )
@@ -192,7 +192,7 @@ class RankSampler(Sampler[int]):
         if window is not None and run is not None:
             window, run = integer("window", window), integer("run", run)
             if not shuffle:
-                raise ValueError("window and run say how to shuffle, and shuffle is False")
+                raise ValueError("window and run need shuffle=True, got shuffle=False")
             if not 1 <= run <= window:
                 raise ValueError(f"expected 1 <= run <= window, got {run=}, {window=}")
             window, run = min(window, _LARGEST), min(run, _LARGEST)

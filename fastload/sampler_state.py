@@ -1,7 +1,7 @@
 """The state that a sampler's indices depend on, as JSON values, and a checksum of the indices that it gives.
 
 A sampler gives the same indices again if it draws from torch's global generator, from a `torch.Generator` in its
-attribute `generator`, or from what its `state_dict()` returns. The checksum tells if it gives others.
+attribute `generator`, or from its `state_dict()`. The checksum tells if it gives others.
 """
 
 from __future__ import annotations

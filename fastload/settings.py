@@ -106,7 +106,7 @@ class Settings:
         self._check_memory_format()
         if self.seed is not None and self.generator is not None:
             raise ValueError(
-                "seed and generator exclude each other: with a seed, the order depends on it alone"
+                "give seed or generator, not both: with a seed, the order depends on it alone"
             )
         if self.worker_method == "process":
             self._refuse_for_processes()
@@ -117,11 +117,11 @@ class Settings:
         wait = self.max_wait_ms
         if not isinstance(wait, int | float) or isinstance(wait, bool) or not 0 <= wait < math.inf:
             raise ValueError(
-                f"max_wait_ms must be a number of milliseconds from 0 on, got {wait!r}"
+                f"max_wait_ms must be a number of milliseconds, 0 or more, got {wait!r}"
             )
         if not self.iterable:
             raise ValueError(
-                "max_wait_ms is for iterable datasets: a sample of a map-style dataset is never still to come"
+                "max_wait_ms is for iterable datasets: a map-style dataset has all its samples from the start"
             )
         others = {
             "batch_size=None": not self.batched,
@@ -157,7 +157,7 @@ class Settings:
             "max_wait_ms": self.max_wait_ms is not None,
         }
         if names := [name for name, value in given.items() if value]:
-            raise ValueError(f'{", ".join(names)}: only for worker_method="thread"')
+            raise ValueError(f'{", ".join(names)}: only for worker_method="thread", got "process"')
 
     def check_loadable(self) -> None:
         """Raise ValueError if `iter()` could load nothing. Like torch's constructor, ours does not check this.

@@ -50,12 +50,12 @@ class State:
         for field, kind in types.items():
             if field not in value:
                 raise StateError(
-                    f"{field}: the state has no such field, it is incomplete. Load another one"
+                    f"{field}: the state has no such field. It is incomplete: load another one"
                 )
             if not _has_type(value[field], kind):
                 raise StateError(
                     f"{field}: the state has {value[field]!r:.100}, expected {getattr(kind, '__name__', kind)}. "
-                    "It was edited. Load another one"
+                    "It was edited: load another one"
                 )
         return cls(**{field: copy.deepcopy(value[field]) for field in types})
 
@@ -78,7 +78,7 @@ class SampledState(State):
     """The dataset's attribute `set_id`, if it has one. The same id means the same samples in the same order."""
     batches: int = 0
     position: int = 0
-    """Where the last of these batches ended, in the order of all ranks."""
+    """The end of the last of these batches, in the order of all ranks."""
     ahead: list[int]
     """Ordinals of the batches that were delivered before earlier ones (in_order=False)."""
     ahead_on_rank: int | None = None
@@ -104,23 +104,23 @@ class IterableState(State):
 
 
 _REMEDIES = {
-    "version": "use the fastload that made the state",
+    "version": "use the version of fastload that made the state",
     "kind": "load it into a loader of the same kind of dataset",
     "seed": "make the loader with the state's seed",
-    "samples": "load it with the dataset that it was made on",
-    "set_id": "load it with the set that it was made on: this one was written again, or has other parts",
+    "samples": "load it with the dataset that the state was made on",
+    "set_id": "load it with the set that the state was made on: this set was written again, or has other parts",
     "sampler": "give the loader the same shuffle, or the same kind of sampler",
     "sampler_length": "give the loader the sampler that the state was made with",
-    "generators": "give the loader, or its sampler, a generator if the state's had one and only then",
+    "generators": "give the loader or its sampler a generator if, and only if, the state's had one",
     "sampler_seed": "give the sampler the state's seed",
     "shuffle": "give the sampler the state's shuffle",
     "ends": "give the sampler the state's ends",
     "window": "give the sampler the state's window and run",
     "run": "give the sampler the state's window and run",
     "drop_last": "make the loader with the state's drop_last",
-    "world_size": "use as many ranks: another number can resume only RankSampler and DistributedSampler, with batches "
-    "of a fixed size",
-    "global_batch": "choose the batch size so that batch size x ranks is the state's",
+    "world_size": "use the same number of ranks: only RankSampler and DistributedSampler, with batches of a fixed "
+    "size, can resume with another number",
+    "global_batch": "choose the batch size so that batch size x ranks is the state's global batch",
     "workers": "make the loader with the state's num_workers",
 }
 _MADE_BY = {
@@ -143,8 +143,8 @@ def check(state: State, ours: State, *, rank: int, any_world: bool) -> None:
     if (state.ahead_on_rank, state.world_size) != (rank, ours.world_size):
         raise StateError(
             f"ahead: the state has batches {state.ahead} delivered out of order on rank {state.ahead_on_rank} of "
-            f"{state.world_size}, this loader is on rank {rank} of {ours.world_size}; load the state that the same "
-            "rank saved"
+            f"{state.world_size}, but this loader is on rank {rank} of {ours.world_size}. Load the state that the "
+            "same rank saved"
         )
 
 

@@ -244,7 +244,7 @@ def resize_antialiased(
     This is the kernel of `torch.nn.functional.interpolate`, without 20 us of Python around it.
     """
     # Permute [1, h, w, 3]. If [h, w, 3] is permuted before a dimension is added, the strides are not those of
-    # channels-last memory, and the kernel makes planes of input and output, in twice the time.
+    # channels-last memory. Then the kernel makes planes of input and output, in twice the time.
     image = torch.from_numpy(pixels.reshape(1, *pixels.shape).transpose(0, 3, 1, 2))
     if out is None:
         out = np.empty((*size, 3), np.uint8)

@@ -267,7 +267,7 @@ class Window(Generic[T]):
     def check(self) -> None:
         """Raise `WorkerCrashError` or `LoaderClosedError` if no more tickets will come."""
         if self._fault is not None:
-            raise WorkerCrashError("a loader thread ended unexpectedly") from self._fault
+            raise WorkerCrashError("a fault of fastload ended a loader thread") from self._fault
         if self.closed:
             raise LoaderClosedError("the loader was closed. Begin another epoch with iter(loader)")
 

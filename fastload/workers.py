@@ -118,7 +118,7 @@ def start(
                     launch(f"fastload-reader-{i}", _work, window, run, own, info, *setting)
                     if isolation.initialises:
                         wait_for(1)
-                    own = replace(own, init_fn=None)  # it ran where the dataset does
+                    own = replace(own, init_fn=None)  # it ran in the thread of the dataset
                 run = partial(_serve_all, window, fetcher, info)
                 launch(f"fastload-worker-{i}", _work, window, run, own, info, *setting)
                 if isolation.initialises:
@@ -149,7 +149,7 @@ def join(threads: Iterable[threading.Thread]) -> None:
             _alive.pop(thread, None)
         names = ", ".join(thread.name for thread in stuck)
         warnings.warn(
-            f"{names} did not return from a call within {JOIN_SECONDS:g} s and will not be waited for again:\n"
+            f"{names} did not return from a call within {JOIN_SECONDS:g} s, and are abandoned. They are here:\n"
             f"{whereabouts(stuck)}",
             RuntimeWarning,
             stacklevel=3,
@@ -213,7 +213,7 @@ def _serve_all(
     context.filler = fetcher.filler_of(own.dataset)
     while serve(window, fetcher, context):
         pass
-    window.discard()  # it is closed: a user who keeps one of our errors must not keep the batches
+    window.discard()  # it is closed, and an error that a user keeps must not keep the batches
 
 
 def _read_ahead(

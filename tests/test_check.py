@@ -253,7 +253,7 @@ def test_what_raises_in_threads_alone_is_found_though_samples_are_random() -> No
             return super().__getitem__(index)
 
     report = check(NeedsTheMainThread("held"), samples=8, workers=2)
-    assert "in 2 threads, other samples than serially" in words(report, "fault")
+    assert "2 threads read other samples than a serial loop" in words(report, "fault")
 
 
 def test_h5py_s_handles_may_be_shared(tmp_path: Path) -> None:
@@ -401,7 +401,7 @@ def test_an_iterable_dataset_that_holds_what_has_no_copy_is_told_of() -> None:
         (FastDataLoader([1, 2]), "give its dataset"),
         (Honest, "give an instance"),
         (iter([1]), "got list_iterator"),
-        (Honest(-1), "cannot be told: len.. raises ValueError"),
+        (Honest(-1), "is unknown: len.. raises ValueError"),
     ],
     ids=lambda value: str(value)[:12],
 )

@@ -37,7 +37,7 @@ def test_each_is_made_of_one_text_alone(kind: type[FastloadError]) -> None:
     "error",
     [
         DecodeError("a/1.jpg", "the file is empty"),
-        PackedDataError("set", "index.json is no JSON"),
+        PackedDataError("set", "index.json is not JSON"),
         PackedDataError("set", "damaged", shard="shard-00001.arrow", record=3),
     ],
     ids=str,

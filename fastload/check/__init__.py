@@ -1,7 +1,7 @@
 """Tell whether a dataset suits threads: `from fastload.check import check`, or the command `fastload check`.
 
-`reading` reads samples serially and in threads, `compare` compares them by `equality` and makes the `report`, in which
-`summary` lists what each worker copies and what all of them share.
+`reading` reads samples serially and in threads. `compare` compares them by `equality` and makes the `report`. In it,
+`summary` lists what each worker copies and what all workers share.
 """
 
 from fastload.check.compare import check

@@ -34,7 +34,7 @@ from fastload.isolation import Isolation
 
 CROWDED = 0.15
 """Share of the cores that others may have, and of its time that a serial reading may lack one. Beyond it, a comparison
-of two short readings says who else ran."""
+of two short readings measures the other processes."""
 
 
 @dataclass(slots=True)
@@ -128,14 +128,14 @@ def _of_time(gil_share: float, serial: Reading, *, crowded: bool) -> Iterator[Fi
     if gil_share > 0.5 and serial.cpu_share > 0.5:
         yield Finding(
             "note",
-            f"{gil_share:.0%} of reading is under the GIL: threads cannot share it",
-            'Let it run in NumPy, torch or Pillow, pack the data ready to use, or use worker_method="process"; '
-            "in threads, few workers do as well as many.",
+            f"{gil_share:.0%} of reading holds the GIL: threads take turns at it",
+            'Do it with NumPy, torch or Pillow, pack the data ready to use, or use worker_method="process". '
+            "With threads, few workers are as fast as many.",
         )
     if crowded:
         yield Finding(
             "note",
-            "other processes take the cores: how much sooner threads are cannot be measured",
+            "other processes take the cores: the speed of threads cannot be measured",
             "Check again on a quiet machine.",
         )
 
@@ -194,7 +194,7 @@ def _check_map(
             Finding(
                 "fault",
                 f"a sample changes when the next one is read: {len(buffers)} of {len(indices)} did",
-                "Return a copy of the buffer that is used again.",
+                "Return a copy of the buffer that __getitem__ reuses.",
             )
         )
     compared = True
@@ -210,8 +210,8 @@ def _check_map(
             Finding(
                 "fault",
                 f"two serial readings differ, in {wrong}",
-                "It depends on something beside index and random stream: draw from fastload.sample_generator() or "
-                "fastload.sample_rng(), keep nothing between samples.",
+                "Samples depend on more than index and random stream. Draw from fastload.sample_generator() or "
+                "fastload.sample_rng(), and keep nothing between samples.",
             )
         )
     else:
@@ -243,7 +243,7 @@ def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: list[Fi
             Finding(
                 "fault",
                 f"{len(failed)} of {len(got)} samples raise {first} (index {index!r} first)",
-                'They raise in the training loop as well: mend them, or leave them out with on_error="skip".',
+                'They will raise in the training loop too. Fix them, or skip them with on_error="skip".',
             ),
         )
     if not got:
@@ -251,7 +251,7 @@ def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: list[Fi
             Finding(
                 "fault",
                 "it has no samples",
-                "Look at its paths and filters: there is nothing to compare.",
+                "There is nothing to compare: check its paths and filters.",
             )
         )
     return len(failed)
@@ -282,9 +282,9 @@ def _find_races(
             findings.append(
                 Finding(
                     "fault",
-                    f"in {workers} threads, other samples than serially, in {wrong}",
-                    "Something that workers share keeps state between two calls: look for it among what is shared, at "
-                    "the top of modules and in class attributes. Create it in __getitem__, or use "
+                    f"{workers} threads read other samples than a serial loop, in {wrong}",
+                    "Something that workers share keeps state between two calls. Look for it among the shared objects, "
+                    "at the top of modules and in class attributes. Create it in __getitem__, or use "
                     'worker_method="process".',
                 )
             )
@@ -344,7 +344,7 @@ def _check_iterable(
             Finding(
                 "note",
                 "it is its own iterator: two loops over it at once share one position",
-                "Each worker has a copy, so a loader is safe; make __iter__ return a new generator all the same.",
+                "A loader is safe, as each worker has a copy. Still, let __iter__ return a new iterator.",
             )
         )
     before = global_states()
@@ -359,8 +359,8 @@ def _check_iterable(
         findings.append(
             Finding(
                 "fault",
-                f"in {workers} threads it raises {raised[0]}, and serially it does not",
-                'Look at what it makes of torch.utils.data.get_worker_info(), or use worker_method="process".',
+                f"in {workers} threads it raises {raised[0]}, but not in a serial loop",
+                'Check how it uses torch.utils.data.get_worker_info(), or use worker_method="process".',
             )
         )
     each = threaded[:workers]
@@ -369,7 +369,7 @@ def _check_iterable(
             Finding(
                 "fault",
                 f"each of {workers} workers yields the same samples: an epoch has every sample {workers} times",
-                "Yield a part of them, by torch.utils.data.get_worker_info().id and .num_workers.",
+                "Let each worker yield its part, by torch.utils.data.get_worker_info().id and .num_workers.",
             )
         )
     return _Seen(expected, serial, threads, findings, compared=not drawn)

@@ -49,7 +49,7 @@ def require_dataset(dataset: Any) -> None:
         raise TypeError(f"expected a dataset, got a {type(dataset).__name__}: give its dataset")
     if isinstance(dataset, IterDataPipe | MapDataPipe):
         raise TypeError(
-            "expected a dataset, got a data pipe, which torch reads in processes: threads never do"
+            "expected a dataset, got a data pipe: torch reads it in processes, never in threads"
         )
     if isinstance(dataset, type):
         raise TypeError(f"expected a dataset, got the class {dataset.__name__}: give an instance")
@@ -65,7 +65,7 @@ def require_dataset(dataset: Any) -> None:
         len(dataset)
     except Exception as error:  # user code
         raise TypeError(
-            f"the length of {type(dataset).__name__} cannot be told: len() raises {type(error).__name__}: "
+            f"the length of {type(dataset).__name__} is unknown: len() raises {type(error).__name__}: "
             f"{shown(error, str)}. Return the number of samples, 0 or more"
         ) from error
 
@@ -116,9 +116,9 @@ def read(
     limit: int | None = None,
     buffers: list[int] | None = None,
 ) -> tuple[list[Any], Reading]:
-    """The samples, or what raised in their place, one by one; each in the stream of its index.
+    """Read samples one by one, each in the stream of its index. Return them, or what raised in their place.
 
-    Into `buffers` go the numbers of the samples that changed when the next one was read.
+    Add to `buffers` the numbers of the samples that changed when the next one was read.
     """
     got: list[Any] = []
     before: Any = None

@@ -63,7 +63,7 @@ def kind_of(field: pa.Field) -> Kind:
     found = _dense_kind(kind.value_type if ragged else kind)
     if found is None or (ragged and found.shape):
         raise TypeError(
-            f"column {field.name!r} is of type {field.type}, of which no tensor can be made: "
+            f"column {field.name!r} is of type {field.type}, which cannot become a tensor: "
             "cast it in the file, or leave it out with columns="
         )
     return Kind(found.dtype, found.shape, ragged)
@@ -109,8 +109,8 @@ def fill_value(field: pa.Field, value: Any) -> Any:
             raise ValueError(f"{value!r} would become {scalar}")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise TypeError(
-            f"fill: {value!r} is no value of column {field.name!r}, of type {field.type}; "
-            "give each column its own: fill={column: value}"
+            f"fill: {value!r} is not a value of column {field.name!r}, of type {field.type}; "
+            "give each column its own value: fill={column: value}"
         ) from error
     if not scalar.is_valid:
         raise TypeError(f"fill: the value of column {field.name!r} is None: leave the column out")

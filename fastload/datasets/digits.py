@@ -27,7 +27,7 @@ Floats = NDArray[np.float32]
 
 MAX_IMAGES, MAX_SEED = 10_000_000, 2**31 - 1
 
-_FORMAT = 1  # to be raised when the same seed gives other digits
+_FORMAT = 1  # raise it when the same seed gives other digits
 _BLOCK = 1000  # images drawn at once; each block has a random stream of its own
 _REACH, _GRID = 1.6, 160  # a field covers -_REACH.._REACH both ways, in _GRID x _GRID cells
 _UNIT = 10.0  # pixels; a digit is about two units high
@@ -91,7 +91,7 @@ def generate_digits(
 
 @contextmanager
 def _claim(root: Path, folder: Path, made: dict[str, int]) -> Iterator[None]:
-    """Hold the set against other runs. The marker comes first: synthetic files never lie there without it."""
+    """Lock the set against other runs. Write the marker first: synthetic files never lie there without it."""
     marker, wanted = folder / MARKER, json.dumps(made)
     folder.mkdir(parents=True, exist_ok=True)
     with hold(folder):

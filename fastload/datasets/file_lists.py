@@ -30,8 +30,8 @@ def read_list(
             name = os.fsdecode(os.path.basename(directory.rstrip(b"/")))
             if name in ("", ".", ".."):
                 raise FileListError(
-                    f"{file_list}, line {line}: {os.fsdecode(path)!r} has no parent directory, "
-                    "and the name of that is the class; expected .../<class>/<picture>"
+                    f"{file_list}, line {line}: {os.fsdecode(path)!r} has no parent directory "
+                    "to name its class; expected .../<class>/<image>"
                 )
             if known is not None and name not in known:
                 raise FileListError(

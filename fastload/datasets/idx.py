@@ -64,7 +64,7 @@ def _read(file: BinaryIO, name: str) -> NDArray[Any]:
     zeros, code, dimensions = struct.unpack(">HBB", magic)
     if zeros or code not in _DTYPES or dimensions > _MAX_DIMENSIONS:
         raise IdxError(
-            f"{name}: this is no IDX file: it begins with {magic.hex(' ')}; expected 00 00, a type from "
+            f"{name}: this is not an IDX file: it begins with {magic.hex(' ')}; expected 00 00, a type from "
             f"{', '.join(f'{known:02x}' for known in _DTYPES)}, and at most {_MAX_DIMENSIONS} dimensions"
         )
     shape = struct.unpack(f">{dimensions}I", _header(file, 4 * dimensions, name))
@@ -79,7 +79,9 @@ def _read(file: BinaryIO, name: str) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.frombuffer(content, dtype).reshape(shape)
     except ValueError as error:  # no values, in dimensions beyond an address
-        raise IdxError(f"{name}: no array can have the shape {[*shape]} of its header") from error
+        raise IdxError(
+            f"{name}: its header has the shape {[*shape]}, which no array can have"
+        ) from error
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 

@@ -27,25 +27,25 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", 
 
 
 class ImageFiles(Dataset[tuple[Any, Any]]):
-    """What both readers are: a map-style dataset of `(transform(image), class number)`.
+    """Base of both readers: a map-style dataset of `(transform(image), class number)`.
 
-    The class number is an int below `len(classes)`, handed through `target_transform` where there is
-    one. With a plan of `fastload.image` as its transform, an image is decoded, cropped and resized in
-    one go, to uint8[3, H, W]; any other callable gets an RGB `PIL.Image.Image`, as from torchvision's
-    readers. Transforms run on the loader's threads.
-    Memory: 20 bytes a sample and its file name (see `PathTable`); a million samples are a
-    handful of objects, so a fork copies nothing and the garbage collector finds nothing to walk.
+    The class number is an int below `len(classes)`, to which `target_transform` is applied if it is given. If the
+    transform is a plan of `fastload.image`, an image is decoded, cropped and resized in one go, to uint8[3, H, W]. Any
+    other callable gets an RGB `PIL.Image.Image`, as from torchvision's readers. Transforms run on the loader's threads.
+
+    Memory: 20 bytes a sample and its file name (see `PathTable`). A million samples are a handful of objects, so a fork
+    copies nothing and the garbage collector has nothing to walk.
 
     Attributes:
-        classes, class_to_idx: the class names in order, and the number of each; those of the whole
-            set, so every rank has the same. `id_to_index` is another name of the latter.
+        classes, class_to_idx: the class names in order, and the number of each. They are those of the
+            whole set, so every rank has the same. `id_to_index` is another name of `class_to_idx`.
         image_paths: the sequence of paths.
         targets: the class numbers, int64[len(self)].
         samples: the sequence of `(path, class number)`.
-        rank, world_size: which part of the set this is, `files[rank::world_size]`. Parts differ by
-            up to one sample. Where every rank must take equally many steps (DDP), read the whole
-            set on each rank and give the loader a `fastload.RankSampler`, which pads or drops.
-        partitioned_by_rank: `world_size > 1`; the loader refuses to partition such a set again.
+        rank, world_size: which part of the set this is, `files[rank::world_size]`. The lengths of parts differ
+            by at most one sample. If every rank must take the same number of steps (DDP), read the whole set on
+            each rank and give the loader a `fastload.RankSampler`, which pads or drops.
+        partitioned_by_rank: `world_size > 1`. The loader refuses to partition such a set again.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         transform: Callable[[Any], Any] | None,
         target_transform: Callable[[Any], Any] | None,
     ) -> None:
-        """`class_names` are those of `paths.directories`, one by one."""
+        """Take `class_names`, one for each of `paths.directories`."""
         self.classes = list(classes)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         numbers = np.array([self.class_to_idx[name] for name in class_names], dtype=np.int64)
@@ -81,8 +81,8 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
     def load_image(self, index: int) -> tuple[Any, Any]:
         """Read, decode and transform sample `index`.
 
-        Raises OSError with its `filename` where the file is missing or cannot be read, `DecodeError`
-        with its `path` where it is no image, IndexError outside 0..len(self)-1.
+        Raises OSError with its `filename` if the file is missing or cannot be read, `DecodeError` with its
+        `path` if it is not an image, IndexError if `index` is not in 0..len(self)-1.
         """
         path = self.locate(index)
         with stage("read"):
@@ -138,20 +138,18 @@ class ImageFileList(ImageFiles):
 
     Args:
         file_list: the list, in UTF-8 (or whatever bytes the file names are made of).
-        base_dir: what relative paths in the list are relative to; by default the directory that the
-            list lies in. Absolute paths stay as they are.
+        base_dir: the folder of relative paths in the list (default: the folder of the list). Absolute
+            paths stay as they are.
         transform, target_transform: see `ImageFiles`.
-        classes: the class names in the order of their numbers, or a file with one name a line. By
-            default the sorted names found in the whole list, whatever the rank. A list that lacks a
-            class (for validation, say) would be numbered otherwise: give it the `classes` of the
-            training set.
-        rank, world_size: take only every `world_size`-th path, beginning with that of number `rank`.
+        classes: the class names in the order of their numbers, or a file with one name a line (default: the
+            sorted names in the whole list, on every rank). Give a list that may lack a class, as for validation, the
+            `classes` of the training set: otherwise its numbers differ.
+        rank, world_size: take only every `world_size`-th path, from number `rank` on.
 
-    Raises `FileListError`, which names file and line, for a `base_dir` that is no directory, and for
-    a list that is missing, empty or no text, has fewer paths than there are ranks, or holds a path
-    without a parent directory or of a class not among `classes`. Whether the listed files exist is
-    not looked up: that would cost a system call for each; a missing one raises FileNotFoundError
-    when it is read, with a note of its place in the list.
+    Raises `FileListError`, which names file and line, if `base_dir` is not a directory, or the list is missing, empty,
+    not a text, or has fewer paths than there are ranks. It also raises it for a path without a parent directory, or of
+    a class that is not in `classes`. It does not check that the listed files exist: that takes a system call for each.
+    A missing file raises FileNotFoundError when it is read, with a note of its place in the list.
     """
 
     fastload_per_worker = ("transform", "target_transform")
@@ -171,7 +169,7 @@ class ImageFileList(ImageFiles):
         base = os.path.dirname(self.file_list) if base_dir is None else os.fspath(base_dir)
         self.base_dir = base
         if base_dir is not None and not os.path.isdir(base):
-            raise FileListError(f"{self.file_list}: base_dir is no directory: {base}")
+            raise FileListError(f"{self.file_list}: base_dir is not a directory: {base}")
         given = None if classes is None else read_classes(classes)
         files = read_list(self.file_list, os.fsencode(base), given)
         paths = PathTable(files, rank=rank, world_size=world_size)
@@ -190,14 +188,14 @@ class ImageFileList(ImageFiles):
         )
 
     def load_image(self, index: int) -> tuple[Any, Any]:
-        """See `ImageFiles`. The error of a missing file says where it is listed."""
+        """See `ImageFiles`. The error of a missing file names its line in the list."""
         try:
             return super().load_image(index)
         except FileNotFoundError as error:
             number = index * self.world_size + self.rank + 1
             note = f"it is path {number} of {self.file_list} (blank lines not counted)"
             if len(os.path.basename(self.locate(index)).split()) > 1:
-                note += "; a line is a path alone, without a label behind it"
+                note += "; a line must be a path only, without a label after it"
             error.add_note(note)
             raise
 
@@ -214,9 +212,8 @@ class ImageFolder(ImageFiles):
     (links followed) by their `extensions`, whatever the case, and ordered by class, directory, name:
     the same samples in the same order as torchvision's.
 
-    Raises FileNotFoundError where `root` does not exist or has no directory, or a class has no
-    image, NotADirectoryError where `root` is a file, `FileListError` where there are fewer images
-    than ranks.
+    Raises FileNotFoundError if `root` does not exist or has no directory, or a class has no image, NotADirectoryError
+    if `root` is a file, `FileListError` if there are fewer images than ranks.
     """
 
     fastload_per_worker = ("transform", "target_transform")
@@ -237,8 +234,8 @@ class ImageFolder(ImageFiles):
         if not os.path.isdir(self.root):
             there = os.path.exists(self.root)
             raise (NotADirectoryError if there else FileNotFoundError)(
-                f"{self.root}: {'this is no directory' if there else 'there is no such directory'}; "
-                f"expected one with {self.root}/<class>/<picture>"
+                f"{self.root}: {'this is not a directory' if there else 'there is no such directory'}; "
+                f"expected one with {self.root}/<class>/<image>"
             )
         with os.scandir(self.root) as entries:
             classes = sorted(entry.name for entry in entries if entry.is_dir())
@@ -247,13 +244,13 @@ class ImageFolder(ImageFiles):
         below = len(os.path.join(self.root, ""))
         names = [directory[below:].partition("/")[0] for directory in paths.directories]
         if not classes or (empty := sorted(set(classes) - set(names))):
-            lacking = f"no picture of class {', '.join(empty)}" if classes else "no class directory"
+            lacking = f"no image of class {', '.join(empty)}" if classes else "no class directory"
             raise FileNotFoundError(
-                f"{self.root}: there is {lacking}; expected {self.root}/<class>/<picture>, "
-                f"the picture ending in {', '.join(extensions)}"
+                f"{self.root}: there is {lacking}; expected {self.root}/<class>/<image>, "
+                f"the image ending in {', '.join(extensions)}"
             )
         if paths.total < world_size:
-            raise FileListError(f"{self.root}: {paths.total} pictures for {world_size} ranks")
+            raise FileListError(f"{self.root}: {paths.total} images for {world_size} ranks")
         super().__init__(
             paths, names, classes, transform=transform, target_transform=target_transform
         )
@@ -263,7 +260,7 @@ class ImageFolder(ImageFiles):
 
 
 class _Lazy(Sequence[T]):
-    """A sequence that makes its elements when asked; a slice of it is a list."""
+    """A sequence that makes an element when it is read. A slice of it is a list."""
 
     @abstractmethod
     def _at(self, position: int) -> T:
@@ -290,16 +287,15 @@ class _Lazy(Sequence[T]):
 
 
 class PathTable(_Lazy[str]):
-    """Paths, packed: a directory is held once, file names lie end to end in one buffer.
+    """Packed paths: each directory is held once, and file names lie end to end in one buffer.
 
-    A path costs 12 bytes and its file name (36 for ImageNet's), however long its directory; as a str
-    it costs 57 bytes and its whole length. `total` counts the paths of all ranks, and `directories`
-    are those of all ranks, each with its trailing slash, in order of appearance; `directory_of`,
-    int32[len(self)], says which of them a path is in.
+    A path costs 12 bytes and its file name (36 for ImageNet's), however long its directory is. As a str it costs 57
+    bytes and its whole length. `total` counts the paths of all ranks. `directories` are those of all ranks, each with
+    its trailing slash, in order of appearance. `directory_of`, int32[len(self)], says in which of them a path is.
     """
 
     def __init__(self, files: Iterable[tuple[bytes, bytes]], *, rank: int, world_size: int) -> None:
-        """`files` are all the (directory with trailing slash, file name); the rank's are kept."""
+        """Keep the rank's part of `files`: (directory with trailing slash, file name)."""
         if not 0 <= rank < world_size:
             raise ValueError(f"expected 0 <= rank < world_size, got {rank=} and {world_size=}")
         numbers: dict[bytes, int] = {}
@@ -342,7 +338,7 @@ def _walk(
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield (directory, file name) of every image, by class, directory and name: sorted as str, as torchvision does.
 
-    Bytes have another order, for names that are no UTF-8 or beyond U+FFFF.
+    Bytes sort differently if names are not UTF-8 or go beyond U+FFFF.
     """
     for name in classes:
         top = os.path.join(root, name)

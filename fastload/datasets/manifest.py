@@ -1,4 +1,4 @@
-"""The index of a set: which Arrow files it has, what is in them, how it was made. Without an index there is no set.
+"""The index of a set: which Arrow files it has, what is in them, how it was made. Without it, no set can be opened.
 
     SET/index.json         written last, in one piece
     SET/shard-00000.arrow  Arrow IPC file format, uncompressed
@@ -115,7 +115,9 @@ def read_index(path: str) -> Index:
             encoded = file.read()
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(
-            2, "no packed set (a pack that was stopped has no index yet: run it again)", name
+            2,
+            "there is no packed set here. If a pack was stopped, it has no index yet: run it again",
+            name,
         ) from None
     return parse_index(path, encoded)
 
@@ -130,18 +132,18 @@ def parse_index(path: str, encoded: bytes) -> Index:
         text = encoded.decode()
         about = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise fail(f"is no JSON: damaged or cut off ({error})") from error
+        raise fail(f"is not JSON: damaged or cut off ({error})") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise fail(f'has no "format": "{FORMAT}": this is no packed set, or a damaged one')
+        raise fail(f'has no "format": "{FORMAT}": this is not a packed set, or a damaged one')
     version = about.get("version")
     if type(version) is int and version > VERSION:
         raise fail(
-            f"is of format version {version}, and this fastload reads version {VERSION}: use a newer fastload"
+            f"is of format version {version}, but this fastload reads version {VERSION}: use a newer fastload"
         )
     tail = _TAIL.search(text)
     body = text[: tail.start()] if tail else ""
     if zlib.crc32(body.encode()) != about.pop("checksum", None):
-        raise fail("does not have the checksum that it ends in: damaged or changed by hand")
+        raise fail("does not match the checksum at its end: damaged or changed by hand")
     if type(version) is not int or version != VERSION:
         raise fail(f"has version {version!r}: expected {VERSION}")
     try:
@@ -152,14 +154,17 @@ def parse_index(path: str, encoded: bytes) -> Index:
 
 def _index(about: dict[str, Any]) -> Index:
     _expect(about["mode"] in MODES, f"mode {about['mode']!r}")
-    _expect(_are(about["classes"], str), "classes that are no list of names")
-    _expect(isinstance(about["made"], dict), "a made that is no object")
+    _expect(_are(about["classes"], str), "classes that are not a list of names")
+    _expect(isinstance(about["made"], dict), 'a "made" that is not an object')
     schema = tuple((name, kind) for name, kind in about["schema"])
-    _expect(all(_are(list(field), str) for field in schema), "a schema that is no names and types")
+    _expect(
+        all(_are(list(field), str) for field in schema),
+        "a schema that is not a list of names and types",
+    )
     of_columns = about["mode"] == "columns"
     shards = tuple(_shard(s, number, of_columns) for number, s in enumerate(about["shards"]))
     rows = sum(shard.rows for shard in shards)
-    _expect(about["rows"] == rows > 0, f"{about['rows']!r} rows, its shards {rows}")
+    _expect(about["rows"] == rows > 0, f"{about['rows']!r} rows, but its shards have {rows}")
     name = about.get("id", "")
     _expect(isinstance(name, str) and bool(name) == of_columns, f"the id {name!r}")
     classes = tuple(about["classes"])

@@ -1,4 +1,4 @@
-"""MNIST from its IDX files, and any set in the same files: a drop-in for torchvision's class."""
+"""Read MNIST from its IDX files, or any set in the same files: a drop-in for torchvision's class."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class MNIST(Dataset[tuple[Any, Any]]):
 
     @property
     def raw_folder(self) -> str:
-        """Where torchvision has the files, and where they are downloaded to."""
+        """The folder of torchvision's files, and of downloads."""
         return raw_folder(self.root)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
@@ -192,7 +192,7 @@ def _find(root: str, train: bool) -> tuple[str, str] | None:
 def _missing(root: str, train: bool) -> str:
     images, labels = split_files(train)
     return (
-        f"{root}: there is no MNIST. Expected {images} and {labels}, gzipped or not, in {raw_folder(root)} or in "
+        f"{root}: MNIST was not found. Expected {images} and {labels}, gzipped or not, in {raw_folder(root)} or in "
         f"{root}. Give download=True, or write a synthetic set: fastload mnist --synthetic {root}"
     )
 
@@ -207,9 +207,9 @@ def _read(path: str, dimensions: int) -> np.ndarray[Any, Any]:
 
 
 def _download(root: str, train: bool) -> None:
-    """Have torchvision download MNIST; of several processes, one does.
+    """Let torchvision download MNIST, in one process at a time.
 
-    It downloads into a folder of its own, as torchvision takes a file that is cut off for a whole one.
+    It downloads into a folder of its own, because torchvision takes a truncated file for a whole one.
     """
     try:
         from torchvision.datasets import MNIST as TorchvisionMNIST
@@ -225,8 +225,8 @@ def _download(root: str, train: bool) -> None:
             return
         if os.path.exists(os.path.join(folder, MARKER)):
             raise NoDatasetError(
-                f"{folder} holds a part of a synthetic set, and MNIST is not mixed with it: delete that folder, or "
-                f"complete the set by running `fastload mnist --synthetic {root}` again"
+                f"{folder} holds a part of a synthetic set, which must not be mixed with MNIST. Delete that folder, or "
+                f"complete the set: run `fastload mnist --synthetic {root}` again"
             )
         if alone:  # what killed processes have left
             for name in os.listdir(folder):

@@ -284,7 +284,7 @@ def _common_schema(parts: Sequence[ParquetPart]) -> pa.Schema:
         for name in [*expected, *found]:
             if expected.get(name) != found.get(name) or len(found) < len(part.schema.names):
                 raise ParquetError(
-                    f"{part.path}: column {name!r} is {found.get(name, 'missing')}, and it is "
+                    f"{part.path}: column {name!r} is {found.get(name, 'missing')}, but it is "
                     f"{expected.get(name, 'missing')} in {first.path}: all files must have the same columns"
                 )
     return first.schema
@@ -297,7 +297,9 @@ def _fills(fill: Any, fields: Mapping[str, pa.Field]) -> dict[str, Any]:
     given = fill if isinstance(fill, Mapping) else dict.fromkeys(fields, fill)
     for name in given:
         if name not in fields:
-            raise KeyError(f"fill: {name!r} is no column of a sample; these are {[*fields]}")
+            raise KeyError(
+                f"fill: {name!r} is not a column of a sample; the columns are {[*fields]}"
+            )
     return {name: fill_value(fields[name], value) for name, value in given.items()}
 
 

@@ -31,7 +31,7 @@ class ParquetPart:
     def __init__(self, path: str) -> None:
         self.path = path
         self.identity = _identity(path)
-        with self.guarded("expected a footer: this is no Parquet file, or it was cut off"):
+        with self.guarded("expected a footer: this is not a Parquet file, or it was cut off"):
             self.metadata = pq.read_metadata(path)
             self.footer = _footer_of(path)
             self.schema: pa.Schema = self.metadata.schema.to_arrow_schema()

@@ -1,10 +1,10 @@
-"""Sample pictures: JPEG files that cost what photographs cost to read and decode, made from a seed.
+"""Make sample images from a seed: JPEG files that cost as much to read and decode as photographs.
 
-A picture is laid out as photographs are: surfaces in front of each other, each with its own colour,
-brightness and texture, and borders from sharp to out of focus. Textures have an amplitude spectrum
-of about 1/f (Field, "Relations between the statistics of natural images and the response properties
-of cortical cells", J. Opt. Soc. Am. A, 1987), stretched in a random direction; brightness varies
-more than colour does. A strip at the bottom carries the picture's number in black and white.
+An image is laid out as photographs are. It has surfaces in front of each other, each with its own color, brightness and
+texture. Borders are sharp to out of focus. Textures have an amplitude spectrum of about 1/f (Field, "Relations between
+the statistics of natural images and the response properties of cortical cells", J. Opt. Soc. Am. A, 1987), stretched in
+a random direction. Brightness varies more than color. A strip at the bottom shows the image's number in black and
+white.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Plane = NDArray[np.float32]
 SIDES = (300, 640)  # pixels, both inclusive
 QUALITY = 92  # of the JPEGs; with _CONTRAST it sets their size, 80 to 110 KB on average
 
-_FORMAT = 1  # to be raised when the same seed gives other pictures: a set is never a mixture
+_FORMAT = 1  # raise it when the same seed gives other images: a set is never a mixture
 _FIELDS, _FIELD_SIDE = 12, 1024
 _ASPECTS = (4 / 3, 4 / 3, 3 / 2, 5 / 4, 1.0, 16 / 9)
 _CONTRAST = 34.0
@@ -54,24 +54,21 @@ def generate_images(
 ) -> Path:
     """Make `count` JPEG files below `out`, and return the path of the list of them.
 
-    The layout is ImageNet's: `train/n00000011/n00000011_42.JPEG` is picture number 42, of class
-    `42 % classes` (ids count from n00000001). Line k (from 0) of `filelist.txt` is the relative path
-    of number k. Sides are 300 to 640 pixels, files 80 to 110 KB on average. `read_number` reads the
-    number back from the pixels.
+    The layout is ImageNet's: `train/n00000011/n00000011_42.JPEG` is image number 42, of class `42 % classes` (ids count
+    from n00000001). Line k (from 0) of `filelist.txt` is the relative path of number k. Sides are 300 to 640 pixels,
+    files 80 to 110 KB on average. `read_number` reads the number back from the pixels.
 
-    A picture is a function of (seed, classes, number) and the versions of NumPy and Pillow, not of
-    `count` or `workers`. Files come into being whole, the list last: after a killed run, the same
-    call makes what is missing, and a larger `count` adds to what is there. Of two runs at once, the
-    second waits for the first.
+    An image is a function of (seed, classes, number) and the versions of NumPy and Pillow, not of `count` or `workers`.
+    Each file is there whole or not at all, and the list is written last. After a killed run, the same call makes the
+    missing images, and a larger `count` adds images. If two runs start at once, the second waits for the first.
 
     Args:
-        workers: threads that paint; None for one per CPU that this process may use, 0 for none but
-            the calling one.
-        progress: True for a bar on standard error where that is a terminal, or a callable that gets
-            (pictures done, `count`).
+        workers: threads that paint. None is one per CPU that this process may use, 0 only the calling thread.
+        progress: True for a bar on standard error if that is a terminal, or a callable that gets (images done,
+            `count`).
 
-    Raises ValueError for arguments out of range, FileExistsError where `out` holds pictures of
-    another seed or number of classes, or pictures that were not made here.
+    Raises ValueError for arguments out of range, FileExistsError if `out` holds images of another seed or number of
+    classes, or images that were not made here.
     """
     _check("count", count, 1, 2**30)
     _check("seed", seed, 0, 2**63 - 1)
@@ -94,29 +91,29 @@ def generate_images(
 
 
 def read_number(image: Any) -> int:
-    """Read the number of a picture made here back from its pixels.
+    """Read the number of an image made here back from its pixels.
 
-    `image` is a PIL picture, or an array or CPU tensor [H, W], [H, W, C] or [C, H, W] of any scale;
-    the whole picture, also resized to 256 x 256 or normalised, but neither cropped nor flipped.
-    Raises ValueError where there is no number to be read.
+    `image` is a PIL image, or an array or CPU tensor [H, W], [H, W, C] or [C, H, W] of any scale. It must be the whole
+    image, perhaps resized to 256 x 256 or normalized, but neither cropped nor flipped. Raises ValueError if it shows no
+    number.
     """
     pixels = np.asarray(image)
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
         pixels = np.moveaxis(pixels, 0, -1)
     if pixels.ndim not in (2, 3):
-        raise ValueError(f"expected one picture, got an array of shape {pixels.shape}")
+        raise ValueError(f"expected one image, got an array of shape {pixels.shape}")
     height, width = pixels.shape[:2]
     # Only the inner half of a block is read: compression and resizing blur the border.
     blocks = [pixels[_block(height, width, position, inset=0.25)] for position in range(_BITS)]
     if not all(block.size for block in blocks):
-        raise ValueError(f"a picture of {width}x{height} pixels is too small to hold a number")
+        raise ValueError(f"an image of {width}x{height} pixels is too small to hold a number")
     means = np.array([block.mean() for block in blocks])
     black, white = means[:2]
     bits = means > (black + white) / 2
     clear = np.abs(means - np.where(bits, white, black)) < (white - black) / 4
     number = sum(1 << position for position, bit in enumerate(bits[2:32]) if bit)
     if not (clear.all() and np.array_equal(bits, _code(number))):
-        raise ValueError("the picture holds no number: cropped, flipped, or not made by fastload")
+        raise ValueError("the image holds no number: cropped, flipped, or not made by fastload")
     return number
 
 
@@ -151,7 +148,7 @@ class _Easel(Dataset[int]):
 def _paint(
     rng: np.random.Generator, fields: list[Plane], number: int, *, hue: float
 ) -> NDArray[np.uint8]:
-    """Return a picture as uint8[3, H, W], luma and two chroma planes; `hue`, in radians, tints it."""
+    """Return an image as uint8[3, H, W], luma and two chroma planes. `hue`, in radians, tints it."""
     long = int(rng.integers(400, SIDES[1], endpoint=True))
     short = max(SIDES[0], round(long / rng.choice(_ASPECTS)))
     height, width = (short, long) if rng.random() < 0.7 else (long, short)
@@ -190,7 +187,7 @@ def _surface(
 
 
 def _shape(rng: np.random.Generator, height: int, width: int) -> tuple[slice, slice, Plane]:
-    """Return where a tilted ellipse or rectangle lies, and how much of each pixel it covers, 0 to 1."""
+    """Return the place of a tilted ellipse or rectangle, and how much of each pixel it covers, 0 to 1."""
     size = np.hypot(height, width)
     a, b = size * rng.uniform(0.06, 0.3, 2)
     reach = int(np.hypot(a, b)) + 1
@@ -233,7 +230,7 @@ def _code(number: int) -> NDArray[np.bool_]:
 
 
 def _block(height: int, width: int, position: int, *, inset: float = 0.0) -> tuple[slice, slice]:
-    """Return where bit `position` lies in a picture, less `inset` of the block on each side."""
+    """Return the place of bit `position` in an image, less `inset` of the block on each side."""
     row, column = divmod(position, _COLUMNS)
     top, row_height = height * (1 - _STRIP), height * _STRIP / _ROWS
     rows = (round(top + row_height * (row + part)) for part in (inset, 1 - inset))
@@ -248,10 +245,10 @@ def _name(number: int, classes: int) -> str:
 
 @contextmanager
 def _claim(out: Path, made: dict[str, int]) -> Iterator[Path]:
-    """Hold `out` against other runs and yield a directory in it for files not yet whole.
+    """Lock `out` against other runs, and yield a directory in it for incomplete files.
 
-    The lock is on the file that says how the pictures are `made`, and goes with the process: what a
-    killed run left in the directory is therefore nobody's.
+    The lock is on the file that says how the images are `made`, and ends with the process. So the holder may delete
+    what a killed run has left in the directory.
     """
     out.mkdir(parents=True, exist_ok=True)
     marker, wanted = out / "synthetic.json", json.dumps(made)
@@ -262,13 +259,13 @@ def _claim(out: Path, made: dict[str, int]) -> Iterator[Path]:
             if (out / "train").exists() or (out / "filelist.txt").exists():
                 marker.unlink()
                 raise FileExistsError(
-                    f"{out} holds pictures that were not made by fastload; choose another directory"
+                    f"{out} holds images that were not made by fastload; choose another directory"
                 )
             file.write(wanted)
             file.flush()
         elif found != wanted:
             raise FileExistsError(
-                f"{out} holds pictures made with {found}, and {wanted} was asked for; "
+                f"{out} holds images made with {found}, and {wanted} was asked for; "
                 "choose another directory"
             )
         scratch = out / ".partial"
@@ -289,7 +286,7 @@ def _write(path: Path, scratch: Path, content: bytes) -> None:
 def _report(
     numbers: Iterator[int], done: int, count: int, progress: bool | Callable[[int, int], None]
 ) -> None:
-    """Take all `numbers`, the pictures as they are done, and tell the caller."""
+    """Take all `numbers`, as the images are done, and tell the caller."""
     hidden = None if progress is True else True  # None: hidden unless standard error is a terminal
     with tqdm(total=count, initial=done, unit="picture", disable=hidden) as bar:
         for now_done, _ in enumerate(numbers, done + 1):

@@ -7,7 +7,7 @@ try:
     import PIL  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "fastload reads and writes pictures with Pillow, which is not installed: "
+        "fastload reads and writes images with Pillow, which is not installed: "
         'pip install "fastload[images]"',
         name=error.name,
     ) from error

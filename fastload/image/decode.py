@@ -1,4 +1,4 @@
-"""Encoded files to pictures: Pillow's for unmodified transforms, arrays of pixels for plans."""
+"""Decode files to images: Pillow's for unmodified transforms, arrays of pixels for plans."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _local = threading.local()
 
 
 def decode_rgb(path: str | os.PathLike[str]) -> Image.Image:
-    """Read and decode the picture at `path`, whole: RGB, 8 bits a channel, no file left open.
+    """Read and decode the whole image at `path`: RGB, 8 bits a channel. No file stays open.
 
-    As `open_rgb`; raises OSError with its `filename` where the file cannot be read
-    (FileNotFoundError, PermissionError, an input/output error in the middle).
+    See `open_rgb`. If the file cannot be read, raises OSError with its `filename`: FileNotFoundError, PermissionError,
+    or an input/output error.
     """
     name = os.fspath(path)
     with stage("read"):
@@ -42,9 +42,9 @@ def decode_rgb(path: str | os.PathLike[str]) -> Image.Image:
 
 
 def read_file(name: str) -> bytes:
-    """Return all bytes of a file: four system calls, where Pillow's own reading takes dozens.
+    """Return all bytes of a file, in four system calls. Pillow's own reading takes dozens.
 
-    Each lets the GIL go, and beside a busy loop it takes some 50 us to have it back.
+    Each call releases the GIL, and beside a busy loop it takes some 50 us to get it back.
     """
     try:
         file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
@@ -69,44 +69,42 @@ def read_file(name: str) -> bytes:
 
 
 def open_rgb(encoded: Encoded, *, name: str) -> Image.Image:
-    """Decode the bytes of a picture, whole: RGB, 8 bits a channel.
+    """Decode the bytes of a whole image: RGB, 8 bits a channel.
 
-    Any format that Pillow knows, recognised by its content and not by its name. Grey, palette, CMYK
-    and pictures with alpha become RGB as Pillow converts them, of 16 bits the upper 8 are taken; an
-    EXIF orientation is not applied (torchvision does the same). Safe to call from many threads; the
-    pixels are decoded with the GIL released.
+    It takes any format that Pillow knows, and recognises it by its content, not by its name. Pillow converts grey,
+    palette and CMYK images and those with alpha to RGB. Of 16 bits it takes the upper 8. Like torchvision, it does not
+    apply the EXIF orientation. Many threads may call it at once: the pixels are decoded with the GIL released.
 
-    Raises `DecodeError`, with `name`, for what cannot be decoded: empty, truncated, damaged, not a
-    picture, of more pixels than twice `PIL.Image.MAX_IMAGE_PIXELS`, or of a kind without an obvious
-    RGB (floating point).
+    Raises `DecodeError`, with `name`, if the bytes cannot be decoded: they are empty, truncated, damaged or not an
+    image, have more pixels than twice `PIL.Image.MAX_IMAGE_PIXELS`, or have no obvious RGB (floating point).
     """
     return _decoding(name, encoded, lambda: as_rgb(Image.open(io.BytesIO(encoded))))
 
 
 class Header(NamedTuple):
-    """What a picture says of itself before it is decoded; height and width in pixels, as it is stored."""
+    """What the header of an image says; height and width in pixels, as stored."""
 
     height: int
     width: int
     decoder: Decoder
-    picture: Any  # what the decoder goes on with
+    picture: Any  # what the decoder continues with
 
 
 class Decoder(Protocol):
-    """A row of `DECODERS`: who reads which bytes."""
+    """A row of `DECODERS`, which reads some formats."""
 
     def header(self, encoded: Encoded) -> Header | None:
-        """The header; None where the bytes are another decoder's."""
+        """Return the header, or None if another decoder must read these bytes."""
 
     def pixels(self, encoded: Encoded, header: Header, height: int, width: int) -> Pixels:
-        """uint8[H, W, 3] in RGB: the whole picture, possibly smaller, but at least `height` by `width`.
+        """Return uint8[H, W, 3] in RGB: the whole image, possibly smaller, but at least `height` by `width`.
 
-        Good until this thread decodes again.
+        The pixels are valid until this thread decodes again.
         """
 
 
 class SimpleJpeg:
-    """JPEG by libjpeg-turbo, with the GIL released, into memory that the thread uses again."""
+    """Decodes JPEG by libjpeg-turbo, with the GIL released, into memory that the thread reuses."""
 
     def header(self, encoded: Encoded) -> Header | None:
         """See `Decoder`."""
@@ -138,7 +136,7 @@ class SimpleJpeg:
 
 
 class AnyPillow:
-    """Whatever Pillow reads."""
+    """Decodes whatever Pillow reads."""
 
     def header(self, encoded: Encoded) -> Header | None:
         """See `Decoder`."""
@@ -155,14 +153,14 @@ class AnyPillow:
 
 ANY = AnyPillow()
 DECODERS: tuple[Decoder, ...] = (SimpleJpeg(), ANY)
-"""Asked in this order; the last one takes everything, or raises what is wrong with it."""
+"""The first that knows the bytes reads them. The last one takes everything, or raises what is wrong."""
 
 
 def read_header(encoded: Encoded, *, name: str) -> Header:
-    """The header of a picture, by the first decoder that knows it; some 2 us for a JPEG.
+    """Return the header of an image, from the first decoder that knows it. A JPEG takes some 2 us.
 
-    Raises `DecodeError` where it is none, or one of more pixels than twice `PIL.Image.MAX_IMAGE_PIXELS`:
-    a small file can ask for gigabytes.
+    Raises `DecodeError` if it is not an image, or has more pixels than twice `PIL.Image.MAX_IMAGE_PIXELS`: a small file
+    can ask for gigabytes.
     """
 
     def read() -> Header:
@@ -174,27 +172,27 @@ def read_header(encoded: Encoded, *, name: str) -> Header:
 
 
 def check_pixels(height: int, width: int) -> None:
-    """Raise ValueError for a picture beyond the limit of pixels."""
+    """Raise ValueError if an image has more pixels than the limit."""
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and height * width > 2 * limit:
         raise _Unfit(
             f"{width} x {height} pixels, more than twice PIL.Image.MAX_IMAGE_PIXELS ({limit}): "
-            "set that if you trust the file"
+            "raise that limit if you trust the file"
         )
 
 
 def pixels_at_least(
     encoded: Encoded, header: Header, height: int, width: int, *, name: str
 ) -> Pixels:
-    """The pixels of a whole picture, uint8[H, W, 3], smaller where that is cheaper: see `Decoder.pixels`.
+    """Return the pixels of a whole image, uint8[H, W, 3], smaller if that is cheaper: see `Decoder.pixels`.
 
-    The memory is this thread's own: good until it decodes again.
+    The memory is this thread's own, and valid until it decodes again.
     """
     return _decoding(name, encoded, lambda: header.decoder.pixels(encoded, header, height, width))
 
 
 def orientation(encoded: Encoded, *, name: str) -> int:
-    """The EXIF orientation, 1 to 8; 1 where there is none."""
+    """Return the EXIF orientation, 1 to 8, or 1 if the image has no orientation."""
 
     def read() -> int:
         picture = Image.open(io.BytesIO(encoded))
@@ -207,7 +205,7 @@ def orientation(encoded: Encoded, *, name: str) -> int:
 
 
 def upright(pixels: Pixels, tag: int) -> Pixels:
-    """`pixels`, uint8[H, W, 3], turned and mirrored as the EXIF orientation `tag` says: a view."""
+    """Return a view of `pixels`, uint8[H, W, 3], turned and mirrored as the EXIF orientation `tag` says."""
     if tag >= 5:
         pixels = pixels.transpose(1, 0, 2)
     if tag in (3, 4, 7, 8):
@@ -218,7 +216,7 @@ def upright(pixels: Pixels, tag: int) -> Pixels:
 
 
 def _decoding(name: str, encoded: Encoded, decode: Callable[[], T]) -> T:
-    """What `decode()` returns; `DecodeError` for whatever it raises that is about the bytes."""
+    """Return what `decode()` returns. Raises `DecodeError` for any error of it that is about the bytes."""
     if not encoded:
         raise DecodeError(name, "the file is empty")
     try:
@@ -228,7 +226,7 @@ def _decoding(name: str, encoded: Encoded, decode: Callable[[], T]) -> T:
     except _Unfit as error:
         raise DecodeError(name, str(error)) from None
     except UnidentifiedImageError as error:
-        raise DecodeError(name, "not a picture in a format that Pillow can read") from error
+        raise DecodeError(name, "not an image in a format that Pillow can read") from error
     except Exception as error:
         # No file is touched here, so this is about the bytes. Pillow's decoders meet damaged ones
         # with OSError, SyntaxError, ValueError, IndexError, struct.error, zlib.error and others.
@@ -236,11 +234,11 @@ def _decoding(name: str, encoded: Encoded, decode: Callable[[], T]) -> T:
 
 
 class _Unfit(ValueError):
-    """A picture without an obvious RGB, or of too many pixels."""
+    """An image has no obvious RGB, or too many pixels."""
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
-    """`picture` as `open_rgb` makes it RGB. Raises ValueError where that is not obvious."""
+    """Return `picture` in RGB, as `open_rgb` does. Raises ValueError if the conversion is not obvious."""
     mode = picture.mode
     if mode.startswith("I"):  # "I;16" and its kin; Pillow's own conversion cuts them off at 255
         values = np.asarray(picture)
@@ -253,7 +251,7 @@ def as_rgb(picture: Image.Image) -> Image.Image:
 
 
 def _buffer(nbytes: int) -> Pixels:
-    """Memory of this thread, which its next picture overwrites: fresh memory costs a page fault per 4 KiB."""
+    """Return memory of this thread, which its next image overwrites: fresh memory costs a page fault per 4 KiB."""
     if nbytes > _BUFFER_BYTES:
         return np.empty(nbytes, np.uint8)
     buffer: Pixels | None = getattr(_local, "buffer", None)

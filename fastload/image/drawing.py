@@ -1,7 +1,7 @@
-"""What plans draw: the numbers that torchvision's calls would, from the same generator, bit for bit.
+"""Draw the random numbers of plans: those that torchvision's calls draw from the same generator, bit for bit.
 
-Of a sample's own stream they are computed from the generator's words, without torch. Each of its calls lets the GIL go:
-five of them cost a picture 25 us beside other workers, and let them wake for nothing.
+The numbers of a sample's own stream are computed from the generator's words, without torch. Each call of torch releases
+the GIL: beside other workers, five of them cost an image 25 us, and wake the others for nothing.
 
 Source of the formulas: ATen/core/TransformationHelper.h, DistributionsHelper.h.
 """
@@ -23,17 +23,17 @@ _UNIT = 2.0**-24
 
 
 class Draws(Protocol):
-    """A source of random numbers; each call takes 32 bits of it."""
+    """A source of random numbers. Each call takes 32 bits of it."""
 
     def uniform(self, low: float, high: float) -> float:
-        """A float32 of [low, high), as `torch.empty(1).uniform_(low, high)`."""
+        """Return a float32 of [low, high), as `torch.empty(1).uniform_(low, high)` does."""
 
     def below(self, n: int) -> int:
-        """A number of [0, n), as `torch.randint(n, ())`; for n below 2**28."""
+        """Return a number of [0, n), as `torch.randint(n, ())` does, for n below 2**28."""
 
 
 class GeneratorDraws:
-    """From a generator of torch's, by torch; None: its default one."""
+    """Draws by torch, from a generator of torch's. None is the default generator."""
 
     def __init__(self, generator: torch.Generator | None) -> None:
         self._generator = generator
@@ -50,7 +50,7 @@ class GeneratorDraws:
 
 
 class WordDraws:
-    """From the words of a generator, 32 bits each."""
+    """Draws from the words of a generator, 32 bits each."""
 
     def __init__(
         self, word: Callable[[], int], uniform: Callable[[int, float, float], float]
@@ -68,7 +68,7 @@ class WordDraws:
 
 
 class KeyDraws:
-    """From torch's generator seeded with a key, computed from its words; belongs to one thread."""
+    """Draws from the words of torch's generator, seeded with a key. It belongs to one thread."""
 
     def __init__(self) -> None:
         twin = np.random.MT19937()  # the algorithm of torch's generator, seeded as torch seeds it
@@ -79,13 +79,13 @@ class KeyDraws:
         self._draws = WordDraws(lambda: int(self._next()), uniform)
 
     def of(self, key: int) -> Draws:
-        """Return the draws of a sample; good until this is called again."""
+        """Return the draws of a sample, valid until the next call."""
         self._seed(key & 0xFFFF_FFFF)  # torch takes no more of it
         return self._draws
 
 
 def sample_draws() -> Draws:
-    """Of the stream of the sample that this thread reads; outside of a loader, of torch's default generator."""
+    """Return draws from the stream of the sample that this thread reads, or torch's default one outside of a loader."""
     uniform = uniform_of_word()
     word = None if uniform is None else sample_words()
     if word is None or uniform is None:
@@ -94,13 +94,13 @@ def sample_draws() -> Draws:
 
 
 def exp32(x: float) -> float:
-    """exp of a float32, to a float32, as torch's: within 1 ulp of the true one."""
+    """Return torch's exp of a float32, a float32 within 1 ulp of the true value."""
     return float(torch.tensor(x, dtype=torch.float32, device="cpu").exp_().item())
 
 
 def fused(word: int, low: float, high: float) -> float:
-    """A float32 of [low, high) of a word, rounded once."""
-    # In doubles nothing is rounded before the end: the product of two times 24 bits is exact, and so is the sum while
+    """Return the float32 of [low, high) that a word makes, rounded once."""
+    # In doubles nothing is rounded before the end. The product of two times 24 bits is exact. So is the sum, while
     # neither bound is 2**4 times their distance. Beyond that, one draw in 2**28 might differ in its last bit.
     base, width = base_and_span(low, high)
     return float(np.float32((word & _BITS) * _UNIT * width + base))
@@ -113,16 +113,16 @@ def _separate(word: int, low: float, high: float) -> float:
 
 @lru_cache(maxsize=64)
 def base_and_span(low: float, high: float) -> tuple[float, float]:
-    """What `low + unit * (high - low)` is computed of, float32 values."""
+    """Return the float32 values from which `low + unit * (high - low)` is computed."""
     base = np.float32(low)
     return float(base), float(np.float32(high) - base)
 
 
 @lru_cache(maxsize=1)
 def uniform_of_word() -> Callable[[int, float, float], float] | None:
-    """What torch makes of a word on this machine: `word * width + low` is rounded once or twice, as it was compiled.
+    """Return what torch makes of a word on this machine: it rounds `word * width + low` once or twice, as compiled.
 
-    None where it is neither: then torch has to be asked.
+    Return None if torch does neither: then torch itself must draw.
     """
     generator = torch.Generator()
     words = [int(w) for w in np.random.RandomState(0).randint(2**32, size=256, dtype=np.uint32)]
@@ -139,7 +139,7 @@ def uniform_of_word() -> Callable[[int, float, float], float] | None:
 
 
 class _Scratch(threading.local):
-    """A thread's own tensors to draw into, read as arrays: to make a tensor costs as much as a draw."""
+    """A thread's own tensors to draw into, read as arrays: making a tensor costs as much as a draw."""
 
     def __init__(self) -> None:
         with torch.inference_mode(

@@ -1,4 +1,4 @@
-"""Pictures to encoded files."""
+"""Encode images as JPEG files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def encode_jpeg(ycbcr: NDArray[np.uint8], *, quality: int) -> bytes:
 def encode_rgb(pixels: NDArray[np.uint8], *, quality: int) -> bytes:
     """Encode `pixels`, uint8[H, W, 3] in RGB, as a JPEG of libjpeg's `quality`, 1 to 95, chroma 4:2:0.
 
-    By simplejpeg, which lets the GIL go, or else by Pillow; the same pixels give the same bytes with
-    the same library.
+    It uses simplejpeg, which releases the GIL, or Pillow if simplejpeg is not installed. With the same library, the
+    same pixels give the same bytes.
     """
     if simplejpeg is not None:
         encoded: bytes = simplejpeg.encode_jpeg(

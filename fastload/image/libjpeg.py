@@ -1,7 +1,7 @@
 """The libjpeg-turbo inside Pillow's wheel, found and checked for the kernel that decodes only the box of a JPEG.
 
-The kernel calls libjpeg by addresses and reads its structs, so it takes no library but those it was tested with, and
-only after a child process has decoded, failed and decoded again on this machine (`libjpeg_check`).
+The kernel calls libjpeg by addresses and reads its structs. So it takes only libraries that it was tested with, and
+only after a check in a child process on this machine: decode, fail and decode again (`libjpeg_check`).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def library() -> Library:
         raise Unusable("Pillow's libjpeg cannot be found among the loaded libraries")
     digest = sha256(path.read_bytes()).hexdigest()
     if digest not in TESTED_BUILDS:
-        raise Unusable(f"{path} is none of the tested libraries (SHA-256 {digest})")
+        raise Unusable(f"{path} is not one of the tested libraries (SHA-256 {digest})")
     return Library(path, digest, tuple(functions))
 
 
@@ -163,9 +163,9 @@ class _State:
         self.text, self.given_up = f"off: {reason}", True
 
     def advance(self) -> None:
-        """Go on as far as that needs no waiting. Raises Unusable if there is no way."""
+        """Advance as far as possible without waiting. Raises Unusable if the library cannot be used."""
         if importlib.util.find_spec("simplejpeg") is None:
-            # Then Pillow decodes the other pictures, at other scales.
+            # Then Pillow decodes the other images, at other scales.
             raise Unusable("simplejpeg is not installed")
         found = library()
         kernels = compiled.kernels()

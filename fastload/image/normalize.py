@@ -1,4 +1,4 @@
-"""Pixels of 0 to 255 to the floats that a model wants, for a sample or a whole batch on its device."""
+"""Turn pixels of 0 to 255 into the floats of a model, for a sample or for a whole batch on its device."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def normalize_on(
     dtype: torch.dtype = torch.float32,
     channels_last: bool = False,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that brings a batch uint8[N, 3, H, W] to `device` and makes it `(pixel / 255 - mean) / std` there.
+    """Return a function that copies a batch uint8[N, 3, H, W] to `device` and makes it `(pixel / 255 - mean) / std`.
 
-    A quarter of the bytes of a float32 batch are copied, and the CPU does none of the arithmetic. From
-    pinned memory the copy does not block. The result is `dtype`[N, 3, H, W], in channels-last memory if
-    asked, and where the batch is (`memory_format` of the loader); it equals torchvision's ToTensor and
-    Normalize within 1e-6 in float32.
+    It copies a quarter of the bytes of a float32 batch, and the CPU does none of the arithmetic. From pinned memory the
+    copy does not block. The result is `dtype`[N, 3, H, W]. It lies in channels-last memory if `channels_last` is true,
+    or if the batch does (`memory_format` of the loader). In float32 it equals torchvision's ToTensor and Normalize
+    within 1e-6.
 
         normalize = fastload.image.normalize_on("cuda")
         for images, labels in loader:
@@ -40,7 +40,7 @@ def normalize_on(
         if images.dtype is not torch.uint8 or images.dim() < 3 or images.shape[-3] != 3:
             raise ValueError(
                 f"expected uint8[N, 3, H, W], got {images.dtype} {list(images.shape)}: "
-                "pictures that a plan without mean and std made"
+                "give the images of a plan without mean and std"
             )
         there = images.to(device, non_blocking=True).to(torch.float32, memory_format=memory)
         return there.mul_(factor).sub_(shift).to(dtype)
@@ -50,14 +50,14 @@ def normalize_on(
 
 @lru_cache(maxsize=64)
 def factor_and_shift(mean: Any, std: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(factor, shift), float32[3, 1, 1]: (x / 255 - mean) / std = x * factor - shift."""
+    """Return (factor, shift), float32[3, 1, 1]: (x / 255 - mean) / std = x * factor - shift."""
     deviation = torch.tensor(std, dtype=torch.float64, device="cpu").view(3, 1, 1)
     shift = torch.tensor(mean, dtype=torch.float64, device="cpu").view(3, 1, 1) / deviation
     return (1 / (255 * deviation)).float(), shift.float()
 
 
 def channels(name: str, values: Any) -> tuple[float, float, float]:
-    """Three finite numbers, above 0 for "std"; ValueError that names the argument for anything else."""
+    """Return `values` as three finite numbers, above 0 for "std". Raises ValueError that names the argument."""
     red, green, blue = numbers(name, values, 3)
     if name == "std" and min(red, green, blue) <= 0:
         raise ValueError(f"std must be above 0 for each channel, got {values!r}")
@@ -65,7 +65,7 @@ def channels(name: str, values: Any) -> tuple[float, float, float]:
 
 
 def numbers(name: str, values: Any, count: int) -> tuple[float, ...]:
-    """So many finite numbers; ValueError that names the argument for anything else."""
+    """Return `values` as `count` finite numbers. Raises ValueError that names the argument."""
     try:
         found = tuple(float(v) for v in values)
     except (TypeError, ValueError):

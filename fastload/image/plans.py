@@ -1,13 +1,12 @@
 """Plans: crop, resize and flip as values, executed on pixels in one go.
 
-A plan takes the size of a picture and random numbers and says which region of it becomes which
-pixels (`Plan.region`, pure); `Plan.decode` then decodes no more than that needs, resizes by torch's
-own antialiased uint8 kernel, and gives a tensor. In its place a plan is also a transform like
-torchvision's: `plan(picture)` takes a PIL picture.
+`Plan.region` takes the size of an image and random numbers, and says which region becomes which pixels. `Plan.decode`
+then decodes no more than that region needs, resizes by torch's own antialiased uint8 kernel, and returns a tensor.
+A plan is also a transform like torchvision's: `plan(image)` takes a PIL image.
 
 The boxes equal torchvision's. With `scaled_decode=False`, pixels differ from torchvision's by at most 3 of 255, by
-less than 0.5 on average, because the kernel rounds otherwise. libjpeg's scaling adds more, because it filters otherwise
-and the box is rounded to the pixels that it leaves: 1 to 5 of 255 on average on photographs, up to 8 in one crop.
+less than 0.5 on average, because the kernel rounds differently. libjpeg's scaling adds 1 to 5 of 255 on average on
+photographs, up to 8 in one crop. It filters differently, and the box is rounded to the pixels that scaling leaves.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ class Plan(ABC):
             contiguous nevertheless, unless the loader has `memory_format=torch.channels_last`.
         upright: apply the EXIF orientation first, as PIL.ImageOps.exif_transpose; some 50 us more.
             torchvision does not.
-        scaled_decode: decode a JPEG at a half, a quarter ... where as many pixels are left as the
+        scaled_decode: decode a JPEG at a half, a quarter ... if that leaves at least as many pixels as the
             result has; see the module for the distance.
-        region_decode: decode only the box of a JPEG: the same pixels, sooner, but damage outside of the box goes
+        region_decode: decode only the box of a JPEG: the same pixels, faster, but damage outside of the box goes
             unseen. It calls the libjpeg inside Pillow's wheel, if that is one of the tested builds; docs/images.md says
-            more. None: as the environment variable FASTLOAD_REGION_DECODE says, 1 or (default) 0.
+            more. None takes the environment variable FASTLOAD_REGION_DECODE, 1 or 0 (default 0).
     """
 
     _: KW_ONLY
@@ -79,20 +78,20 @@ class Plan(ABC):
 
     @abstractmethod
     def region(self, height: int, width: int, generator: torch.Generator | None = None) -> Region:
-        """What becomes of a picture of `height` by `width` pixels; draws from `generator`, by default torch's."""
+        """Return the region for an image of `height` by `width` pixels. Draw from `generator`, by default torch's."""
 
     def _sample_region(self, height: int, width: int) -> Region:
-        """`region` in the stream of the sample that this thread reads."""
+        """Return `region`, drawn from the stream of the sample that this thread reads."""
         return self.region(height, width, sample_generator())
 
     def drawn_region(self, height: int, width: int, draws: Draws) -> Region:
-        """`region`, from `draws`. Only for the plans of this module, see `is_known_plan`."""
+        """Return `region`, drawn from `draws`. Only for the plans of this module, see `is_known_plan`."""
         return self.region(height, width)
 
     def decode(self, encoded: Encoded, *, name: str) -> torch.Tensor:
-        """The bytes of a picture to uint8[3, H, W] (or float32), random numbers from `sample_generator()`.
+        """Decode the bytes of an image to uint8[3, H, W] (or float32). Draw from `sample_generator()`.
 
-        `name` is that of its file, for errors. Raises `DecodeError` as `open_rgb` and `read_header` do.
+        `name` is the name of its file, for errors. Raises `DecodeError` as `open_rgb` and `read_header` do.
         """
         # No torch function here draws but by the generator: none needs to pass through torch's
         # function modes, at a microsecond each.
@@ -105,9 +104,9 @@ class Plan(ABC):
     def decoded(
         self, encoded: Encoded, choose: Callable[[int, int], Region], *, name: str
     ) -> tuple[Pixels, Region]:
-        """The pixels of a picture, perhaps smaller, and the region in them; `choose` says which of the whole picture.
+        """Return the pixels of an image, perhaps smaller, and the region in them. `choose` picks it in the whole image.
 
-        The pixels are good until this thread decodes again. Raises as `decode`.
+        The pixels are valid until this thread decodes again. Raises as `decode`.
         """
         header = read_header(encoded, name=name)
         tag = orientation(encoded, name=name) if self.upright else 1
@@ -127,9 +126,9 @@ class Plan(ABC):
         return pixels, scaled(region, height, width, pixels)
 
     def resample(self, pixels: Pixels) -> torch.Tensor:
-        """Decoded pixels, uint8[H, W, 3], to uint8[3, H, W] (or float32), as `decode`.
+        """Turn decoded pixels, uint8[H, W, 3], into uint8[3, H, W] (or float32), as `decode` does.
 
-        Raises ValueError for pixels of another dtype or shape, or none.
+        Raises ValueError if the pixels have another dtype or shape, or there are no pixels.
         """
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
             raise ValueError(
@@ -143,9 +142,9 @@ class Plan(ABC):
         height: int,
         width: int,
     ) -> torch.Tensor:
-        """As `resample`, of a picture of `height` by `width` pixels of which only the needed rows are asked for.
+        """Do as `resample` for an image of `height` by `width` pixels, and read only the rows that it needs.
 
-        `rows(first, stop)` is called once and returns uint8[stop - first, width, 3].
+        It calls `rows(first, stop)` once, which returns uint8[stop - first, width, 3].
         """
         with no_torch_function():
             region = self._sample_region(height, width)
@@ -155,21 +154,21 @@ class Plan(ABC):
                 return self.finished(pixels, region._replace(box=Box(0, left, h, w)))
 
     def __call__(self, picture: Any) -> torch.Tensor:
-        """A PIL picture (made RGB) or uint8[H, W, 3] to uint8[3, H, W] (or float32); `upright` is not looked at.
+        """Turn a PIL image (made RGB) or uint8[H, W, 3] into uint8[3, H, W] (or float32). Ignore `upright`.
 
-        Raises ValueError for a picture without an obvious RGB, TypeError for anything else.
+        Raises ValueError for an image without an obvious RGB, TypeError for any other object.
         """
         if isinstance(picture, Image.Image):
             picture = np.asarray(picture if picture.mode == "RGB" else as_rgb(picture))
         elif not isinstance(picture, np.ndarray):
             raise TypeError(
-                f"expected a PIL picture or uint8[H, W, 3], got {type(picture).__name__}: "
-                "a plan takes the place of all transforms before it"
+                f"expected a PIL image or uint8[H, W, 3], got {type(picture).__name__}: "
+                "put the plan first, it replaces the transforms before it"
             )
         return self.resample(picture)
 
     def least(self, height: int, width: int, box: Box) -> tuple[int, int]:
-        """The size to which a whole picture may shrink without its `box` becoming smaller than the result."""
+        """Return the size to which a whole image may shrink without its `box` becoming smaller than the result."""
         if not self.scaled_decode:
             return height, width
         rows, columns = self.resized(height, width)
@@ -180,10 +179,10 @@ class Plan(ABC):
 
     @abstractmethod
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """The size to which the box of a picture is resized. Raises ValueError beyond the limit of pixels."""
+        """Return the size to which the box of an image is resized. Raises ValueError beyond the limit of pixels."""
 
     def finished(self, pixels: Pixels, region: Region) -> torch.Tensor:
-        """The region of `pixels` in the result's type; nothing of it lies in `pixels`."""
+        """Return the region of `pixels` in the result's type, in memory of its own."""
         size, window = region.size, region.window
         shape = 3, *(size if window is None else (window.height, window.width))
         dtype = np.uint8 if self.mean is None else np.float32
@@ -197,8 +196,8 @@ class Plan(ABC):
     def finish(self, pixels: Pixels, region: Region, out: NDArray[Any]) -> None:
         """Write the region of `pixels` into `out`, uint8[3, H, W] (or float32), of any strides.
 
-        In NumPy where that is as fast: every call of torch lets the GIL go, and beside other threads to have it back
-        costs more than most of these.
+        It uses NumPy if that is as fast. Every call of torch releases the GIL, and to get it back beside other threads
+        costs more than most of these calls.
         """
         size, window = region.size, region.window
         # Resizing and mirroring may change places, to the bit; a window may not.
@@ -223,12 +222,12 @@ class Plan(ABC):
 class RandomResizedCrop(Plan):
     """A box of random area and ratio, resized to `size`, mirrored with probability `flip`.
 
-    torchvision's transform of the same name, then its RandomHorizontalFlip where `flip` > 0, with the
-    same defaults and, from the same random numbers, the same boxes.
+    It does torchvision's transform of the same name, then its RandomHorizontalFlip if `flip` > 0. The defaults are the
+    same, and so are the boxes for the same random numbers.
 
     Args:
         size: of the result, (height, width) or one number for both.
-        scale: the box's share of the picture's area, from and to.
+        scale: the box's share of the image's area, from and to.
         ratio: the box's width / height, from and to.
         flip: 0 to 1; torchvision's RandomResizedCrop flips none.
     """
@@ -289,7 +288,7 @@ class RandomResizedCrop(Plan):
 
 @dataclass(frozen=True)
 class Resize(Plan):
-    """The whole picture resized, as torchvision's Resize: to (height, width), or its shorter side to a number."""
+    """The whole image, resized as by torchvision's Resize: to (height, width), or its shorter side to a number."""
 
     size: Size
 
@@ -323,7 +322,7 @@ class ResizeCenterCrop(Plan):
         """See `Plan`. Draws nothing."""
         rows, columns = size = self.resized(height, width)
         h, w = pair(self.crop)
-        # torchvision pads what is too small evenly, the odd pixel behind; and rounds to even.
+        # torchvision pads a small image evenly, with the odd pixel at the end, and rounds to even.
         top = round((rows - h) / 2.0) if h <= rows else -((h - rows) // 2)
         left = round((columns - w) / 2.0) if w <= columns else -((w - columns) // 2)
         return Region(Box(0, 0, height, width), size, Box(top, left, h, w))
@@ -334,7 +333,7 @@ class ResizeCenterCrop(Plan):
 
 
 def decode_pixels(encoded: Encoded, *, name: str, max_size: int | None = None) -> Pixels:
-    """The pixels of a picture, uint8[H, W, 3] in RGB, its longer side reduced to `max_size` where it is longer.
+    """Return the pixels of an image, uint8[H, W, 3] in RGB, with its longer side at most `max_size`.
 
     Raises `DecodeError`, with `name`, as `open_rgb` and `read_header` do.
     """
@@ -359,7 +358,7 @@ def is_known_plan(transform: Any) -> bool:
 
 
 def open_picture(encoded: Encoded, transform: Any, *, name: str) -> Any:
-    """What `transform` makes of the bytes of a picture: a plan decodes them itself, others get a PIL picture."""
+    """Return what `transform` makes of the bytes of an image: a plan decodes them, others get a PIL image."""
     if isinstance(transform, Plan):
         return transform.decode(encoded, name=name)
     with stage("decode"):

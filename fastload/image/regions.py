@@ -1,4 +1,4 @@
-"""Regions of pictures as values, and what makes pixels of them."""
+"""Regions of images as values, and what makes pixels of them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Box(NamedTuple):
 
 
 class Region(NamedTuple):
-    """What becomes of a picture: `box` of it is resized to `size` (height, width), of which `window` is kept.
+    """What to do with an image: resize its `box` to `size` (height, width), and keep `window` of that.
 
-    The window may reach beyond what it is cut from: there it is black, as torchvision's centre crop.
+    The window may reach beyond the resized image. There it is black, as in torchvision's center crop.
     """
 
     box: Box
@@ -32,7 +32,7 @@ class Region(NamedTuple):
 
 
 def scaled(region: Region, height: int, width: int, pixels: Pixels) -> Region:
-    """`region` of a picture of `height` by `width` on `pixels`, which may be smaller: to the nearest pixel."""
+    """Return `region` of an image of `height` by `width` on `pixels`, which may be smaller, to the nearest pixel."""
     rows, columns = pixels.shape[:2]
     if (rows, columns) == (height, width):
         return region
@@ -44,11 +44,11 @@ def scaled(region: Region, height: int, width: int, pixels: Pixels) -> Region:
 
 
 def boxed(pixels: Pixels, box: Box, *, flip: bool = False) -> Pixels:
-    """The box of `pixels`, mirrored if asked: uint8[H, W, 3], contiguous; perhaps a view."""
+    """Return the box of `pixels`, mirrored if `flip`: uint8[H, W, 3], contiguous, perhaps a view."""
     top, left, height, width = box
     part = pixels[top : top + height, left : left + width]
-    # Of a side of 1, NumPy does not look at the stride, which may be negative; torch does. And it warns of what
-    # is read-only.
+    # NumPy ignores the stride of a side of 1, which may be negative. torch does not. And torch warns of read-only
+    # memory.
     if not part.flags.writeable or min(part.strides) < 0:
         part = np.array(part, order="C")
     if flip:  # by torch: NumPy takes ten times as long for interleaved colours
@@ -58,7 +58,7 @@ def boxed(pixels: Pixels, box: Box, *, flip: bool = False) -> Pixels:
 
 
 def windowed(image: Pixels, window: Box | None, *, flip: bool) -> Pixels:
-    """The window of `image`, uint8[H, W, 3], mirrored if asked; None: `image` as it is. It may be a view."""
+    """Return the window of `image`, uint8[H, W, 3], mirrored if `flip`, or `image` if it is None. It may be a view."""
     if window is None:
         return image
     top, left, height, width = window

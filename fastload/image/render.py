@@ -71,7 +71,7 @@ def make_render(transform: Any, rows: torch.Tensor, keys: NDArray[np.uint64]) ->
 
 
 def _most_pixels() -> int:
-    """Return the limit of pixels as the kernels take it: 0 if there is none, -1 if no image is small enough."""
+    """Return the limit of pixels as the kernels take it: 0 for no limit, -1 if no image is small enough."""
     limit = Image.MAX_IMAGE_PIXELS
     if limit is None or limit >= 2**61:
         return 0
@@ -203,7 +203,7 @@ class Render:
     # ---- tables ----
 
     def _call(self, entry: Callable[..., int], pictures: int, count: int, *more: int) -> None:
-        """Call a kernel for `count` images of a table; it lets the GIL go."""
+        """Call a kernel for `count` images of a table. It releases the GIL."""
         arena = _scratch.address, _scratch.arena.nbytes
         _scratch.grow(entry(pictures, count, self._table.address, *arena, *more))
 
@@ -279,7 +279,7 @@ class Render:
 _AT = {name: place for place, name in enumerate(tables.PICTURE.names or ())}
 _SIDES = slice(_AT["height"], _AT["width"] + 1)
 _BOX = slice(_AT["top"], _AT["box_width"] + 1)
-"""Where fields lie in a row of the table, as int64: to set them by their names takes ten times as long."""
+"""Places of fields in a row of the table, as int64: setting them by name takes ten times as long."""
 
 
 class _Scratch(threading.local):

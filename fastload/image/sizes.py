@@ -16,8 +16,8 @@ Size = int | tuple[int, int]
 
 
 def sides(area: float, log_of_ratio: float) -> tuple[int, int]:
-    """Width and height, rounded, of a box of `area` pixels; `log_of_ratio` is a float32, as torchvision's exp of it."""
-    # Any exp serves but where the last bits of torch's decide on the rounding: within 2 ulp of it a side differs by
+    """Return the rounded width and height of a box of `area` pixels. `log_of_ratio` is a float32, as in torchvision."""
+    # Any exp will do, unless the last bits of torch's decide on the rounding. Within 2 ulp of it, a side differs by
     # 1.2e-7 of itself at most.
     for exp in (math.exp, exp32):
         ratio = exp(log_of_ratio)
@@ -33,16 +33,16 @@ def sides(area: float, log_of_ratio: float) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def log_ratio(ratio: tuple[float, float]) -> tuple[float, float]:
-    """The logarithms of the bounds, as float32."""
-    # In float32, as torchvision; the default dtype and device are of another's making, and the result is kept.
+    """Return the logarithms of the bounds, as float32."""
+    # In float32, as torchvision. Not in the default dtype and device: a user may set these, and the result is kept.
     low, high = torch.tensor(ratio, dtype=torch.float32, device="cpu").log_().tolist()
     return low, high
 
 
 def resized(height: int, width: int, size: Size) -> tuple[int, int]:
-    """As torchvision's: a number is the shorter side, the longer one keeps the ratio, rounded down.
+    """Return torchvision's size: a number is the shorter side, and the longer one keeps the ratio, rounded down.
 
-    Raises ValueError where a picture is so narrow that this is beyond the limit of pixels.
+    Raises ValueError if an image is so narrow that the result has more pixels than the limit.
     """
     if isinstance(size, tuple):
         return size
@@ -68,7 +68,7 @@ def set_size(plan: object, name: str, size: Any) -> None:
 
 
 def pair(size: Size) -> tuple[int, int]:
-    """Return height and width; one number is both."""
+    """Return height and width. One number is both."""
     return size if isinstance(size, tuple) else (size, size)
 
 

@@ -60,7 +60,7 @@ class _Copier:
         self._plan = plan
         self._within: list[int] = []
         self.memo: dict[int, Any] = {i: plan.nodes[i].x for i in plan.shared}
-        self.memo[id(self.memo)] = []  # where `copy.deepcopy` keeps alive what it copies
+        self.memo[id(self.memo)] = []  # `copy.deepcopy` keeps alive here what it copies
 
     def copy(self, x: Any) -> Any:
         """See `attributes.Copier`."""
@@ -101,7 +101,7 @@ class _Copier:
             raise _OwnerIsSharedError
 
     def bodies(self, routed: Sequence[Any]) -> dict[int, Any]:
-        """Copy the routed objects, which all others go on pointing at."""
+        """Copy the routed objects. All other objects keep pointing at the originals."""
         self.memo.update((id(x), x) for x in routed)
         found = {}
         for x in routed:

@@ -1,8 +1,8 @@
 """Generators of random numbers that a worker's copy holds. Each sample gives them a new key.
 
 A sample's numbers must not depend on which samples the same worker read before. So every sample gives every generator
-a new key, also if the sample before drew nothing. That takes about 3 us for a NumPy generator, 5 us for a Python one
-and 2 us for one of torch's, whether the sample draws or not.
+a new key, also if the sample before drew nothing. Whether the sample draws or not, that takes about 3 us for a NumPy
+generator, 5 us for a Python one and 2 us for one of torch's.
 """
 
 from __future__ import annotations

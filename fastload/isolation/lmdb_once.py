@@ -136,7 +136,7 @@ class Environment(metaclass=_LikeReal):
         raise TypeError("cannot pickle 'Environment' object")
 
     def close(self) -> None:
-        """Close this handle, and the environment once all who opened it have closed it."""
+        """Close this handle. The last handle to be closed closes the environment."""
         with _lock:
             env, self._env = self._env, None
             if env is not None:
@@ -197,7 +197,7 @@ def adopt(env: Any) -> None:
 
 
 def _file(path: Any, subdir: bool) -> _File | None:
-    """Return what identifies the data file of an environment, None if there is none."""
+    """Return what identifies the data file of an environment, or None if the file does not exist."""
     path = os.fsdecode(path)
     try:
         found = os.stat(os.path.join(path, "data.mdb") if subdir else path)

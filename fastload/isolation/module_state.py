@@ -1,9 +1,10 @@
 """Give each worker its own module-level objects, though all threads read them by one name.
 
-While a loader needs it, a module-level instance is of a subclass of its class, made here. Whatever code does with the
-instance, by attributes or by operators, acts on a worker's copy in that worker, and on the instance itself in any other
-thread. So every way to the object is the right one: by name, by `globals()`, through a module, in a closure. Functions,
-classes and modules stay as they are, but a router stands for a function under `functools.lru_cache`: see `cached`.
+While a loader needs it, a module-level instance is of a subclass of its class, made here. In a worker, all
+that code does with the instance, by attributes or by operators, acts on the worker's copy. In any other thread it acts
+on the instance itself. So every way to the object is the right one: by name, by `globals()`, through a module, in a
+closure. Functions, classes and modules stay as they are, but a router stands for a function under
+`functools.lru_cache`: see `cached`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Let the functions of Python's `random` act on a generator of the calling thread, as they do in a worker process.
 
 While installed, a thread that has entered draws from its own generator, by whatever name it knows a function. All other
-threads draw from the global generator, and get the same numbers as ever.
+threads draw from the global generator, and get the same numbers as without the routing.
 
 The functions of `random` are methods of one instance, `random._inst`. `install` gives it another class, in which the
 few methods that reach the C generator ask for the thread's own. So all names that are bound to Python methods follow,

@@ -1,10 +1,12 @@
 """Tell what is state, what is data, and what cannot be copied.
 
-The rule, in three sentences: every object that code can change is copied for each worker. Data is shared: arrays,
-tensors and buffers of more than 16 MiB, read-only and memory-mapped ones, tables, and containers with more than 1,000
-elements, or from 16 elements on with more than 2,000 objects or 4 MiB below them. A container that holds datasets,
-transforms, functions or generators is never data, and one that holds instances with methods that change them has ten
-times these limits.
+The rule: every object that code can change is copied for each worker. Data is shared:
+
+- arrays, tensors and buffers of more than 16 MiB, read-only and memory-mapped ones, and tables;
+- containers with more than 1,000 elements, or with 16 elements or more and more than 2,000 objects or 4 MiB below them.
+
+A container that holds datasets, transforms, functions or generators is never data. One that holds instances with
+methods that change them has ten times these limits.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from fastload.isolation import numpy_random
 from fastload.isolation.users import is_users_module
 
 MEMORY_BYTES = 16 * 2**20
-"""An array or tensor of more bytes is data. At 1 MiB, a float buffer for one 1024 x 1024 picture would be shared."""
+"""An array or tensor of more bytes is data. At 1 MiB, a float buffer for one 1024 x 1024 image would be shared."""
 
 ELEMENTS = 1_000
 """A container of more elements is data. `allowance` looks at about this many of them."""

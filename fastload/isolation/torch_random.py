@@ -1,8 +1,8 @@
 """Let torch's random functions on the CPU draw from a generator of the calling thread, whatever calls them.
 
-All of them, `torch.rand` and `nn.init.normal_` as well as dropout and compiled code, end in a few dozen operators of
-torch's dispatcher, which take a generator. `install` registers a kernel of ours for each of these, under a dispatch key
-that nothing else uses, and lets all other operators pass the key over. Only a thread that has called `enter` looks at
+All of them, from `torch.rand` and `nn.init.normal_` to dropout and compiled code, end in a few dozen operators of
+torch's dispatcher. These operators take a generator. `install` registers a kernel of ours for each of them, under a
+dispatch key that nothing else uses. All other operators skip the key. Only a thread that has called `enter` looks at
 the key. There our kernel calls the operator again, without the key and with the thread's own generator.
 
 So no function of torch is replaced, what does not draw costs nothing, and no other thread comes here.

@@ -70,7 +70,7 @@ def _look_at(path: str, x: Any) -> _Contents:
         what = "assign the global variable" if x.rebound else "change the module-level"
         sentence = (
             f"{what} `{path}`, which all workers share: samples can be wrong. Make it an attribute of the dataset, of "
-            "which each worker gets its own copy, or make it anew for each sample."
+            "which each worker gets its own copy, or create it for each sample."
         )
         return _Contents(sentence, lambda: _below(x.name, x.current()))
     if issubclass(type(x), type):
@@ -81,21 +81,21 @@ def _look_at(path: str, x: Any) -> _Contents:
         return _Contents(sentence, lambda: {0: _stored_in_class(x)})
     if isinstance(x, np.ndarray | torch.Tensor):
         sentence = (
-            f"write samples into the same elements of `{path}`, which all workers share: samples can be wrong. Make "
-            "the array anew for each sample, or use copy_dataset=True."
+            f"write samples into the same elements of `{path}`, which all workers share: samples can be wrong. "
+            "Create the array for each sample, or use copy_dataset=True."
         )
         return _Contents(sentence, lambda: {0: dict(_elements(x))})
     if isinstance(x, list | dict | set | deque):
         sentence = (
-            f"change what `{path}` holds, which all workers share because it is large: samples can be wrong. Make it "
-            "anew for each sample, or use copy_dataset=True."
+            f"change what `{path}` holds, which all workers share because it is large: samples can be wrong. "
+            "Create it for each sample, or use copy_dataset=True."
         )
         return _Contents(sentence, lambda: _below(path, x))
     while type(x) is Subset:
         x = x.dataset
     sentence = (
         "read through its open file `<place>`, of which all workers share one position: samples can be wrong. Open it "
-        "at the first sample, not before, and do not pass copy_dataset=False; or read with os.pread(), or slices of an "
+        "at the first sample, not before, and do not pass copy_dataset=False. Or read with os.pread(), or slices of an "
         "mmap."
     )
     return _Contents(sentence, lambda: {0: _positions(path, x)})
@@ -143,14 +143,14 @@ def is_descriptor(path: str, x: int) -> bool:
 # ---- contents ----
 
 Slots = dict[int, dict[Hashable, Any]]
-"""By the id of each object: what it holds, by where it holds that. It keeps what it holds, so ids stay theirs."""
+"""By the id of each object: its contents by their places. This keeps the contents alive, so their ids stay valid."""
 
 
 class _Contents:
     """What an object holds. A place that changes in two samples is state; one that changes once may be a cache."""
 
     def __init__(self, sentence: str, look: Callable[[], Slots]) -> None:
-        # `<place>` in the sentence is where it changed.
+        # `<place>` in the sentence stands for the place that changed.
         self._sentence, self._look = sentence, look
         self._changes: Counter[tuple[int, Hashable]] = Counter()
         self._before: Slots = {}
@@ -192,7 +192,7 @@ def _changes(before: dict[Hashable, Any], after: dict[Hashable, Any]) -> Iterato
 
 
 class _Below(int):
-    """A place of which the contents are looked at, but may be any."""
+    """A place whose contents are watched, while the place itself may hold any object."""
 
 
 _GONE, _LENGTH = object(), ("length",)
@@ -217,7 +217,7 @@ def _below(name: str, x: Any) -> Slots:
 
 
 def _places(x: Any) -> Iterator[tuple[Hashable, Any]]:
-    """Yield what an object holds, and where; no code of its class runs."""
+    """Yield the places and contents of an object, without running code of its class."""
     kind = type(x)
     if issubclass(kind, list | tuple | deque):
         base: Any = list if issubclass(kind, list) else tuple if issubclass(kind, tuple) else deque

@@ -211,7 +211,7 @@ class Isolation:
             return "copy_dataset=False lets all workers share one dataset"
         paths = [named.path for named in self.plan.uncopyable]
         paths += [f"{found.module}.{found.name}" for found in self._unwatchable]
-        return f"all workers share {paths[0]}, of which they have no copies" if paths else ""
+        return f"all workers share {paths[0]}, which is not copied" if paths else ""
 
     def warn_of_shared(self, stacklevel: int) -> None:
         """Warn of objects that could not be copied. Call this after the first `own()`, which finds them."""
@@ -228,9 +228,9 @@ class Isolation:
         named = "; ".join(map(str, self.plan.uncopyable[:8]))
         more = len(self.plan.uncopyable) - 8
         warnings.warn(
-            f"fastload: all workers share what cannot be copied for each of them: {named}"
-            f"{f'; and {more} more' if more > 0 else ''}. If it keeps a position or a value between two calls, samples "
-            'can be wrong: create it at the first sample, or pass num_workers=0 or worker_method="process".',
+            f"fastload: all workers share what cannot be copied: {named}{f'; and {more} more' if more > 0 else ''}. If "
+            "it keeps a position or a value between two calls, samples can be wrong. Create it at the first sample, or "
+            'pass num_workers=0 or worker_method="process".',
             SharedStateWarning,
             stacklevel=stacklevel + 1,
         )
@@ -249,6 +249,6 @@ def _refusal(refused: Sequence[Named]) -> str:
     )
     return (
         f"{first.path} is an open {what}. It cannot be copied for each worker, and threads must not share it.{others} "
-        "It is open already, from __init__ or because a sample was read here: open it at the first sample, or set it "
-        'to None before the loop. Or pass num_workers=0 or worker_method="process".'
+        "Open it at the first sample, not in __init__. If a sample was read before the loop, set it to None again. Or "
+        'pass num_workers=0 or worker_method="process".'
     )

@@ -147,7 +147,7 @@ def _too_little(stats: Snapshot) -> Finding:
         return _finding(
             "nothing",
             f"The epoch was too short to tell what bounds the run: {seen}",
-            f"it takes {least}",
+            f"at least {least} are needed",
         )
     return _finding(
         "nothing", f"Too early to say what bounds the run: {seen}", f"look again after {least}"
@@ -166,14 +166,14 @@ def _step(stats: Snapshot) -> Finding:
 
 def _inline(stats: Snapshot) -> Finding:
     each = stats.consumer_wait_s / stats.batches
-    fact = f"The loop loads for itself, for {percent(waited_share(stats))} of the time ({duration(each)} a batch"
+    fact = f"The loop itself loads, for {percent(waited_share(stats))} of the time ({duration(each)} a batch"
     largest = _largest(stats)
     fact += f', most of it in "{largest.name}")' if largest else ")"
     if each < HAND_OVER_S or stats.workers_asked:
         return _finding(
             "inline",
             fact,
-            "a thread would hardly be sooner at batches so small, make them larger",
+            "threads would hardly load batches this small faster, make them larger",
         )
     return _finding("inline", fact, "set num_workers=2 or more, to load beside the training step")
 
@@ -199,7 +199,7 @@ def _straggler(stats: Snapshot) -> Finding | None:
     return _finding(
         "straggler",
         f"One slow sample bounds the run: {stats.slowest or 'unknown which'}, it took {figures}",
-        "look at that file, or raise prefetch_batches so that the others go on meanwhile",
+        "check that file, or raise prefetch_batches so that other samples load meanwhile",
     )
 
 
@@ -217,9 +217,9 @@ def _crowded(stats: Snapshot) -> Finding:
     return _finding(
         "others",
         f"Other processes take the cores: {percent(others_share(stats))} of the time of {stats.cores}, while workers "
-        f"could compute and got no core for {duration(stats.core_wait_s)}",
-        "run beside fewer of them (other ranks on this node are such) or ask for cores of your own, until then "
-        "little can be said of the loader",
+        f"lacked a core for {duration(stats.core_wait_s)}",
+        "run fewer of them on this node (other ranks count), or ask for cores of your own, until then the other "
+        "figures say little",
     )
 
 
@@ -238,7 +238,7 @@ def _gil(stats: Snapshot) -> Finding | None:
         "gil",
         f"Python code under the GIL bounds the run{_in_most_computing(stats)}: {stats.workers} workers take turns, "
         f"GIL pressure {stats.gil_pressure:.2f}",
-        'worker_method="process", or data that is packed ready to use, or fewer workers; not more',
+        'use worker_method="process", data that is packed ready to use, or fewer workers; not more',
     )
 
 
@@ -277,7 +277,7 @@ def _after_samples(stats: Snapshot) -> Finding | None:
         return _finding(
             "pin",
             f"Pinning bounds the run: its one thread is busy {percent(pin / stats.elapsed_s)} of the time",
-            "hand over fewer bytes (uint8, made floats on the device), or pin_memory=False",
+            "hand over fewer bytes (uint8, converted to floats on the device), or pass pin_memory=False",
         )
     return None
 
@@ -288,8 +288,8 @@ def _idle(stats: Snapshot) -> Finding | None:
         return None
     return _finding(
         "prefetch",
-        f"Too few batches in flight bound the run: the loop waited {percent(waited_share(stats))} of the time while "
-        f"the workers had nothing to do for {percent(idle)} of theirs",
+        f"Too few batches in flight bound the run: the loop waited {percent(waited_share(stats))} of the time, and "
+        f"the workers were idle for {percent(idle)} of theirs",
         f"prefetch_batches={2 * max(stats.depth, stats.workers)}",
     )
 
@@ -302,7 +302,7 @@ def _work(stats: Snapshot) -> Finding:
     waited = f"the loop waited {percent(waited_share(stats))} of the time"
     fewer = f"; num_workers={stats.cores} does as well" if stats.workers > stats.cores > 0 else ""
     what = "decode less" if cause == "decode" else "compute less for each sample"
-    less = f"{what} (packed data, smaller pictures), more workers will not help{fewer}"
+    less = f"{what} (packed data, smaller images), more workers will not help{fewer}"
     if _cores_full(stats):
         if stats.sample_cpu_s < MOSTLY * stats.process_cpu_s:
             return _finding(
@@ -318,8 +318,8 @@ def _work(stats: Snapshot) -> Finding:
     if _lacks_cores(stats):
         return _finding(
             cause or "cores",
-            f"Too few cores bound the run: samples computed for {duration(stats.sample_cpu_s)}{where}, workers could "
-            f"have and got no core for {duration(stats.core_wait_s)}, and {waited}",
+            f"Too few cores bound the run: samples computed for {duration(stats.sample_cpu_s)}{where}, workers lacked "
+            f"a core for {duration(stats.core_wait_s)}, and {waited}",
             less,
         )
     if not _waits(stats) and others_share(stats) > OTHERS and _cores_taken(stats):

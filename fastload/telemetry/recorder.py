@@ -120,7 +120,7 @@ class Histogram:
 
 
 class Place(NamedTuple):
-    """Where a run of samples begins. `index` is None if samples have none; nothing else is kept alive."""
+    """The place of the first sample of a run. `index` is None if samples have none; nothing else is kept alive."""
 
     epoch: int
     ordinal: int

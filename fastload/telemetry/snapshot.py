@@ -80,13 +80,13 @@ class Snapshot:
     if the kernel does not count. It needs a few tens of `gil_probes`.
     """
     gil_probes: int = 0
-    """Number of naps behind `gil_pressure`."""
+    """Number of naps from which `gil_pressure` is estimated."""
     slots_in_use: int = 0
     """Slots (the memory of one batch each) that workers fill, that wait for the loop, or that the loop still holds."""
     slowest_s: float = 0.0
     """Seconds that the slowest sample took."""
     slowest: str = ""
-    """Where the slowest sample was: index, file, batch and epoch."""
+    """The place of the slowest sample: index, file, batch and epoch."""
     slowest_is_first: bool = False
     """Whether it was in the first run of its thread, whose time includes imports and opening files."""
     cores: int = 0

@@ -67,7 +67,7 @@ def _figures(stats: Snapshot) -> list[str]:
         (
             "errors",
             f"{stats.errors:,}",
-            f"{stats.retries:,} reads tried again" if stats.retries else "",
+            f"{stats.retries:,} reads retried" if stats.retries else "",
         ),
         (
             "loop waited",
@@ -104,7 +104,7 @@ def _worker_figures(stats: Snapshot) -> list[tuple[str, str, str]]:
 
 
 def _no_workers(stats: Snapshot) -> list[tuple[str, str, str]]:
-    why = f"{stats.workers_asked} asked for, but batches this light are gathered by the loop itself"
+    why = f"{stats.workers_asked} asked for, but the loop itself gathers batches this light"
     return [("workers", "0", why)] if stats.workers_asked else []
 
 

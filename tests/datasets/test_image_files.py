@@ -170,7 +170,7 @@ def test_a_rank_outside_the_world_is_refused(tree: Path, rank: int, world_size: 
 def test_more_ranks_than_pictures_fail_on_every_rank(tree: Path, rank: int) -> None:
     with pytest.raises(FileListError, match="6 paths for 7 ranks"):
         ImageFileList(write_list(tree / "l.txt", LISTED), rank=rank, world_size=7)
-    with pytest.raises(FileListError, match="6 pictures for 7 ranks"):
+    with pytest.raises(FileListError, match="6 images for 7 ranks"):
         ImageFolder(tree / "train", rank=rank, world_size=7)
 
 
@@ -220,7 +220,7 @@ def test_a_list_that_cannot_be_used_says_why(tree: Path) -> None:
         ImageFileList(tree / "none.txt")
     with pytest.raises(FileListError, match="the file list cannot be read: Is a directory"):
         ImageFileList(tree)
-    with pytest.raises(FileListError, match="base_dir is no directory: nowhere"):
+    with pytest.raises(FileListError, match="base_dir is not a directory: nowhere"):
         ImageFileList(tree / "none.txt", base_dir="nowhere")
     for lines in ([], ["", "  "]):
         with pytest.raises(FileListError, match=r"empty\.txt: the file list is empty"):
@@ -377,7 +377,7 @@ def test_a_folder_without_classes_or_pictures_says_what_is_expected(tmp_path: Pa
     with pytest.raises(FileNotFoundError, match=r"none: there is no such directory; expected"):
         ImageFolder(tmp_path / "none")
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match=r"file: this is no directory; expected"):
+    with pytest.raises(NotADirectoryError, match=r"file: this is not a directory; expected"):
         ImageFolder(tmp_path / "file")
     with pytest.raises(
         FileNotFoundError, match=r"there is no class directory; expected .*/<class>/"
@@ -386,7 +386,7 @@ def test_a_folder_without_classes_or_pictures_says_what_is_expected(tmp_path: Pa
     paint(tmp_path / "cat" / "1.jpg", 0)
     (tmp_path / "ant").mkdir()
     (tmp_path / "bee").mkdir()
-    with pytest.raises(FileNotFoundError, match="there is no picture of class ant, bee; expected"):
+    with pytest.raises(FileNotFoundError, match="there is no image of class ant, bee; expected"):
         ImageFolder(tmp_path)
 
 
@@ -419,7 +419,10 @@ def test_a_listed_file_that_is_missing_is_noted_with_its_place(tree: Path, world
     listing = write_list(tree / "list.txt", [*LISTED, "train/cat/gone.jpg", "train/cat/0.jpg 5"])
     missing = [
         (6, r"it is path 7 of .*list\.txt \(blank lines not counted\)$"),
-        (7, r"it is path 8 of .*list\.txt .*; a line is a path alone, without a label behind it$"),
+        (
+            7,
+            r"it is path 8 of .*list\.txt .*; a line must be a path only, without a label after it$",
+        ),
     ]
     for position, note in missing:
         rank, index = position % world_size, position // world_size

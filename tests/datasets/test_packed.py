@@ -439,7 +439,7 @@ def test_the_writer_refuses_what_does_not_fit(tmp_path: Path) -> None:
     with PackedWriter(tmp_path / "s", mode="raw") as writer:
         with pytest.raises(ValueError, match="11 bytes are not 2 x 2 pixels of 3"):
             writer.add(bytes(11), label=0, height=2, width=2)
-        with pytest.raises(ValueError, match="height and width are given"):
+        with pytest.raises(ValueError, match="give height and width in mode"):
             writer.add(bytes(12), label=0)
         with pytest.raises(
             ValueError, match=r"expected values for the columns \[\], got \['age'\]"
@@ -556,7 +556,7 @@ def test_columns_of_maps_and_what_cannot_be_a_column(tmp_path: Path) -> None:
         ({"mode": "raw"}, {"label": 0, "height": 0, "width": 5}, "height must be in 1"),
         ({"mode": "raw"}, {"label": 0, "height": 1, "width": 2**21}, "width must be in 1"),
         ({"classes": [0, 1]}, {"label": 0}, "classes must be names"),
-        ({"made": {1: 2}}, {"label": 0}, "made must be what JSON keeps"),
+        ({"made": {1: 2}}, {"label": 0}, "made must be what JSON can hold"),
     ],
 )
 def test_what_a_reader_would_refuse_is_not_written(

@@ -231,9 +231,9 @@ def test_no_files_and_no_file_are_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"a": pa.array([1.0])}, "column 'a' is double, and it is int64"),
+        ({"a": pa.array([1.0])}, "column 'a' is double, but it is int64"),
         ({"b": [1]}, "column 'a' is missing"),
-        ({"a": [1], "b": [1]}, "column 'b' is int64, and it is missing"),
+        ({"a": [1], "b": [1]}, "column 'b' is int64, but it is missing"),
     ],
 )
 def test_a_file_with_other_columns_is_named(
@@ -366,11 +366,11 @@ def test_nulls_are_filled(tmp_path: Path) -> None:
 
 def test_a_fill_of_another_type_or_column_is_refused(tmp_path: Path) -> None:
     path = nulls(tmp_path)
-    with pytest.raises(TypeError, match="0.5 is no value of column 'a', of type int64"):
+    with pytest.raises(TypeError, match="0.5 is not a value of column 'a', of type int64"):
         ParquetDataset(path, columns="a", fill=0.5)
     with pytest.raises(TypeError, match="column 'text'"):
         ParquetDataset(path, columns=["a", "text"], fill=0)
-    with pytest.raises(KeyError, match="'b' is no column of a sample"):
+    with pytest.raises(KeyError, match="'b' is not a column of a sample"):
         ParquetDataset(path, columns="a", fill={"b": True})
     with pytest.raises(TypeError, match="'a' is None"):
         ParquetDataset(path, columns="a", fill={"a": None})

@@ -154,7 +154,9 @@ def test_space_is_seen_to_before_anything_is_written(
         free = 1000
 
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage)
-    with pytest.raises(OSError, match=r"the copy needs [\d,]+ bytes, and 1,000 are free") as caught:
+    with pytest.raises(
+        OSError, match=r"the copy needs [\d,]+ bytes, but only 1,000 are free"
+    ) as caught:
         stage(source, tmp_path / "copy")
     assert caught.value.errno == errno.ENOSPC
     assert set(written) == {"partial"}  # the note of what is to come
@@ -274,7 +276,11 @@ def test_of_the_ranks_of_a_node_one_copies_and_the_others_wait(
     ("arguments", "status", "said"),
     [
         (lambda set_, tmp: [set_, set_], 2, "the set lies there"),
-        (lambda set_, tmp: [set_, set_ / "copy"], 2, "the set lies there, or around it"),
+        (
+            lambda set_, tmp: [set_, set_ / "copy"],
+            2,
+            "the set lies there, or in a folder around it",
+        ),
         (lambda set_, tmp: [tmp, tmp / "copy"], 1, "no packed set"),
         (lambda set_, tmp: [set_, __file__], 2, "is a file"),
     ],

@@ -143,7 +143,7 @@ def test_no_number_is_made_up(pictures: list[Image.Image]) -> None:
                 read_number(other)
     with pytest.raises(ValueError, match="too small"):
         read_number(pictures[0].resize((8, 8)))
-    with pytest.raises(ValueError, match="expected one picture"):
+    with pytest.raises(ValueError, match="expected one image"):
         read_number(torch.zeros(2, 3, 64, 64))
 
 

@@ -277,9 +277,9 @@ def test_a_torch_that_rounds_otherwise_keeps_its_own_and_nothing_is_compiled_aga
     here.write(TINY + "def agrees_with_torch(call):\n    return call['add'](2, 2) != 4\n")
     for _ in range(2):
         assert not kernels.wait()
-        assert kernels.state() == "off: this torch rounds otherwise than the kernels"
+        assert kernels.state() == "off: this torch rounds differently from the kernels"
         monkeypatch.setattr(kernels, "_work", None)
-        assert kernels.state() == "off: this torch rounds otherwise than the kernels"
+        assert kernels.state() == "off: this torch rounds differently from the kernels"
     assert here.compilations() == 1
 
 

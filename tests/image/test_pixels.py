@@ -239,19 +239,19 @@ def test_bytes_may_be_of_any_kind(kind: Callable[[bytes], bytes]) -> None:
 
 BAD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "the file is empty"),
-    "text": (b"not a picture", "not a picture in a format that Pillow can read"),
-    "a jpeg's magic": (JPEG[:3], "not a picture|cannot be decoded"),
-    "a png's magic": (PNG[:8], "not a picture|cannot be decoded"),
-    "a jpeg's header": (JPEG[: JPEG.index(b"\xff\xda")], "not a picture|cannot be decoded"),
+    "text": (b"not a picture", "not an image in a format that Pillow can read"),
+    "a jpeg's magic": (JPEG[:3], "not an image|cannot be decoded"),
+    "a png's magic": (PNG[:8], "not an image|cannot be decoded"),
+    "a jpeg's header": (JPEG[: JPEG.index(b"\xff\xda")], "not an image|cannot be decoded"),
     "a jpeg's header and scan": (JPEG[: JPEG.index(b"\xff\xda") + 14], "cannot be decoded: "),
-    "a png's header": (PNG[:33], "cannot be decoded|not a picture"),
-    "garbage before a jpeg": (b"garbage" + JPEG, "not a picture"),
-    "garbage before a png": (b"\r\n" + PNG, "not a picture"),
+    "a png's header": (PNG[:33], "cannot be decoded|not an image"),
+    "garbage before a jpeg": (b"garbage" + JPEG, "not an image"),
+    "garbage before a png": (b"\r\n" + PNG, "not an image"),
     "half a jpeg": (JPEG[: len(JPEG) // 2], "cannot be decoded: "),
     "half a png": (PNG[: len(PNG) // 2], "cannot be decoded: "),
-    "no rows": (forged_jpeg(0, 53), "not a picture|cannot be decoded"),
-    "no columns": (forged_jpeg(37, 0), "not a picture|cannot be decoded"),
-    "zeros": (bytes(5000), "not a picture"),
+    "no rows": (forged_jpeg(0, 53), "not an image|cannot be decoded"),
+    "no columns": (forged_jpeg(37, 0), "not an image|cannot be decoded"),
+    "zeros": (bytes(5000), "not an image"),
 }
 
 

@@ -489,7 +489,7 @@ BAD_ARGUMENTS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: Resize(8)(np.zeros((3, 4, 5), np.uint8)), ValueError, "got uint8 \\[3, 4, 5\\]"),
     (lambda: Resize(8)(np.zeros((4, 4, 3), np.float32)), ValueError, "got float32"),
     (lambda: Resize(8)(np.zeros((0, 4, 3), np.uint8)), ValueError, "got uint8 \\[0, 4, 3\\]"),
-    (lambda: Resize(8)(torch.zeros(3, 4, 4)), TypeError, "PIL picture .*got Tensor"),
+    (lambda: Resize(8)(torch.zeros(3, 4, 4)), TypeError, "PIL image .*got Tensor"),
     (lambda: Resize(8)(Image.new("F", (4, 4))), ValueError, "floating-point"),
     (lambda: decode_pixels(b"x", name="a", max_size=0), ValueError, "max_size must be"),
     (lambda: normalize_on("cpu", std=(1, 1, 0)), ValueError, "std must be"),

@@ -442,7 +442,7 @@ def test_a_check_that_crashes_turns_it_off(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_another_library_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libjpeg, "TESTED_BUILDS", {})
     assert region_decoder() is None
-    assert "is none of the tested libraries (SHA-256" in state()
+    assert "is not one of the tested libraries (SHA-256" in state()
 
 
 @pytest.mark.usefixtures("fresh")

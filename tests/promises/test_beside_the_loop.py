@@ -178,7 +178,7 @@ def test_a_transient_error_is_read_again_after_a_pause_with_the_same_numbers(
     assert Counter(dataset.reads) == Counter([*range(12), 5, 5])
     stats = loader.stats()
     assert (stats.errors, stats.retries) == (0, 2), "it did not fail in the end"
-    assert "2 reads tried again" in str(stats)
+    assert "2 reads retried" in str(stats)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -276,7 +276,7 @@ def test_sets_of_version_1_are_read_for_ever() -> None:
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("2", "is of format version 2, and this fastload reads version 1: use a newer fastload"),
+        ("2", "is of format version 2, but this fastload reads version 1: use a newer fastload"),
         ("0", "has version 0: expected 1"),
         ("true", "has version True: expected 1"),
     ],
@@ -306,8 +306,8 @@ def test_another_version_is_refused_with_a_sentence(version: str, message: str) 
         ('"mode": "encoded"', '"mode": "zip"', "mode 'zip'"),
         ('"mode": "encoded"', '"mode": "raw"', "it has the columns"),
         ("large_binary", "binary", "it has the columns"),
-        ('"classes": []', '"classes": [1]', "classes that are no list of names"),
-        ('"made": {', '"made": 3, "x": {', "a made that is no object"),
+        ('"classes": []', '"classes": [1]', "classes that are not a list of names"),
+        ('"made": {', '"made": 3, "x": {', 'a "made" that is not an object'),
         (", 100]]}", ", 4611686018427387904]]}", "outside its file or in another one"),
         (", 100]]}", ", -100]]}", "outside its file or in another one"),
         (", 100]]}", ", 100.0]]}", "the extent"),

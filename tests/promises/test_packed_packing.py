@@ -395,11 +395,11 @@ def test_parquet_that_cannot_be_used_says_why(tmp_path: Path) -> None:
             pack(path, tmp_path / "set", **arguments)  # type: ignore[arg-type]
     parquet(tmp_path / "p" / "2.parquet", range(3))
     with pytest.raises(
-        FileListError, match=r"2\.parquet: its columns are not those of .*1\.parquet"
+        FileListError, match=r"2\.parquet: its columns differ from those of .*1\.parquet"
     ):
         pack(tmp_path / "p", tmp_path / "set")
     (tmp_path / "p" / "2.parquet").write_bytes(b"PAR1")
-    with pytest.raises(FileListError, match=r"2\.parquet: no Parquet file"):
+    with pytest.raises(FileListError, match=r"2\.parquet: this is not a Parquet file"):
         pack(tmp_path / "p", tmp_path / "set")
 
 
@@ -444,8 +444,8 @@ def test_the_commands_answer_a_fault_with_one_line(listed: Path, tmp_path: Path)
     for arguments, message in [
         (("pack", listed, path), "3.png: cannot be decoded"),
         (("pack", listed, path, "--quality", "3", "--mode", "raw"), "quality goes with mode"),
-        (("verify", tmp_path), f"{tmp_path}/index.json: no packed set"),
-        (("inspect", tmp_path), f"{tmp_path}/index.json: no packed set"),
+        (("verify", tmp_path), f"{tmp_path}/index.json: there is no packed set"),
+        (("inspect", tmp_path), f"{tmp_path}/index.json: there is no packed set"),
     ]:
         result = call(*arguments)
         assert result.exit_code in (1, 2)

@@ -412,7 +412,7 @@ def test_a_memory_that_fills_up_leaves_no_set_and_no_piece_and_the_copy_resumes(
 def test_a_target_that_cannot_be_a_set_is_refused_in_one_line(source: Path, tmp_path: Path) -> None:
     for target, said in (
         (tmp_path / "my set", "the name of a set must have 1 to 128 letters"),
-        (source / "copy", "the set lies there, or around it"),
+        (source / "copy", "the set lies there, or in a folder around it"),
     ):
         result = call("stage", source, target)
         assert result.exit_code == 2

@@ -252,7 +252,9 @@ def test_a_full_memory_keeps_complete_parts_and_nothing_else(workers: int, tmp_p
     ).returncode:
         pytest.skip("no file system can be mounted here")
     try:
-        with pytest.raises(StoreFullError, match=r"needs [\d,]+ bytes more, and [\d,]+ are free"):
+        with pytest.raises(
+            StoreFullError, match=r"needs [\d,]+ more bytes, but only [\d,]+ are free"
+        ):
             store.prepare(rows_of, range(PARTS), mount / "set", workers=workers)
         assert list(sets(str(mount))) == []
         parts = list((mount / ".unsealed" / "set").glob("*.arrow"))

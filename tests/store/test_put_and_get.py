@@ -322,7 +322,7 @@ def test_a_full_memory_takes_nothing(tmp_path: Path) -> None:
         pytest.skip("no file system can be mounted here")
     try:
         with pytest.raises(
-            StoreFullError, match=r"needs [\d,]+ bytes more, and [\d,]+ are free"
+            StoreFullError, match=r"needs [\d,]+ more bytes, but only [\d,]+ are free"
         ) as full:
             store.put([{"x": torch.zeros(200_000)}] * 3, "set", root=tmp_path)
         assert pickle.loads(pickle.dumps(full.value)).needed == full.value.needed

@@ -144,12 +144,12 @@ CASES = [
     (full(process_cpu_s=39.0, sample_cpu_s=3.0), "cores", "torch.set_num_threads"),
     (full(stages=stages(sample=38.0, decode=30.0)), "decode", "decode less"),
     (run(gil_pressure=0.9, core_wait_s=30.0, process_cpu_s=9.0), "gil", "not more"),
-    (run(core_wait_s=30.0), "cores", "got no core for 30.0 s"),
+    (run(core_wait_s=30.0), "cores", "lacked a core for 30.0 s"),
     (run(core_wait_s=30.0, stages=stages(sample=38.0, decode=30.0)), "decode", "decode less"),
     (
         crowded(),
         "others",
-        "68 % of the time of 8, while workers could compute and got no core for 28.0 s",
+        "68 % of the time of 8, while workers lacked a core for 28.0 s",
     ),
     (crowded(gil_pressure=1.0), "others", "cores of your own"),
     (crowded(gil_pressure=1.0, others_cpu_s=8.0), "gil", "not more"),
@@ -162,7 +162,7 @@ CASES = [
     (
         run(core_wait_s=30.0, others_cpu_s=20.1, process_cpu_s=44.0),
         "cores",
-        "got no core for 30.0 s",
+        "lacked a core for 30.0 s",
     ),
     (run(), "workers", "num_workers=8"),
     (run(workers=8, worker_wait_s=2.0), "workers", "num_workers=9"),
@@ -281,7 +281,7 @@ def test_figures_that_do_not_apply_are_left_out_and_others_explained() -> None:
     assert str(crowded()).split("\n")[0].endswith("1.0 of 8 cores used, 5.4 by other processes")
     stats = run(workers=0, workers_asked=8)
     assert rows(stats)["workers"].startswith("0  8 asked for")
-    assert "gathered by the loop itself" in rows(stats)["workers"]
+    assert "the loop itself gathers" in rows(stats)["workers"]
     assert "num_workers" not in bound(stats).advice
 
 

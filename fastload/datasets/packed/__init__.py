@@ -1,7 +1,7 @@
 """Packed sets: many records in few Arrow files. Needs the extra `arrow`; images need `images` too.
 
-`format` is all that is known of the bytes on disk, `reader` the dataset, `writer` the only way that
-a set comes into being, `sources` what is packed; `packing`, `verifying` and `staging` are the commands.
+`format` knows the bytes on disk. `reader` is the dataset. `writer` writes all sets. `sources` are the inputs of
+packing. `packing`, `verifying` and `staging` are the commands.
 """
 
 try:

@@ -1,14 +1,14 @@
 """The bytes of the shards of a packed set. All knowledge of them is here.
 
-`fastload.datasets.manifest` says what lies in the folder of a set. A shard has record batches of bounded size, and
-the columns `payload` (large_binary), in mode "raw" `height` and `width` (int32), then `label` (int64), `source`
-(string), `checksum` (uint32: CRC-32 of the payload), then the user's own. Any Arrow tool reads it.
+`fastload.datasets.manifest` says what lies in the folder of a set. A shard has record batches of bounded size. Its
+columns are `payload` (large_binary), in mode "raw" `height` and `width` (int32), `label` (int64), `source` (string),
+`checksum` (uint32: CRC-32 of the payload), and then the user's own. Any Arrow tool reads it.
 
-Every byte is under a checksum. That of a record covers its payload; that of a shard, in the index, all
-bytes between the payloads, in the order of the file; that of the index is in the index, whose text has one
-form only. CRC-32 is in the standard library, releases the GIL from 5 KB on, runs at 1.5 GB/s on one
-common core (sha256 there: 0.5) and finds every burst of up to 32 wrong bits. It finds faults and not
-forgers: what is read is checked against the size of its file before anything is allocated for it.
+Every byte is under a checksum. The checksum of a record covers its payload. That of a shard, in the index, covers all
+bytes between the payloads, in the order of the file. That of the index is in the index, whose text has one form only.
+CRC-32 is in the standard library, releases the GIL from 5 KB on, and finds every burst of up to 32 wrong bits. It runs
+at 1.5 GB/s on one common core (sha256 there: 0.5). It finds faults, not forgers: what is read is checked against the
+size of its file before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from fastload.datasets.manifest import (
 from fastload.errors import PackedDataError
 
 MODES: tuple[Mode, ...] = ("encoded", "jpeg", "raw")
-BATCH_BYTES = 16 * 2**20  # of payload in a record batch, save that a larger record has one alone
+BATCH_BYTES = 16 * 2**20  # of payload in a record batch; a larger record has a batch of its own
 BATCH_RECORDS = 4096
 MAX_SIDE = 2**20  # of a raw image; the product of two of them and 3 is far below 2**63
 
 
 @dataclass
 class Columns:
-    """Columns of records, checked; row k of each is record k.
+    """Columns of records, checked. Row k of each is record k.
 
-    `begins` and `lengths` (int64, bytes) say where in the file payloads are: within it, end to end. `sides`
-    are int32[rows, 2], height and width, of raw images. `seen` marks the records whose payload was found right.
+    `begins` and `lengths` (int64, bytes) are the places of payloads in the file: within it, end to end. `sides` are the
+    height and width of raw images, int32[rows, 2]. `seen` marks the records whose payload was verified.
     """
 
     begins: NDArray[np.int64]
@@ -59,7 +59,7 @@ class Columns:
     seen: NDArray[np.bool_]
 
     def hold(self, table: Table, first: int, stop: int) -> Table:
-        """Copy a shard's columns to records `first` to `stop`; return its table with those in place of its own."""
+        """Copy a shard's columns to records `first` to `stop`. Return its table with those in place of its own."""
         parts = {}
         for field in fields(Columns):
             whole = getattr(self, field.name)
@@ -73,14 +73,14 @@ class Columns:
 
 @dataclass
 class Table(Columns):
-    """The columns of one shard. `extras` are the batches of the columns asked for, `batch_ends` where each one ends."""
+    """The columns of one shard. `extras` are the batches of the requested columns, `batch_ends` the ends of each."""
 
     extras: list[pa.RecordBatch]
     batch_ends: NDArray[np.int64]
 
 
 def columns_of(index: Index) -> Columns:
-    """Return the columns of all shards, end to end, none of which was read yet: until then they cost no memory."""
+    """Return the columns of all shards, end to end. Until a shard is read, its columns cost no memory."""
     n = index.rows
     return Columns(
         begins=np.empty(n, np.int64),
@@ -93,7 +93,7 @@ def columns_of(index: Index) -> Columns:
 
 
 def schema_of(mode: Mode, extras: Sequence[pa.Field] = ()) -> pa.Schema:
-    """The schema of a shard, with the user's columns `extras` behind fastload's own."""
+    """Return the schema of a shard: fastload's columns, then the user's columns `extras`."""
     sides = [pa.field(name, pa.int32(), nullable=False) for name in ("height", "width")]
     fields = [
         pa.field("payload", pa.large_binary(), nullable=False),
@@ -105,14 +105,16 @@ def schema_of(mode: Mode, extras: Sequence[pa.Field] = ()) -> pa.Schema:
     own = {field.name for field in fields}
     for field in extras:
         if field.name in own or field.name in ("height", "width"):
-            raise ValueError(f"a column of yours cannot be called {field.name!r}: fastload has one")
+            raise ValueError(
+                f"a further column cannot be called {field.name!r}: fastload uses that name"
+            )
         own.add(field.name)
     if len(own) != len(fields) + len(extras):
-        raise ValueError(f"two columns have one name: {[field.name for field in extras]}")
+        raise ValueError(f"two columns have the same name: {[field.name for field in extras]}")
     for field in extras:
         if pa.types.is_dictionary(field.type):
             raise ValueError(
-                f"the column {field.name!r} is dictionary-encoded, of which a file can have one dictionary only: "
+                f"the column {field.name!r} is dictionary-encoded, and a file can hold only one dictionary of it: "
                 f"cast it to {field.type.value_type}"
             )
     about = {"fastload": json.dumps({"format": FORMAT, "version": VERSION, "mode": mode})}
@@ -135,13 +137,15 @@ def as_packed(path: str, index: Index) -> Index:
         raise PackedDataError(path, "this is a set of columns: read it with fastload.store.get()")
     own = described(schema_of(index.mode))
     if index.schema[: len(own)] != own:
-        reason = f"{INDEX} is not as expected: it has the columns {index.schema}, not {own} first"
+        reason = (
+            f"{INDEX} is not as expected: it has the columns {index.schema}, expected {own} first"
+        )
         raise PackedDataError(path, reason)
     return index
 
 
 def preadv(fd: int, buffer: memoryview, offset: int) -> int:
-    """Fill `buffer` from `offset` of a file, in as many calls as that takes; return how many bytes there were."""
+    """Fill `buffer` from `offset` of a file, in as many calls as that takes. Return the number of bytes read."""
     done = 0
     while done < len(buffer):
         count = os.preadv(fd, [buffer[done:]], offset + done)
@@ -154,10 +158,10 @@ def preadv(fd: int, buffer: memoryview, offset: int) -> int:
 def read_table(
     path: str, index: Index, shard: Shard, fd: int, *, columns: Sequence[str] = ()
 ) -> Table:
-    """Read and check all of a shard but its payloads; `columns` are those to keep as Arrow has them.
+    """Read and check all of a shard except its payloads. Keep `columns` as Arrow has them.
 
-    The bytes between the payloads are read to their places in an anonymous map as long as the file. It costs
-    memory only where it is written, a truncated file cannot kill who reads it, and Arrow copies nothing out of it.
+    It reads the bytes between the payloads to their places in an anonymous map as long as the file. The map costs
+    memory only where it is written, a truncated file cannot kill its reader, and Arrow copies nothing out of it.
     """
 
     def fail(reason: str, record: int | None = None) -> PackedDataError:
@@ -192,7 +196,7 @@ def read_table(
         for batch in batches:
             batch.validate(full=True)  # offsets and text, the user's columns' too; reads no payload
     except (pa.ArrowException, OSError, MemoryError) as error:
-        raise fail(f"is no Arrow file: {error}") from error
+        raise fail(f"is not an Arrow file: {error}") from error
     try:
         return _table(index, shard, batches, source.address, columns)
     except ValueError as error:
@@ -254,7 +258,7 @@ def _table(
 
 
 def payload_extents(batches: Sequence[pa.RecordBatch], base: int) -> tuple[tuple[int, int], ...]:
-    """(offset, length) of the payloads of each batch of a file that is mapped at `base`."""
+    """Return (offset, length) of the payloads of each batch of a file that is mapped at `base`."""
     extents = []
     for batch in batches:
         _, offsets, data = batch.column("payload").buffers()

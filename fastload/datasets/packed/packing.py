@@ -1,4 +1,4 @@
-"""Packed sets made, and described: what the commands `fastload pack` and `fastload inspect` do."""
+"""Make and describe packed sets, for the commands `fastload pack` and `fastload inspect`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fastload.errors import DecodeError
 from fastload.loader import DataLoader
 
 AHEAD, AHEAD_BYTES = 1024, 64 * 2**20
-"""Records, and bytes of them, that wait to be written at most: workers go on while the disk is slow."""
+"""The most records, and bytes of them, that wait to be written: workers continue while the disk is slow."""
 
 TOGETHER = 16
-"""Records that are handed over at once: each hand-over wakes this thread."""
+"""Number of records in one hand-over, each of which wakes this thread."""
 
 
 class Prepared(NamedTuple):
-    """What a worker made of an input; without a payload it is rejected for the `reason`."""
+    """What a worker made of an input. Without a payload, it is rejected for the `reason`."""
 
     made_of: Input
     payload: bytes | None = None
@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
 class Packed:
     """What packing did. `records`, `rejected`, `shards`, `bytes` are the set's; the rest is of this run.
 
-    `taken_over` are the records of a run that was stopped, `input_bytes` those of this run's inputs.
+    `taken_over` is the number of records of a stopped run, `input_bytes` the size of this run's inputs.
     """
 
     path: str
@@ -93,31 +93,30 @@ def pack(
     """Make the packed set `out` of the images in `source`.
 
     The set is a function of the inputs, the arguments and the decoder and encoder, byte by byte, and not of
-    `workers`. Stopped or killed, it leaves a directory that does not open as a set; the same call goes on behind the
-    last complete shard.
+    `workers`. If it is stopped or killed, the directory does not open as a set. The same call resumes after the last
+    complete shard.
 
     Args:
-        source: not changed until the run is complete, as of files only the names are compared, and of Parquet
-            the sizes: a file list, a tree with one directory per class, a Parquet file, or a directory with some.
+        source: a file list, a tree with one directory per class, a Parquet file, or a directory of Parquet files. Do
+            not change it until the run is complete: a call that resumes compares only names, and sizes of Parquet.
         mode: "encoded": the files' bytes as they are. "jpeg": images of `max_size` as JPEGs of `quality`.
             "raw": such images' pixels. These two neither apply nor keep an EXIF orientation.
-        max_size: pixels of the longer side at most, 256 by default; smaller images stay as they are.
-        quality: libjpeg's, 1 to 95, 90 by default.
-        shard_mb: a shard ends with the record that makes its payloads and further columns so many million bytes,
-            at least.
-        workers: threads; None for one per CPU that this process may use, 0 for none but the calling one.
-        on_error: "raise" ends the run at the first input, in order, that cannot be read or decoded; "skip" leaves it
+        max_size: the longest side, in pixels (default 256). Smaller images stay as they are.
+        quality: libjpeg's, 1 to 95 (default 90).
+        shard_mb: a shard ends with the record that brings its payloads and further columns to this many million bytes.
+        workers: threads. None is one per CPU that this process may use, 0 only the calling thread.
+        on_error: "raise" ends the run at the first input, in order, that cannot be read or decoded. "skip" leaves it
             out, counts it, and lists it in `rejected.txt`.
-        check: with "encoded", decode each image to see whether it can be. False takes any bytes for granted.
+        check: with "encoded", decode each image to check that it can be decoded. False accepts any bytes.
         base_dir: see `ImageFileList`.
         image_column, label_column, columns: of Parquet files; `columns` are kept as further columns of the set.
         progress: a bar on standard error, if that is a terminal.
 
     Memory: at most 1,024 records or about 64 MiB of them in flight, two record batches of 16 MiB, and the paths.
 
-    Raises ValueError for arguments out of range or that do not belong to the mode, DecodeError and OSError for
-    inputs (FileListError for lists), OSError where `out` cannot be written, `PackedDataError` where no
-    input could be packed, FileExistsError and BlockingIOError as `PackedWriter`.
+    Raises ValueError for arguments that are out of range or do not belong to the mode, DecodeError and OSError for
+    inputs (FileListError for lists), OSError if `out` cannot be written, `PackedDataError` if no input could be packed,
+    FileExistsError and BlockingIOError as `PackedWriter`.
     """
     pixels = _pixels_of(mode, max_size, quality)
     if on_error not in ("raise", "skip"):
@@ -188,13 +187,13 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def _pixels_of(mode: Mode, max_size: int | None, quality: int | None) -> dict[str, int]:
-    """The arguments that belong to the mode, with their defaults."""
+    """Return the arguments that belong to the mode, with their defaults."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     if max_size is not None and mode == "encoded":
         raise ValueError('max_size does not go with mode "encoded", which leaves files as they are')
     if quality is not None and mode != "jpeg":
-        raise ValueError(f'quality goes with mode "jpeg" only, and the mode is "{mode}"')
+        raise ValueError(f'quality goes with mode "jpeg" only, but the mode is "{mode}"')
     found: dict[str, int] = {}
     if mode != "encoded":
         found["max_size"] = 256 if max_size is None else max_size
@@ -208,7 +207,7 @@ def _pixels_of(mode: Mode, max_size: int | None, quality: int | None) -> dict[st
 
 
 def _loader(prepare: _Prepare, inputs: Source, start: int, workers: int) -> DataLoader[Prepared]:
-    """Return what gives the inputs from number `start` on, prepared, some at once."""
+    """Return a loader of the prepared inputs from number `start` on, several in a batch."""
     return DataLoader(
         prepare,
         batch_size=TOGETHER,
@@ -222,7 +221,7 @@ def _loader(prepare: _Prepare, inputs: Source, start: int, workers: int) -> Data
 
 
 class _Order:
-    """What the loader takes for a sampler: the inputs themselves, in order, read where the loop is."""
+    """The loader's sampler: the inputs themselves, in order, read in the loop's thread."""
 
     def __init__(self, source: Source, start: int) -> None:
         self.source, self.start = source, start
@@ -265,9 +264,7 @@ class _Prepare(Dataset[Prepared]):
                 raise
         if not isinstance(encoded, bytes):  # out of a table
             found = "nothing" if encoded is None else f"a {type(encoded).__name__}"
-            raise DecodeError(
-                name, f"the row has {found} where the bytes of a picture are expected"
-            )
+            raise DecodeError(name, f"the row has {found}, expected the bytes of an image")
         size = len(encoded)
         if not self.check:
             return Prepared(made_of, encoded, None, size)
@@ -285,7 +282,7 @@ class _Prepare(Dataset[Prepared]):
 
 
 def inspect(path: str | os.PathLike[str], *, records: int = 5) -> str:
-    """Lines that say what the set at `path` is: schema, counts, sizes, how it was made, its first records.
+    """Describe the set at `path` in lines: schema, counts, sizes, how it was made, its first records.
 
     Raises FileNotFoundError and `PackedDataError`, as `PackedDataset`.
     """

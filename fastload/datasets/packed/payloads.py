@@ -1,4 +1,4 @@
-"""Payloads of records, read from their shards and held against their checksums."""
+"""Read payloads of records from their shards, and compare them with their checksums."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _scratch = threading.local()  # `buffer`: uint8[n], what the thread reads encode
 
 
 class Payloads:
-    """Reads the payloads of a set; a record is named by its shard's number and its row there.
+    """Reads the payloads of a set. A record is named by its shard's number and its row there.
 
     Args:
-        shards: where they lie.
+        shards: the shards of the set.
         verify, read_ahead_bytes: see `PackedDataset`.
 
     Raises PackedDataError, with shard and record, if the set is damaged, OSError if a disk fails.
@@ -34,11 +34,11 @@ class Payloads:
         self.read_ahead_bytes = read_ahead_bytes
 
     def buffer(self, number: int, row: int) -> _Buffer:
-        """Return what gives, in a `with` block, memory of the calling thread that the payload fits into."""
+        """Return a context manager of memory of the calling thread, large enough for the payload."""
         return _Buffer(int(self.shards.table(number).lengths[row]))
 
     def read(self, number: int, row: int, buffer: NDArray[np.uint8] | None = None) -> memoryview:
-        """Return a payload, in `buffer` or else in memory of its own; checked as `verify` says."""
+        """Return a payload, in `buffer` or in memory of its own, checked as `verify` says."""
         table = self.shards.table(number)
         payload = self._fetch(number, row, buffer, 0, int(table.lengths[row]))
         if self._is_checked(row, table):
@@ -54,7 +54,7 @@ class Payloads:
     ) -> NDArray[np.uint8]:
         """Return rows `first` to `stop` of raw pixels, uint8[stop - first, width, 3], checked as `verify` says.
 
-        No more than these are read, unless the checksum wants all.
+        It reads no other rows, unless the checksum needs all.
         """
         table = self.shards.table(number)
         assert table.sides is not None
@@ -67,7 +67,7 @@ class Payloads:
         return np.frombuffer(payload, np.uint8).reshape(stop - first, width, 3)
 
     def _is_checked(self, row: int, table: Table) -> bool:
-        """Return whether the record's payload is to be held against its checksum now."""
+        """Return whether to compare the record's payload with its checksum now."""
         return self.verify == "always" or (self.verify == "first" and not table.seen[row])
 
     def _fetch(
@@ -106,7 +106,7 @@ class Payloads:
 
 
 class _Buffer:
-    """The calling thread's buffer of at least `length` bytes; who asks for it again inside gets another one."""
+    """Gives, in a `with` block, a buffer of the thread of at least `length` bytes. A nested block gets another."""
 
     def __init__(self, length: int) -> None:
         self.length = length

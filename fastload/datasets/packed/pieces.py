@@ -1,4 +1,4 @@
-"""The bytes of a shard with payloads, piece by piece, each held against its checksum."""
+"""Read the bytes of a shard with payloads, piece by piece, and compare each with its checksum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of a packed set, by position."""
+"""Read the records of a packed set, by position."""
 
 from __future__ import annotations
 
@@ -25,40 +25,39 @@ if TYPE_CHECKING:
 
 
 class PackedDataset(Dataset[tuple[Any, ...]]):
-    """A packed set as a map-style dataset of `(transform(image), label)`; made by `fastload pack`.
+    """A packed set, made by `fastload pack`, as a map-style dataset of `(transform(image), label)`.
 
-    Records are read by position, with the GIL released: no Arrow and no lock on the way. Safe to
-    share between threads, to pickle, to copy and to use after a fork.
+    It reads records by position, with the GIL released, without Arrow and without a lock. It is safe to share between
+    threads, to pickle, to copy and to use after a fork.
 
     Args:
         path: the directory of the set.
-        transform: a plan of `fastload.image`, which gets the bytes or the raw pixels: the fast way;
-            or any callable on an RGB `PIL.Image.Image`. None: the image itself.
+        transform: a plan of `fastload.image`, which gets the bytes or the raw pixels (the fast way), or any
+            callable on an RGB `PIL.Image.Image`. None returns the image itself.
         target_transform: a callable on the label, an int.
-        decode: False: the payload is not an image, or not to be decoded; the transform, if any,
-            gets its `bytes`, in a set of mode "raw" its pixels, `uint8[H, W, 3]`.
-        columns: names of further columns; their values follow the label in the sample, as Python has
-            them. The columns of a shard that was read from stay in memory, those of fastload too.
-        verify: when a record's payload is held against its checksum (0.7 ms a MB): at the "first" read
-            of it in this process, "always" or "never". Everything else is checked in any case, when
-            the first record of a shard is read.
-        read_ahead_bytes: where a record is not in memory yet, ask the kernel to begin to read the whole
-            aligned piece of so many bytes around it. For slow storage and an order that comes back to a
-            place soon: `RankSampler(window=, run=)`, with a piece of about a run. 0: only what is asked for.
-        rank, world_size: take only every `world_size`-th record, beginning with that of number `rank`.
+        decode: False if payloads are not images, or must not be decoded. The transform, if given, gets the
+            `bytes` of a payload, or in a set of mode "raw" its pixels, `uint8[H, W, 3]`.
+        columns: names of further columns. Their values, as Python objects, follow the label in a sample. Once a shard
+            was read from, its columns stay in memory, those of fastload too.
+        verify: when to compare a record's payload with its checksum (0.7 ms a MB): at the "first" read of it in this
+            process, "always" or "never". All else is always checked, when the first record of a shard is read.
+        read_ahead_bytes: if a record is not in memory yet, ask the kernel to read the whole aligned piece of this many
+            bytes around it. For slow storage and an order that soon returns to the same place:
+            `RankSampler(window=, run=)`, with a piece of about a run. 0 reads only the record.
+        rank, world_size: take only every `world_size`-th record, from number `rank` on.
 
-    Memory: 29 bytes a record of every shard that was read from, 37 in mode "raw"; in each thread a buffer of the
-    largest record, and a quarter more; all columns of the shard that `locate` looked at last. Of many shards only
-    so many are open at once as are a quarter of the process's limit of open files, at least 16.
+    Memory: 29 bytes a record of every shard that was read from, 37 in mode "raw". Each thread has a buffer of the
+    largest record, and a quarter more. All columns of the shard that `locate` read last stay in memory. At most
+    16 shards are open at once, or a quarter of the process's limit of open files if that is more.
 
-    Raises FileNotFoundError where there is no set, `PackedDataError` where it is damaged or of a newer
-    version, ValueError for arguments out of range. Reading raises `PackedDataError`, with shard and
-    record, `DecodeError` where a payload is right but no image, IndexError.
+    Raises FileNotFoundError if there is no set, `PackedDataError` if it is damaged or of a newer version, ValueError
+    for arguments out of range. Reading raises `PackedDataError`, with shard and record, `DecodeError` if a payload is
+    undamaged but not an image, IndexError.
 
     Attributes:
         path, mode, schema, made: what the set is; see `fastload.datasets.manifest.Index`.
         classes, class_to_idx: class names in the order of their numbers; empty if it has none.
-        targets: the labels, int64[len(self)]; reads the columns of all shards when first asked for.
+        targets: the labels, int64[len(self)]. The first use reads the columns of all shards.
         rank, world_size, partitioned_by_rank: see `ImageFiles`.
     """
 
@@ -108,15 +107,15 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         self._forget()
 
     def _forget(self) -> None:
-        """Let go of everything that reading has opened or loaded."""
-        # A thread that reads meanwhile goes on with the shards that it holds.
+        """Drop all that reading has opened or loaded."""
+        # A thread that is reading continues with the shards that it holds.
         self._shards = Shards(self.path, self._index, extras=self.columns)
         self._targets: NDArray[np.int64] | None = None
-        # The shard that `locate` looked at last: who names many bad records reads its columns once.
+        # The shard that `locate` read last: a caller that names many bad records reads its columns once.
         self._sources: tuple[int, Table] | None = None
 
     def close(self) -> None:
-        """Close the files and free the tables; the next read opens them again."""
+        """Close the files and free the tables. The next read opens them again."""
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -145,7 +144,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return self._targets
 
     def locate(self, index: int) -> str:
-        """Where sample `index` lies: shard, record, and the name of what it was made from."""
+        """Return the place of sample `index`: shard, record, and the name of its source."""
         number, row = self._place(index)
         shard = self._index.shards[number]
         place = f"{os.path.join(self.path, shard.name)}, record {row}"
@@ -160,12 +159,12 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return f"{place} ({_extras(sources, row)[0]})"
 
     def load(self, index: int) -> None:
-        """Read the columns of the shard that sample `index` lies in, where that is not done. Raises as reading it."""
+        """Load the columns of the shard of sample `index`, if they are not loaded. Raises as reading it does."""
         number, _ = self._place(index)
         self._shards.table(number)
 
     def read(self, index: int) -> bytes:
-        """The payload of sample `index`, as it lies in the file; checked as `verify` says."""
+        """Return the payload of sample `index`, as it lies in the file, checked as `verify` says."""
         return bytes(self._payloads().read(*self._place(index)))
 
     def _payloads(self) -> Payloads:
@@ -245,7 +244,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         records: NDArray[np.int64],
         places: list[tuple[int, int]],
     ) -> list[int]:
-        """Make the images of `records`, which lie at `places` (shard, record); return those that were not done."""
+        """Make the images of `records`, at `places` (shard, record). Return those that were not made."""
         columns = payloads.shards.columns
         if columns.sides is not None:
 
@@ -268,12 +267,12 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return render.encoded(encoded, place)
 
     def _records(self, indices: Sequence[Any]) -> NDArray[np.int64] | None:
-        """The numbers of records in the whole set, int64; None if an index is none of this dataset."""
+        """Return the numbers of records in the whole set, int64, or None if an index is out of range."""
         found = as_indices(indices, len(self))
         return None if found is None else found * self.world_size + self.rank
 
     def _place(self, index: int) -> tuple[int, int]:
-        """The shard, and the record in it, of sample `index`."""
+        """Return the shard, and the record in it, of sample `index`."""
         index = operator.index(index)
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {self!r}: expected 0 to {len(self) - 1}")
@@ -317,18 +316,18 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
 
 
 def _opened(shards: Shards, number: int) -> OpenFile:
-    """The open file of a shard whose columns are loaded."""
+    """Return the open file of a shard whose columns are loaded."""
     shards.table(number)
     return shards.file(number)
 
 
 class _Source(NamedTuple):
-    """Where the payloads of a run lie."""
+    """The places of the payloads of a run."""
 
     files: NDArray[np.int64]
     """Descriptors."""
     checksums: NDArray[np.int64]
-    """What payloads are held against; -1: they were found right before."""
+    """Checksums that payloads must have. -1: the payload was already verified."""
 
 
 def _is_plan(transform: Any) -> bool:
@@ -342,7 +341,7 @@ def _pixels(payload: memoryview, sides: NDArray[np.int32]) -> NDArray[np.uint8]:
 
 
 def _extras(table: Table, row: int) -> list[Any]:
-    """The values at a row of the columns that were asked for, as Python has them."""
+    """Return the values at a row of the requested columns, as Python objects."""
     number = int(np.searchsorted(table.batch_ends, row, side="right"))
     batch = table.extras[number]
     at = row - (int(table.batch_ends[number - 1]) if number else 0)

@@ -16,7 +16,7 @@ from fastload.disk import write_all
 
 
 class ShardFile:
-    """A shard that is being written, under a name of which nobody reads."""
+    """A shard that is being written, under a temporary name."""
 
     def __init__(self, name: str, schema: pa.Schema) -> None:
         self.name = name
@@ -29,13 +29,13 @@ class ShardFile:
             raise
 
     def write(self, batch: pa.RecordBatch, record_bytes: int) -> None:
-        """Append a record batch, whose records are counted as so many bytes."""
+        """Append a record batch, and count `record_bytes` for its records."""
         self._writer.write_batch(batch)
         self.rows += batch.num_rows
         self.record_bytes += record_bytes
 
     def close(self) -> Shard:
-        """Complete the file, on the disk; return what the index is to know of it."""
+        """Complete the file, on the disk. Return its entry in the index."""
         self._writer.close()
         os.fsync(self._sink.fd)
         self._sink.close()
@@ -74,14 +74,14 @@ class _Sink:
         return count
 
     def tell(self) -> int:
-        """How many bytes there are."""
+        """Return the number of bytes written."""
         return self._at
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Do nothing: this holds nothing back."""
 
     def close(self) -> None:
-        """Close the file; again is no fault."""
+        """Close the file. A second call does nothing."""
         if not self.closed:
             self.closed = True
             os.close(self.fd)

@@ -1,4 +1,4 @@
-"""The shards of a packed set: opened when they are needed, as many at once as may be; their columns stay loaded."""
+"""The shards of a packed set. A shard is opened when it is needed, and its columns stay loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Shards:
         path, index: which set.
         extras: names of further columns to load.
 
-    `columns` are those of all shards, end to end; `begins`, int64[shards + 1], says where each one's are. At most
+    `columns` are those of all shards, end to end, and `begins`, int64[shards + 1], the first record of each. At most
     `most_open` files stay open.
     """
 
@@ -85,7 +85,7 @@ class Shards:
 
 
 class OpenFile:
-    """An open shard; closed when nobody refers to it any more."""
+    """An open shard. It closes with the last reference to it."""
 
     def __init__(self, name: str, number: int) -> None:
         self.number = number

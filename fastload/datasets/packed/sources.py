@@ -1,4 +1,4 @@
-"""What is packed: lists and trees of image files, Parquet files. One after another, from any of them on."""
+"""The inputs of packing: lists and trees of image files, Parquet files. They can begin at any input."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Input:
 class Source(Protocol):
     """Inputs in an order that is always the same.
 
-    `about` says which ones they are, as JSON values that differ where the inputs do; `columns` are the
-    further columns that they have.
+    `about` says which inputs they are, as JSON values that differ if the inputs differ. `columns` are their further
+    columns.
     """
 
     classes: list[str]
@@ -47,7 +47,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def inputs(self, start: int) -> Iterator[Input]:
-        """The inputs from number `start` on."""
+        """Yield the inputs from number `start` on."""
 
 
 class Files:
@@ -76,7 +76,7 @@ class Files:
         return len(self._files)
 
     def inputs(self, start: int) -> Iterator[Input]:
-        """The inputs from number `start` on."""
+        """Yield the inputs from number `start` on."""
         samples = self._files.samples
         for number in range(start, len(self)):
             path, label = samples[number]
@@ -112,11 +112,11 @@ class Parquet:
                     f"Arrow cannot open a Parquet file whose name is not UTF-8. Found {path!r}. Rename it or its folder"
                 ) from error
             except pa.ArrowException as error:
-                raise FileListError(f"{path}: no Parquet file: {error}") from error
+                raise FileListError(f"{path}: this is not a Parquet file: {error}") from error
             self._rows.append(found.num_rows)
             arrow = found.schema.to_arrow_schema()
             if schema is not None and arrow.remove_metadata() != schema.remove_metadata():
-                raise FileListError(f"{path}: its columns are not those of {self._paths[0]}")
+                raise FileListError(f"{path}: its columns differ from those of {self._paths[0]}")
             schema = schema or arrow
         assert schema is not None
         for name in (image_column, label_column, *columns):
@@ -153,7 +153,7 @@ class Parquet:
         return sum(self._rows)
 
     def inputs(self, start: int) -> Iterator[Input]:
-        """The inputs from number `start` on."""
+        """Yield the inputs from number `start` on."""
         for path, rows in zip(self._paths, self._rows, strict=True):
             if start < rows:
                 yield from self._of_file(path, start)
@@ -202,14 +202,14 @@ def open_source(
             source, paths, image_column=image_column, label_column=label_column, columns=columns
         )
     if columns:
-        raise ValueError(f"columns are taken from Parquet files, and {source} is none")
+        raise ValueError(f"columns are for Parquet files only, but {source} has none")
     return Files(source, base_dir=base_dir)
 
 
 def _parquet_files(source: str) -> list[str]:
-    """The Parquet files that `source` is or, if it is a directory, has in it: sorted; none if it is something else.
+    """Return the Parquet file `source`, or those in the directory `source`, sorted. Otherwise return an empty list.
 
-    A directory may have such a name, as what Spark writes has: it is one all the same.
+    A directory may have the name of a Parquet file, as Spark writes it. It is read as a directory.
     """
     if not os.path.isdir(source):
         return [source] if source.endswith(".parquet") else []
@@ -218,7 +218,7 @@ def _parquet_files(source: str) -> list[str]:
 
 
 def _class_names(schema: pa.Schema, column: str) -> list[str]:
-    """The names that Hugging Face's `datasets` keeps of a class label; empty if there are none."""
+    """Return the names that Hugging Face's `datasets` keeps of a class label, or an empty list."""
     try:
         about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         names = about["info"]["features"][column]["names"]

@@ -1,8 +1,8 @@
-"""A set is copied next to the processor: once on each node, whole, checked, or not at all.
+"""Copy a set next to the processor: once on each node, whole, checked, or not at all.
 
-DST/shard-00000.arrow   complete and right as soon as it has this name
-DST/index.json          written last: without it there is no set
-DST/.staging/           the lock (it stays); while copying, the index to come and shards that are not whole
+DST/shard-00000.arrow   complete and checked as soon as it has this name
+DST/index.json          written last: without it DST cannot be opened
+DST/.staging/           the lock (it stays), and while copying, the index to come and incomplete shards
 
 `stage` copies packed sets. `copy_set` copies a set of any mode: it is given the function that reads and checks a shard.
 """
@@ -56,21 +56,21 @@ def stage(
 ) -> Staged:
     """Copy the packed set at `source` to the folder `target`, or find it there.
 
-    Every byte is checked against the checksums of the set as it is copied. What `target` has of the same set already
-    is kept: a shard if its size is right, and with `verify` only if its checksums are too. So a copy that was killed
-    resumes after its last complete shard. If several processes call this at once for one `target`, one copies and the
-    others wait for it; if it dies, one of them goes on.
+    Every byte is checked against the checksums of the set as it is copied. Shards that `target` already has are kept
+    if their size is right, and with `verify` only if their checksums are right too. So a copy that was killed resumes
+    after its last complete shard. If several processes call this at once for one `target`, one copies and the others
+    wait. If it dies, one of them resumes.
 
     Args:
-        workers: threads, each of which copies a shard at a time; by default one for each core of this process.
+        workers: threads, each of which copies a shard at a time (default: one for each core of this process).
         progress: show a bar on a terminal.
         say: called with a sentence before waiting for another process.
 
     Memory: for each worker a record batch, which is 16 MiB or one record, and 29 bytes for each record of a shard.
 
-    Raises FileNotFoundError if `source` is no set, `PackedDataError` if it is damaged, FileExistsError if `target` has
-    something else, OSError if `target` has no room or cannot be written, ValueError if `target` is `source` or lies in
-    it. After an error `target` is no set, or the one that it was.
+    Raises FileNotFoundError if `source` is not a set, `PackedDataError` if it is damaged, FileExistsError if `target`
+    has other content, OSError if `target` has no room or cannot be written, ValueError if `target` is `source` or lies
+    in it. After an error, `target` cannot be opened, or is the set that it was before.
     """
     index = read_packed_index(os.path.abspath(source))
     return copy_set(
@@ -101,14 +101,14 @@ def copy_set(
 
     Args:
         pieces: reads and checks a shard, of `source` and of the copy.
-        durable: have the copy outlast a loss of power.
+        durable: make the copy survive a loss of power.
     """
     began = time.monotonic()
     source, target = os.path.abspath(source), os.path.abspath(target)
     inner, outer = os.path.realpath(target), os.path.realpath(source)
     if os.path.commonpath((inner, outer)) == outer:
         raise ValueError(
-            f"{target}: the set lies there, or around it; name another directory for its copy"
+            f"{target}: the set lies there, or in a folder around it. Name another folder for its copy"
         )
     if workers is None:
         workers = usable_cores()
@@ -125,7 +125,7 @@ def copy_set(
 
 @contextmanager
 def _alone_in(target: str, say: Callable[[str], None] | None) -> Iterator[None]:
-    """Run the block in one process at a time, of all that stage into `target`.
+    """Run the block in one process at a time of those that stage into `target`.
 
     The kernel frees the lock if its holder dies, and wakes a process that waits. The file of the lock stays, because
     processes that wait have it open.
@@ -153,7 +153,7 @@ class _Copy:
     durable: bool
 
     def claim(self) -> None:
-        """Check that `target` has this set or nothing; note which set is to come."""
+        """Check that `target` is empty or has this set. Note which set is to come."""
         held, begun = (_content(self._name(name)) for name in (INDEX, os.path.join(STAGING, INDEX)))
         encoded = dump_index(self.index)
         if held is not None and held != encoded:
@@ -175,7 +175,7 @@ class _Copy:
             self._publish(os.path.join(STAGING, INDEX), encoded)
 
     def missing(self, *, verify: bool) -> list[Shard]:
-        """Return the shards that `target` has not: of another size or, with `verify`, wrong."""
+        """Return the shards that `target` lacks: missing, of another size or, with `verify`, damaged."""
         there: list[Shard] = []
         missing: list[Shard] = []
         for shard in self.index.shards:
@@ -186,7 +186,7 @@ class _Copy:
         return missing
 
     def fetch(self, missing: Sequence[Shard]) -> None:
-        """Copy the `missing` shards, if there is room; meanwhile `target` is no set."""
+        """Copy the `missing` shards, if there is room. Meanwhile `target` cannot be opened."""
         if os.path.exists(self._name(INDEX)):
             os.replace(self._name(INDEX), self._name(STAGING, INDEX))
             if self.durable:
@@ -198,13 +198,15 @@ class _Copy:
         needed, free = sum(shard.bytes for shard in missing), shutil.disk_usage(self.target).free
         if needed > free:
             raise OSError(
-                errno.ENOSPC, f"the copy needs {needed:,} bytes, and {free:,} are free", self.target
+                errno.ENOSPC,
+                f"the copy needs {needed:,} bytes, but only {free:,} are free",
+                self.target,
             )
         for _ in self._each(_Copies(self, missing), "Staging"):
             pass
 
     def copy_shard(self, shard: Shard, checked: Iterator[memoryview]) -> None:
-        """Write a shard. It has a name that nobody reads until it is whole."""
+        """Write a shard. It has a temporary name until it is whole."""
         partial = self._name(STAGING, shard.name)
         whole = replace_file(self._name(shard.name), partial=partial, durable=self.durable)
         with whole as file:
@@ -241,7 +243,7 @@ class _Copy:
 
 
 class _Copies(Checks):
-    """Sample k: shard k is copied, or raises."""
+    """Sample k copies shard k, or raises."""
 
     def __init__(self, copy: _Copy, shards: Sequence[Shard]) -> None:
         super().__init__(copy.source, copy.index, shards, copy.pieces)

@@ -1,4 +1,4 @@
-"""A packed set comes into being here: whole, or not at all."""
+"""Write a packed set: whole, or not at all."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ class PackedWriter:
         with PackedWriter("set", mode="encoded", columns={"caption": pyarrow.string()}) as writer:
             writer.add(payload, label=3, source="a.jpg", caption="a dog")
 
-    Leaving the `with` block completes the set; leaving it by an exception, or being killed, leaves a
-    directory that does not open as a set. Its complete shards are kept there: a writer with the same arguments
-    takes them over, and says in `done` how many inputs they hold, so that the caller goes on behind these. So
-    the set is, byte by byte, what it would be without the interruption, where the caller gives the same records.
+    Leaving the `with` block completes the set. After an exception or a kill, the directory does not open as a set, but
+    its complete shards stay there. A writer with the same arguments takes them over, and says in `done` how many inputs
+    they hold: add the inputs after these. If you give the same records, the set is the same, byte by byte, as without
+    the interruption.
 
     Args:
-        path: the directory to make; there may be one that has no set in it.
+        path: the directory to make. It may exist, but not with a set in it.
         mode: what payloads are. "encoded": any bytes; "jpeg": the same, and all are JPEGs; "raw": pixels.
         columns: name and Arrow type of each further column.
-        classes: class names in the order of their numbers; () where labels are no class numbers.
-        made: how the set is made, as JSON values; a stopped writer is taken over only if it is equal.
-        shard_bytes: a shard ends with the record that makes its payloads and further columns so long, at least.
-            What fastload adds to a record, 24 bytes and the name of its source (32 with pixels), is not counted.
+        classes: class names in the order of their numbers; () if labels are not class numbers.
+        made: how the set is made, as JSON values. A stopped writer is taken over only if its value is equal.
+        shard_bytes: a shard ends with the record that makes its payloads and further columns at least this long.
+            fastload adds 24 bytes to a record (32 with pixels) and the name of its source, which are not counted.
 
     Memory: two record batches, each of 16 MiB or one record.
 
-    Raises FileExistsError where `path` holds a set already, or a stopped writer's with other arguments,
-    BlockingIOError where another one writes there, ValueError for arguments out of range, OSError where
-    the disk is full or cannot be written.
+    Raises FileExistsError if `path` already holds a set, or that of a stopped writer with other arguments,
+    BlockingIOError if another process writes there, ValueError for arguments out of range, OSError if the disk is full
+    or cannot be written.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PackedWriter:
             raise ValueError(f"classes must be names, got {self.classes[:3]}")
         if json.loads(json.dumps(self.made)) != self.made:
             raise ValueError(
-                "made must be what JSON keeps: objects with names, lists, numbers, text"
+                "made must be what JSON can hold: objects with names, lists, numbers, text"
             )
         self.shard_bytes = shard_bytes
         self.schema = schema_of(mode, extras)
@@ -103,7 +103,7 @@ class PackedWriter:
 
     @property
     def records(self) -> int:
-        """The records written so far, those of complete shards taken over included."""
+        """The number of records written so far, including those of shards that were taken over."""
         waiting = len(self._rows) + (self._file.rows if self._file else 0)
         return waiting + sum(shard.rows for shard in self.shards)
 
@@ -117,9 +117,9 @@ class PackedWriter:
         width: int | None = None,
         **extras: Any,
     ) -> None:
-        """Append a record. `height` and `width` are those of raw pixels, `extras` the further columns' values."""
+        """Append a record. `height` and `width` are for raw pixels, `extras` are the values of further columns."""
         if self._lock < 0:
-            raise ValueError(f"{self.path}: the writer is closed, nothing can be added")
+            raise ValueError(f"{self.path}: the writer is closed: nothing can be added")
         payload = bytes(payload)  # of a view, now: its owner may use the memory again
         number = self._inputs
         if not isinstance(label, int | np.integer) or not -(2**63) <= label < 2**63:
@@ -133,8 +133,8 @@ class PackedWriter:
                 )
         if (self.mode == "raw") != (height is not None and width is not None):
             raise ValueError(
-                f'record {number} ({source}): height and width are given for each record in mode "raw", and in no '
-                f"other; the mode is {self.mode!r}, and they are {height} and {width}"
+                f'record {number} ({source}): give height and width in mode "raw", and in no other. '
+                f"The mode is {self.mode!r}, height is {height} and width is {width}"
             )
         if self.mode == "raw" and len(payload) != height * width * 3:  # type: ignore[operator]
             raise ValueError(f"{len(payload)} bytes are not {height} x {width} pixels of 3")
@@ -160,7 +160,7 @@ class PackedWriter:
         self.rejected.append((source, " ".join(reason.split())))
 
     def finish(self) -> Index:
-        """Write what is left, and the index: now there is a set, and nothing more to be added."""
+        """Write what is left, and the index. Now the set is complete, and takes no more records."""
         if self._index is not None:
             return self._index
         if self._rows:
@@ -193,7 +193,7 @@ class PackedWriter:
         return index
 
     def abandon(self) -> None:
-        """Let go. Complete shards stay for the next writer, the rest is deleted; there is no set."""
+        """Stop without a set. Complete shards stay for the next writer, and the rest is deleted."""
         if self._file is not None:
             self._file.discard()
             self._file = None
@@ -253,12 +253,16 @@ class PackedWriter:
                 raise FileExistsError(
                     17,
                     f"a pack with other arguments ({', '.join(differing)}) was stopped here: "
-                    "give the same, delete the directory, or choose another",
+                    "give the same arguments, delete the directory, or choose another",
                     self.path,
                 )
         elif any(map(_is_shard, os.listdir(self.path))):
             shutil.rmtree(self._work)
-            raise FileExistsError(17, "there are shards without an index", self.path)
+            raise FileExistsError(
+                17,
+                "there are shards without an index: delete them, or choose another folder",
+                self.path,
+            )
         else:
             self._publish(os.path.join(_WORK, "arguments.json"), json.dumps(wanted).encode())
         while self._take_over_shard(len(self.shards)):
@@ -306,7 +310,7 @@ class PackedWriter:
         self._rows, self._waiting_bytes = [], 0
 
     def _joined(self, payloads: Sequence[bytes], nbytes: int) -> NDArray[np.uint8]:
-        """The payloads one behind another, in memory that the next batch overwrites: fresh memory costs page faults."""
+        """Return the payloads end to end, in memory that the next batch overwrites: fresh memory costs page faults."""
         if len(self._memory) < nbytes:
             self._memory = np.empty(nbytes * 5 // 4, np.uint8)
         joined = self._memory[:nbytes]
@@ -344,7 +348,7 @@ class PackedWriter:
 
 
 def _nbytes(value: Any) -> int:
-    """About what a value of a further column takes in a shard; a number counts as 8 bytes."""
+    """Return about how many bytes a value of a further column takes in a shard. A number counts as 8."""
     if isinstance(value, str):
         return len(value.encode(errors="surrogatepass"))
     if isinstance(value, bytes | bytearray):

@@ -79,7 +79,7 @@ def build(modules: Sequence[str]) -> bytes:
     call = load(content)
     for module in loaded:
         if not getattr(module, "agrees_with_torch", lambda call: True)(call):
-            raise Unavailable("off: this torch rounds otherwise than the kernels")
+            raise Unavailable("off: this torch rounds differently from the kernels")
     return content
 
 

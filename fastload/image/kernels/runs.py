@@ -82,14 +82,14 @@ def _raw(picture: int, plan: int, arena: int, arena_bytes: int) -> int:
 
 resample_run = _run_of(
     resample,
-    """Make the rows of the pictures that are DONE from their boxes at `source`.
+    """Make the rows of the images that are DONE from their boxes at `source`.
 
-    Returns the bytes of the arena that the largest picture would have needed, 0 if all fitted.
+    Return the bytes of the arena that the largest image would have needed, or 0 if all fitted.
     """,
 )
 raw_run = _run_of(
     _raw,
-    """Make the rows of the pictures that are DONE, of raw pixels in a file or in memory. Returns as `resample_run`.""",
+    """Make the rows of the images that are DONE, of raw pixels in a file or in memory. Return as `resample_run`.""",
 )
 
 ENTRY_POINTS: dict[str, tuple[Callable[..., int], int]] = {

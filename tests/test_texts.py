@@ -1,0 +1,144 @@
+"""Promise: help texts, errors, warnings, log messages and the README are plain English, in short sentences."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import click
+import pytest
+
+ROOT = Path(__file__).parent.parent
+WORDS = 25
+"""The longest sentence. Quoted code and values, paths and placeholders count as one word each."""
+
+HABITS = [
+    (r"\bbehind\b", '"after", or the name of the relation'),
+    (r"\bso (many|much|few)\b", "the number, or its name"),
+    (r"\b(who|whoever|nobody)\b", "the actor: caller, worker, rank, process or user"),
+    (r"\b(is|are|was|were) (told|looked at)\b", "the actor and the active voice: the loader warns"),
+    (r"\bdata[ -]sets?\b", '"dataset"'),
+    (r"\bpictures?\b", '"image"'),
+    (r"\b(go|goes|went) on\b", '"resumes" or "continues"'),
+    (r"\bsave (for|that)\b", '"except" or "unless"'),
+    (r"\bthere (is|are|was|were) none\b", 'what is missing: "no index was given"'),
+    (r"\b(is|are|be) no (set|file|archive|image|number|JSON|Arrow)\b", '"is not a ..."'),
+]
+"""Pairs of a pattern, and what to write instead."""
+
+NOT_YET = set("README help bench cli compat distributed elastic flow store stream train".split())
+"""Parts whose texts are still to be mended. It only gets shorter: a part that is mended fails until it is taken out."""
+
+
+def rendered(node: ast.AST) -> Iterator[str]:
+    """Yield each text that an expression can make, with `{}` for what is known only when it runs."""
+    match node:
+        case ast.Constant(str(text)):
+            yield text
+        case ast.JoinedStr(values):
+            yield from map("".join, product(*map(list, map(rendered, values))))
+        case ast.BinOp(left, ast.Add(), right):
+            yield from map("".join, product(list(rendered(left)), list(rendered(right))))
+        case ast.IfExp(_, one, other):
+            yield from (*rendered(one), *rendered(other))
+        case ast.FormattedValue(ast.IfExp() as inner):
+            yield from rendered(inner)
+        case _:
+            yield "{}"
+
+
+def templates(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each template of a module: errors, warnings, logs, what it prints, and parts.
+
+    All texts of three words or more are such, except docstrings, markup and lists of names. So no helper that builds
+    a message is missed.
+    """
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    joined = (ast.JoinedStr, ast.BinOp, ast.IfExp)
+    parts = {
+        id(part)
+        for node in nodes
+        if isinstance(node, joined)
+        for part in ast.iter_child_nodes(node)
+    }
+    code = {id(node.value) for node in nodes if isinstance(node, ast.Expr | ast.Attribute)}
+    for node in nodes:
+        if (
+            isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp | ast.IfExp)
+            and id(node) not in parts | code
+        ):
+            for text in rendered(node):
+                if len(text.split()) > 2 and not text.lstrip().startswith("<"):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+
+
+def helps(command: click.Command, name: str = "fastload") -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each help of a command and of those below it."""
+    yield f"{name} --help", "\n\n".join(filter(None, [command.help, command.epilog]))
+    for option in command.params:
+        yield f"{name} {option.opts[-1]}", getattr(option, "help", None) or ""
+    for below in getattr(command, "commands", {}).values():
+        yield from helps(below, f"{name} {below.name}")
+
+
+def texts() -> dict[str, list[tuple[str, str]]]:
+    """Return places and texts of each part of the project, by its name."""
+    from fastload.cli import main
+
+    found = {"README": [("README.md", (ROOT / "README.md").read_text())], "help": list(helps(main))}
+    for path in sorted((ROOT / "fastload").rglob("*.py")):
+        folder = path.relative_to(ROOT / "fastload").parts[:-1]
+        found.setdefault(folder[0] if folder else "core", []).extend(templates(path))
+    return found
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a text. An item of a list, a heading and a cell of a table are sentences too."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    text = re.sub(r"[\b]\n.*?(\n\n|\Z)", "\n\n", text, flags=re.S)
+    text = re.sub(r"^(    |\t).*$", "\n", text, flags=re.M)
+    text = re.sub(r"``?[^`]+``?|\"[^\"\n]*\"|(?<!\w)'[^'\n]*'(?!\w)", "quoted", text)
+    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"\n\s*([-*]|\d+\.) |\|", "\n\n", text)
+    yield from re.split(r"(?<=[.!?])\)?\s+|\n\s*\n|\n#+ ", text)
+
+
+def faults(text: str) -> Iterator[str]:
+    """Yield what is wrong with a text, and what to write instead."""
+    for sentence in sentences(text):
+        words = [word for word in sentence.split() if re.search(r"\w|\{\}", word)]
+        if len(words) > WORDS:
+            yield f"{len(words)} words, at most {WORDS}, divide it: {' '.join(words)}"
+        for pattern, instead in HABITS:
+            if hit := re.search(pattern, sentence, flags=re.I):
+                yield f'"{hit[0]}": write {instead}: {" ".join(words)}'
+
+
+TEXTS = texts()
+
+
+@pytest.mark.parametrize("part", TEXTS)
+def test_the_texts_are_plain(part: str, request: pytest.FixtureRequest) -> None:
+    if part in NOT_YET:
+        request.applymarker(pytest.mark.xfail(reason="to be mended", strict=True))
+    wrong = [f"{place}: {fault}" for place, text in TEXTS[part] for fault in faults(text)]
+    if part == "README" and (lines := TEXTS[part][0][1].count("\n")) > 200:
+        wrong.append(f"README.md has {lines} lines, at most 200: move text to docs/")
+    assert not wrong, f"{len(wrong)} texts to mend:\n" + "\n".join(wrong)
+
+
+def test_all_texts_are_found() -> None:
+    assert sum(map(len, TEXTS.values())) > 1_500
+    assert len(TEXTS["help"]) > 200
+
+
+@pytest.mark.parametrize("text", ["word " * 26, "Nobody reads it.", "a {} behind it", "a data set"])
+def test_a_bad_text_is_found(text: str) -> None:
+    assert list(faults(text))
+
+
+def test_code_and_items_are_no_long_sentences() -> None:
+    assert not list(faults('Give `a b c` or "d e":\n\n- ' + "word " * 20 + "\n- " + "word " * 20))
