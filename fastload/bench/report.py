@@ -170,9 +170,9 @@ def _notes(rows: Sequence[Row], workload: Workload, *, ranks: bool) -> list[str]
     }
     if ranks:
         meanings["ranks"] = (
-            "processes on this node, started together, each with its part of the samples; img/s and min-max count all "
-            "ranks together; per rank is the median of one rank; x serial compares with serial loading in the same "
-            "number of ranks; 1st batch is that of the last rank"
+            "processes on this node, started together, each with its part of the samples. img/s and min-max count all "
+            "ranks together. per rank is the median of one rank. x serial compares with serial loading in the same "
+            "number of ranks. 1st batch is that of the last rank"
         )
     if workload.step_ms > 0:
         meanings["step"] = f"simulated: a wait of {workload.step_ms:g} ms, without an accelerator"

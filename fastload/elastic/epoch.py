@@ -193,7 +193,7 @@ class Epoch:
         if self._held.get(lease.shard) is not lease:
             raise LeaseLostError(
                 f"shard {lease.shard} of epoch {self.number} was given back: these leases were closed, or began an "
-                "epoch again, while a loop went on with this one. Use one loop at a time, or other leases for each"
+                "epoch again, while another loop still read this one. Use one loop at a time, or other leases for each"
             )
         del self._held[lease.shard]
         self._rows_trained.pop(lease.shard, None)

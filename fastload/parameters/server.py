@@ -73,6 +73,7 @@ class Server:
         self._initialised = False
         self._last: Last = {}
         self._grads_to_wait = grads_to_wait
+        self.synchronous = grads_to_wait is not None  # pushes wait for others
         self._tolerance = tolerance
         self._scales = scale_by_staleness
         self.folder = os.fspath(folder)
@@ -99,11 +100,6 @@ class Server:
             oldest=lambda: self.version - tolerance,
         )
         self._steps.advance()
-
-    @property
-    def synchronous(self) -> bool:
-        """Whether pushes wait for others."""
-        return self._grads_to_wait is not None
 
     # ---- calls of clients ----
 
