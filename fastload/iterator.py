@@ -218,8 +218,8 @@ class ThreadIterator(Iterator[Any]):
         """
         if self._window.is_taking():
             raise RuntimeError(
-                "fastload: next() was called on an iterator by its own sampler, dataset or callback. It would wait "
-                "for itself. Read from another iterator there, or return first."
+                "fastload: next() was called on an iterator by its own sampler, dataset or callback. The iterator "
+                "would wait for itself. Read from another iterator there, or return first."
             )
         with self._window.taking:
             if self._ended:

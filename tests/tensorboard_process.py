@@ -19,7 +19,7 @@ LIMIT_S = 100  # of a start that takes seconds
 class Running:
     process: subprocess.Popen[str]
     said: str
-    """What it printed up to "Ctrl-C ends it."."""
+    """What it printed up to "Press Ctrl-C to end TensorBoard."."""
     url: str
 
 

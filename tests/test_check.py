@@ -357,7 +357,7 @@ def test_samples_that_raise_are_a_fault(every: int, failed: int) -> None:
 def test_an_empty_dataset_is_a_fault(dataset: Any) -> None:
     report = check(dataset, samples=8, workers=2)
     assert not report.ok
-    assert "it has no samples" in words(report, "fault")
+    assert "the dataset has no samples" in words(report, "fault")
     assert "Nothing could be compared" in str(report)
 
 
@@ -379,7 +379,9 @@ def test_an_iterable_dataset_that_raises_in_general_or_in_workers_alone_is_said_
     )
     assert "each of 4 workers" not in words(report)
     report = check(NeedsNoWorker(), samples=16, workers=4)
-    assert "in 4 threads it raises RuntimeError: no workers, please" in words(report, "fault")
+    assert "in 4 threads the dataset raises RuntimeError: no workers, please" in words(
+        report, "fault"
+    )
 
 
 def test_an_iterable_dataset_that_holds_what_has_no_copy_is_told_of() -> None:
@@ -671,7 +673,7 @@ def started(folder: Path, path: str) -> subprocess.Popen[str]:
     ("name", "said"),
     [
         ("bad", "fault"),
-        ("Exits", "it ended the process as it was read serially: exit code 3"),
+        ("Exits", "the dataset ended the process as it was read serially: exit code 3"),
         ("DiesInThreads", "it ended the process as it was read in 4 threads: SIGKILL"),
     ],
 )

@@ -68,10 +68,11 @@ class Report:
         verdict = (
             "Threads gave the samples of a serial loop, bit for bit."
             if self.ok and self.compared
-            else "Threads read it as a serial loop does. Samples with global draws cannot be compared."
+            else "Threads read this dataset as a serial loop does. Samples that draw from global random state cannot "
+            "be compared."
             if self.ok
             else "Nothing could be compared."
             if self.failed == self.samples
-            else "Do not read this dataset with threads as it is."
+            else "This dataset is not safe to read with threads. Fix what is listed above first."
         )
         return "\n".join([head, str(self.isolation), *map(str, self.findings), verdict])

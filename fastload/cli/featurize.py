@@ -86,7 +86,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 @click.option(
     "--root",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder in shared memory]",
+    help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
 )
 @click.option(
     "--device",

@@ -67,7 +67,7 @@ from fastload.errors import FastloadError
     "--image-column",
     default="image",
     show_default=True,
-    help="Column of PARQUET with the bytes of the files, or with structs of bytes and path.",
+    help="Column of PARQUET with the image files, as bytes or as structs of bytes and path.",
 )
 @click.option(
     "--label-column",
@@ -79,7 +79,7 @@ from fastload.errors import FastloadError
     "--columns",
     default="",
     metavar="NAME,NAME,...",
-    help="Further columns of PARQUET to keep.",
+    help="Other columns of PARQUET to keep.  [default: none]",
 )
 def pack(source: str, out: str, columns: str, **options: Any) -> None:
     """Pack images into few large files, in the folder OUT.

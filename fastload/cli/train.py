@@ -139,8 +139,8 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     default="fp32",
     show_default=True,
     type=click.Choice(["fp32", "tf32", "bf16"]),
-    help="Precision of the model. fp32: float32. tf32: float32 with faster, rounded products. bf16: autocast to "
-    "bfloat16.",
+    help="Precision for training. fp32: float32. tf32: float32 with faster, less exact matrix multiplication. bf16: "
+    "autocast to bfloat16.",
 )
 @click.option("--compile", is_flag=True, help="Compile the model with torch.compile.")
 @click.option(

@@ -152,10 +152,12 @@ def node_count(environ: Mapping[str, str]) -> int | None:
         hosts = {line.strip() for line in Path(name).read_text().splitlines() if line.strip()}
     except OSError as error:
         raise RankError(
-            f"PBS_NODEFILE={name} cannot be read: {error.strerror}. Unset it if it is of another job"
+            f"PBS_NODEFILE={name} cannot be read: {error.strerror}. Unset PBS_NODEFILE if it belongs to another job"
         ) from error
     if not hosts:
-        raise RankError(f"PBS_NODEFILE={name} lists no hosts. Unset it if it is of another job")
+        raise RankError(
+            f"PBS_NODEFILE={name} lists no hosts. Unset PBS_NODEFILE if it belongs to another job"
+        )
     return len(hosts)
 
 

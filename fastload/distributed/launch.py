@@ -168,8 +168,8 @@ def command_line(job: Job, launcher: Launcher, *, python: str, root: bool = Fals
             return list(job.program)
     if ":" in job.program:
         raise LaunchError(
-            f"an argument is ':', and {launcher} would run what follows it as another program. Give it in another "
-            "form, put it into a file, or use --launcher torchrun or none"
+            f"an argument is ':', and {launcher} would run what follows as another program. Give the argument in "
+            "another form, put it into a file, or use --launcher torchrun or none"
         )
     return [*command, *job.options, *job.program]
 

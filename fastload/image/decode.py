@@ -176,8 +176,8 @@ def check_pixels(height: int, width: int) -> None:
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and height * width > 2 * limit:
         raise _Unfit(
-            f"{width} x {height} pixels, more than twice PIL.Image.MAX_IMAGE_PIXELS ({limit}): "
-            "raise that limit if you trust the file"
+            f"{width} x {height} pixels, more than twice PIL.Image.MAX_IMAGE_PIXELS ({limit}). Raise that limit if "
+            "you trust the file"
         )
 
 

@@ -187,8 +187,8 @@ class DaskPut:
             one = found[number]
             if not one.schema.equals(schema, check_metadata=True):
                 raise ValueError(
-                    f"partition {number}: the columns are {described(one.schema)}, "
-                    f"those of partition {full[0]} {described(schema)}"
+                    f"partition {number} has the columns {described(one.schema)}, but partition {full[0]} has "
+                    f"{described(schema)}"
                 )
             name = shard_name(len(shards))
             self.names[one.shard.name] = name

@@ -160,8 +160,8 @@ class Summary:
             said.append(
                 (
                     "checkpoints",
-                    f"{measured.checkpoints} in {measured.checkpoint_s:.2f} s, which rates include; the last one "
-                    f"is of step {self.trained.checkpoint_step}, in {recipe.checkpoint}",
+                    f"{measured.checkpoints} saved in {measured.checkpoint_s:.2f} s, and the rates include this time; "
+                    f"the last checkpoint is of step {self.trained.checkpoint_step}, in {recipe.checkpoint}",
                 )
             )
         return said

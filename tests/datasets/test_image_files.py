@@ -374,7 +374,7 @@ def test_a_folder_takes_other_extensions_in_any_case(odd_tree: Path) -> None:
 
 
 def test_a_folder_without_classes_or_pictures_says_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"none: there is no such directory; expected"):
+    with pytest.raises(FileNotFoundError, match=r"none: this directory does not exist. Expected"):
         ImageFolder(tmp_path / "none")
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match=r"file: this is not a directory; expected"):
@@ -418,7 +418,7 @@ def test_a_nul_byte_anywhere_in_a_list_is_named_with_its_line(tmp_path: Path) ->
 def test_a_listed_file_that_is_missing_is_noted_with_its_place(tree: Path, world_size: int) -> None:
     listing = write_list(tree / "list.txt", [*LISTED, "train/cat/gone.jpg", "train/cat/0.jpg 5"])
     missing = [
-        (6, r"it is path 7 of .*list\.txt \(blank lines not counted\)$"),
+        (6, r"this file is path 7 of .*list\.txt \(blank lines not counted\)$"),
         (
             7,
             r"it is path 8 of .*list\.txt .*; a line must be a path only, without a label after it$",

@@ -450,7 +450,7 @@ def test_a_download_without_torchvision_says_so(
 def test_a_download_does_not_take_synthetic_digits_for_mnist(small: Path, tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     with pytest.warns(
-        UserWarning, match="synthetic digits, which are not MNIST; nothing was downloaded"
+        UserWarning, match="synthetic digits, which are not MNIST. Nothing was downloaded"
     ):
         MNIST(small, download=True)
     shutil.copytree(small, tmp_path / "part")
@@ -545,7 +545,8 @@ def test_a_set_that_was_not_made_here_is_left_alone(tmp_path: Path, name: str) -
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"real")
     with pytest.raises(
-        FileExistsError, match=r"\(4 bytes\) was not made by fastload, and is not overwritten"
+        FileExistsError,
+        match=r"\(4 bytes\) was not made by fastload, so it will not be overwritten",
     ):
         generate_digits(tmp_path, train=5, test=5)
     assert [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()] == [b"real"]

@@ -150,7 +150,8 @@ def test_any_bytes_can_be_packed_and_further_columns_come_with_the_sample(tmp_pa
     assert dataset.classes == []
     assert dataset.locate(0).endswith(r"shard-00000.arrow, record 0 (caf\xe9)")
     with pytest.raises(
-        ValueError, match=r"has no further columns \['age'\]; it has \['caption', 'boxes'"
+        ValueError,
+        match=r"has no extra columns \['age'\]. Its extra columns are \['caption', 'boxes'",
     ):
         PackedDataset(tmp_path / "s", columns=["age"])
     for bad in ("caption", ["payload"], ["label"]):
@@ -437,7 +438,7 @@ def test_the_writer_refuses_what_does_not_fit(tmp_path: Path) -> None:
         PackedWriter(tmp_path / "s", mode="zip")  # type: ignore[arg-type]
     assert not (tmp_path / "s").exists()
     with PackedWriter(tmp_path / "s", mode="raw") as writer:
-        with pytest.raises(ValueError, match="11 bytes are not 2 x 2 pixels of 3"):
+        with pytest.raises(ValueError, match="got 11 bytes for 2 x 2 pixels of 3 bytes"):
             writer.add(bytes(11), label=0, height=2, width=2)
         with pytest.raises(ValueError, match="give height and width in mode"):
             writer.add(bytes(12), label=0)

@@ -231,12 +231,12 @@ def test_a_stopped_copy_of_another_set_is_replaced(source: Path, tmp_path: Path)
 def test_what_is_there_and_no_copy_is_left_alone(source: Path, tmp_path: Path) -> None:
     other = make(tmp_path / "other", seed=1)
     before = files(other)
-    with pytest.raises(FileExistsError, match="there is another set: delete it"):
+    with pytest.raises(FileExistsError, match="the folder holds another set. Delete that set"):
         stage(source, other)
     assert files(other) == before
     (tmp_path / "arrows").mkdir()
     (tmp_path / "arrows" / "mine.arrow").write_bytes(b"mine")
-    with pytest.raises(FileExistsError, match="there is mine.arrow, but no index"):
+    with pytest.raises(FileExistsError, match="the folder holds mine.arrow, but neither an index"):
         stage(source, tmp_path / "arrows")
     assert files(tmp_path / "arrows") == {"mine.arrow": b"mine"}
     with pytest.raises(ValueError, match="the set lies there"):
@@ -261,7 +261,7 @@ def test_of_the_ranks_of_a_node_one_copies_and_the_others_wait(
         ]
         for rank in ranks:
             assert rank.stderr is not None
-            assert "another process copies into it" in rank.stderr.readline()
+            assert "another process that copies into this folder" in rank.stderr.readline()
         assert [rank.poll() for rank in ranks] == [None] * 2
     said = []
     for rank in ranks:
@@ -279,7 +279,7 @@ def test_of_the_ranks_of_a_node_one_copies_and_the_others_wait(
         (
             lambda set_, tmp: [set_, set_ / "copy"],
             2,
-            "the set lies there, or in a folder around it",
+            "this is the folder of the set itself, or is inside it",
         ),
         (lambda set_, tmp: [tmp, tmp / "copy"], 1, "no packed set"),
         (lambda set_, tmp: [set_, __file__], 2, "is a file"),

@@ -639,7 +639,7 @@ def test_a_store_that_is_gone_is_an_error_and_not_the_end(worker: str) -> None:
         timeout=240,
         check=False,
     )
-    assert "The epoch is not at its end" in ended.stdout
+    assert "The epoch is not complete" in ended.stdout
     assert ended.returncode == 0
 
 

@@ -235,7 +235,7 @@ def test_synchronous_servers_take_gradients_with_those_of_dense_parameters() -> 
     synchronous = client(grads_to_wait=1)
     table = Embedding("t", 2, client=synchronous, initializer="zeros")
     table(torch.tensor([4, 4, 5])).sum().backward()
-    with pytest.raises(ValueError, match=r"push\(\) is for asynchronous servers"):
+    with pytest.raises(ValueError, match=r"push\(\) works only with asynchronous servers"):
         table.push()
     with pytest.raises(ValueError, match=r"prefetching\(\) is for asynchronous servers"):
         table.prefetching("id", default_collate)

@@ -155,7 +155,7 @@ def test_tls_with_a_certificate_that_the_client_does_not_know(
     with served(certificate=certificate) as addresses:
         client = PSClient(connect(addresses), patience_s=0.1)
         with pytest.raises(
-            ParametersError, match=r"grpc\+tls://localhost:\d+ gives no answer for 0.1 s"
+            ParametersError, match=r"grpc\+tls://localhost:\d+ has not answered for 0.1 s"
         ):
             client.pull_variable()
         client.close()
@@ -165,7 +165,7 @@ def test_what_is_no_call_of_clients_is_refused() -> None:
     with served() as (address,):
         stub = FlightStub(lambda: address)
         for method in ("close", "answer", "__init__"):
-            with pytest.raises(ParametersError, match=f"a server has no call '{method}'"):
+            with pytest.raises(ParametersError, match=f"servers have no method '{method}'"):
                 stub.start(method, {})()
         with pytest.raises(ParametersError, match="TypeError"):
             stub.start("hello", {"name": "w"})()

@@ -276,7 +276,7 @@ def test_sets_of_version_1_are_read_for_ever() -> None:
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("2", "is of format version 2, but this fastload reads version 1: use a newer fastload"),
+        ("2", "has format version 2, but this fastload reads version 1. Use a newer fastload"),
         ("0", "has version 0: expected 1"),
         ("true", "has version True: expected 1"),
     ],

@@ -66,7 +66,9 @@ class Packed:
             f"{new / max(self.seconds, 1e-9):,.0f} records/s",
         ]
         if self.taken_over:
-            lines.append(f"{self.taken_over:,} records were there from a run that was stopped")
+            lines.append(
+                f"{self.taken_over:,} records were kept from an earlier run that was stopped"
+            )
         if self.rejected:
             name = os.path.join(self.path, REJECTED)
             lines.append(f"{self.rejected:,} inputs left out: see {name}")
@@ -191,9 +193,11 @@ def _pixels_of(mode: Mode, max_size: int | None, quality: int | None) -> dict[st
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     if max_size is not None and mode == "encoded":
-        raise ValueError('max_size does not go with mode "encoded", which leaves files as they are')
+        raise ValueError(
+            'max_size cannot be used with mode "encoded", which keeps the files as they are'
+        )
     if quality is not None and mode != "jpeg":
-        raise ValueError(f'quality goes with mode "jpeg" only, but the mode is "{mode}"')
+        raise ValueError(f'quality works only with mode "jpeg", but the mode is "{mode}"')
     found: dict[str, int] = {}
     if mode != "encoded":
         found["max_size"] = 256 if max_size is None else max_size

@@ -89,9 +89,13 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         known = [name for name, _ in index.schema[own:]]
         if isinstance(columns, str) or (unknown := [name for name in columns if name not in known]):
             unknown = [columns] if isinstance(columns, str) else unknown
-            raise ValueError(f"{self.path} has no further columns {unknown}; it has {known}")
+            raise ValueError(
+                f"{self.path} has no extra columns {unknown}. Its extra columns are {known}"
+            )
         if index.rows < world_size:
-            raise ValueError(f"{self.path}: {index.rows} records for {world_size} ranks")
+            raise ValueError(
+                f"{self.path}: {index.rows} records are too few for {world_size} ranks"
+            )
         self.columns = tuple(columns)
         self.verify = verify
         self.read_ahead_bytes = read_ahead_bytes

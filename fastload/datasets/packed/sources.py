@@ -122,7 +122,7 @@ class Parquet:
         for name in (image_column, label_column, *columns):
             if name not in schema.names:
                 raise FileListError(
-                    f"{source}: there is no column {name!r}; there are {schema.names}"
+                    f"{source}: column {name!r} does not exist. The columns are {schema.names}"
                 )
         self.columns = {name: schema.field(name).type for name in columns}
         self._numbers: dict[str, int] | None = None
@@ -133,7 +133,7 @@ class Parquet:
         if not pa.types.is_integer(kind):
             if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
                 raise FileListError(
-                    f"{source}: the column {label_column!r} is of {kind}, expected integers or names"
+                    f"{source}: column {label_column!r} has type {kind}, expected integers or names"
                 )
             names: set[str] = set()
             for path in self._paths:

@@ -119,7 +119,7 @@ class PackedWriter:
     ) -> None:
         """Append a record. `height` and `width` are for raw pixels, `extras` are the values of further columns."""
         if self._lock < 0:
-            raise ValueError(f"{self.path}: the writer is closed: nothing can be added")
+            raise ValueError(f"{self.path}: the writer is closed, so nothing can be added")
         payload = bytes(payload)  # of a view, now: its owner may use the memory again
         number = self._inputs
         if not isinstance(label, int | np.integer) or not -(2**63) <= label < 2**63:
@@ -137,7 +137,7 @@ class PackedWriter:
                 f"The mode is {self.mode!r}, height is {height} and width is {width}"
             )
         if self.mode == "raw" and len(payload) != height * width * 3:  # type: ignore[operator]
-            raise ValueError(f"{len(payload)} bytes are not {height} x {width} pixels of 3")
+            raise ValueError(f"got {len(payload)} bytes for {height} x {width} pixels of 3 bytes")
         if extras.keys() != set(self._extras):
             raise ValueError(f"expected values for the columns {self._extras}, got {list(extras)}")
         sides = (height, width) if self.mode == "raw" else ()
@@ -226,7 +226,7 @@ class PackedWriter:
         except BaseException as error:
             self._unlock()
             if isinstance(error, BlockingIOError):
-                error.filename, error.strerror = self.path, "another process packs into it"
+                error.filename, error.strerror = self.path, "another process packs into this folder"
             raise
 
     def _take_over(self) -> None:
@@ -235,7 +235,9 @@ class PackedWriter:
                 self._work
             )  # killed between the index and this, or there was a set before
             raise FileExistsError(
-                17, "there is a packed set already: remove it, or name another folder", self.path
+                17,
+                "the folder already holds a packed set. Remove it, or name another folder",
+                self.path,
             )
         wanted = {
             "mode": self.mode,
@@ -252,15 +254,15 @@ class PackedWriter:
                 differing = [name for name in wanted if found.get(name) != wanted[name]]
                 raise FileExistsError(
                     17,
-                    f"a pack with other arguments ({', '.join(differing)}) was stopped here: "
-                    "give the same arguments, delete the directory, or choose another",
+                    f"packing into this folder with other arguments ({', '.join(differing)}) was stopped. Give the "
+                    "same arguments, delete the folder, or choose another",
                     self.path,
                 )
         elif any(map(_is_shard, os.listdir(self.path))):
             shutil.rmtree(self._work)
             raise FileExistsError(
                 17,
-                "there are shards without an index: delete them, or choose another folder",
+                "the folder holds shards without an index. Delete them, or choose another folder",
                 self.path,
             )
         else:
