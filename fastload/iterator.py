@@ -274,8 +274,8 @@ class ThreadIterator(Iterator[Any]):
                 batch = self._window.take(self._timeout)
         except LoaderTimeoutError as exc:
             raise LoaderTimeoutError(
-                f"{exc}. Nothing is lost: next() may be called again. The workers were here:\n"
-                f"{workers.whereabouts(self.threads)}"
+                f"{exc}. No batch is lost: next() can be called again. The workers were "
+                f"here:\n{workers.whereabouts(self.threads)}"
             ) from None
         self._issue()
         return batch

@@ -228,7 +228,7 @@ def test_draws_from_global_random_state_are_named_and_are_no_fault() -> None:
     assert "cannot be compared" in str(report)
     assert "bit for bit" not in str(report)
     report = check(DrawsForNothing("held"), samples=32, workers=2)
-    assert "No sample depends on it" in words(report, "note")
+    assert "No sample depends on these draws" in words(report, "note")
     assert "bit for bit" in str(report)
 
 
@@ -399,9 +399,9 @@ def test_an_iterable_dataset_that_holds_what_has_no_copy_is_told_of() -> None:
     ("dataset", "said"),
     [
         ("a string", "got str"),
-        (DataLoader([1, 2]), "give its dataset"),
-        (FastDataLoader([1, 2]), "give its dataset"),
-        (Honest, "give an instance"),
+        (DataLoader([1, 2]), "Give its dataset"),
+        (FastDataLoader([1, 2]), "Give its dataset"),
+        (Honest, "Give an instance"),
         (iter([1]), "got list_iterator"),
         (Honest(-1), "is unknown: len.. raises ValueError"),
     ],
@@ -640,7 +640,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         (["no_such_module:good"], 2, "no_such_module"),
         (["sets_to_check:nothing"], 2, "nothing"),
         (["sets_to_check:number"], 2, "int"),
-        (["sets_to_check:loader"], 2, "give its dataset"),
+        (["sets_to_check:loader"], 2, "Give its dataset"),
         (["sets_to_check:Needs"], 2, "Needs"),
         (["sets_to_check:Negative"], 2, "0 or more"),
         (["sets_to_check:good", "--samples", "0"], 2, "--samples"),

@@ -243,7 +243,7 @@ def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: list[Fi
             Finding(
                 "fault",
                 f"{len(failed)} of {len(got)} samples raise {first} (index {index!r} first)",
-                'They will raise in the training loop too. Fix them, or skip them with on_error="skip".',
+                'These samples will raise in the training loop too. Fix them, or skip them with on_error="skip".',
             ),
         )
     if not got:

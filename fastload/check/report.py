@@ -57,8 +57,9 @@ class Report:
 
     def __str__(self) -> str:
         head = (
-            f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each, {self.cpu_share:.0%} of it "
-            f"computing, {self.gil_share:.0%} of it under the GIL (estimated); {self.workers} threads: "
+            f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each, with "
+            f"{self.cpu_share:.0%} of the time computing and {self.gil_share:.0%} under the GIL (estimated); "
+            f"{self.workers} threads: "
             + (
                 "not measured"
                 if self.threads_ratio is None

@@ -84,9 +84,9 @@ from fastload.errors import FastloadError
 def pack(source: str, out: str, columns: str, **options: Any) -> None:
     """Pack images into few large files, in the folder OUT.
 
-    FILE_LIST has one path per line. FOLDER has one folder per class, or Parquet files. OUT gets an index and Arrow
-    files, which any Arrow tool reads. fastload.datasets.PackedDataset trains on them. If a run is stopped, run the
-    command again to complete it. Until then, OUT cannot be opened as a set.
+    FILE_LIST has one path per line. FOLDER has one folder per class, or Parquet files. OUT becomes a packed set: an
+    index and Arrow files, which any Arrow tool reads. fastload.datasets.PackedDataset trains on them. If a run is
+    stopped, run the command again to complete it. Until then, OUT cannot be opened as a set.
 
     \b
     Examples:

@@ -56,7 +56,7 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.option(
     "--name",
     help="With DATASET: name of the set, of letters, digits and _.+=-, or a path that ends in such a name. All ranks "
-    "must see its folder.",
+    "must see the folder of the set.",
 )
 @click.option(
     "--inputs",
@@ -104,8 +104,8 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.option(
     "--decode",
     metavar="MODULE:NAME",
-    help="Function that turns a message into a sample. It gets the JSON value of a line, the path of a file, or the "
-    "bytes from Kafka.  [default: JSON; numbers and lists of numbers become float32 tensors]",
+    help="Function that turns a message into a sample. The function gets the JSON value of a line, the path of a "
+    "file, or the bytes from Kafka.  [default: JSON; numbers and lists of numbers become float32 tensors]",
 )
 @click.option(
     "--key",

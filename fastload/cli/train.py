@@ -80,7 +80,8 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--epochs",
     type=click.IntRange(min=1),
-    help="Number of passes over the dataset. With -s, training ends at the smaller limit.",
+    help="Number of passes over the dataset. With -s, training ends at the smaller limit.  [default: as many as "
+    "--nsteps needs]",
 )
 @click.option(
     "--status-print-interval",
@@ -151,7 +152,8 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--checkpoint",
     type=_FOLDER,
-    help="Folder for the checkpoint: model, optimiser, position in the data and random states. All ranks must see it.",
+    help="Folder for the checkpoint: model, optimiser, position in the data and random states. All ranks must see "
+    "this folder.  [default: no checkpoint]",
 )
 @click.option(
     "--every",

@@ -54,7 +54,7 @@ def write_idx(file: BinaryIO, array: NDArray[Any]) -> None:
     code = _CODES.get(array.dtype.newbyteorder(">"))
     if code is None:
         known = ", ".join(np.dtype(name).name for name in _DTYPES.values())
-        raise ValueError(f"IDX has no dtype {array.dtype}; expected one of {known}")
+        raise ValueError(f"IDX has no dtype {array.dtype}. Expected one of {known}")
     file.write(struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape))
     file.write(np.ascontiguousarray(array, dtype=_DTYPES[code]).data)
 
@@ -64,7 +64,7 @@ def _read(file: BinaryIO, name: str) -> NDArray[Any]:
     zeros, code, dimensions = struct.unpack(">HBB", magic)
     if zeros or code not in _DTYPES or dimensions > _MAX_DIMENSIONS:
         raise IdxError(
-            f"{name}: this is not an IDX file: it begins with {magic.hex(' ')}; expected 00 00, a type from "
+            f"{name}: this is not an IDX file: it begins with {magic.hex(' ')}. Expected 00 00, a type from "
             f"{', '.join(f'{known:02x}' for known in _DTYPES)}, and at most {_MAX_DIMENSIONS} dimensions"
         )
     shape = struct.unpack(f">{dimensions}I", _header(file, 4 * dimensions, name))

@@ -284,10 +284,14 @@ def _common_schema(parts: Sequence[ParquetPart]) -> pa.Schema:
         for name in [*expected, *found]:
             if expected.get(name) != found.get(name) or len(found) < len(part.schema.names):
                 raise ParquetError(
-                    f"{part.path}: column {name!r} is {found.get(name, 'missing')}, but it is "
-                    f"{expected.get(name, 'missing')} in {first.path}: all files must have the same columns"
+                    f"{part.path}: column {name!r} {_typed(found.get(name))}, but {_typed(expected.get(name))} in "
+                    f"{first.path}. Give all files the same columns, with the same types"
                 )
     return first.schema
+
+
+def _typed(kind: pa.DataType | None) -> str:
+    return "is missing" if kind is None else f"has type {kind}"
 
 
 def _fills(fill: Any, fields: Mapping[str, pa.Field]) -> dict[str, Any]:

@@ -344,6 +344,6 @@ def _incomplete(launcher: Launcher, claims: Claims, missing: list[Field]) -> str
     wanted = ", ".join(name for name, field in variables.items() if field in missing)
     lacking = " and ".join(field.replace("_", " ") for field in missing)
     return (
-        f"{_first(claims, 'rank')} is set, but the {lacking} is unknown (none of {wanted}{asked}). "
-        "Start all ranks with one launcher, or set the variables"
+        f"{_first(claims, 'rank')} is set, but the {lacking} is unknown (none of {wanted} is set{asked}). Start all "
+        "ranks with one launcher, or set the variables"
     )

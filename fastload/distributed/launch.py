@@ -209,7 +209,7 @@ def job_script(
     """Return the script of a batch job that runs `command` on hosts for `ranks` ranks, with `ppn` ranks per host.
 
     `command` runs once, on the first host, in the folder of the submission, with `environ` set. `directives` are
-    further directives, such as "-A PROJECT". `walltime` is H:MM:SS, and `depth` the cores per rank (1 if None).
+    extra directives, such as "-A PROJECT". `walltime` is H:MM:SS, and `depth` the cores per rank (1 if None).
     """
     hosts = -(-ranks // ppn)
     name = (re.sub(r"[^A-Za-z0-9]", "", name).lstrip("0123456789") or "fastload")[:15]

@@ -132,7 +132,7 @@ def publish(store: Store, number: int, of: int, address: str) -> None:
     if count != str(of):
         raise ParametersError(
             f"the store has the addresses of {count} servers, but this server is one of {of}. For another number of "
-            "servers, give a new store. They may load the same checkpoint folder"
+            "servers, give a new store. The servers may load the same checkpoint folder"
         )
     store.set(_KEY.format(number), address)
 

@@ -233,7 +233,9 @@ def _waits(ranks: AllRanks) -> str:
     worst = ranks.wait_shares.index(ranks.worst_wait)
     text = f"{mine:.0%} of the time waiting for the loader on rank 0"
     return (
-        f"{text}, at most {ranks.worst_wait:.0%} (rank {worst})" if worst else f"{text}, the most"
+        f"{text}, at most {ranks.worst_wait:.0%} (rank {worst})"
+        if worst
+        else f"{text}, the most of all ranks"
     )
 
 

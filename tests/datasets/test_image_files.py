@@ -168,9 +168,9 @@ def test_a_rank_outside_the_world_is_refused(tree: Path, rank: int, world_size: 
 
 @pytest.mark.parametrize("rank", [0, 6])
 def test_more_ranks_than_pictures_fail_on_every_rank(tree: Path, rank: int) -> None:
-    with pytest.raises(FileListError, match="6 paths for 7 ranks"):
+    with pytest.raises(FileListError, match="6 paths, too few for 7 ranks"):
         ImageFileList(write_list(tree / "l.txt", LISTED), rank=rank, world_size=7)
-    with pytest.raises(FileListError, match="6 images for 7 ranks"):
+    with pytest.raises(FileListError, match="6 images are too few for 7 ranks"):
         ImageFolder(tree / "train", rank=rank, world_size=7)
 
 
@@ -377,7 +377,7 @@ def test_a_folder_without_classes_or_pictures_says_what_is_expected(tmp_path: Pa
     with pytest.raises(FileNotFoundError, match=r"none: this directory does not exist. Expected"):
         ImageFolder(tmp_path / "none")
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match=r"file: this is not a directory; expected"):
+    with pytest.raises(NotADirectoryError, match=r"file: this is not a directory. Expected"):
         ImageFolder(tmp_path / "file")
     with pytest.raises(
         FileNotFoundError, match=r"there is no class directory; expected .*/<class>/"
@@ -421,7 +421,7 @@ def test_a_listed_file_that_is_missing_is_noted_with_its_place(tree: Path, world
         (6, r"this file is path 7 of .*list\.txt \(blank lines not counted\)$"),
         (
             7,
-            r"it is path 8 of .*list\.txt .*; a line must be a path only, without a label after it$",
+            r"this file is path 8 of .*list\.txt .*; a line must be a path only, without a label after it$",
         ),
     ]
     for position, note in missing:

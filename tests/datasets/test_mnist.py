@@ -114,9 +114,9 @@ def test_no_values_and_no_dimensions_are_arrays_too(
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "ends in its header"),
-        (b"\0\0\x08", "ends in its header"),
-        (b"\0\0\x08\x03\0\0\0\x02", "ends in its header"),
+        (b"", "ends within its header"),
+        (b"\0\0\x08", "ends within its header"),
+        (b"\0\0\x08\x03\0\0\0\x02", "ends within its header"),
         (
             b"<html>",
             "not an IDX file: it begins with 3c 68 74 6d; expected 00 00, a type from 08, 09",
@@ -323,7 +323,7 @@ def test_files_that_are_not_what_their_names_say_are_named(tmp_path: Path) -> No
     folder = numbered(tmp_path, 5)
     images, labels = (folder / name for name in NAMES[:2])
     labels.write_bytes(idx(np.zeros(4, np.uint8)))
-    with pytest.raises(IdxError, match=f"{images} has 5 images, and {labels} 4 labels"):
+    with pytest.raises(IdxError, match=f"{images} has 5 images, but {labels} has 4 labels"):
         MNIST(tmp_path)
     labels.write_bytes(idx(np.zeros(5, np.int32)))
     with pytest.raises(
@@ -555,7 +555,7 @@ def test_a_set_that_was_not_made_here_is_left_alone(tmp_path: Path, name: str) -
 def test_a_set_made_otherwise_is_left_alone(small: Path) -> None:
     before = {path: path.read_bytes() for path in (small / "MNIST" / "raw").iterdir()}
     with pytest.raises(
-        FileExistsError, match=r'made with .*"seed": 0.* and .*"seed": 3.* was asked for'
+        FileExistsError, match=r'made with .*"seed": 0.* but .*"seed": 3.* was requested'
     ):
         generate_digits(small, train=1200, test=70, seed=3)
     with pytest.raises(FileExistsError, match='"train": 1300'):

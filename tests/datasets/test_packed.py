@@ -155,7 +155,7 @@ def test_any_bytes_can_be_packed_and_further_columns_come_with_the_sample(tmp_pa
     ):
         PackedDataset(tmp_path / "s", columns=["age"])
     for bad in ("caption", ["payload"], ["label"]):
-        with pytest.raises(ValueError, match="has no further columns"):
+        with pytest.raises(ValueError, match="has no extra columns"):
             PackedDataset(tmp_path / "s", columns=bad)
 
 
@@ -209,7 +209,9 @@ def test_whatever_the_sizes_of_records_batches_and_shards(
                 assert writer.records <= len(records)
     rank, world_size = ranks
     if len(records) < world_size:
-        with pytest.raises(ValueError, match=f"{len(records)} records for {world_size} ranks"):
+        with pytest.raises(
+            ValueError, match=f"{len(records)} records are too few for {world_size} ranks"
+        ):
             PackedDataset(path, rank=rank, world_size=world_size)
         return
     dataset = PackedDataset(path, decode=False, rank=rank, world_size=world_size)

@@ -95,7 +95,7 @@ def test_all_is_as_in_process_and_aligned(
 
 
 @pytest.mark.parametrize(
-    ("token", "said"), [("", "wants a token: give token="), ("other", "wants another token")]
+    ("token", "said"), [("", "requires a token. Give token="), ("other", "requires another token")]
 )
 def test_a_caller_without_the_token_is_refused(token: str, said: str) -> None:
     with served(token="right") as addresses:

@@ -357,6 +357,6 @@ def test_stubs_in_another_order_are_refused() -> None:
     ):
         PSClient(connect(made[::-1])).pull_variable()
     with pytest.raises(
-        ParametersError, match="server 0 of 2, and this client takes it for server 0 of 1"
+        ParametersError, match="server 0 of 2, but this client's list has it as server 0 of 1"
     ):
         PSClient(connect(made[:1])).pull_variable()

@@ -155,7 +155,7 @@ def complete(listed: Path, path: Path, workers: int = 0) -> int:
         with pytest.raises(FileExistsError, match="already holds a packed set"):
             pack(listed, path, workers=workers, **ARGUMENTS)
         return -1
-    with pytest.raises(FileNotFoundError, match="run it again"):
+    with pytest.raises(FileNotFoundError, match="pack again to complete the set"):
         PackedDataset(path)
     return pack(listed, path, workers=workers, **ARGUMENTS).taken_over
 
@@ -235,7 +235,9 @@ def test_two_packs_of_one_set_at_once_are_refused(tmp_path: Path) -> None:
             PackedWriter(tmp_path / "set", mode="encoded")
     assert len(PackedDataset(tmp_path / "set")) == 1
     before = contents(tmp_path / "set")
-    with pytest.raises(FileExistsError, match="already: remove it, or name another folder"):
+    with pytest.raises(
+        FileExistsError, match="already holds a packed set. Remove it, or name another folder"
+    ):
         PackedWriter(tmp_path / "set", mode="encoded")
     (tmp_path / "set" / "index.json").unlink()
     with pytest.raises(FileExistsError, match="the folder holds shards without an index"):
@@ -388,8 +390,8 @@ def test_parquet_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     path = parquet(tmp_path / "p" / "1.parquet", range(3), weight=[0.5] * 3)
     for arguments, message in [
         ({"image_column": "jpg"}, "column 'jpg' does not exist. The columns are"),
-        ({"label_column": "weight"}, "is of double, expected integers or names"),
-        ({"columns": ["age"]}, "there is no column 'age'"),
+        ({"label_column": "weight"}, "has type double, expected integers or names"),
+        ({"columns": ["age"]}, "column 'age' does not exist"),
     ]:
         with pytest.raises(FileListError, match=message):
             pack(path, tmp_path / "set", **arguments)  # type: ignore[arg-type]

@@ -365,7 +365,7 @@ def test_of_two_processes_one_copies_and_the_other_waits(source: Path, tmp_path:
     ends = [rank.communicate(timeout=60) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert [out for out, _ in ends] == [f"{copy}\n"] * 2
-    assert sorted("all there already" in said for _, said in ends) == [False, True]
+    assert sorted("were copied before" in said for _, said in ends) == [False, True]
     assert files(copy) == files(source)
 
 
@@ -472,7 +472,7 @@ def test_a_copy_that_waits_while_its_folder_is_collected_begins_anew(
         fcntl.flock(lock, fcntl.LOCK_EX)
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as rank:
             assert rank.stderr is not None
-            assert "waiting for it" in rank.stderr.readline()
+            assert "waiting for another process" in rank.stderr.readline()
             shutil.rmtree(root / "copy")
             fcntl.flock(lock, fcntl.LOCK_UN)
             assert rank.wait(60) == 0

@@ -137,9 +137,7 @@ def as_packed(path: str, index: Index) -> Index:
         raise PackedDataError(path, "this is a set of columns. Read it with fastload.store.get()")
     own = described(schema_of(index.mode))
     if index.schema[: len(own)] != own:
-        reason = (
-            f"{INDEX} is not as expected: it has the columns {index.schema}, expected {own} first"
-        )
+        reason = f"{INDEX} has the columns {index.schema}, but {own} must come first"
         raise PackedDataError(path, reason)
     return index
 

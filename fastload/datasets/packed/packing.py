@@ -105,13 +105,13 @@ def pack(
             "raw": such images' pixels. These two neither apply nor keep an EXIF orientation.
         max_size: the longest side, in pixels (default 256). Smaller images stay as they are.
         quality: libjpeg's, 1 to 95 (default 90).
-        shard_mb: a shard ends with the record that brings its payloads and further columns to this many million bytes.
+        shard_mb: a shard ends with the record that brings its payloads and extra columns to this many million bytes.
         workers: threads. None is one per CPU that this process may use, 0 only the calling thread.
         on_error: "raise" ends the run at the first input, in order, that cannot be read or decoded. "skip" leaves it
             out, counts it, and lists it in `rejected.txt`.
         check: with "encoded", decode each image to check that it can be decoded. False accepts any bytes.
         base_dir: see `ImageFileList`.
-        image_column, label_column, columns: of Parquet files; `columns` are kept as further columns of the set.
+        image_column, label_column, columns: of Parquet files; `columns` are kept as extra columns of the set.
         progress: a bar on standard error, if that is a terminal.
 
     Memory: at most 1,024 records or about 64 MiB of them in flight, two record batches of 16 MiB, and the paths.

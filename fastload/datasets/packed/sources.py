@@ -36,7 +36,7 @@ class Input:
 class Source(Protocol):
     """Inputs in an order that is always the same.
 
-    `about` says which inputs they are, as JSON values that differ if the inputs differ. `columns` are their further
+    `about` says which inputs they are, as JSON values that differ if the inputs differ. `columns` are their extra
     columns.
     """
 
@@ -116,7 +116,7 @@ class Parquet:
             self._rows.append(found.num_rows)
             arrow = found.schema.to_arrow_schema()
             if schema is not None and arrow.remove_metadata() != schema.remove_metadata():
-                raise FileListError(f"{path}: its columns differ from those of {self._paths[0]}")
+                raise FileListError(f"{path}: the columns differ from those of {self._paths[0]}")
             schema = schema or arrow
         assert schema is not None
         for name in (image_column, label_column, *columns):

@@ -46,10 +46,10 @@ class PackedWriter:
     Args:
         path: the directory to make. It may exist, but not with a set in it.
         mode: what payloads are. "encoded": any bytes; "jpeg": the same, and all are JPEGs; "raw": pixels.
-        columns: name and Arrow type of each further column.
+        columns: name and Arrow type of each extra column.
         classes: class names in the order of their numbers; () if labels are not class numbers.
         made: how the set is made, as JSON values. A stopped writer is taken over only if its value is equal.
-        shard_bytes: a shard ends with the record that makes its payloads and further columns at least this long.
+        shard_bytes: a shard ends with the record that makes its payloads and extra columns at least this long.
             fastload adds 24 bytes to a record (32 with pixels) and the name of its source, which are not counted.
 
     Memory: two record batches, each of 16 MiB or one record.
@@ -94,7 +94,7 @@ class PackedWriter:
         self._extras = [field.name for field in extras]
         self._rows: list[tuple[Any, ...]] = []
         self._memory = np.empty(0, np.uint8)  # see `_joined`
-        self._waiting_bytes = 0  # of their payloads and further columns
+        self._waiting_bytes = 0  # of their payloads and extra columns
         self._file: ShardFile | None = None
         self._work = os.path.join(self.path, _WORK)
         self._lock = -1
@@ -117,7 +117,7 @@ class PackedWriter:
         width: int | None = None,
         **extras: Any,
     ) -> None:
-        """Append a record. `height` and `width` are for raw pixels, `extras` are the values of further columns."""
+        """Append a record. `height` and `width` are for raw pixels, `extras` are the values of extra columns."""
         if self._lock < 0:
             raise ValueError(f"{self.path}: the writer is closed, so nothing can be added")
         payload = bytes(payload)  # of a view, now: its owner may use the memory again
@@ -350,7 +350,7 @@ class PackedWriter:
 
 
 def _nbytes(value: Any) -> int:
-    """Return about how many bytes a value of a further column takes in a shard. A number counts as 8."""
+    """Return about how many bytes a value of an extra column takes in a shard. A number counts as 8."""
     if isinstance(value, str):
         return len(value.encode(errors="surrogatepass"))
     if isinstance(value, bytes | bytearray):
