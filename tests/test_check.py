@@ -155,7 +155,7 @@ def test_a_file_position_that_threads_share_is_a_fault(tmp_path: Path) -> None:
     assert not report.ok
     assert "Something that workers share keeps state" in words(report, "fault")
     assert "dataset (Claims" in str(report.isolation).partition("shared")[2]
-    assert "Do not" in str(report)
+    assert "not safe to read with threads" in str(report)
 
 
 def test_an_open_handle_that_threads_cannot_share_is_a_fault(tmp_path: Path) -> None:
@@ -674,7 +674,7 @@ def started(folder: Path, path: str) -> subprocess.Popen[str]:
     [
         ("bad", "fault"),
         ("Exits", "the dataset ended the process as it was read serially: exit code 3"),
-        ("DiesInThreads", "it ended the process as it was read in 4 threads: SIGKILL"),
+        ("DiesInThreads", "the dataset ended the process as it was read in 4 threads: SIGKILL"),
     ],
 )
 def test_the_process_tells_of_a_fault_and_of_a_dataset_that_ends_it(

@@ -379,14 +379,12 @@ def test_a_folder_without_classes_or_pictures_says_what_is_expected(tmp_path: Pa
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match=r"file: this is not a directory. Expected"):
         ImageFolder(tmp_path / "file")
-    with pytest.raises(
-        FileNotFoundError, match=r"there is no class directory; expected .*/<class>/"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"found no class directory. Expected .*/<class>/"):
         ImageFolder(tmp_path)
     paint(tmp_path / "cat" / "1.jpg", 0)
     (tmp_path / "ant").mkdir()
     (tmp_path / "bee").mkdir()
-    with pytest.raises(FileNotFoundError, match="there is no image of class ant, bee; expected"):
+    with pytest.raises(FileNotFoundError, match="found no image of class ant, bee. Expected"):
         ImageFolder(tmp_path)
 
 

@@ -99,7 +99,7 @@ def test_every_dtype_comes_back_in_the_machine_s_byte_order(
 
 
 def test_a_dtype_that_idx_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="no dtype int64; expected one of uint8"):
+    with pytest.raises(ValueError, match="no dtype int64. Expected one of uint8"):
         idx(np.zeros(3, np.int64))
 
 
@@ -119,7 +119,7 @@ def test_no_values_and_no_dimensions_are_arrays_too(
         (b"\0\0\x08\x03\0\0\0\x02", "ends within its header"),
         (
             b"<html>",
-            "not an IDX file: it begins with 3c 68 74 6d; expected 00 00, a type from 08, 09",
+            "not an IDX file: it begins with 3c 68 74 6d. Expected 00 00, a type from 08, 09",
         ),
         (b"\0\0\x0a\x01\0\0\0\0", "not an IDX file: it begins with 00 00 0a 01"),
         (b"\0\0\x08\x21" + 33 * b"\0\0\0\x01", "at most 32 dimensions"),

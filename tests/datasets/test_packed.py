@@ -434,7 +434,7 @@ def test_a_record_is_read_without_pillow_and_does_not_import_pandas(
 
 
 def test_the_writer_refuses_what_does_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot be called 'label'"):
+    with pytest.raises(ValueError, match="cannot be named 'label'"):
         PackedWriter(tmp_path / "s", mode="raw", columns={"label": pa.string()})
     with pytest.raises(ValueError, match="mode must be one of"):
         PackedWriter(tmp_path / "s", mode="zip")  # type: ignore[arg-type]
@@ -544,7 +544,7 @@ def test_columns_of_maps_and_what_cannot_be_a_column(tmp_path: Path) -> None:
     with PackedWriter(tmp_path / "m", mode="encoded", columns={"m": kind}) as writer:
         writer.add(b"x", label=0, m={"k": 1})
     assert PackedDataset(tmp_path / "m", decode=False, columns=["m"])[0] == (b"x", 0, [("k", 1)])
-    with pytest.raises(ValueError, match="'d' is dictionary-encoded.*cast it to string"):
+    with pytest.raises(ValueError, match="'d' is dictionary-encoded.*Cast the column to string"):
         PackedWriter(
             tmp_path / "d", mode="encoded", columns={"d": pa.dictionary(pa.int32(), pa.string())}
         )

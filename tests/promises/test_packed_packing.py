@@ -397,7 +397,7 @@ def test_parquet_that_cannot_be_used_says_why(tmp_path: Path) -> None:
             pack(path, tmp_path / "set", **arguments)  # type: ignore[arg-type]
     parquet(tmp_path / "p" / "2.parquet", range(3))
     with pytest.raises(
-        FileListError, match=r"2\.parquet: its columns differ from those of .*1\.parquet"
+        FileListError, match=r"2\.parquet: the columns differ from those of .*1\.parquet"
     ):
         pack(tmp_path / "p", tmp_path / "set")
     (tmp_path / "p" / "2.parquet").write_bytes(b"PAR1")

@@ -317,7 +317,7 @@ def _handles(pid: int, number: int) -> bool:
             ["project:double", "--name", "x"],
             "--name works only with a dataset. Give DATASET after MODEL",
         ),
-        (["project:double", "d:d", "--sink", "-"], "--sink is an option for streams. Remove it"),
+        (["project:double", "d:d", "--sink", "-"], "--sink works only with a stream of messages"),
         (["project:number"], "project:number cannot be used as a model. .* is of type int"),
         (["project"], "expected MODULE:NAME"),
         (["project:nothing"], "cannot import project:nothing"),
