@@ -79,7 +79,7 @@ class Epochs:
             self.resume, self._seed_of_workers = None, resume.stream_seed
         elif resume is not None and resume.epoch != self.number:
             warnings.warn(
-                f"fastload: epoch {self.number} begins at its beginning, because set_epoch() chose it. The loaded "
+                f"fastload: epoch {self.number} starts from its first batch, because set_epoch() chose it. The loaded "
                 f"state is of epoch {resume.epoch}, and is dropped. To resume, set no other epoch after loading",
                 stacklevel=7,  # the caller of `iter(loader)`
             )

@@ -149,7 +149,7 @@ class StoreFullError(FastloadError, OSError):
         if needed is None:
             super().__init__(path)
         else:
-            text = f"the set needs {needed:,} more bytes, but only {free:,} are free: remove sets, or name another root"
+            text = f"the set needs {needed:,} more bytes, but only {free:,} are free. Remove sets, or name another root"
             super().__init__(errno.ENOSPC, text, path)
         self.needed, self.free = needed, free
 

@@ -25,7 +25,7 @@ def evaluating(model: Any, device: torch.device | str | None) -> Iterator[torch.
     home = next(iter(places)) if len(places) == 1 else None
     if device is not None and len(places) > 1:
         raise ValueError(
-            f"the model lies on several devices, {sorted(map(str, places))}: do not pass device"
+            f"the model is on several devices, {sorted(map(str, places))}. Do not pass device"
         )
     model.eval()
     try:

@@ -196,7 +196,7 @@ class Fetcher(ABC):
         except BaseException as exc:
             where = f"{batch}; stage: collate; sample indices {shown_indices(batch.indices)}"
             if replaced := [batch.indices[k] for k in sorted(batch.handled.keys() - batch.skipped)]:
-                where += f", of which {shown_indices(replaced)} are what on_error returned"
+                where += f", of which on_error replaced {shown_indices(replaced)}"
             batch.error, batch.where = contained(exc), where
             batch.hint = sharing_note(self.notices.shared, exc)
 

@@ -15,8 +15,8 @@ import torch
 def shared_draws(state: str) -> str:
     """Return the warning about samples that draw from `state`, without its beginning "the dataset seems to"."""
     return (
-        f"draw from {state}, which all threads share: its samples are not reproducible. A sample that seeds it twice, "
-        "to repeat a draw, may get the draws of another sample. Draw from fastload.sample_generator() (torch) or "
+        f"draw from {state}, which all threads share: samples are not reproducible. A sample that seeds that state "
+        "twice, to repeat a draw, may get the draws of another. Draw from fastload.sample_generator() (torch) or "
         'fastload.sample_rng() (NumPy, and instead of Python\'s random), or use worker_method="process".'
     )
 

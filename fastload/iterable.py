@@ -43,7 +43,7 @@ class LaneBatch(Batch):
         self.state: dict[str, Any] | Exception = saved  # of the lane after this batch, or its error
 
     def __str__(self) -> str:
-        return f"batch {self.ordinal} of epoch {self.epoch}, out of worker {self.lane}"
+        return f"batch {self.ordinal} of epoch {self.epoch}, from worker {self.lane}"
 
     def first_index(self, start: int) -> None:
         """Return None: no sample can be found again by a number."""
@@ -215,8 +215,8 @@ def _load(source: Any, state: Any) -> None:
         source.load_state_dict(copy.deepcopy(state))
     except Exception as exc:
         raise StateError(
-            f"lanes: {type(source).__name__} cannot load its saved state, {shown(state):.100} "
-            f"({type(exc).__name__}: {shown(exc, str)}). Load it with the dataset that made it"
+            f"lanes: {type(source).__name__} cannot load its saved state, {shown(state):.100} ({type(exc).__name__}: "
+            f"{shown(exc, str)}). Load the state with the dataset that made it"
         ) from exc
 
 

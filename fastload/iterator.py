@@ -218,8 +218,8 @@ class ThreadIterator(Iterator[Any]):
         """
         if self._window.is_taking():
             raise RuntimeError(
-                "fastload: next() was called on an iterator by its own sampler, dataset or callback. It would wait "
-                "for itself. Read from another iterator there, or return first."
+                "fastload: next() was called on an iterator by its own sampler, dataset or callback. The iterator "
+                "would wait for itself. Read from another iterator there, or return first."
             )
         with self._window.taking:
             if self._ended:
@@ -274,8 +274,8 @@ class ThreadIterator(Iterator[Any]):
                 batch = self._window.take(self._timeout)
         except LoaderTimeoutError as exc:
             raise LoaderTimeoutError(
-                f"{exc}. Nothing is lost: next() may be called again. The workers were here:\n"
-                f"{workers.whereabouts(self.threads)}"
+                f"{exc}. No batch is lost: next() can be called again. The workers were "
+                f"here:\n{workers.whereabouts(self.threads)}"
             ) from None
         self._issue()
         return batch

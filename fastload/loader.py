@@ -253,8 +253,8 @@ class DataLoader(TorchDataLoader[T]):
         """Warn. Only Accelerate reads this, just before it builds torch's loader from this one."""
         if self._threaded:
             warnings.warn(
-                "fastload: Accelerate's prepare() replaces the loader with torch's, without its threads, seed and "
-                f"state. It was given {self!r}. Leave the loader out of prepare(), and give it a RankSampler.",
+                f"fastload: Accelerate's prepare() replaces {self!r} with torch's loader, without fastload's threads, "
+                "seed and state. Leave the loader out of prepare(), and give it a RankSampler.",
                 stacklevel=2,
             )
         return False
@@ -317,8 +317,8 @@ class DataLoader(TorchDataLoader[T]):
     def _warn_of_no_state(self) -> None:
         warnings.warn(
             'fastload: worker_method="process" uses torch\'s own iterator, which does not know its place in an epoch. '
-            "There is nothing to save, and after loading the epoch begins at its beginning. To save and resume, use "
-            'worker_method="thread"',
+            "There is nothing to save, and after loading the epoch starts from its first batch. To save and resume, "
+            'use worker_method="thread"',
             stacklevel=3,
         )
 

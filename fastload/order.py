@@ -190,10 +190,9 @@ class SampledOrder(Order):
             found = sampler_state.checksum_of_next(indices, had.batches, 0)
             if had.checksum not in (None, found):
                 raise StateError(
-                    f"checksum: the state has {had.checksum}, this loader {found}: "
-                    f"{self.initial.sampler} gave other indices than when the state was saved. "
-                    "Let it draw from its own torch.Generator, in its attribute `generator`, or give it "
-                    "state_dict() and load_state_dict()"
+                    f"checksum: the state has {had.checksum}, this loader {found}: {self.initial.sampler} gave other "
+                    "indices than when the state was saved. Let the sampler draw from its own torch.Generator, in "
+                    "its attribute `generator`, or give it state_dict() and load_state_dict()"
                 )
             self._delivered = had._replace(checksum=found)
             self._checksum = sampler_state.checksum_of_next(

@@ -50,7 +50,6 @@ def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
         world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
         if world_size > 1:
             raise ValueError(
-                f"{type(part).__name__} holds only the part of its rank, and {type(sampler).__name__} "
-                f"would take one of {world_size} parts of that. Give the whole dataset to the sampler, "
-                "or drop the sampler"
+                f"{type(part).__name__} holds only the samples of its rank, but {type(sampler).__name__} would divide "
+                f"them again, into {world_size} parts. Give the sampler the whole dataset, or use no sampler"
             )

@@ -57,7 +57,9 @@ def prefetch_to(
     found = torch.device(device)
     module = getattr(torch, found.type, None)
     if found.type != "cpu" and module is not None and not module.is_available():
-        raise ValueError(f"device: torch sees no {found.type!r} here; use another, such as 'cpu'")
+        raise ValueError(
+            f"device: torch finds no {found.type!r} here. Use another device, such as 'cpu'"
+        )
     # A user's `__iter__` may drop or join batches. Then the loader's state would not be the loop's.
     ours = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     kind: type[DeviceLoader[T]] = _ResumableLoader if ours else DeviceLoader
@@ -84,9 +86,9 @@ class DeviceLoader(Generic[T]):
             raise AttributeError(name)
         if name in ("state_dict", "load_state_dict"):  # the loader's counts batches copied ahead
             raise AttributeError(
-                f"prefetch_to has no {name}() here. It keeps the state of a fastload.DataLoader without its own "
-                f"__iter__, and got {type(self.loader).__name__!r}. Pass such a loader, or count the batches in "
-                "your loop and save the number."
+                f"prefetch_to has no {name}() here. It keeps the state only of a fastload.DataLoader without an "
+                f"__iter__ of its own, and got {type(self.loader).__name__!r}. Pass such a loader, or count the "
+                "batches in your loop and save the number."
             )
         return getattr(self.loader, name)
 

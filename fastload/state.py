@@ -50,12 +50,12 @@ class State:
         for field, kind in types.items():
             if field not in value:
                 raise StateError(
-                    f"{field}: the state has no such field. It is incomplete: load another one"
+                    f"{field}: the state has no such field. The state is incomplete: load another one"
                 )
             if not _has_type(value[field], kind):
                 raise StateError(
-                    f"{field}: the state has {value[field]!r:.100}, expected {getattr(kind, '__name__', kind)}. "
-                    "It was edited: load another one"
+                    f"{field}: the state has {value[field]!r:.100}, expected {getattr(kind, '__name__', kind)}. The "
+                    "state was edited: load another one"
                 )
         return cls(**{field: copy.deepcopy(value[field]) for field in types})
 

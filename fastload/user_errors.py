@@ -76,8 +76,9 @@ def sharing_note(shared: str | None, exc: BaseException) -> str:
         return ""
     clause = shared or "its text mentions threads"
     return (
-        f"this error may come from sharing: {clause}. If num_workers=0 does not raise it, sharing is the cause. Then "
-        "copy_dataset=True copies more for each worker, and `fastload check` shows what is shared"
+        f"this error may come from sharing objects between threads: {clause}. If num_workers=0 does not raise it, "
+        "sharing is the cause. Then copy_dataset=True copies more for each worker, and `fastload check` shows what "
+        "is shared"
     )
 
 

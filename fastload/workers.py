@@ -149,8 +149,8 @@ def join(threads: Iterable[threading.Thread]) -> None:
             _alive.pop(thread, None)
         names = ", ".join(thread.name for thread in stuck)
         warnings.warn(
-            f"{names} did not return from a call within {JOIN_SECONDS:g} s, and are abandoned. They are here:\n"
-            f"{whereabouts(stuck)}",
+            f"{names} did not return from a call within {JOIN_SECONDS:g} s, and are abandoned. The threads are "
+            f"here:\n{whereabouts(stuck)}",
             RuntimeWarning,
             stacklevel=3,
         )

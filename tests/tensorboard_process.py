@@ -19,7 +19,7 @@ LIMIT_S = 100  # of a start that takes seconds
 class Running:
     process: subprocess.Popen[str]
     said: str
-    """What it printed up to "Ctrl-C ends it."."""
+    """What it printed up to "Press Ctrl-C to end TensorBoard."."""
     url: str
 
 
@@ -36,7 +36,7 @@ def tensorboard(logdir: Path, *options: str, errors: Path) -> Iterator[Running]:
         said = ""
         for line in process.stdout:
             said += line
-            if line.startswith("Ctrl-C"):
+            if line.startswith("Press Ctrl-C"):
                 break
         url = re.search(r" at (http://\S+)", said)
         assert url, f"it did not start: {said}{errors.read_text()}"

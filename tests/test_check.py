@@ -155,7 +155,7 @@ def test_a_file_position_that_threads_share_is_a_fault(tmp_path: Path) -> None:
     assert not report.ok
     assert "Something that workers share keeps state" in words(report, "fault")
     assert "dataset (Claims" in str(report.isolation).partition("shared")[2]
-    assert "Do not" in str(report)
+    assert "not safe to read with threads" in str(report)
 
 
 def test_an_open_handle_that_threads_cannot_share_is_a_fault(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_draws_from_global_random_state_are_named_and_are_no_fault() -> None:
     assert "cannot be compared" in str(report)
     assert "bit for bit" not in str(report)
     report = check(DrawsForNothing("held"), samples=32, workers=2)
-    assert "No sample depends on it" in words(report, "note")
+    assert "No sample depends on these draws" in words(report, "note")
     assert "bit for bit" in str(report)
 
 
@@ -357,7 +357,7 @@ def test_samples_that_raise_are_a_fault(every: int, failed: int) -> None:
 def test_an_empty_dataset_is_a_fault(dataset: Any) -> None:
     report = check(dataset, samples=8, workers=2)
     assert not report.ok
-    assert "it has no samples" in words(report, "fault")
+    assert "the dataset has no samples" in words(report, "fault")
     assert "Nothing could be compared" in str(report)
 
 
@@ -379,7 +379,9 @@ def test_an_iterable_dataset_that_raises_in_general_or_in_workers_alone_is_said_
     )
     assert "each of 4 workers" not in words(report)
     report = check(NeedsNoWorker(), samples=16, workers=4)
-    assert "in 4 threads it raises RuntimeError: no workers, please" in words(report, "fault")
+    assert "in 4 threads the dataset raises RuntimeError: no workers, please" in words(
+        report, "fault"
+    )
 
 
 def test_an_iterable_dataset_that_holds_what_has_no_copy_is_told_of() -> None:
@@ -397,9 +399,9 @@ def test_an_iterable_dataset_that_holds_what_has_no_copy_is_told_of() -> None:
     ("dataset", "said"),
     [
         ("a string", "got str"),
-        (DataLoader([1, 2]), "give its dataset"),
-        (FastDataLoader([1, 2]), "give its dataset"),
-        (Honest, "give an instance"),
+        (DataLoader([1, 2]), "Give its dataset"),
+        (FastDataLoader([1, 2]), "Give its dataset"),
+        (Honest, "Give an instance"),
         (iter([1]), "got list_iterator"),
         (Honest(-1), "is unknown: len.. raises ValueError"),
     ],
@@ -638,7 +640,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         (["no_such_module:good"], 2, "no_such_module"),
         (["sets_to_check:nothing"], 2, "nothing"),
         (["sets_to_check:number"], 2, "int"),
-        (["sets_to_check:loader"], 2, "give its dataset"),
+        (["sets_to_check:loader"], 2, "Give its dataset"),
         (["sets_to_check:Needs"], 2, "Needs"),
         (["sets_to_check:Negative"], 2, "0 or more"),
         (["sets_to_check:good", "--samples", "0"], 2, "--samples"),
@@ -671,8 +673,8 @@ def started(folder: Path, path: str) -> subprocess.Popen[str]:
     ("name", "said"),
     [
         ("bad", "fault"),
-        ("Exits", "it ended the process as it was read serially: exit code 3"),
-        ("DiesInThreads", "it ended the process as it was read in 4 threads: SIGKILL"),
+        ("Exits", "the dataset ended the process as it was read serially: exit code 3"),
+        ("DiesInThreads", "the dataset ended the process as it was read in 4 threads: SIGKILL"),
     ],
 )
 def test_the_process_tells_of_a_fault_and_of_a_dataset_that_ends_it(

@@ -79,7 +79,7 @@ def test_an_empty_folder_is_said_to_be_and_sigterm_ends_it(tmp_path: Path) -> No
     (tmp_path / "logdir").mkdir()
     with tensorboard(tmp_path / "logdir", errors=tmp_path / "errors") as running:
         where = tmp_path / "logdir" / "DATE-TIME-workersN-ranksN"
-        assert f"(no runs yet; `fastload train` writes each into {where})" in running.said
+        assert f"(no runs yet; `fastload train` writes each run into {where})" in running.said
         running.process.send_signal(signal.SIGTERM)
         running.process.wait(60)
     assert running.process.returncode == 143

@@ -128,8 +128,8 @@ def _of_time(gil_share: float, serial: Reading, *, crowded: bool) -> Iterator[Fi
     if gil_share > 0.5 and serial.cpu_share > 0.5:
         yield Finding(
             "note",
-            f"{gil_share:.0%} of reading holds the GIL: threads take turns at it",
-            'Do it with NumPy, torch or Pillow, pack the data ready to use, or use worker_method="process". '
+            f"{gil_share:.0%} of the reading time holds the GIL: threads take turns",
+            'Do this work with NumPy, torch or Pillow, pack the data ready to use, or use worker_method="process". '
             "With threads, few workers are as fast as many.",
         )
     if crowded:
@@ -243,15 +243,15 @@ def _find_failures(indices: Sequence[Any], got: Sequence[Any], findings: list[Fi
             Finding(
                 "fault",
                 f"{len(failed)} of {len(got)} samples raise {first} (index {index!r} first)",
-                'They will raise in the training loop too. Fix them, or skip them with on_error="skip".',
+                'These samples will raise in the training loop too. Fix them, or skip them with on_error="skip".',
             ),
         )
     if not got:
         findings.append(
             Finding(
                 "fault",
-                "it has no samples",
-                "There is nothing to compare: check its paths and filters.",
+                "the dataset has no samples",
+                "There is nothing to compare. Check the paths and filters of the dataset.",
             )
         )
     return len(failed)
@@ -319,12 +319,12 @@ def _drawn(before: Sequence[Any], after: Sequence[Any]) -> list[str]:
 
 def _of_draws(whose: str, *, seeded: bool, matters: bool) -> Finding:
     """Return what it means that samples draw from a global random state, if it `matters` to them."""
-    what = f"it draws from {whose} global random state, which threads share"
+    what = f"the dataset draws from {whose} global random state, which threads share"
     source = "fastload.sample_generator() (torch) or fastload.sample_rng() (NumPy, Python's random)"
     if not matters:
-        return Finding("note", what, "No sample depends on it: there is nothing to do.")
+        return Finding("note", what, "No sample depends on these draws, so there is nothing to do.")
     if seeded:
-        what += ", and seeds it: draws that should be equal, for an image and its mask, can differ"
+        what += ", and seeds that state: draws that should be equal, for an image and its mask, can differ"
         return Finding("fault", what, f"Draw from {source}.")
     advice = f"Samples are right but not reproducible. To reproduce them, draw from {source}."
     return Finding("note", what, advice)
@@ -343,7 +343,7 @@ def _check_iterable(
         findings.append(
             Finding(
                 "note",
-                "it is its own iterator: two loops over it at once share one position",
+                "the dataset is its own iterator: two loops over it at once share one position",
                 "A loader is safe, as each worker has a copy. Still, let __iter__ return a new iterator.",
             )
         )
@@ -359,8 +359,8 @@ def _check_iterable(
         findings.append(
             Finding(
                 "fault",
-                f"in {workers} threads it raises {raised[0]}, but not in a serial loop",
-                'Check how it uses torch.utils.data.get_worker_info(), or use worker_method="process".',
+                f"in {workers} threads the dataset raises {raised[0]}, but not in a serial loop",
+                'Check how the dataset uses torch.utils.data.get_worker_info(), or use worker_method="process".',
             )
         )
     each = threaded[:workers]

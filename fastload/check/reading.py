@@ -46,13 +46,13 @@ NAP_S, LATE = 200e-6, 3
 def require_dataset(dataset: Any) -> None:
     """Raise TypeError if threads cannot read `dataset`. The message says what to give instead."""
     if isinstance(dataset, TorchDataLoader):
-        raise TypeError(f"expected a dataset, got a {type(dataset).__name__}: give its dataset")
+        raise TypeError(f"expected a dataset, got a {type(dataset).__name__}. Give its dataset")
     if isinstance(dataset, IterDataPipe | MapDataPipe):
         raise TypeError(
-            "expected a dataset, got a data pipe: torch reads it in processes, never in threads"
+            "expected a dataset, got a data pipe. torch reads data pipes in processes, never in threads"
         )
     if isinstance(dataset, type):
-        raise TypeError(f"expected a dataset, got the class {dataset.__name__}: give an instance")
+        raise TypeError(f"expected a dataset, got the class {dataset.__name__}. Give an instance")
     if isinstance(dataset, IterableDataset):
         return  # whose length no reading needs
     if isinstance(dataset, str | bytes) or not all(

@@ -57,8 +57,9 @@ class Report:
 
     def __str__(self) -> str:
         head = (
-            f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each, {self.cpu_share:.0%} of it "
-            f"computing, {self.gil_share:.0%} of it under the GIL (estimated); {self.workers} threads: "
+            f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each, with "
+            f"{self.cpu_share:.0%} of the time computing and {self.gil_share:.0%} under the GIL (estimated); "
+            f"{self.workers} threads: "
             + (
                 "not measured"
                 if self.threads_ratio is None
@@ -68,10 +69,11 @@ class Report:
         verdict = (
             "Threads gave the samples of a serial loop, bit for bit."
             if self.ok and self.compared
-            else "Threads read it as a serial loop does. Samples with global draws cannot be compared."
+            else "Threads read this dataset as a serial loop does. Samples that draw from global random state cannot "
+            "be compared."
             if self.ok
             else "Nothing could be compared."
             if self.failed == self.samples
-            else "Do not read this dataset with threads as it is."
+            else "This dataset is not safe to read with threads. Fix what is listed above first."
         )
         return "\n".join([head, str(self.isolation), *map(str, self.findings), verdict])

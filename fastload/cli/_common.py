@@ -189,7 +189,7 @@ def read_token(path: Path | None) -> str:
         raise click.UsageError(f"{path}: other users can read the token. Run chmod 600 {path}.")
     token = path.read_text().strip()
     if not token:
-        raise click.UsageError(f"{path} is empty. Write a token into it.")
+        raise click.UsageError(f"{path} is empty. Write a token into the file.")
     return token
 
 
@@ -208,9 +208,15 @@ def serving_options(command: F) -> F:
     for option in (
         click.option("--tls-key", type=file, help="PEM file with the private key of --tls-cert."),
         click.option(
-            "--tls-cert", type=file, help="PEM file with the certificate chain. Needs --tls-key."
+            "--tls-cert",
+            type=file,
+            help="PEM file with the certificate chain. Needs --tls-key.  [default: no TLS]",
         ),
-        click.option("--token-file", type=file, help="File with the token that clients must send."),
+        click.option(
+            "--token-file",
+            type=file,
+            help="File with the token that clients must send.  [default: no token]",
+        ),
         click.option(
             "--port",
             type=click.IntRange(0, 65535),

@@ -143,19 +143,19 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File for all figures, as JSON.",
+    help="File for all figures, as JSON.  [default: no file]",
 )
 @click.option(
     "--html",
     "html_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File for a report that opens offline. An additional short run records the timeline.",
+    help="File for a report that opens offline. An additional short run records the timeline.  [default: no file]",
 )
 @click.option(
     "--plot",
     "plot_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File for a plot of the rates, as PNG.",
+    help="File for a plot of the rates, as PNG.  [default: no file]",
 )
 def bench(
     file_list: Path | None,

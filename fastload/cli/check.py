@@ -115,9 +115,9 @@ def _of_death(code: int, how: str) -> str:
     advice = (
         'A library that it calls is not thread-safe. Use worker_method="process", or call the library under a lock.'
         if "threads" in how
-        else "It would end a training loop as well. If stacks are printed above, look for the call in them."
+        else "The dataset would end a training loop as well. If stacks are printed above, look for the call in them."
     )
-    fault = Finding("fault", f"it ended the process {how}: {by}", advice)
+    fault = Finding("fault", f"the dataset ended the process {how}: {by}", advice)
     return f"{fault}\nDo not read this dataset with threads until this is fixed."
 
 

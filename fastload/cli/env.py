@@ -37,7 +37,7 @@ def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
     """Show which rank this process is, and which variables say so.
 
     Under a launcher, each rank prints its own lines. With --meet, the ranks also form the process group that training
-    would form, so network errors show up before a job does.
+    would form, so network errors show up before a job starts.
 
     With --compile, the image kernels are compiled into the cache that training will use. In a container image or
     before a large job, set FASTLOAD_CACHE to a folder that persists.
@@ -108,7 +108,7 @@ def _meet(timeout_s: float) -> str:
             f"{rank}: the rank numbers add up to {total.item()}, but should add up to {expected}. "
             "Give each process of the job a different rank"
         )
-    return f"met the others in {elapsed_s:.2f} s ({met_by()}); the ranks add up to {expected}"
+    return f"met the other ranks in {elapsed_s:.2f} s ({met_by()}); the ranks add up to {expected}"
 
 
 def _cores() -> Iterator[str]:
@@ -121,7 +121,7 @@ def _cores() -> Iterator[str]:
         warnings.simplefilter("always")
         count = cores()
     own = os.sched_getaffinity(0)
-    yield f"cores for this rank: {count}; it may run on {_ranges(own)}, of {os.cpu_count()}"
+    yield f"cores for this rank: {count}; this rank may run on cores {_ranges(own)} of {os.cpu_count()}"
     for warning in caught:
         yield f"warning: {warning.message}"
 

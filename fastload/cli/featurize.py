@@ -86,7 +86,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 @click.option(
     "--root",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder in shared memory]",
+    help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
 )
 @click.option(
     "--device",
@@ -108,11 +108,12 @@ def featurize(**options: Any) -> None:
     """Run a network over images once, and save the features, to train a head on them.
 
     IMAGES is a folder with one folder per class, or a packed set. Alternatively, --file-list-path names a list. Each
-    image is resized to a square and normalised as for ImageNet. Row i of the set has the features of image i in column
-    x, and its class number in column y.
+    image is resized to a square and normalised as for ImageNet. The features are saved as a set (see `fastload store`).
+    Row i has the features of image i in column x, and the class number of that image in column y.
 
-    If a run is stopped, run the same command again: it makes only the missing parts. If the set is complete, no image
-    is read. If the weights, the images or an option have changed, the command names the change and exits.
+    If a run is stopped, run the same command again. It makes only the missing parts, which are files of the set. If
+    the set is complete, no image is read. If the weights, the images or an option have changed, the command names the
+    change and exits.
 
     \b
     Examples:

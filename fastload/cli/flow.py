@@ -57,9 +57,14 @@ def flow() -> None:
     type=click.IntRange(min=1),
     help="Maximum number of tasks at the same time.  [default: no limit]",
 )
-@click.option("--task", "only", multiple=True, help="Name of the only task to run. Repeatable.")
 @click.option(
-    "--quiet", is_flag=True, help="Do not print the output of tasks. It is in their logs."
+    "--task",
+    "only",
+    multiple=True,
+    help="Name of the only task to run. Repeatable.  [default: all tasks]",
+)
+@click.option(
+    "--quiet", is_flag=True, help="Do not print the output of tasks. The logs of the tasks have it."
 )
 def run(
     file: Path,
@@ -132,15 +137,15 @@ def show(file: Path, svg: Path | None) -> None:
 def submit(file: Path, system: BatchSystem | None, resume: bool, dry_run: bool) -> None:
     """Submit each task of PIPE.toml as a batch job.
 
-    A job starts when the jobs that it waits for have succeeded. The batch system sees to that; no fastload process
-    keeps running. Each task requests its own resources:
+    A job starts when the jobs that it waits for have succeeded. The batch system starts them, so no fastload
+    process keeps running. Each task requests its own resources:
 
     \b
     parallelism    number of ranks
     ppn            ranks per host
     cores          cores per rank
     walltime       time limit, H:MM:SS
-    directives     further lines for the batch system, such as ["-A PROJECT"]
+    directives     extra lines for the header of the batch job, such as ["-A PROJECT"]
 
     The files and this Python must have the same paths on all nodes.
 
@@ -163,7 +168,7 @@ def submit(file: Path, system: BatchSystem | None, resume: bool, dry_run: bool) 
 def status(file: Path) -> None:
     """Show the state of the jobs of `fastload flow submit`.
 
-    It comes from the batch system and from the record of each task's last run.
+    The state comes from the batch system and from the record of each task's last run.
 
     \b
     Example:

@@ -19,7 +19,7 @@ from fastload.cli._common import described_set, require
 def inspect(path: str, records: int) -> None:
     """Describe SET: its columns, counts and sizes, how it was made, and its first records.
 
-    SET is the folder of a packed set or of a set of columns.
+    SET is the folder of a packed set (`fastload pack`) or of a set of columns (`fastload store`).
 
     \b
     Examples:

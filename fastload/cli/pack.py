@@ -67,7 +67,7 @@ from fastload.errors import FastloadError
     "--image-column",
     default="image",
     show_default=True,
-    help="Column of PARQUET with the bytes of the files, or with structs of bytes and path.",
+    help="Column of PARQUET with the image files, as bytes or as structs of bytes and path.",
 )
 @click.option(
     "--label-column",
@@ -79,14 +79,14 @@ from fastload.errors import FastloadError
     "--columns",
     default="",
     metavar="NAME,NAME,...",
-    help="Further columns of PARQUET to keep.",
+    help="Other columns of PARQUET to keep.  [default: none]",
 )
 def pack(source: str, out: str, columns: str, **options: Any) -> None:
     """Pack images into few large files, in the folder OUT.
 
-    FILE_LIST has one path per line. FOLDER has one folder per class, or Parquet files. OUT gets an index and Arrow
-    files, which any Arrow tool reads. fastload.datasets.PackedDataset trains on them. If a run is stopped, run the
-    command again to complete it. Until then, OUT cannot be opened as a set.
+    FILE_LIST has one path per line. FOLDER has one folder per class, or Parquet files. OUT becomes a packed set: an
+    index and Arrow files, which any Arrow tool reads. fastload.datasets.PackedDataset trains on them. If a run is
+    stopped, run the command again to complete it. Until then, OUT cannot be opened as a set.
 
     \b
     Examples:

@@ -93,7 +93,11 @@ def parameters() -> None:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of new rows.")
 @serving_options
-@click.option("--name", help="Name by which workers reach this machine.  [default: its address]")
+@click.option(
+    "--name",
+    help="Host name or address that workers use to connect to this machine.  [default: --host, or "
+    "this machine's address if --host is 0.0.0.0 or ::]",
+)
 def serve(
     store_path: str | None,
     number: int | None,
@@ -167,7 +171,9 @@ def serve(
             address = front.address(name or reached_as(host))
             if store is not None:
                 publish(store, number, of, address)
-            click.echo(f"server {number} of {of} at version {server.version}: served at {address}")
+            click.echo(
+                f"server {number} of {of}: serving parameters of version {server.version} at {address}"
+            )
             wait_for_the_end()
         except KeyboardInterrupt as end_of_it:
             code = TERMINATED if isinstance(end_of_it, Terminated) else INTERRUPTED

@@ -56,7 +56,7 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.option(
     "--name",
     help="With DATASET: name of the set, of letters, digits and _.+=-, or a path that ends in such a name. All ranks "
-    "must see its folder.",
+    "must see the folder of the set.",
 )
 @click.option(
     "--inputs",
@@ -73,12 +73,13 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.option(
     "--data-version",
     default="",
-    help="With DATASET: version of its samples, if fastload cannot detect their content. Change it when they change.",
+    help="With DATASET: version of the samples, if fastload cannot detect their content. Change the version when the "
+    "samples change.",
 )
 @click.option(
     "--root",
     type=click.Path(path_type=Path, file_okay=False),
-    help="With DATASET: folder of the sets.  [default: $FASTLOAD_STORE, or a folder in shared memory]",
+    help="With DATASET: folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
 )
 @click.option(
     "--replace",
@@ -103,8 +104,8 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.option(
     "--decode",
     metavar="MODULE:NAME",
-    help="Function that turns a message into a sample. It gets the JSON value of a line, the path of a file, or the "
-    "bytes from Kafka.  [default: JSON; numbers and lists of numbers become float32 tensors]",
+    help="Function that turns a message into a sample. The function gets the JSON value of a line, the path of a "
+    "file, or the bytes from Kafka.  [default: JSON; numbers and lists of numbers become float32 tensors]",
 )
 @click.option(
     "--key",
@@ -113,8 +114,8 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 @click.option(
     "--failed",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File of JSON lines for messages that failed, with their errors.  [default: the first failure ends the "
-    "command]",
+    help="Write messages that failed, with their errors, to this file as JSON lines.  [default: the first failure "
+    "ends the command]",
 )
 @click.option(
     "--max-wait-ms",
@@ -125,16 +126,19 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
 )
 @click.pass_context
 def predict(context: click.Context, /, model: str, dataset: str | None, **options: Any) -> None:
-    """Answer each sample of a dataset, or each message of a stream.
+    """Run a model on each sample of a dataset, or on each message of a stream.
 
-    MODEL and DATASET are MODULE:NAME, or MODULE:FUNCTION for a function or class that makes them without arguments.
-    Modules in the current folder are found too. If a function takes arguments, it is the model itself.
+    MODEL and DATASET are names in Python modules, written as MODULE:NAME. Modules in the current folder are found too.
+    A class, or a function without required arguments, is called first, and returns the model or the dataset. A function
+    with required arguments is the model itself, and is called with each batch.
 
-    With DATASET, row i of the set --name is the answer for sample i. Under mpiexec, srun or torchrun, each process is
-    a rank and makes a share of the parts. If a run is stopped, run the same command again, on any number of ranks: it
-    makes only the missing parts.
+    With DATASET, the answers are saved as a set, which is a folder of files with one row per sample (see `fastload
+    store`). Row i is the answer for sample i. --name names the set. Its rows are divided into parts, of one file each.
+    Under mpiexec, srun or torchrun, each process is a rank and makes some of the parts. If a run is stopped, run the
+    same command again, on any number of ranks. It makes only the missing parts.
 
-    Without DATASET, messages come from --source, and their answers go to --sink. After Ctrl-C or SIGTERM, the command
+    Without DATASET, the command reads messages from the source, --source, and writes an answer for each to the
+    destination, --sink. By default, these are standard input and standard output. After Ctrl-C or SIGTERM, the command
     reads no more, answers the messages that it has read, and ends with exit code 0. A second signal ends the process
     at once. Unanswered messages of a folder or of Kafka are read again at the next start. The last line on standard
     error counts the answered and the failed messages, and gives the time.
@@ -176,10 +180,12 @@ def _check_form(context: click.Context, dataset: str) -> None:
         option for option, name in given.items() if name in (_OF_STREAMS if dataset else _OF_SETS)
     ]
     if wrong and dataset:
-        raise UsageError(f"{wrong[0]} is an option for streams. Remove it, or remove DATASET.")
+        raise UsageError(
+            f"{wrong[0]} works only with a stream of messages, not with DATASET. Remove one of them."
+        )
     if wrong:
         raise UsageError(
-            f"{wrong[0]} is an option for datasets. Give a DATASET after MODEL, or remove it."
+            f"{wrong[0]} works only with a dataset. Give DATASET after MODEL, or remove {wrong[0]}."
         )
     if dataset and "--name" not in given:
         raise UsageError("The set for the answers has no name. Give --name.")
@@ -192,8 +198,8 @@ def _model(path: str) -> Any:
         found = made_at(path)
     if not callable(found):
         raise UsageError(
-            f"{path} is not a model: expected a module or a function that takes a batch, "
-            f"found {type(found).__name__}"
+            f"{path} cannot be used as a model. It must be a torch module or a function that takes a batch, but it is "
+            f"of type {type(found).__name__}"
         )
     return found
 
@@ -277,7 +283,7 @@ def _dataset(path: str, name: str, root: Path | None, parts: int | None) -> Any:
     found = made_at(path)
     if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
         raise UsageError(
-            f"{path}: expected a dataset with a length and samples by index, found {type(found).__name__}"
+            f"{path}: expected a dataset with __len__ and __getitem__, but found {type(found).__name__}"
         )
     rows = len(found)
     if not rows:
@@ -336,7 +342,7 @@ def _predict_stream(
         finally:
             seconds = time.perf_counter() - began
             click.echo(
-                f"{answers.answered:,} answered, {answers.failed:,} failed, {seconds:.1f} s",
+                f"messages: {answers.answered:,} answered, {answers.failed:,} failed, {seconds:.1f} s",
                 err=True,
             )
 

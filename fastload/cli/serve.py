@@ -14,7 +14,7 @@ from fastload.cli._common import read_certificate, read_token, serving_options, 
 @click.option(
     "--root",
     type=click.Path(exists=True, file_okay=False),
-    help="Folder of the sets.  [default: $FASTLOAD_STORE, or else this user's folder in shared memory]",
+    help="Folder of the sets.  [default: $FASTLOAD_STORE, or a folder of this user in shared memory]",
 )
 @serving_options
 @click.option("--insecure", is_flag=True, help="Serve other hosts without a token.")

@@ -27,9 +27,9 @@ from fastload.errors import FastloadError
 def stage(source: str, target: Path, verify: bool, workers: int | None) -> None:
     """Copy the set SRC to DST, on this node's own disk or in its memory, and print DST.
 
-    SRC is the folder of a packed set or of a set of columns, and DST becomes such a folder. Every byte is checked
-    against its checksum during the copy. Valid files in DST are reused. An interrupted copy cannot be opened as a set;
-    running the command again completes it. All ranks may run this at the same time: one rank per node copies, and the
+    SRC is the folder of a packed set or of a set of columns. DST becomes such a folder. Every byte is checked
+    against its checksum during the copy. Valid files in DST are reused. An interrupted copy cannot be opened as a set.
+    Run the command again to complete it. All ranks may run this at the same time: one rank per node copies, and the
     others wait.
 
     If DST is in /dev/shm/fastload-UID, `fastload store ls` lists a set of columns, and `fastload.store.get("mnist")`

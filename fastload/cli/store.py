@@ -22,8 +22,9 @@ _root_option = click.option(
 def store() -> None:
     """Keep data as named sets that all processes of this node map into memory.
 
-    A set has columns of tensors, numbers or texts, with one row per sample. By default, sets are in shared memory, and
-    no server is needed. A program opens a set by its name: fastload.store.get("mnist").
+    A set has columns of tensors, numbers or texts, with one row per sample. The rows are divided into parts, of one
+    file each. By default, sets are in shared memory, and no server is needed. A program opens a set by its name:
+    fastload.store.get("mnist").
 
     \b
     Examples:
@@ -87,7 +88,7 @@ def put(
     Parquet      one part per row group
     Arrow IPC    one part per record batch
     .npz         one part, with its arrays as the columns
-    .npy         one part of all .npy files, with one column per file, named after the file
+    .npy         all .npy files together make one part, with one column per file, named like the file
 
     \b
     Examples:
@@ -131,6 +132,8 @@ def put(
 )
 def info(name: str, root: str | None, records: int) -> None:
     """Describe a set: its columns, rows and parts, how it was made, and its first rows.
+
+    With --records 0, no rows are shown.
 
     \b
     Examples:
@@ -176,8 +179,8 @@ def gc(root: str | None, dry_run: bool) -> None:
     """Remove leftovers of processes that have ended, and print the freed size.
 
     Leftovers are temporary sets whose process has ended, and incomplete sets of `put`, `prepare` and `fastload stage`.
-    An interrupted preparation or copy can resume until they are removed; afterwards it starts from the beginning. Files
-    that a running process writes are kept.
+    An interrupted preparation or copy can resume until its leftovers are removed. After that, it starts from the
+    beginning. Files that a running process writes are kept.
 
     \b
     Examples:

@@ -72,7 +72,7 @@ _CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
     "--launcher-option",
     "options",
     multiple=True,
-    help="Further option for the launcher, passed unchanged. Repeatable.",
+    help="Extra option for the launcher, passed unchanged. Repeatable.",
 )
 @click.option(
     "--env",
@@ -95,7 +95,7 @@ _CHOICES = ["auto", "openmpi", "hydra", "pals", "srun", "torchrun", "none"]
     "--directive",
     "directives",
     multiple=True,
-    help="Further directive of the batch job, such as '-A PROJECT' or '-l filesystems=home'. Repeatable.",
+    help="Extra line for the batch job's header, such as '-A PROJECT' or '-l filesystems=home'. Repeatable.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would run. Run nothing.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

@@ -111,13 +111,13 @@ def _directions(logdir: Path, url: str, asked: int | None, bind_all: bool) -> st
     if asked and asked != port:
         lines.append(f"Port {asked} is taken, so port {port} is used.")
     if bind_all:
-        lines.append("Every machine that can reach this one can open it.")
+        lines.append("Every machine that can reach this machine can open TensorBoard.")
     lines += [
         "If this is a login node, run on your own machine",
         f"    ssh -N -L {port}:localhost:{port} {getpass.getuser()}@{host}",
         f"and open http://localhost:{port}/ there. If your machine cannot reach {host} directly,",
         f"insert -J and the name of the login machine before {getpass.getuser()}@{host}.",
-        "Ctrl-C ends it.",
+        "Press Ctrl-C to end TensorBoard.",
     ]
     return "\n".join(lines)
 
@@ -128,7 +128,5 @@ def _content(logdir: Path) -> str:
     traces = [*logdir.rglob("*.pt.trace.json"), *logdir.rglob("*.pt.trace.json.gz")]
     runs = {path.parent for path in (*events, *traces)}
     if not runs:
-        return (
-            f"no runs yet; `fastload train` writes each into {logdir / 'DATE-TIME-workersN-ranksN'}"
-        )
+        return f"no runs yet; `fastload train` writes each run into {logdir / 'DATE-TIME-workersN-ranksN'}"
     return f"runs: {len(runs)}, profiles: {len(traces)}"

@@ -80,7 +80,8 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--epochs",
     type=click.IntRange(min=1),
-    help="Number of passes over the dataset. With -s, training ends at the smaller limit.",
+    help="Number of passes over the dataset. With -s, training ends at the smaller limit.  [default: as many as "
+    "--nsteps needs]",
 )
 @click.option(
     "--status-print-interval",
@@ -139,8 +140,8 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     default="fp32",
     show_default=True,
     type=click.Choice(["fp32", "tf32", "bf16"]),
-    help="Precision of the model. fp32: float32. tf32: float32 with faster, rounded products. bf16: autocast to "
-    "bfloat16.",
+    help="Precision for training. fp32: float32. tf32: float32 with faster, less exact matrix multiplication. bf16: "
+    "autocast to bfloat16.",
 )
 @click.option("--compile", is_flag=True, help="Compile the model with torch.compile.")
 @click.option(
@@ -151,7 +152,8 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--checkpoint",
     type=_FOLDER,
-    help="Folder for the checkpoint: model, optimiser, position in the data and random states. All ranks must see it.",
+    help="Folder for the checkpoint: model, optimiser, position in the data and random states. All ranks must see "
+    "this folder.  [default: no checkpoint]",
 )
 @click.option(
     "--every",

@@ -17,7 +17,8 @@ from fastload.cli._common import is_set_of_columns, require
 def verify(path: str, workers: int | None) -> None:
     """Read all of SET, and name the damaged records or parts.
 
-    Every record of a packed set, and every part of a set of columns, is checked against its checksum. Parts without
+    SET is the folder of a packed set (`fastload pack`) or of a set of columns (`fastload store`). Every record of a
+    packed set, and every part of a set of columns, is checked against its checksum. Parts without
     checksums and parts on other nodes are listed, but do not count as damaged. The exit code is 1 if anything is
     damaged.
 

@@ -85,8 +85,8 @@ class ImageNetDataLoader:
     def __init__(self, dataset: Any, batch_size: int, num_workers: int, cache_size: int) -> None:
         if not len(dataset):
             raise ValueError(
-                f"batches without end need samples, but {type(dataset).__name__} has none. Check the file list. It "
-                "must have at least one image per rank"
+                f"batches without end need samples, but {type(dataset).__name__} has none. The file list must have at "
+                "least one image per rank"
             )
         self.dataset = dataset
         self._loader: DataLoader[Any] = DataLoader(

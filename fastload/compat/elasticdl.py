@@ -75,7 +75,7 @@ class RecordIndexService:
         self._check_thread()
         if not 0 <= batch_size <= self._fetched:
             raise ValueError(
-                f"{batch_size} records were reported, but only {self._fetched} are fetched and not yet reported. "
+                f"{batch_size} records were reported, but only {self._fetched} were fetched and not yet reported. "
                 "Report each batch once, after training on it"
             )
         self._fetched -= batch_size
@@ -96,8 +96,8 @@ class RecordIndexService:
         if lease is None and self._fetched:
             raise RuntimeError(
                 f"all shards of epoch {epoch.number} are leased, but this worker has not reported {self._fetched} "
-                "records that it fetched, and would wait for itself. End the batch here, call report_batch_done, and "
-                "continue"
+                "records that it fetched. So it would wait for itself. End the batch here, call report_batch_done, "
+                "and continue"
             )
         lease = lease or epoch.wait_for_lease()
         if lease is None:

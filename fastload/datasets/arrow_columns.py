@@ -63,8 +63,8 @@ def kind_of(field: pa.Field) -> Kind:
     found = _dense_kind(kind.value_type if ragged else kind)
     if found is None or (ragged and found.shape):
         raise TypeError(
-            f"column {field.name!r} is of type {field.type}, which cannot become a tensor: "
-            "cast it in the file, or leave it out with columns="
+            f"column {field.name!r} has type {field.type}, which cannot become a tensor. Cast the column in the file, "
+            "or leave it out with columns="
         )
     return Kind(found.dtype, found.shape, ragged)
 
@@ -109,11 +109,13 @@ def fill_value(field: pa.Field, value: Any) -> Any:
             raise ValueError(f"{value!r} would become {scalar}")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise TypeError(
-            f"fill: {value!r} is not a value of column {field.name!r}, of type {field.type}; "
-            "give each column its own value: fill={column: value}"
+            f"fill: {value!r} is not a value of column {field.name!r}, of type {field.type}. Give each column its own "
+            "value: fill={column: value}"
         ) from error
     if not scalar.is_valid:
-        raise TypeError(f"fill: the value of column {field.name!r} is None: leave the column out")
+        raise TypeError(
+            f"fill: the value for column {field.name!r} is None. Leave the column out of fill"
+        )
     return scalar if _is_text(kind) else scalar.as_py()
 
 

@@ -105,8 +105,8 @@ def _claim(root: Path, folder: Path, made: dict[str, int]) -> Iterator[None]:
         found = marker.read_text().splitlines()
         if wanted not in found:
             raise FileExistsError(
-                f"{folder} holds synthetic digits made with {found[-1]}, and {wanted} was asked for: "
-                "choose another folder, or delete that one"
+                f"{folder} holds synthetic digits made with {found[-1]}, but {wanted} was requested. Choose another "
+                "folder, or delete that one"
             )
         yield
 
@@ -118,8 +118,8 @@ def _refuse_others(root: Path, folder: Path) -> None:
     ):
         if path.exists():
             raise FileExistsError(
-                f"{path} ({path.stat().st_size:,} bytes) was not made by fastload, and is not overwritten: "
-                "choose another folder"
+                f"{path} ({path.stat().st_size:,} bytes) was not made by fastload, so it will not be overwritten. "
+                "Choose another folder"
             )
 
 

@@ -30,8 +30,8 @@ def read_list(
             name = os.fsdecode(os.path.basename(directory.rstrip(b"/")))
             if name in ("", ".", ".."):
                 raise FileListError(
-                    f"{file_list}, line {line}: {os.fsdecode(path)!r} has no parent directory "
-                    "to name its class; expected .../<class>/<image>"
+                    f"{file_list}, line {line}: {os.fsdecode(path)!r} has no parent directory to name its class. "
+                    "Expected .../<class>/<image>"
                 )
             if known is not None and name not in known:
                 raise FileListError(
@@ -68,7 +68,7 @@ def _read_lines(path: str, kind: str) -> Iterator[tuple[int, bytes]]:
             for number, line in enumerate(file, 1):
                 if b"\0" in line:
                     raise FileListError(
-                        f"{path}, line {number}: the {kind} is not a text file, it has a NUL byte"
+                        f"{path}, line {number}: the {kind} is not a text file, because it contains a NUL byte"
                     )
                 if text := line.strip():
                     yield number, text

@@ -41,11 +41,11 @@ def read_idx(path: str | os.PathLike[str]) -> NDArray[Any]:
                 return _read(cast(BinaryIO, unzipped), name)
         except EOFError:
             raise IdxError(
-                f"{name}: the gzip stream is cut off; copy or download it again"
+                f"{name}: the gzip stream is cut off. Copy or download the file again"
             ) from None
         except (gzip.BadGzipFile, zlib.error) as error:
             raise IdxError(
-                f"{name}: the gzip stream is damaged ({error}); copy or download it again"
+                f"{name}: the gzip stream is damaged ({error}). Copy or download the file again"
             ) from error
 
 
@@ -54,7 +54,7 @@ def write_idx(file: BinaryIO, array: NDArray[Any]) -> None:
     code = _CODES.get(array.dtype.newbyteorder(">"))
     if code is None:
         known = ", ".join(np.dtype(name).name for name in _DTYPES.values())
-        raise ValueError(f"IDX has no dtype {array.dtype}; expected one of {known}")
+        raise ValueError(f"IDX has no dtype {array.dtype}. Expected one of {known}")
     file.write(struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape))
     file.write(np.ascontiguousarray(array, dtype=_DTYPES[code]).data)
 
@@ -64,7 +64,7 @@ def _read(file: BinaryIO, name: str) -> NDArray[Any]:
     zeros, code, dimensions = struct.unpack(">HBB", magic)
     if zeros or code not in _DTYPES or dimensions > _MAX_DIMENSIONS:
         raise IdxError(
-            f"{name}: this is not an IDX file: it begins with {magic.hex(' ')}; expected 00 00, a type from "
+            f"{name}: this is not an IDX file: it begins with {magic.hex(' ')}. Expected 00 00, a type from "
             f"{', '.join(f'{known:02x}' for known in _DTYPES)}, and at most {_MAX_DIMENSIONS} dimensions"
         )
     shape = struct.unpack(f">{dimensions}I", _header(file, 4 * dimensions, name))
@@ -80,7 +80,7 @@ def _read(file: BinaryIO, name: str) -> NDArray[Any]:
         array: NDArray[Any] = np.frombuffer(content, dtype).reshape(shape)
     except ValueError as error:  # no values, in dimensions beyond an address
         raise IdxError(
-            f"{name}: its header has the shape {[*shape]}, which no array can have"
+            f"{name}: the header gives the shape {[*shape]}, which no array can have"
         ) from error
     return array.astype(dtype.newbyteorder("="), copy=False)
 
@@ -88,7 +88,7 @@ def _read(file: BinaryIO, name: str) -> NDArray[Any]:
 def _header(file: BinaryIO, size: int, name: str) -> bytes:
     found = bytes(_up_to(file, size))
     if len(found) < size:
-        raise IdxError(f"{name}: the file ends in its header; copy or download it again")
+        raise IdxError(f"{name}: the file ends within its header. Copy or download the file again")
     return found
 
 

@@ -176,7 +176,7 @@ class ImageFileList(ImageFiles):
         files = read_list(self.file_list, os.fsencode(base), given)
         paths = PathTable(files, rank=rank, world_size=world_size)
         if paths.total < world_size:
-            found = f"has {paths.total} paths for {world_size} ranks"
+            found = f"has {paths.total} paths, too few for {world_size} ranks"
             raise FileListError(
                 f"{self.file_list}: the file list {found if paths.total else 'is empty'}"
             )
@@ -195,7 +195,7 @@ class ImageFileList(ImageFiles):
             return super().load_image(index)
         except FileNotFoundError as error:
             number = index * self.world_size + self.rank + 1
-            note = f"it is path {number} of {self.file_list} (blank lines not counted)"
+            note = f"this file is path {number} of {self.file_list} (blank lines not counted)"
             if len(os.path.basename(self.locate(index)).split()) > 1:
                 note += "; a line must be a path only, without a label after it"
             error.add_note(note)
@@ -244,8 +244,8 @@ class ImageFolder(ImageFiles):
         if not os.path.isdir(self.root):
             there = os.path.exists(self.root)
             raise (NotADirectoryError if there else FileNotFoundError)(
-                f"{self.root}: {'this is not a directory' if there else 'there is no such directory'}; "
-                f"expected one with {self.root}/<class>/<image>"
+                f"{self.root}: {'this is not a directory' if there else 'this directory does not exist'}. "
+                f"Expected one with {self.root}/<class>/<image>"
             )
         with os.scandir(self.root) as entries:
             classes = sorted(entry.name for entry in entries if entry.is_dir())
@@ -256,11 +256,13 @@ class ImageFolder(ImageFiles):
         if not classes or (empty := sorted(set(classes) - set(names))):
             lacking = f"no image of class {', '.join(empty)}" if classes else "no class directory"
             raise FileNotFoundError(
-                f"{self.root}: there is {lacking}; expected {self.root}/<class>/<image>, "
-                f"the image ending in {', '.join(extensions)}"
+                f"{self.root}: found {lacking}. Expected {self.root}/<class>/<image>, where the name of the image "
+                f"ends in {', '.join(extensions)}"
             )
         if paths.total < world_size:
-            raise FileListError(f"{self.root}: {paths.total} images for {world_size} ranks")
+            raise FileListError(
+                f"{self.root}: {paths.total} images are too few for {world_size} ranks"
+            )
         super().__init__(
             paths, names, classes, transform=transform, target_transform=target_transform
         )

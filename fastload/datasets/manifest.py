@@ -116,7 +116,7 @@ def read_index(path: str) -> Index:
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(
             2,
-            "there is no packed set here. If a pack was stopped, it has no index yet: run it again",
+            "the folder holds no packed set. If packing was stopped, pack again to complete the set",
             name,
         ) from None
     return parse_index(path, encoded)
@@ -132,18 +132,18 @@ def parse_index(path: str, encoded: bytes) -> Index:
         text = encoded.decode()
         about = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise fail(f"is not JSON: damaged or cut off ({error})") from error
+        raise fail(f"is not JSON: it was damaged or cut off ({error})") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise fail(f'has no "format": "{FORMAT}": this is not a packed set, or a damaged one')
     version = about.get("version")
     if type(version) is int and version > VERSION:
         raise fail(
-            f"is of format version {version}, but this fastload reads version {VERSION}: use a newer fastload"
+            f"has format version {version}, but this fastload reads version {VERSION}. Use a newer fastload"
         )
     tail = _TAIL.search(text)
     body = text[: tail.start()] if tail else ""
     if zlib.crc32(body.encode()) != about.pop("checksum", None):
-        raise fail("does not match the checksum at its end: damaged or changed by hand")
+        raise fail("does not match the checksum at its end. It was damaged, or changed by hand")
     if type(version) is not int or version != VERSION:
         raise fail(f"has version {version!r}: expected {VERSION}")
     try:

@@ -89,15 +89,15 @@ class MNIST(Dataset[tuple[Any, Any]]):
         self.synthetic = os.path.exists(os.path.join(self.folder, MARKER))
         if download and self.synthetic:
             warnings.warn(
-                f"{self.folder} holds synthetic digits, which are not MNIST; nothing was downloaded. "
-                "Delete that folder, or name another, to download MNIST.",
+                f"{self.folder} holds synthetic digits, which are not MNIST. Nothing was downloaded. To download "
+                "MNIST, delete that folder or name another",
                 stacklevel=2,
             )
         self.data = torch.from_numpy(_read(images, 3))
         self.targets = torch.from_numpy(_read(labels, 1)).long()
         if len(self.data) != len(self.targets):
             raise IdxError(
-                f"{images} has {len(self.data)} images, and {labels} {len(self.targets)} labels"
+                f"{images} has {len(self.data)} images, but {labels} has {len(self.targets)} labels"
             )
         self._gatherer = Gatherer()
 
@@ -243,6 +243,6 @@ def _download_to(folder: str, downloader: Any, root: str) -> None:
         downloader(folder, download=True)
     except (RuntimeError, URLError, HTTPException, ConnectionError, TimeoutError) as error:
         raise NoDatasetError(
-            f"{root}: MNIST could not be downloaded: {' '.join(str(error).split())}. Copy its files to "
+            f"{root}: MNIST could not be downloaded: {' '.join(str(error).split())}. Copy the files of MNIST to "
             f"{raw_folder(root)}, or write a synthetic set: fastload mnist --synthetic {root}"
         ) from error

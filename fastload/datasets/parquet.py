@@ -269,7 +269,7 @@ def _files_of(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
         return [path]
     names = [name for name in os.listdir(path) if name.endswith(".parquet") and name[0] != "."]
     if not names:
-        raise FileNotFoundError(f"{path}: the folder has no file *.parquet")
+        raise FileNotFoundError(f"{path}: the folder has no *.parquet files")
     return [os.path.join(path, name) for name in sorted(names)]
 
 
@@ -277,17 +277,21 @@ def _common_schema(parts: Sequence[ParquetPart]) -> pa.Schema:
     """Return the columns that all files have. Raises ParquetError that names the file and column that differ."""
     first = parts[0]
     if twice := [name for name in first.schema.names if first.schema.names.count(name) > 1]:
-        raise ParquetError(f"{first.path}: has two columns {twice[0]!r}, expected each name once")
+        raise ParquetError(f"{first.path}: two columns have the name {twice[0]!r}. Rename one")
     expected = {field.name: field.type for field in first.schema}
     for part in parts[1:]:
         found = {field.name: field.type for field in part.schema}
         for name in [*expected, *found]:
             if expected.get(name) != found.get(name) or len(found) < len(part.schema.names):
                 raise ParquetError(
-                    f"{part.path}: column {name!r} is {found.get(name, 'missing')}, but it is "
-                    f"{expected.get(name, 'missing')} in {first.path}: all files must have the same columns"
+                    f"{part.path}: column {name!r} {_typed(found.get(name))}, but {_typed(expected.get(name))} in "
+                    f"{first.path}. Give all files the same columns, with the same types"
                 )
     return first.schema
+
+
+def _typed(kind: pa.DataType | None) -> str:
+    return "is missing" if kind is None else f"has type {kind}"
 
 
 def _fills(fill: Any, fields: Mapping[str, pa.Field]) -> dict[str, Any]:
@@ -298,7 +302,7 @@ def _fills(fill: Any, fields: Mapping[str, pa.Field]) -> dict[str, Any]:
     for name in given:
         if name not in fields:
             raise KeyError(
-                f"fill: {name!r} is not a column of a sample; the columns are {[*fields]}"
+                f"fill: {name!r} is not a column of a sample. The columns are {[*fields]}"
             )
     return {name: fill_value(fields[name], value) for name, value in given.items()}
 

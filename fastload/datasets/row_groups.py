@@ -61,8 +61,8 @@ class ParquetPart:
         found = _identity(self.path)
         if found != self.identity:
             raise ParquetError(
-                f"{self.path}: the file was replaced or changed since the dataset was made. "
-                f"It has {found[2]:,} bytes, and had {self.identity[2]:,}. Make the dataset again."
+                f"{self.path}: the file was replaced or changed since the dataset was made. The file has {found[2]:,} "
+                f"bytes now, and had {self.identity[2]:,} then. Make the dataset again"
             )
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:

@@ -40,7 +40,7 @@ class SampleColumns:
         self.names = tuple(dict.fromkeys((*self.data_names, *labels)))
         for name in self.names:
             if name not in known:
-                raise KeyError(f"{where} has no column {name!r}; it has {list(known)}")
+                raise KeyError(f"{where} has no column {name!r}. Its columns are {list(known)}")
 
     def data_of(self, values: Mapping[str, Any]) -> Any:
         """Return the data of a sample, given the values by name."""

@@ -113,7 +113,9 @@ def read_number(image: Any) -> int:
     clear = np.abs(means - np.where(bits, white, black)) < (white - black) / 4
     number = sum(1 << position for position, bit in enumerate(bits[2:32]) if bit)
     if not (clear.all() and np.array_equal(bits, _code(number))):
-        raise ValueError("the image holds no number: cropped, flipped, or not made by fastload")
+        raise ValueError(
+            "the image holds no number. It was cropped or flipped, or was not made by fastload"
+        )
     return number
 
 
@@ -259,14 +261,13 @@ def _claim(out: Path, made: dict[str, int]) -> Iterator[Path]:
             if (out / "train").exists() or (out / "filelist.txt").exists():
                 marker.unlink()
                 raise FileExistsError(
-                    f"{out} holds images that were not made by fastload; choose another directory"
+                    f"{out} holds images that were not made by fastload. Choose another directory"
                 )
             file.write(wanted)
             file.flush()
         elif found != wanted:
             raise FileExistsError(
-                f"{out} holds images made with {found}, and {wanted} was asked for; "
-                "choose another directory"
+                f"{out} holds images made with {found}, but {wanted} was requested. Choose another directory"
             )
         scratch = out / ".partial"
         scratch.mkdir(exist_ok=True)

@@ -40,7 +40,7 @@ def own_address(*, single_node: bool) -> str:
             return address
     raise RendezvousError(
         f"{socket.gethostname()} has only the address {_LOOPBACK}, so other nodes cannot reach it. Its interfaces are "
-        f"{', '.join(_addresses()) or 'none'}. Name one with an address in GLOO_SOCKET_IFNAME"
+        f"{', '.join(_addresses()) or 'none'}. Set GLOO_SOCKET_IFNAME to one that other nodes can reach"
     )
 
 

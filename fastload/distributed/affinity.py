@@ -35,6 +35,7 @@ def one_core_warning(
         return None
     remedy = _REMEDIES.get(launcher, "taskset, or with the binding options of the launcher")
     return (
-        f"fastload: this rank may run on core {next(iter(own))} alone, of {machine} on a node with {local_size} "
-        f"{'rank' if local_size == 1 else 'ranks'}. All its threads share that core. Give it more with {remedy}"
+        f"fastload: this rank may run only on core {next(iter(own))}, although the node has {machine} cores for "
+        f"{local_size} {'rank' if local_size == 1 else 'ranks'}. All threads of this rank share that core. Give the "
+        f"rank more cores with {remedy}"
     )

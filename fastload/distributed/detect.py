@@ -152,10 +152,12 @@ def node_count(environ: Mapping[str, str]) -> int | None:
         hosts = {line.strip() for line in Path(name).read_text().splitlines() if line.strip()}
     except OSError as error:
         raise RankError(
-            f"PBS_NODEFILE={name} cannot be read: {error.strerror}. Unset it if it is of another job"
+            f"PBS_NODEFILE={name} cannot be read: {error.strerror}. Unset PBS_NODEFILE if it belongs to another job"
         ) from error
     if not hosts:
-        raise RankError(f"PBS_NODEFILE={name} lists no hosts. Unset it if it is of another job")
+        raise RankError(
+            f"PBS_NODEFILE={name} lists no hosts. Unset PBS_NODEFILE if it belongs to another job"
+        )
     return len(hosts)
 
 
@@ -342,6 +344,6 @@ def _incomplete(launcher: Launcher, claims: Claims, missing: list[Field]) -> str
     wanted = ", ".join(name for name, field in variables.items() if field in missing)
     lacking = " and ".join(field.replace("_", " ") for field in missing)
     return (
-        f"{_first(claims, 'rank')} is set, but the {lacking} is unknown (none of {wanted}{asked}). "
-        "Start all ranks with one launcher, or set the variables"
+        f"{_first(claims, 'rank')} is set, but the {lacking} is unknown (none of {wanted} is set{asked}). Start all "
+        "ranks with one launcher, or set the variables"
     )

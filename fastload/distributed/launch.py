@@ -168,8 +168,8 @@ def command_line(job: Job, launcher: Launcher, *, python: str, root: bool = Fals
             return list(job.program)
     if ":" in job.program:
         raise LaunchError(
-            f"an argument is ':', and {launcher} would run what follows it as another program. Give it in another "
-            "form, put it into a file, or use --launcher torchrun or none"
+            f"an argument is ':', and {launcher} would run what follows as another program. Give the argument in "
+            "another form, put it into a file, or use --launcher torchrun or none"
         )
     return [*command, *job.options, *job.program]
 
@@ -209,7 +209,7 @@ def job_script(
     """Return the script of a batch job that runs `command` on hosts for `ranks` ranks, with `ppn` ranks per host.
 
     `command` runs once, on the first host, in the folder of the submission, with `environ` set. `directives` are
-    further directives, such as "-A PROJECT". `walltime` is H:MM:SS, and `depth` the cores per rank (1 if None).
+    extra directives, such as "-A PROJECT". `walltime` is H:MM:SS, and `depth` the cores per rank (1 if None).
     """
     hosts = -(-ranks // ppn)
     name = (re.sub(r"[^A-Za-z0-9]", "", name).lstrip("0123456789") or "fastload")[:15]

@@ -156,8 +156,8 @@ def _by_variables(rank: Rank, environ: Mapping[str, str], timeout: timedelta) ->
         )
     if not _on_one_node(rank) and _is_loopback(address):
         raise RendezvousError(
-            f"MASTER_ADDR={address} means each node itself, but the {rank.world_size} ranks are on several nodes "
-            f"({rank.local_size} here). Set it to the name of the first node"
+            f"MASTER_ADDR={address} points each node to itself, but the {rank.world_size} ranks are on several nodes "
+            f"({rank.local_size} of them on this one). Set MASTER_ADDR to the host name of the first node"
         )
     try:
         store, _, _ = next(meet_by_variables("env://", rank.rank, rank.world_size, timeout=timeout))
@@ -201,7 +201,7 @@ def _join(rank: Rank, path: Path, timeout_s: float) -> TCPStore:
     shared file systems do not report changes.
     """
     deadline = time.monotonic() + timeout_s
-    seen = f"there is no {path}"
+    seen = f"{path} does not exist"
     while (left := deadline - time.monotonic()) > 0:
         try:
             place = json.loads(path.read_text())

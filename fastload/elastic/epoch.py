@@ -222,8 +222,8 @@ class Epoch:
 
     def _lost(self, lease: Lease) -> None:
         message = (
-            f"this worker gave no sign of life for {self._terms.lease_s:g} s, and another has leased shard "
-            f"{lease.shard} of epoch {self.number}: its samples are trained by both. Give Leases a longer lease_s, or "
+            f"this worker gave no sign of life for {self._terms.lease_s:g} s, and another worker has leased "
+            f"shard {lease.shard} of epoch {self.number}. Both train its samples. Give Leases a longer lease_s, or "
             'on_lost="warn" if training a shard twice does no harm'
         )
         if self._terms.on_lost == "raise":

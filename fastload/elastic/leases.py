@@ -61,11 +61,12 @@ class Leases:
         shard = integer("shard", shard)
         if count < 0 or shard < 1:
             raise ValueError(
-                f"length must be 0 or more and shard 1 or more, got {count} and {shard}"
+                f"length must be 0 or more and shard 1 or more, got length={count} and shard={shard}"
             )
         if not 0 < lease_s < math.inf or max_tries < 1:
             raise ValueError(
-                f"lease_s must be positive and finite and max_tries 1 or more, got {lease_s} and {max_tries}"
+                f"lease_s must be positive and finite and max_tries 1 or more, got lease_s={lease_s} and "
+                f"max_tries={max_tries}"
             )
         if on_lost not in ("raise", "warn"):
             raise ValueError(f'on_lost must be "raise" or "warn", got {on_lost!r}')
@@ -112,9 +113,9 @@ class Leases:
         first, self._epoch = self._epoch is None, Epoch(self.terms, joined, number, order)
         if first and number >= self._state.epoch and len(self) and self._epoch.is_complete():
             warnings.warn(
-                f"fastload: epoch {number} of these leases had ended before this worker began, so it reads nothing of "
-                "it. A worker that joins a running job continues with the next epoch. For a new run, or to go back to "
-                "a checkpoint, give the leases a new store, or another name=",
+                f"fastload: epoch {number} of these leases had ended before this worker began, so this worker reads "
+                "no sample of that epoch. A worker that joins a running job continues with the next epoch. For a new "
+                "run, or to go back to a checkpoint, give the leases a new store, or another name=",
                 stacklevel=2,
             )
         if number < self._state.epoch:
@@ -143,9 +144,9 @@ class Leases:
         self._forget_parent()
         if self._epoch is not None:
             raise StateError(
-                "epoch: these leases have begun one, and their store may count shards as done that the state does not. "
-                "Make new Leases, with a store or a name= that no run has used, and load the state before the first "
-                "epoch"
+                "epoch: these leases have already begun an epoch, and their store may count shards as done that the "
+                "state does not. Make new Leases, with a store or a name= that no run has used, and load the state "
+                "before the first epoch"
             )
         try:
             loaded = LeasesState(**state)

@@ -127,8 +127,8 @@ class LeasedBatches(Iterator[list[int]]):
             self._acknowledge()
             if self._given:
                 raise RuntimeError(
-                    "LeaseSampler waits for batches that the loop has not received: it needs fastload.DataLoader, "
-                    "which tells it of each. In another loop, use leases.shards()"
+                    "LeaseSampler waits for batches that the loop has not received. Only fastload.DataLoader tells "
+                    "LeaseSampler which batches were received. With another loader, use leases.shards()"
                 )
             lease = self._begun().wait_for_lease()
             if lease is None:

@@ -84,8 +84,8 @@ class Connection:
         theirs = self.compare_set(f"about/{what}", "", ours)
         if theirs != ours:
             raise ValueError(
-                f"these leases have {what} {ours!r}, and those of another worker, in the same store, {theirs!r}. Give "
-                "all workers the same arguments, and other leases another name="
+                f"these leases have {what} {ours!r}, but the leases of another worker in the same store have "
+                f"{theirs!r}. Give all workers the same arguments, and other leases another name="
             )
 
     def set(self, key: str, text: str) -> None:
@@ -134,6 +134,6 @@ class Connection:
             reason = str(error).splitlines()[0]
             raise StoreLostError(
                 f"the store of the leases does not answer ({reason}). The process that kept it has ended, or its file "
-                "is gone or cannot be written. The epoch is not at its end: start the job again from its last "
+                "is gone or cannot be written. The epoch is not complete. Start the job again from its last "
                 "checkpoint"
             ) from error

@@ -46,7 +46,7 @@ class Resources:
         walltime: time limit, H:MM:SS.
         ppn: ranks per host. None: all ranks on one host.
         cores: cores per rank. None: 1, or the default of the batch system.
-        directives: further directives, such as "-A PROJECT" or "-l filesystems=home".
+        directives: extra lines for the header of the batch job, such as "-A PROJECT" or "-l filesystems=home".
     """
 
     walltime: str = "1:00:00"
@@ -69,7 +69,7 @@ class Task:
         name: 1 to 64 letters, digits and `_.-`. It is also the name of the log.
         command: program with its arguments: a list, or a text that is split as a shell would.
         script: script that the program runs. Its path follows `command`.
-        args: further arguments.
+        args: extra arguments.
         exec_path: folder in which the task runs. Relative paths start from it. None: the folder of the graph.
         inputs: files and folders that the task reads: one path, or a list. With `resume`, it runs again if one changed.
         outputs: files and folders that it makes. If one is missing at the end, the task has failed.
@@ -180,7 +180,7 @@ class MPITask(PythonTask):
             this host.
         launcher: "auto", "openmpi", "hydra", "pals", "srun" or "torchrun". "auto": `mpiexec` if it is on PATH, else
             srun in a Slurm job.
-        launcher_options: further arguments of the launcher, such as ["--oversubscribe"].
+        launcher_options: extra arguments for the launcher, such as ["--oversubscribe"].
 
     A `command` that is set, such as "mpirun -n 4 python3", is used as it is.
     """

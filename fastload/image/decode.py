@@ -176,8 +176,8 @@ def check_pixels(height: int, width: int) -> None:
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and height * width > 2 * limit:
         raise _Unfit(
-            f"{width} x {height} pixels, more than twice PIL.Image.MAX_IMAGE_PIXELS ({limit}): "
-            "raise that limit if you trust the file"
+            f"{width} x {height} pixels, more than twice PIL.Image.MAX_IMAGE_PIXELS ({limit}). Raise that limit if "
+            "you trust the file"
         )
 
 
@@ -243,10 +243,10 @@ def as_rgb(picture: Image.Image) -> Image.Image:
     if mode.startswith("I"):  # "I;16" and its kin; Pillow's own conversion cuts them off at 255
         values = np.asarray(picture)
         if values.size and (values.min() < 0 or values.max() > 0xFFFF):
-            raise _Unfit("grey values beyond 16 bits; expected 8 or 16 bits a channel")
+            raise _Unfit("grey values beyond 16 bits. Expected 8 or 16 bits per channel")
         return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
     if mode == "F":
-        raise _Unfit("floating-point grey values; expected 8 or 16 bits a channel")
+        raise _Unfit("floating-point grey values. Expected 8 or 16 bits per channel")
     return picture.convert("RGB")
 
 

@@ -39,8 +39,8 @@ def normalize_on(
     def normalize(images: torch.Tensor) -> torch.Tensor:
         if images.dtype is not torch.uint8 or images.dim() < 3 or images.shape[-3] != 3:
             raise ValueError(
-                f"expected uint8[N, 3, H, W], got {images.dtype} {list(images.shape)}: "
-                "give the images of a plan without mean and std"
+                f"expected uint8[N, 3, H, W], got {images.dtype} {list(images.shape)}. Give the images of a plan "
+                "without mean and std"
             )
         there = images.to(device, non_blocking=True).to(torch.float32, memory_format=memory)
         return there.mul_(factor).sub_(shift).to(dtype)

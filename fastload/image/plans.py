@@ -70,7 +70,7 @@ class Plan(ABC):
 
     def __post_init__(self) -> None:
         if (self.mean is None) != (self.std is None):
-            raise ValueError("mean and std belong together: give both or neither")
+            raise ValueError("give both mean and std, or neither")
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None:
@@ -162,8 +162,8 @@ class Plan(ABC):
             picture = np.asarray(picture if picture.mode == "RGB" else as_rgb(picture))
         elif not isinstance(picture, np.ndarray):
             raise TypeError(
-                f"expected a PIL image or uint8[H, W, 3], got {type(picture).__name__}: "
-                "put the plan first, it replaces the transforms before it"
+                f"expected a PIL image or uint8[H, W, 3], got {type(picture).__name__}. Put the plan first: it "
+                "replaces the transforms before it"
             )
         return self.resample(picture)
 

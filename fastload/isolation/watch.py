@@ -94,9 +94,9 @@ def _look_at(path: str, x: Any) -> _Contents:
     while type(x) is Subset:
         x = x.dataset
     sentence = (
-        "read through its open file `<place>`, of which all workers share one position: samples can be wrong. Open it "
-        "at the first sample, not before, and do not pass copy_dataset=False. Or read with os.pread(), or slices of an "
-        "mmap."
+        "read through its open file `<place>`, of which all workers share one position: samples can be wrong. Open "
+        "the file at the first sample, not before, and do not pass copy_dataset=False. Or read with os.pread(), or "
+        "slices of an mmap."
     )
     return _Contents(sentence, lambda: {0: _positions(path, x)})
 

@@ -229,8 +229,8 @@ class Isolation:
         more = len(self.plan.uncopyable) - 8
         warnings.warn(
             f"fastload: all workers share what cannot be copied: {named}{f'; and {more} more' if more > 0 else ''}. If "
-            "it keeps a position or a value between two calls, samples can be wrong. Create it at the first sample, or "
-            'pass num_workers=0 or worker_method="process".',
+            "such an object keeps a position or a value between two calls, samples can be wrong. Create it at the "
+            'first sample, or pass num_workers=0 or worker_method="process".',
             SharedStateWarning,
             stacklevel=stacklevel + 1,
         )
@@ -249,6 +249,6 @@ def _refusal(refused: Sequence[Named]) -> str:
     )
     return (
         f"{first.path} is an open {what}. It cannot be copied for each worker, and threads must not share it.{others} "
-        "Open it at the first sample, not in __init__. If a sample was read before the loop, set it to None again. Or "
-        'pass num_workers=0 or worker_method="process".'
+        "Open it at the first sample, not in __init__. If a sample was read before the loop, set the attribute to "
+        'None again. Or pass num_workers=0 or worker_method="process".'
     )

@@ -181,5 +181,6 @@ def _read(path: str) -> dict[str, Any]:
         if isinstance(error, OSError) and error.errno:
             raise
         raise ParametersError(
-            f"{path} is no part of a checkpoint: {error}. Remove its folder to resume from the checkpoint before it"
+            f"{path} is not part of a valid checkpoint: {error}. Remove its folder to resume from the checkpoint "
+            "before it"
         ) from error

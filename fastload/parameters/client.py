@@ -313,8 +313,8 @@ def _dense(grads: Named) -> dict[str, Tensor]:
     for name, gradient in dense.items():
         if gradient.layout != torch.strided:
             raise TypeError(
-                f"the gradient of {name!r} is {gradient.layout}, and dense parameters need dense ones. Give to_dense() "
-                "of it, or make a table of the parameter and give the gradient in edl_grads"
+                f"the gradient of {name!r} is {gradient.layout}, but dense parameters need dense gradients. Convert "
+                "it with to_dense(), or make a table of the parameter and give the gradient in edl_grads"
             )
     return dense
 
@@ -330,7 +330,7 @@ def _rows(given: tuple[Tensor, Tensor] | Tensor, number: int) -> _Rows:
     values = values.detach().cpu().reshape(-1, values.shape[-1])
     if len(ids) != len(values):
         raise ValueError(
-            f"there are {len(ids)} ids and {len(values)} gradients of rows. Give one gradient for each id"
+            f"got {len(ids)} ids, but {len(values)} gradients of rows. Give one gradient for each id"
         )
     distinct, sums = merged(ids, values.float())  # a sum in float16 may overflow
     return _Rows(distinct, sums, owners(distinct, number))

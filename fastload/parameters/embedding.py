@@ -58,7 +58,8 @@ class Embedding(nn.Module):
         super().__init__()
         if staleness not in (0, 1) or kept_batches < 1:
             raise ValueError(
-                f"staleness must be 0 or 1 and kept_batches 1 or more, got {staleness} and {kept_batches}"
+                f"staleness must be 0 or 1 and kept_batches 1 or more, got staleness={staleness} and "
+                f"kept_batches={kept_batches}"
             )
         self.name, self.dim, self.rows, self.staleness = name, dim, rows, staleness
         info = TableInfo(name, dim, initializer)
@@ -124,8 +125,8 @@ class Embedding(nn.Module):
         """
         if self._prefetches:
             raise ValueError(
-                f"the rows of table {self.name!r} are prefetched, so its gradients go by push(). Leave out "
-                "prefetching() to push them yourself"
+                f"the rows of table {self.name!r} are prefetched, so push() must send its gradients. To push "
+                "gradients yourself, do not use prefetching()"
             )
         return self._taken()
 
@@ -175,7 +176,7 @@ class Embedding(nn.Module):
     def _pull(self, ids: Tensor) -> Tensor:
         if self.rows is not None and len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < self.rows:
             raise IndexError(
-                f"table {self.name!r} has {self.rows} rows, and ids from {ids[0]} to {ids[-1]} were given. Give ids "
+                f"table {self.name!r} has {self.rows} rows, but ids from {ids[0]} to {ids[-1]} were given. Give ids "
                 "below `rows`"
             )
         return self._client.pull_embedding_vectors(self.name, ids)
@@ -203,6 +204,7 @@ class Embedding(nn.Module):
     def _refuse_synchronous(self, call: str) -> None:
         if self._client.synchronous:
             raise ValueError(
-                f"{call}() is for asynchronous servers, and these wait for several pushes. Push dense parameters and "
-                "tables together: client.push_gradients(dense, {name: table.gradients()}, lr, versions)"
+                f"{call}() works only with asynchronous servers, but these servers wait for several pushes. Push "
+                "dense parameters and tables together: client.push_gradients(dense, {name: table.gradients()}, lr, "
+                "versions)"
             )

@@ -192,8 +192,8 @@ class FlightStub:
         self.close()
         if isinstance(error, flight.FlightUnauthenticatedError):
             return ParametersError(
-                f"{self.name} wants {'another token' if self._token else 'a token'}: give token=, or name the file "
-                "that has it in $FASTLOAD_TOKEN_FILE"
+                f"{self.name} requires {'another token' if self._token else 'a token'}. Give token=, or set "
+                "$FASTLOAD_TOKEN_FILE to the path of a file with the token"
             )
         said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
         return ServerGoneError(said or "the connection was closed")

@@ -40,7 +40,8 @@ class Gradients:
             return cls(version=int(found["version"]), lr=lr, dense=found["dense"], rows=rows)
         except (KeyError, TypeError, ValueError) as error:
             raise ParametersError(
-                f"a push cannot be read: {type(error).__name__}: {error}. Use the same fastload on workers and servers"
+                f"a push cannot be read: {type(error).__name__}: {error}. Use the same version of fastload on workers "
+                "and servers"
             ) from error
 
     @property

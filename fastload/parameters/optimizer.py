@@ -37,7 +37,7 @@ class Optimizer:
             raise ValueError(f'optimizer must be "sgd", "adagrad" or "adam", got {self.name!r}')
         if not self.lr >= 0 or not self.momentum >= 0:
             raise ValueError(
-                f"lr and momentum must be 0 or more, got {self.lr} and {self.momentum}"
+                f"lr and momentum must be 0 or more, got lr={self.lr} and momentum={self.momentum}"
             )
 
     @property

@@ -40,8 +40,8 @@ class Parameters:
             self.tables[info.name] = Table(info, self._optimizer, seed=self._seed)
         elif there.info != info:
             raise ParametersError(
-                f"the table {info.name!r} is there with {there.info}, and was to be made with {info}. Give it the same "
-                "everywhere, or another name"
+                f"table {info.name!r} already exists with {there.info}, but was requested with {info}. Request the "
+                "same everywhere, or choose another name"
             )
 
     def table(self, name: str) -> Table:
@@ -49,7 +49,7 @@ class Parameters:
         if name not in self.tables:
             known = ", ".join(map(repr, self.tables)) or "none"
             raise ParametersError(
-                f"there is no table {name!r}; the tables: {known}. Call push_embedding_table_infos first"
+                f"table {name!r} does not exist. The tables are {known}. Call push_embedding_table_infos first"
             )
         return self.tables[name]
 
@@ -58,19 +58,19 @@ class Parameters:
         for name, gradient in gradients.dense.items():
             if name not in self.dense:
                 raise ParametersError(
-                    f"there is no dense parameter {name!r} here. Call push_dense_parameters first"
+                    f"dense parameter {name!r} does not exist on this server. Call push_dense_parameters first"
                 )
             if gradient.shape != self.dense[name].shape:
                 raise ParametersError(
-                    f"the gradient of {name!r} has the shape {tuple(gradient.shape)}, the parameter "
+                    f"the gradient of {name!r} has the shape {tuple(gradient.shape)}, but the parameter has the shape "
                     f"{tuple(self.dense[name].shape)}. Give all workers the same model"
                 )
         for name, (ids, values) in gradients.rows.items():
             wanted = (len(ids), self.table(name).info.dim)
             if values.shape != wanted:
                 raise ParametersError(
-                    f"the gradients of rows of {name!r} have the shape {tuple(values.shape)}. Give one for each id: "
-                    f"{wanted}"
+                    f"the gradients of rows of {name!r} have the shape {tuple(values.shape)}, expected {wanted}. Give "
+                    "one row for each id"
                 )
 
     def apply(self, gradients: Gradients, *, divisor: int = 1) -> None:
@@ -110,8 +110,8 @@ class Parameters:
         """Add what belongs to server `number` of `of` out of the contents of any server's."""
         if contents["optimizer"]["name"] != self._optimizer.name:
             raise ValueError(
-                f"the checkpoint was made with the optimizer {contents['optimizer']['name']!r}, and this server has "
-                f"{self._optimizer.name!r}. Use the same"
+                f"the checkpoint was made with the optimizer {contents['optimizer']['name']!r}, but this server has "
+                f"{self._optimizer.name!r}. Use the same optimizer"
             )
         dense = {k: v for k, v in contents["dense"].items() if string_to_id(k, of) == number}
         self.add_dense(dense)

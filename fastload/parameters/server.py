@@ -61,7 +61,7 @@ class Server:
         if (grads_to_wait is not None and grads_to_wait < 1) or tolerance < 0 or keep < 1:
             raise ValueError(
                 "grads_to_wait and keep must be 1 or more and tolerance 0 or more, got "
-                f"{grads_to_wait}, {keep} and {tolerance}"
+                f"grads_to_wait={grads_to_wait}, keep={keep} and tolerance={tolerance}"
             )
         if not isinstance(optimizer, Optimizer | None):
             raise TypeError(f"optimizer must be an Optimizer, got {optimizer!r}")
@@ -110,7 +110,7 @@ class Server:
         """
         if method not in CALLS:
             raise ParametersError(
-                f"a server has no call {method!r}. Use the same fastload on workers and servers"
+                f"servers have no method {method!r}. Use the same version of fastload on workers and servers"
             )
         arguments = dict(arguments)
         with self.lock:

@@ -122,13 +122,13 @@ class Session:
     def _check(self, link: Link, hello: Answer) -> None:
         if (hello["number"], hello["of"]) != (link.number, len(self.links)):
             raise ParametersError(
-                f"{link.name} is server {hello['number']} of {hello['of']}, and this client takes it for server "
-                f"{link.number} of {len(self.links)}. Give all servers, in their order"
+                f"{link.name} says it is server {hello['number']} of {hello['of']}, but this client's list has it as "
+                f"server {link.number} of {len(self.links)}. List all servers in the order of their numbers"
             )
         if link.number and hello["grads_to_wait"] != self.grads_to_wait:
             raise ParametersError(
-                f"{link.name} has grads_to_wait={hello['grads_to_wait']}, and server 0 {self.grads_to_wait}. Start all "
-                "servers with the same options"
+                f"{link.name} has grads_to_wait={hello['grads_to_wait']}, but server 0 has "
+                f"grads_to_wait={self.grads_to_wait}. Start all servers with the same options"
             )
         self.grads_to_wait = hello["grads_to_wait"]
         restarted = link.incarnation not in ("", hello["incarnation"])
@@ -279,7 +279,7 @@ class Session:
             for link, answer in zip(self.links, found, strict=True):
                 if not answer["kept"]:
                     raise ParametersError(
-                        f"{link.name} has no folder of checkpoints. Start it with --checkpoint FOLDER, or make it with "
+                        f"{link.name} has no checkpoint folder. Start it with --checkpoint FOLDER, or make it with "
                         "Server(folder=...)"
                     )
             if not self.grads_to_wait:
@@ -325,6 +325,6 @@ def lost(link: Link, version: int, what: str) -> ParametersLostError:
     """Return the error of a server that has restarted without something."""
     return ParametersLostError(
         f"{link.name} has restarted at version {version}, and lacks {what}. End all servers and workers, and start "
-        "them again, with another store: they resume from the newest checkpoint. Checkpoints more often, or a larger "
-        "retained_bytes, make this rarer"
+        "them again with another store. They resume from the newest checkpoint. More frequent checkpoints, or a "
+        "larger retained_bytes, make this rarer"
     )

@@ -37,7 +37,7 @@ class TableInfo:
     def __post_init__(self) -> None:
         if not self.name or self.dim < 1:
             raise ValueError(
-                f"a table has a name and a dim of 1 or more, got {self.name!r} and {self.dim}"
+                f"a table needs a name and a dim of 1 or more, got name={self.name!r} and dim={self.dim}"
             )
         self.rule()
 
@@ -127,9 +127,9 @@ class Table:
         """Add rows of `columns()` of another table. Raise ValueError if another optimizer made them."""
         if columns.keys() != {"id", "value", *self._state}:
             raise ValueError(
-                f"table {self.info.name!r} was saved with the columns {', '.join(sorted(columns))}, and "
-                f"{self._optimizer.name!r} has {', '.join(sorted({'id', 'value', *self._state}))}. Use the optimizer "
-                "that the checkpoint was made with"
+                f"table {self.info.name!r} was saved with the columns {', '.join(sorted(columns))}, but the optimizer "
+                f"{self._optimizer.name!r} has the columns {', '.join(sorted({'id', 'value', *self._state}))}. Use "
+                "the optimizer that the checkpoint was made with"
             )
         first = self._grow(columns["id"].numpy())
         self._values[first : len(self)] = columns["value"]

@@ -101,8 +101,8 @@ def _checked(address: str) -> str:
     """Return an address. Raise ValueError if it has none of the schemes that servers print."""
     if not address.startswith(("grpc://", "grpc+tls://")):
         raise ValueError(
-            f"{address!r} is no address of a server. Give grpc://HOST:PORT, grpc+tls://HOST:PORT, or file:// and the "
-            "absolute path of the folder that `fastload parameters serve --store` names"
+            f"{address!r} is not a server address. Use grpc://HOST:PORT or grpc+tls://HOST:PORT. For a folder given "
+            "to `fastload parameters serve --store`, use file:// and its absolute path"
         )
     return address
 
@@ -131,8 +131,8 @@ def publish(store: Store, number: int, of: int, address: str) -> None:
     count = store.compare_set(_COUNT, "", str(of)).decode()
     if count != str(of):
         raise ParametersError(
-            f"the store has the addresses of {count} servers, and this is one of {of}. Give a new store to another "
-            "number of servers. They may load the same folder of checkpoints"
+            f"the store has the addresses of {count} servers, but this server is one of {of}. For another number of "
+            "servers, give a new store. The servers may load the same checkpoint folder"
         )
     store.set(_KEY.format(number), address)
 

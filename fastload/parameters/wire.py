@@ -38,7 +38,7 @@ class Encoded:
     def _take(self, tensor: Any) -> dict[str, Any]:
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
             kind = getattr(tensor, "layout", type(tensor).__name__)
-            raise TypeError(f"a server takes dense tensors and plain values, no {kind}")
+            raise TypeError(f"a server takes dense tensors and plain values, but got {kind}")
         content = tensor.detach().cpu().contiguous()
         array = content.reshape(-1).view(torch.uint8).numpy()
         if padding := -self.size % ALIGNMENT:

@@ -142,8 +142,8 @@ def _stacked(name: str, values: Iterable[Any]) -> Any:
     stacked = np.stack(arrays)
     if stacked.dtype.kind == "f" and all(array.dtype.kind in "iub" for array in arrays):
         raise ValueError(
-            f"column {name!r}: no integer dtype holds the values of all rows, "
-            f"{sorted({str(array.dtype) for array in arrays})}. Give all rows the same dtype"
+            f"column {name!r}: no integer dtype holds the values of all rows (found "
+            f"{sorted({str(array.dtype) for array in arrays})}). Give all rows the same dtype"
         )
     return stacked
 

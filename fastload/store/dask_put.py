@@ -187,8 +187,8 @@ class DaskPut:
             one = found[number]
             if not one.schema.equals(schema, check_metadata=True):
                 raise ValueError(
-                    f"partition {number}: the columns are {described(one.schema)}, "
-                    f"those of partition {full[0]} {described(schema)}"
+                    f"partition {number} has the columns {described(one.schema)}, but partition {full[0]} has "
+                    f"{described(schema)}"
                 )
             name = shard_name(len(shards))
             self.names[one.shard.name] = name
@@ -249,11 +249,11 @@ class DaskPut:
         pinned = {number: str(names.get(w, w)) for number, w in self.placement.items()}
         if unknown := set(pinned.values()) - set(addresses):
             raise ValueError(
-                f"placement: there are no workers {unknown}. The workers are {sorted(names)}"
+                f"placement: the workers {unknown} do not exist. The workers are {sorted(names)}"
             )
         if outside := [number for number in pinned if number not in range(count)]:
             raise ValueError(
-                f"placement: there are no partitions {outside}. They are numbered 0 to {count - 1}"
+                f"placement: the partitions {outside} do not exist. Partitions are numbered 0 to {count - 1}"
             )
         return pinned
 

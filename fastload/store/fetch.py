@@ -127,7 +127,8 @@ def _expect_same(path: str, index: Index, found: Index, source: Source) -> None:
     if found.id != index.id:
         raise PackedDataError(
             path,
-            f"{source.where} has another set of this name (id {found.id}, here {index.id}). Remove one of them",
+            f"{source.where} has a different set with this name (id {found.id} there, id {index.id} here). Remove one "
+            "of the two sets",
         )
 
 

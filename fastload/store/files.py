@@ -37,7 +37,7 @@ def parts_of_files(
                 schema, first = batch.schema, path
             if not batch.schema.equals(schema, check_metadata=True):
                 raise ValueError(
-                    f"the columns are {described(batch.schema)}, those of {first} {described(schema)}"
+                    f"the columns are {described(batch.schema)}, but those of {first} are {described(schema)}"
                 )
         yield batch
 

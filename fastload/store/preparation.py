@@ -171,8 +171,8 @@ def _shards(work: Work, given: list[tuple[str, Any]]) -> tuple[list[Shard], pa.S
             schema, example = note.schema, shown(source)
         if not note.schema.equals(schema, check_metadata=True):
             raise PrepareError(
-                f"the source {shown(source)} gave the columns {described(note.schema)}, "
-                f"{example} gave {described(schema)}"
+                f"the source {shown(source)} gave the columns {described(note.schema)}, but {example} gave "
+                f"{described(schema)}"
             )
         shards.append(dataclasses.replace(note.shard, name=shard_name(len(shards))))
     if schema is None:

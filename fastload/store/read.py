@@ -83,16 +83,17 @@ def _rows(
     if parts == "all" or len({shard.node for shard in index.shards}) == 1:
         if balance is not None:
             raise ValueError(
-                f"{path}: balance={balance!r} is for parts on several nodes, but this dataset has all rows. Remove it, "
-                "and let RankSampler divide the rows among all ranks"
+                f"{path}: balance={balance!r} is for parts on several nodes, but this dataset has all rows. Remove "
+                "balance=, and let RankSampler divide the rows among all ranks"
             )
         return None, ""
     nodes = rows_of_nodes(index.shards)
     rows = balanced(nodes, balance).get(this_node())
     if rows is None:
         raise ValueError(
-            f"{path}: the set has no part on the node {this_node()!r}, only on {', '.join(nodes)}. Pass parts='all'. "
-            "If one of them is this node, set $FASTLOAD_NODE to that name"
+            f"{path}: the set has no part on this node, {this_node()!r}. Its parts are on the nodes "
+            f"{', '.join(nodes)}. Pass parts='all'. If this node is listed under another name, set $FASTLOAD_NODE to "
+            "that name"
         )
     placement = hash64(repr([(shard.node, shard.rows) for shard in index.shards]))
     return rows, f"{balance}-{placement:016x}"
@@ -101,6 +102,4 @@ def _rows(
 def _absent(absent: Sequence[Shard], needed: int) -> str:
     nodes = sorted({shard.node for shard in absent} - {""})
     where = f" and are on {', '.join(nodes)}" if nodes else ""
-    return (
-        f"{len(absent)} of {needed} parts are missing here{where}. Pass source=, to copy them from"
-    )
+    return f"{len(absent)} of {needed} parts are missing here{where}. Pass source=, the path or URL to copy them from"

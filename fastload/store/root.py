@@ -92,8 +92,8 @@ def check_name(name: str) -> str:
     """Return `name`. Raises ValueError if a set cannot have it."""
     if not _NAME.fullmatch(name) or name.endswith(".lock"):
         raise ValueError(
-            "the name of a set must have 1 to 128 letters, digits and _.+=-. It must not begin with one of .+=- or "
-            f"end with .lock; got {name!r}"
+            f"the name of a set must have 1 to 128 letters, digits and _.+=-, got {name!r}. It must not begin with "
+            "one of .+=- or end with .lock"
         )
     return name
 

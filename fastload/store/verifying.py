@@ -42,8 +42,8 @@ class Verified:
         ]
         if self.unread:
             lines.append(
-                f"{self.unread:,} of them have no checksums, so only their sizes and footers were checked, not their "
-                "rows"
+                f"{self.unread:,} of these parts have no checksums, so only their sizes and footers were checked, not "
+                "their rows"
             )
         if self.elsewhere:
             nodes = ", ".join(f"{node} ({count:,})" for node, count in self.elsewhere.items())

@@ -155,6 +155,6 @@ def _checked(part: Any, schema: pa.Schema | None, *, number: int) -> pa.RecordBa
         raise type(error)(f"part {number}: {error}") from error
     if schema is not None and not batch.schema.equals(schema, check_metadata=True):
         raise ValueError(
-            f"part {number}: the columns are {described(batch.schema)}, those of part 0 {described(schema)}"
+            f"part {number} has the columns {described(batch.schema)}, but part 0 has {described(schema)}"
         )
     return batch

@@ -29,8 +29,8 @@ def open_source(address: str, *, key: str | None = None) -> Source:
     of_kafka = address.startswith("kafka:")
     if key is not None and (of_kafka or os.path.isdir(address)):
         raise UsageError(
-            f"the key {key!r} is for JSON lines, and {address} has none. Remove it: files and messages of Kafka have "
-            "their own keys"
+            f"the key {key!r} works only for JSON lines, but {address} has none. Remove the key. Files and messages "
+            "of Kafka have keys of their own"
         )
     if of_kafka:
         servers, topics, group = _of_kafka(address)

@@ -60,7 +60,8 @@ class Kafka:
     ) -> None:
         if key not in ("place", "message") or value not in ("bytes", "message"):
             raise ValueError(
-                f'expected key="place" or "message" and value="bytes" or "message", got {key!r} and {value!r}'
+                f'expected key="place" or "message" and value="bytes" or "message", got key={key!r} and '
+                f"value={value!r}"
             )
         self._own_key, self._whole = key == "message", value == "message"
         self._topics = [topics] if isinstance(topics, str) else [*topics]

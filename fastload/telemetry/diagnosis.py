@@ -159,7 +159,7 @@ def _step(stats: Snapshot) -> Finding:
     idle = idle_share(stats)
     enough = ceil(1.3 * (1 - idle) * stats.workers)  # 1.3: room for what is uneven
     if idle > IDLE and enough < stats.workers:
-        fact += f", the workers {percent(idle)} of theirs"
+        fact += f", and the workers were idle for {percent(idle)} of theirs"
         return _finding("step", fact, f"num_workers={max(1, enough)} would do")
     return _finding("step", fact, "nothing in the loader would make it faster")
 
@@ -173,7 +173,7 @@ def _inline(stats: Snapshot) -> Finding:
         return _finding(
             "inline",
             fact,
-            "threads would hardly load batches this small faster, make them larger",
+            "make the batches larger: threads would hardly load batches this small faster",
         )
     return _finding("inline", fact, "set num_workers=2 or more, to load beside the training step")
 
@@ -187,7 +187,7 @@ def _straggler(stats: Snapshot) -> Finding | None:
     ):
         return None
     figures = (
-        f"{duration(stats.slowest_s)} (the median is {duration(sample.p50_s)}), the loop waited "
+        f"{duration(stats.slowest_s)} (the median is {duration(sample.p50_s)}), and the loop waited "
         f"{duration(waited_s(stats))} in all"
     )
     if stats.slowest_is_first:
@@ -198,7 +198,7 @@ def _straggler(stats: Snapshot) -> Finding | None:
         )
     return _finding(
         "straggler",
-        f"One slow sample bounds the run: {stats.slowest or 'unknown which'}, it took {figures}",
+        f"One slow sample bounds the run: {stats.slowest or 'an unknown sample'} took {figures}",
         "check that file, or raise prefetch_batches so that other samples load meanwhile",
     )
 
@@ -218,7 +218,7 @@ def _crowded(stats: Snapshot) -> Finding:
         "others",
         f"Other processes take the cores: {percent(others_share(stats))} of the time of {stats.cores}, while workers "
         f"lacked a core for {duration(stats.core_wait_s)}",
-        "run fewer of them on this node (other ranks count), or ask for cores of your own, until then the other "
+        "run fewer of them on this node (other ranks count), or ask for cores of your own; until then, the other "
         "figures say little",
     )
 
@@ -302,7 +302,7 @@ def _work(stats: Snapshot) -> Finding:
     waited = f"the loop waited {percent(waited_share(stats))} of the time"
     fewer = f"; num_workers={stats.cores} does as well" if stats.workers > stats.cores > 0 else ""
     what = "decode less" if cause == "decode" else "compute less for each sample"
-    less = f"{what} (packed data, smaller images), more workers will not help{fewer}"
+    less = f"{what} (packed data, smaller images); more workers will not help{fewer}"
     if _cores_full(stats):
         if stats.sample_cpu_s < MOSTLY * stats.process_cpu_s:
             return _finding(

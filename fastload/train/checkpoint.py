@@ -96,8 +96,8 @@ class Checkpoint:
             theirs = self.about.get(field)
             if theirs != ours:
                 raise CheckpointError(
-                    f"{path}: {field}: the checkpoint has {theirs!r}, this run {ours!r}. Give the same value, or "
-                    "start from the beginning with another --checkpoint folder"
+                    f"{path}: {field}: the checkpoint has {theirs!r}, but this run has {ours!r}. Give the same value, "
+                    "or start from the beginning with another --checkpoint folder"
                 )
         if difference := mismatch(model, self.model, here="this run's model"):
             raise CheckpointError(

@@ -112,9 +112,7 @@ class Cached:
     def __str__(self) -> str:
         if self.share is None:
             return "not known"
-        return (
-            f"{self.share:.0%} of {self.files} files of rank 0 were in it at the start of the run"
-        )
+        return f"{self.share:.0%} of {self.files} files of rank 0 were in the page cache at the start of the run"
 
 
 def cached(recipe: Recipe, dataset: Source, indices: Sequence[int]) -> Cached:

@@ -126,7 +126,7 @@ def choose_device(name: str, rank: Rank) -> torch.device:
     elif device.index >= count:
         raise TrainError(
             f"--device {name} does not exist: torch finds {count} {device.type} "
-            f"{'device' if count == 1 else 'devices'} here, numbered from 0. Give one of them"
+            f"{'device' if count == 1 else 'devices'} here, numbered from 0. Give one of these"
         )
     torch.accelerator.set_device_index(device.index)
     return device

@@ -97,10 +97,10 @@ def mismatch(ours: dict[str, Any], theirs: Any, *, here: str) -> str | None:
         return f"expected a state_dict, found a {type(theirs).__name__}"
     for name, value in ours.items():
         if name not in theirs:
-            return f"{name}: missing in the file, {here} has {tuple(value.shape)}"
+            return f"{name}: missing in the file, but {here} has {tuple(value.shape)}"
         shape = tuple(getattr(theirs[name], "shape", ()))
         if shape != tuple(value.shape):
-            return f"{name}: the file has {shape}, {here} has {tuple(value.shape)}"
+            return f"{name}: the file has {shape}, but {here} has {tuple(value.shape)}"
     if more := next((name for name in theirs if name not in ours), None):
-        return f"{more}: the file has {tuple(getattr(theirs[more], 'shape', ()))}, {here} has no such parameter"
+        return f"{more}: the file has {tuple(getattr(theirs[more], 'shape', ()))}, but {here} has no such parameter"
     return None

@@ -160,8 +160,8 @@ class Summary:
             said.append(
                 (
                     "checkpoints",
-                    f"{measured.checkpoints} in {measured.checkpoint_s:.2f} s, which rates include; the last one "
-                    f"is of step {self.trained.checkpoint_step}, in {recipe.checkpoint}",
+                    f"{measured.checkpoints} saved in {measured.checkpoint_s:.2f} s, and the rates include this time; "
+                    f"the last checkpoint is of step {self.trained.checkpoint_step}, in {recipe.checkpoint}",
                 )
             )
         return said
@@ -233,7 +233,9 @@ def _waits(ranks: AllRanks) -> str:
     worst = ranks.wait_shares.index(ranks.worst_wait)
     text = f"{mine:.0%} of the time waiting for the loader on rank 0"
     return (
-        f"{text}, at most {ranks.worst_wait:.0%} (rank {worst})" if worst else f"{text}, the most"
+        f"{text}, at most {ranks.worst_wait:.0%} (rank {worst})"
+        if worst
+        else f"{text}, the most of all ranks"
     )
 
 

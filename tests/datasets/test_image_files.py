@@ -168,9 +168,9 @@ def test_a_rank_outside_the_world_is_refused(tree: Path, rank: int, world_size: 
 
 @pytest.mark.parametrize("rank", [0, 6])
 def test_more_ranks_than_pictures_fail_on_every_rank(tree: Path, rank: int) -> None:
-    with pytest.raises(FileListError, match="6 paths for 7 ranks"):
+    with pytest.raises(FileListError, match="6 paths, too few for 7 ranks"):
         ImageFileList(write_list(tree / "l.txt", LISTED), rank=rank, world_size=7)
-    with pytest.raises(FileListError, match="6 images for 7 ranks"):
+    with pytest.raises(FileListError, match="6 images are too few for 7 ranks"):
         ImageFolder(tree / "train", rank=rank, world_size=7)
 
 
@@ -374,19 +374,17 @@ def test_a_folder_takes_other_extensions_in_any_case(odd_tree: Path) -> None:
 
 
 def test_a_folder_without_classes_or_pictures_says_what_is_expected(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"none: there is no such directory; expected"):
+    with pytest.raises(FileNotFoundError, match=r"none: this directory does not exist. Expected"):
         ImageFolder(tmp_path / "none")
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match=r"file: this is not a directory; expected"):
+    with pytest.raises(NotADirectoryError, match=r"file: this is not a directory. Expected"):
         ImageFolder(tmp_path / "file")
-    with pytest.raises(
-        FileNotFoundError, match=r"there is no class directory; expected .*/<class>/"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"found no class directory. Expected .*/<class>/"):
         ImageFolder(tmp_path)
     paint(tmp_path / "cat" / "1.jpg", 0)
     (tmp_path / "ant").mkdir()
     (tmp_path / "bee").mkdir()
-    with pytest.raises(FileNotFoundError, match="there is no image of class ant, bee; expected"):
+    with pytest.raises(FileNotFoundError, match="found no image of class ant, bee. Expected"):
         ImageFolder(tmp_path)
 
 
@@ -418,10 +416,10 @@ def test_a_nul_byte_anywhere_in_a_list_is_named_with_its_line(tmp_path: Path) ->
 def test_a_listed_file_that_is_missing_is_noted_with_its_place(tree: Path, world_size: int) -> None:
     listing = write_list(tree / "list.txt", [*LISTED, "train/cat/gone.jpg", "train/cat/0.jpg 5"])
     missing = [
-        (6, r"it is path 7 of .*list\.txt \(blank lines not counted\)$"),
+        (6, r"this file is path 7 of .*list\.txt \(blank lines not counted\)$"),
         (
             7,
-            r"it is path 8 of .*list\.txt .*; a line must be a path only, without a label after it$",
+            r"this file is path 8 of .*list\.txt .*; a line must be a path only, without a label after it$",
         ),
     ]
     for position, note in missing:

@@ -99,7 +99,7 @@ def test_every_dtype_comes_back_in_the_machine_s_byte_order(
 
 
 def test_a_dtype_that_idx_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="no dtype int64; expected one of uint8"):
+    with pytest.raises(ValueError, match="no dtype int64. Expected one of uint8"):
         idx(np.zeros(3, np.int64))
 
 
@@ -114,12 +114,12 @@ def test_no_values_and_no_dimensions_are_arrays_too(
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "ends in its header"),
-        (b"\0\0\x08", "ends in its header"),
-        (b"\0\0\x08\x03\0\0\0\x02", "ends in its header"),
+        (b"", "ends within its header"),
+        (b"\0\0\x08", "ends within its header"),
+        (b"\0\0\x08\x03\0\0\0\x02", "ends within its header"),
         (
             b"<html>",
-            "not an IDX file: it begins with 3c 68 74 6d; expected 00 00, a type from 08, 09",
+            "not an IDX file: it begins with 3c 68 74 6d. Expected 00 00, a type from 08, 09",
         ),
         (b"\0\0\x0a\x01\0\0\0\0", "not an IDX file: it begins with 00 00 0a 01"),
         (b"\0\0\x08\x21" + 33 * b"\0\0\0\x01", "at most 32 dimensions"),
@@ -323,7 +323,7 @@ def test_files_that_are_not_what_their_names_say_are_named(tmp_path: Path) -> No
     folder = numbered(tmp_path, 5)
     images, labels = (folder / name for name in NAMES[:2])
     labels.write_bytes(idx(np.zeros(4, np.uint8)))
-    with pytest.raises(IdxError, match=f"{images} has 5 images, and {labels} 4 labels"):
+    with pytest.raises(IdxError, match=f"{images} has 5 images, but {labels} has 4 labels"):
         MNIST(tmp_path)
     labels.write_bytes(idx(np.zeros(5, np.int32)))
     with pytest.raises(
@@ -450,7 +450,7 @@ def test_a_download_without_torchvision_says_so(
 def test_a_download_does_not_take_synthetic_digits_for_mnist(small: Path, tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     with pytest.warns(
-        UserWarning, match="synthetic digits, which are not MNIST; nothing was downloaded"
+        UserWarning, match="synthetic digits, which are not MNIST. Nothing was downloaded"
     ):
         MNIST(small, download=True)
     shutil.copytree(small, tmp_path / "part")
@@ -545,7 +545,8 @@ def test_a_set_that_was_not_made_here_is_left_alone(tmp_path: Path, name: str) -
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"real")
     with pytest.raises(
-        FileExistsError, match=r"\(4 bytes\) was not made by fastload, and is not overwritten"
+        FileExistsError,
+        match=r"\(4 bytes\) was not made by fastload, so it will not be overwritten",
     ):
         generate_digits(tmp_path, train=5, test=5)
     assert [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()] == [b"real"]
@@ -554,7 +555,7 @@ def test_a_set_that_was_not_made_here_is_left_alone(tmp_path: Path, name: str) -
 def test_a_set_made_otherwise_is_left_alone(small: Path) -> None:
     before = {path: path.read_bytes() for path in (small / "MNIST" / "raw").iterdir()}
     with pytest.raises(
-        FileExistsError, match=r'made with .*"seed": 0.* and .*"seed": 3.* was asked for'
+        FileExistsError, match=r'made with .*"seed": 0.* but .*"seed": 3.* was requested'
     ):
         generate_digits(small, train=1200, test=70, seed=3)
     with pytest.raises(FileExistsError, match='"train": 1300'):

@@ -104,7 +104,7 @@ def test_a_copy_that_is_right_is_used_again(
     again = stage(source, tmp_path / "copy")
     assert again.copied_bytes == 0
     assert not written
-    assert "all there already" in str(again)
+    assert "were copied before" in str(again)
 
 
 def test_only_shards_that_are_wrong_are_copied_again(
@@ -231,15 +231,15 @@ def test_a_stopped_copy_of_another_set_is_replaced(source: Path, tmp_path: Path)
 def test_what_is_there_and_no_copy_is_left_alone(source: Path, tmp_path: Path) -> None:
     other = make(tmp_path / "other", seed=1)
     before = files(other)
-    with pytest.raises(FileExistsError, match="there is another set: delete it"):
+    with pytest.raises(FileExistsError, match="the folder holds another set. Delete that set"):
         stage(source, other)
     assert files(other) == before
     (tmp_path / "arrows").mkdir()
     (tmp_path / "arrows" / "mine.arrow").write_bytes(b"mine")
-    with pytest.raises(FileExistsError, match="there is mine.arrow, but no index"):
+    with pytest.raises(FileExistsError, match="the folder holds mine.arrow, but neither an index"):
         stage(source, tmp_path / "arrows")
     assert files(tmp_path / "arrows") == {"mine.arrow": b"mine"}
-    with pytest.raises(ValueError, match="the set lies there"):
+    with pytest.raises(ValueError, match="this is the folder of the set"):
         stage(source, source)
     with pytest.raises(FileNotFoundError, match="no packed set"):
         stage(tmp_path / "nowhere", tmp_path / "copy")
@@ -261,25 +261,25 @@ def test_of_the_ranks_of_a_node_one_copies_and_the_others_wait(
         ]
         for rank in ranks:
             assert rank.stderr is not None
-            assert "another process copies into it" in rank.stderr.readline()
+            assert "another process that copies into this folder" in rank.stderr.readline()
         assert [rank.poll() for rank in ranks] == [None] * 2
     said = []
     for rank in ranks:
         out, err = rank.communicate(timeout=60)
         assert (rank.returncode, out) == (0, f"{copy}\n")
         said.append(err)
-    assert sorted("all there already" in err for err in said) == [False, True]
+    assert sorted("were copied before" in err for err in said) == [False, True]
     assert files(copy) == files(source)
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (lambda set_, tmp: [set_, set_], 2, "the set lies there"),
+        (lambda set_, tmp: [set_, set_], 2, "this is the folder of the set"),
         (
             lambda set_, tmp: [set_, set_ / "copy"],
             2,
-            "the set lies there, or in a folder around it",
+            "this is the folder of the set itself, or is inside it",
         ),
         (lambda set_, tmp: [tmp, tmp / "copy"], 1, "no packed set"),
         (lambda set_, tmp: [set_, __file__], 2, "is a file"),

@@ -55,7 +55,7 @@ def test_one_core_of_many_is_warned_of_with_the_launchers_remedy(
     warning = one_core_warning(launcher, own, machine, ranks)
     assert (warning is None) == (remedy is None)
     if warning is not None and remedy is not None:
-        assert "core 3 alone, of 32 on a node with 4 ranks" in warning
+        assert "only on core 3, although the node has 32 cores for 4 ranks" in warning
         assert remedy in warning
 
 

@@ -69,6 +69,8 @@ def test_a_single_core_is_warned_of() -> None:
         found = lines(**one)
     finally:
         os.sched_setaffinity(0, before)
-    assert found[-2].startswith(f"rank 0 of 1: cores for this rank: 1; it may run on {core}, of ")
-    assert found[-1].startswith("rank 0 of 1: warning: fastload: this rank may run on core ")
+    assert found[-2].startswith(
+        f"rank 0 of 1: cores for this rank: 1; this rank may run on cores {core} of "
+    )
+    assert found[-1].startswith("rank 0 of 1: warning: fastload: this rank may run only on core ")
     assert "mpiexec -bind-to none" in found[-1]

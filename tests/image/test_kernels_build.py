@@ -290,7 +290,7 @@ def test_a_cache_that_takes_nothing_is_named(here: Place, monkeypatch: pytest.Mo
         monkeypatch.setattr(kernels, "_identity", dict)
     assert not kernels.wait()
     assert kernels.state().startswith(
-        f"off: OSError: no folder takes the cache ({here.cache}: File exists; /proc/fastload-"
+        f"off: OSError: no folder can hold the cache ({here.cache}: File exists; /proc/fastload-"
     )
     assert here.compilations() == 0
 

@@ -169,9 +169,9 @@ def test_of_16_bits_the_upper_8_are_taken() -> None:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        (np.ones((4, 4), np.float32), "floating-point grey values; expected 8 or 16 bits"),
-        (np.full((4, 4), 2**20, np.int32), "grey values beyond 16 bits; expected 8 or 16 bits"),
-        (np.full((4, 4), -1, np.int32), "grey values beyond 16 bits; expected 8 or 16 bits"),
+        (np.ones((4, 4), np.float32), "floating-point grey values. Expected 8 or 16 bits"),
+        (np.full((4, 4), 2**20, np.int32), "grey values beyond 16 bits. Expected 8 or 16 bits"),
+        (np.full((4, 4), -1, np.int32), "grey values beyond 16 bits. Expected 8 or 16 bits"),
     ],
 )
 def test_values_without_an_obvious_rgb_are_refused(values: np.ndarray, reason: str) -> None:

@@ -481,7 +481,7 @@ BAD_ARGUMENTS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: RandomResizedCrop(8, ratio=("a", "b")), ValueError, "ratio must be"),
     (lambda: RandomResizedCrop(8, flip=1.5), ValueError, "flip must be .*got 1.5"),
     (lambda: RandomResizedCrop(8, flip=math.nan), ValueError, "flip must be .*nan"),
-    (lambda: Resize(8, mean=(0, 0, 0)), ValueError, "mean and std belong together"),
+    (lambda: Resize(8, mean=(0, 0, 0)), ValueError, "give both mean and std"),
     (lambda: Resize(8, mean=0.5, std=0.5), ValueError, "mean must be .*got 0.5"),
     (lambda: Resize(8, mean=(0, 0), std=(1, 1)), ValueError, "mean must be 3"),
     (lambda: Resize(8, mean=(0, 0, 0), std=(1, 1, 0)), ValueError, "std must be above 0"),

@@ -95,7 +95,7 @@ def test_all_is_as_in_process_and_aligned(
 
 
 @pytest.mark.parametrize(
-    ("token", "said"), [("", "wants a token: give token="), ("other", "wants another token")]
+    ("token", "said"), [("", "requires a token. Give token="), ("other", "requires another token")]
 )
 def test_a_caller_without_the_token_is_refused(token: str, said: str) -> None:
     with served(token="right") as addresses:
@@ -155,7 +155,7 @@ def test_tls_with_a_certificate_that_the_client_does_not_know(
     with served(certificate=certificate) as addresses:
         client = PSClient(connect(addresses), patience_s=0.1)
         with pytest.raises(
-            ParametersError, match=r"grpc\+tls://localhost:\d+ gives no answer for 0.1 s"
+            ParametersError, match=r"grpc\+tls://localhost:\d+ has not answered for 0.1 s"
         ):
             client.pull_variable()
         client.close()
@@ -165,7 +165,7 @@ def test_what_is_no_call_of_clients_is_refused() -> None:
     with served() as (address,):
         stub = FlightStub(lambda: address)
         for method in ("close", "answer", "__init__"):
-            with pytest.raises(ParametersError, match=f"a server has no call '{method}'"):
+            with pytest.raises(ParametersError, match=f"servers have no method '{method}'"):
                 stub.start(method, {})()
         with pytest.raises(ParametersError, match="TypeError"):
             stub.start("hello", {"name": "w"})()
@@ -175,7 +175,7 @@ def test_what_is_no_call_of_clients_is_refused() -> None:
 
 def test_a_tensor_that_cannot_be_sent_is_named() -> None:
     with served() as addresses, client_of(addresses) as client:
-        with pytest.raises(TypeError, match=r"no torch.sparse_coo"):
+        with pytest.raises(TypeError, match=r"but got torch.sparse_coo"):
             client.push_dense_parameters({"w": torch.eye(3).to_sparse()}, 0, 0)
         assert client.pull_variable() == {}
 

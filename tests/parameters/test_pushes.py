@@ -263,7 +263,7 @@ def test_a_push_that_is_refused_does_no_harm_to_later_ones(grads_to_wait: int | 
         client.push_dense_parameters({"w": torch.zeros(2)}, i, 0)
     with pytest.raises(ParametersError, match=r"the gradient of 'w' has the shape \(3,\)"):
         client.push_gradients({"w": torch.ones(3)}, {}, None, [0, 0])
-    with pytest.raises(ParametersError, match="no table 't'; the tables: none"):
+    with pytest.raises(ParametersError, match="table 't' does not exist. The tables are none"):
         client.push_gradients({}, {"t": (torch.tensor([1]), torch.ones(1, 2))}, None, [0, 0])
     with pytest.raises(TypeError, match=r"the gradient of 'w' is torch\.sparse_coo"):
         client.push_gradients({"w": torch.ones(2).to_sparse()}, {}, None, [0, 0])
@@ -295,7 +295,7 @@ def test_the_names_of_the_document() -> None:
     client.push_embedding_table_infos([("t", 3, "zeros"), TableInfo("t", 3, "zeros")])
     assert client.pull_embedding_vectors("t", torch.empty(0, dtype=torch.int64)).shape == (0, 3)
     assert client.pull_embedding_vectors("t", torch.tensor([[1, 2], [1, 5]])).shape == (4, 3)
-    with pytest.raises(ParametersError, match="the table 't' is there with"):
+    with pytest.raises(ParametersError, match="table 't' already exists with"):
         client.push_embedding_table_infos([("t", 4)])
     assert client.push_gradients({}, {}, 0.1, versions) == (True, 8)
     client.close()
@@ -353,10 +353,10 @@ def test_the_callers_gradients_stay_and_may_be_changed_afterwards(
 def test_stubs_in_another_order_are_refused() -> None:
     made = servers(2)
     with pytest.raises(
-        ParametersError, match="is server 1 of 2, and this client takes it for server 0"
+        ParametersError, match="it is server 1 of 2, but this client's list has it as server 0"
     ):
         PSClient(connect(made[::-1])).pull_variable()
     with pytest.raises(
-        ParametersError, match="server 0 of 2, and this client takes it for server 0 of 1"
+        ParametersError, match="server 0 of 2, but this client's list has it as server 0 of 1"
     ):
         PSClient(connect(made[:1])).pull_variable()

@@ -313,6 +313,6 @@ def test_a_checkpoint_bounds_what_is_kept_and_the_order(tmp_path: Path) -> None:
 
 def test_a_server_that_gives_no_answer_is_named(tmp_path: Path) -> None:
     job = Job(str(tmp_path), 1, {(n, False) for n in range(100)})
-    with pytest.raises(ParametersError, match="server 0 gives no answer for 0 s: died before"):
+    with pytest.raises(ParametersError, match="server 0 has not answered for 0 s: died before"):
         job.client(patience_s=0).pull_variable()
     job.close()

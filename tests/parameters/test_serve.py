@@ -87,7 +87,7 @@ def test_a_server_saves_at_its_end_and_its_workers_find_it_again(tmp_path: Path)
             push(client, 1)
             assert parameters(client) == ([4.0] * 4, [4.0] * 6)
     lines = output.read_text().splitlines()
-    assert "server 0 of 1 at version 0: served at grpc://127.0.0.1:" in lines[0]
+    assert "server 0 of 1: serving parameters of version 0 at grpc://127.0.0.1:" in lines[0]
     assert "server 0 of 1 has ended at version 3" in lines[1]
     assert "server 0 of 1 at version 3: served at" in lines[2]
 
@@ -174,7 +174,7 @@ def test_each_rank_is_a_server_and_three_take_the_place_of_two(
 
 @pytest.mark.parametrize("address", ["localhost:7000", "/shared/run7"])
 def test_an_address_without_a_scheme_is_refused_at_once(address: str) -> None:
-    with pytest.raises(ValueError, match="is no address of a server. Give grpc://HOST:PORT"):
+    with pytest.raises(ValueError, match="is not a server address. Use grpc://HOST:PORT"):
         connect(address)
 
 
@@ -183,6 +183,6 @@ def test_a_store_of_another_number_of_servers_is_refused(tmp_path: Path) -> None
     for number in range(2):
         publish(store, number, 2, f"grpc://127.0.0.1:{number + 1}")
     publish(store, 1, 2, "grpc://127.0.0.1:4")  # it was started again
-    with pytest.raises(ParametersError, match="of 2 servers, and this is one of 3"):
+    with pytest.raises(ParametersError, match="of 2 servers, but this server is one of 3"):
         publish(store, 2, 3, "grpc://127.0.0.1:3")
     assert len(connect(store)) == 2

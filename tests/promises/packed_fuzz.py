@@ -65,7 +65,7 @@ def read_all(path: Path) -> Counter[str]:
         dataset = PackedDataset(path, decode=False, columns=["caption", "box", "small"])
     except (PackedDataError, ValueError) as error:
         # Of ValueErrors only the one on columns that the (valid) index does not have.
-        assert isinstance(error, PackedDataError) or "has no further columns" in str(error), error
+        assert isinstance(error, PackedDataError) or "has no extra columns" in str(error), error
         return Counter(["index refused"])
     for record in range(min(len(dataset), 20)):
         try:

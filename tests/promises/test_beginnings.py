@@ -333,7 +333,7 @@ def test_the_warning_of_a_state_that_set_epoch_drops_is_of_the_user_s_line(
     batches(loader)
     loader.load_state_dict(state)
     loader.set_epoch(5)
-    with pytest.warns(UserWarning, match="epoch 5 begins at its beginning") as found:
+    with pytest.warns(UserWarning, match="epoch 5 starts from its first batch") as found:
         iter(loader)
     assert [warning.filename for warning in found] == [__file__]
     loader.close()

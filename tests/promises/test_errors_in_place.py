@@ -192,7 +192,7 @@ def test_an_error_that_may_come_of_sharing_says_so(
     for _ in range(2):
         place, hint = notes_of(dataset, **options)
         assert "sample index 13" in place
-        assert f"may come from sharing: {clause}" in hint
+        assert f"may come from sharing objects between threads: {clause}" in hint
         for remedy in ("num_workers=0", "copy_dataset", "fastload check"):
             assert remedy in hint
 

@@ -101,7 +101,7 @@ def test_what_on_error_returned_is_named_where_it_cannot_be_collated(workers: in
     loader = DataLoader(Raising(), 4, num_workers=workers, on_error=lambda index, error: None)
     got = drain(iter(loader))
     assert "NoneType" in str(got[0])
-    assert "of which [3] are what on_error returned" in got[0].__notes__[0]
+    assert "of which on_error replaced [3]" in got[0].__notes__[0]
     assert got[1:] == [[4, 5, 6, 7]]
 
 

@@ -276,7 +276,7 @@ def test_sets_of_version_1_are_read_for_ever() -> None:
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("2", "is of format version 2, but this fastload reads version 1: use a newer fastload"),
+        ("2", "has format version 2, but this fastload reads version 1. Use a newer fastload"),
         ("0", "has version 0: expected 1"),
         ("true", "has version True: expected 1"),
     ],
@@ -299,13 +299,13 @@ def test_another_version_is_refused_with_a_sentence(version: str, message: str) 
         (
             '"rows": 4, "bytes"',
             '"rows": 4000000000000, "bytes"',
-            "12 rows, its shards 4000000000008",
+            "12 rows, but its shards have 4000000000008",
         ),
-        ('"rows": 12', '"rows": 13', "13 rows, its shards 12"),
+        ('"rows": 12', '"rows": 13', "13 rows, but its shards have 12"),
         (f'"name": "{SHARD}"', '"name": "../shard-00001.arrow"', "as the name of shard 1"),
         ('"mode": "encoded"', '"mode": "zip"', "mode 'zip'"),
-        ('"mode": "encoded"', '"mode": "raw"', "it has the columns"),
-        ("large_binary", "binary", "it has the columns"),
+        ('"mode": "encoded"', '"mode": "raw"', "has the columns"),
+        ("large_binary", "binary", "has the columns"),
         ('"classes": []', '"classes": [1]', "classes that are not a list of names"),
         ('"made": {', '"made": 3, "x": {', 'a "made" that is not an object'),
         (", 100]]}", ", 4611686018427387904]]}", "outside its file or in another one"),

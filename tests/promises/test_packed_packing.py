@@ -152,10 +152,10 @@ def pack_and_die(listed: Path, path: Path, number: int) -> bool:
 def complete(listed: Path, path: Path, workers: int = 0) -> int:
     """Run again; the records taken over, or -1 where the set was complete and the second run said so."""
     if (path / "index.json").exists():
-        with pytest.raises(FileExistsError, match="there is a packed set already"):
+        with pytest.raises(FileExistsError, match="already holds a packed set"):
             pack(listed, path, workers=workers, **ARGUMENTS)
         return -1
-    with pytest.raises(FileNotFoundError, match="run it again"):
+    with pytest.raises(FileNotFoundError, match="pack again to complete the set"):
         PackedDataset(path)
     return pack(listed, path, workers=workers, **ARGUMENTS).taken_over
 
@@ -221,7 +221,7 @@ def test_a_disk_that_takes_few_bytes_at_a_time_gets_all_of_them(
 def test_a_stopped_pack_is_not_continued_with_other_arguments(listed: Path, tmp_path: Path) -> None:
     assert pack_and_die(listed, tmp_path / "set", 60)
     for change in ({"max_size": 7}, {"mode": "jpeg"}, {"shard_mb": 1}):
-        with pytest.raises(FileExistsError, match="a pack with other arguments"):
+        with pytest.raises(FileExistsError, match="packing into this folder with other arguments"):
             pack(listed, tmp_path / "set", **{**ARGUMENTS, **change})
     with pytest.raises(DecodeError, match="3.png"):  # another on_error is no other set
         pack(listed, tmp_path / "set2", **{**ARGUMENTS, "on_error": "raise"})
@@ -231,14 +231,16 @@ def test_a_stopped_pack_is_not_continued_with_other_arguments(listed: Path, tmp_
 def test_two_packs_of_one_set_at_once_are_refused(tmp_path: Path) -> None:
     with PackedWriter(tmp_path / "set", mode="encoded") as writer:
         writer.add(b"x", label=0)
-        with pytest.raises(BlockingIOError, match="another process packs into it"):
+        with pytest.raises(BlockingIOError, match="another process packs into this folder"):
             PackedWriter(tmp_path / "set", mode="encoded")
     assert len(PackedDataset(tmp_path / "set")) == 1
     before = contents(tmp_path / "set")
-    with pytest.raises(FileExistsError, match="already: remove it, or name another folder"):
+    with pytest.raises(
+        FileExistsError, match="already holds a packed set. Remove it, or name another folder"
+    ):
         PackedWriter(tmp_path / "set", mode="encoded")
     (tmp_path / "set" / "index.json").unlink()
-    with pytest.raises(FileExistsError, match="there are shards without an index"):
+    with pytest.raises(FileExistsError, match="the folder holds shards without an index"):
         PackedWriter(tmp_path / "set", mode="encoded")
     assert contents(tmp_path / "set").keys() == before.keys() - {"index.json"}
 
@@ -387,15 +389,15 @@ def test_parquet_with_the_class_names_of_hugging_face(tmp_path: Path) -> None:
 def test_parquet_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     path = parquet(tmp_path / "p" / "1.parquet", range(3), weight=[0.5] * 3)
     for arguments, message in [
-        ({"image_column": "jpg"}, "there is no column 'jpg'; there are"),
-        ({"label_column": "weight"}, "is of double, expected integers or names"),
-        ({"columns": ["age"]}, "there is no column 'age'"),
+        ({"image_column": "jpg"}, "column 'jpg' does not exist. The columns are"),
+        ({"label_column": "weight"}, "has type double, expected integers or names"),
+        ({"columns": ["age"]}, "column 'age' does not exist"),
     ]:
         with pytest.raises(FileListError, match=message):
             pack(path, tmp_path / "set", **arguments)  # type: ignore[arg-type]
     parquet(tmp_path / "p" / "2.parquet", range(3))
     with pytest.raises(
-        FileListError, match=r"2\.parquet: its columns differ from those of .*1\.parquet"
+        FileListError, match=r"2\.parquet: the columns differ from those of .*1\.parquet"
     ):
         pack(tmp_path / "p", tmp_path / "set")
     (tmp_path / "p" / "2.parquet").write_bytes(b"PAR1")
@@ -443,9 +445,9 @@ def test_the_commands_answer_a_fault_with_one_line(listed: Path, tmp_path: Path)
     path = tmp_path / "set"
     for arguments, message in [
         (("pack", listed, path), "3.png: cannot be decoded"),
-        (("pack", listed, path, "--quality", "3", "--mode", "raw"), "quality goes with mode"),
-        (("verify", tmp_path), f"{tmp_path}/index.json: there is no packed set"),
-        (("inspect", tmp_path), f"{tmp_path}/index.json: there is no packed set"),
+        (("pack", listed, path, "--quality", "3", "--mode", "raw"), "quality works only with mode"),
+        (("verify", tmp_path), f"{tmp_path}/index.json: the folder holds no packed set"),
+        (("inspect", tmp_path), f"{tmp_path}/index.json: the folder holds no packed set"),
     ]:
         result = call(*arguments)
         assert result.exit_code in (1, 2)

@@ -712,5 +712,5 @@ def test_bad_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="depth must be 1 or more, got 0"):
         prefetch_to([], "cpu", depth=0)
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="torch sees no 'cuda' here"):
+        with pytest.raises(ValueError, match="torch finds no 'cuda' here"):
             fastload.prefetch_to([], "cuda")

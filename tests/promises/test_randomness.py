@@ -771,7 +771,7 @@ def test_global_draws_are_noticed_once(source: str, workers: int, seed: int | No
     assert len(said) == 1, said
     assert re.search(name, said[0]), said
     assert "sample_rng" in said[0] or "sample_generator" in said[0], "the remedy is named"
-    assert "seeds it twice" in said[0]
+    assert "seeds that state twice" in said[0]
 
 
 def test_a_method_of_python_s_generator_that_no_module_holds_is_noticed() -> None:

@@ -1373,7 +1373,7 @@ def test_the_process_method_has_no_state_and_says_so() -> None:
     loader = alone(1, worker_method="process")
     with pytest.warns(UserWarning, match="worker_method.*nothing to save"):
         assert "batches" not in loader.state_dict()
-    with pytest.warns(UserWarning, match="the epoch begins at its beginning"):
+    with pytest.warns(UserWarning, match="the epoch starts from its first batch"):
         loader.load_state_dict(state)
 
 

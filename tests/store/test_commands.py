@@ -142,7 +142,8 @@ def test_parts_without_checksums_are_said_and_their_footers_are_checked(tmp_path
     assert result.output.startswith("3 parts checked in ")
     assert " s, 0 bytes read\n" in result.output
     assert (
-        "3 of them have no checksums, so only their sizes and footers were checked" in result.output
+        "3 of these parts have no checksums, so only their sizes and footers were checked"
+        in result.output
     )
     flip(path / "shard-00001.arrow", -1)
     (bad,) = verify(path).bad
@@ -360,11 +361,11 @@ def test_of_two_processes_one_copies_and_the_other_waits(source: Path, tmp_path:
         ranks = [subprocess.Popen(command, text=True, **pipes) for _ in range(2)]
         for rank in ranks:
             assert rank.stderr is not None
-            assert "another process copies into it" in rank.stderr.readline()
+            assert "another process that copies into this folder" in rank.stderr.readline()
     ends = [rank.communicate(timeout=60) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert [out for out, _ in ends] == [f"{copy}\n"] * 2
-    assert sorted("all there already" in said for _, said in ends) == [False, True]
+    assert sorted("were copied before" in said for _, said in ends) == [False, True]
     assert files(copy) == files(source)
 
 
@@ -412,7 +413,7 @@ def test_a_memory_that_fills_up_leaves_no_set_and_no_piece_and_the_copy_resumes(
 def test_a_target_that_cannot_be_a_set_is_refused_in_one_line(source: Path, tmp_path: Path) -> None:
     for target, said in (
         (tmp_path / "my set", "the name of a set must have 1 to 128 letters"),
-        (source / "copy", "the set lies there, or in a folder around it"),
+        (source / "copy", "this is the folder of the set itself, or is inside it"),
     ):
         result = call("stage", source, target)
         assert result.exit_code == 2
@@ -421,7 +422,9 @@ def test_a_target_that_cannot_be_a_set_is_refused_in_one_line(source: Path, tmp_
     make(tmp_path / "other", made={"by": "another"})
     result = call("stage", source, tmp_path / "other")
     assert result.exit_code == 1
-    assert "there is another set: delete it, or choose another folder" in result.output
+    assert (
+        "the folder holds another set. Delete that set, or choose another folder" in result.output
+    )
 
 
 def test_a_packed_set_is_not_taken_for_columns(tmp_path: Path) -> None:
@@ -469,7 +472,7 @@ def test_a_copy_that_waits_while_its_folder_is_collected_begins_anew(
         fcntl.flock(lock, fcntl.LOCK_EX)
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as rank:
             assert rank.stderr is not None
-            assert "waiting for it" in rank.stderr.readline()
+            assert "waiting for another process" in rank.stderr.readline()
             shutil.rmtree(root / "copy")
             fcntl.flock(lock, fcntl.LOCK_UN)
             assert rank.wait(60) == 0

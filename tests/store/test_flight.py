@@ -151,7 +151,7 @@ def test_a_part_that_nobody_has_is_named(tmp_path: Path) -> None:
 def test_another_set_of_the_name_is_refused(tmp_path: Path) -> None:
     roots = two_nodes(tmp_path)
     store.put({"x": VALUES + 1, "y": LABELS}, tmp_path / "other" / "s")
-    with pytest.raises(PackedDataError, match="another set of this name"):
+    with pytest.raises(PackedDataError, match="a different set with this name"):
         store.get("s", root=roots["b"], parts="all", source=tmp_path / "other")
     with pytest.raises(FileNotFoundError, match="the set 't' is neither here nor at"):
         store.get("t", root=roots["b"], source=tmp_path / "other")

@@ -147,7 +147,10 @@ print(*sorted(os.path.basename(name) for name in opened if name.endswith(".arrow
 
 def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     roots = nodes_with(tmp_path, {"a": 19, "b": 1})
-    with pytest.raises(ValueError, match="no part on the node 'c', only on a, b. Pass parts='all'"):
+    with pytest.raises(
+        ValueError,
+        match="no part on this node, 'c'. Its parts are on the nodes a, b. Pass parts='all'",
+    ):
         rows_on(monkeypatch, "c", roots["a"])
     with pytest.raises(PackedDataError, match="1 of 20 parts are missing here and are on b"):
         rows_on(monkeypatch, "a", roots["a"], parts="all")

@@ -134,7 +134,7 @@ def test_what_can_be_a_column(tmp_path: Path) -> None:
         ),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "two columns have the same name"),
         ({}, "part 0: a part must have at least one column"),
-        ([{"x": X}, {"x": Y}], "part 1: the columns are .*, those of part 0"),
+        ([{"x": X}, {"x": Y}], "part 1 has the columns .*, but part 0 has"),
         ([], "set: all parts are empty"),
         ([3], "part 0: a part must be a mapping"),
     ],

@@ -45,7 +45,7 @@ def test_a_source_that_is_replaced_while_it_is_copied_is_refused(tmp_path, monke
         copied.append(part)
 
     monkeypatch.setattr(fetch, "_copy", replace_after_first)
-    with pytest.raises(PackedDataError, match="another set of this name"):
+    with pytest.raises(PackedDataError, match="a different set with this name"):
         get("a", root=tmp_path / "to", source=tmp_path / "from")
     assert len(copied) == 1
     assert not (tmp_path / "to" / "a" / "shard-00001.arrow").exists()

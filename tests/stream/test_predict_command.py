@@ -120,7 +120,7 @@ def test_lines_go_through_a_pipe(project: Path) -> None:
         {"key": "line 3", "answer": 7.5},
         {"key": "line 4", "answer": 11},
     ]
-    assert said.decode().splitlines()[-1].startswith("3 answered, 0 failed, ")
+    assert said.decode().splitlines()[-1].startswith("messages: 3 answered, 0 failed, ")
     assert "Traceback" not in said.decode()
 
 
@@ -159,7 +159,7 @@ def test_a_folder_is_answered_until_a_signal_comes(project: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert said.decode().splitlines()[-1].startswith("5 answered, 0 failed, ")
+    assert said.decode().splitlines()[-1].startswith("messages: 5 answered, 0 failed, ")
     found = {path.name: json.loads(path.read_text()) for path in project.glob("answers/*.json")}
     assert found == {f"{number}.txt.json": 2 * number for number in range(5)}
 
@@ -193,7 +193,7 @@ def test_kafka_is_answered_until_a_signal_comes(project: Path) -> None:
         _, said = process.communicate(timeout=60)
     reader.close()
     assert process.returncode == 0
-    assert said.decode().splitlines()[-1].startswith("20 answered, 0 failed, ")
+    assert said.decode().splitlines()[-1].startswith("messages: 20 answered, 0 failed, ")
     assert sorted(values.values()) == [2 * number for number in range(20)]
 
 
@@ -269,7 +269,11 @@ def test_what_was_read_is_answered_and_the_rest_stays_in_the_pipe(
     assert process.returncode == 0, said.decode()
     answers = lines(out)
     assert [answer["key"] for answer in answers] == [f"line {k + 1}" for k in range(len(answers))]
-    assert said.decode().splitlines()[-1].startswith(f"{len(answers):,} answered, 0 failed, ")
+    assert (
+        said.decode()
+        .splitlines()[-1]
+        .startswith(f"messages: {len(answers):,} answered, 0 failed, ")
+    )
     assert left == b"".join(written[len(answers) :])[: len(left)]
     assert left.startswith(json.dumps([len(answers)]).encode()[:-1]), "no line was lost"
 
@@ -311,10 +315,10 @@ def _handles(pid: int, number: int) -> bool:
         (["project:double", "project:Sum"], "The set for the answers has no name. Give --name"),
         (
             ["project:double", "--name", "x"],
-            "--name is an option for datasets. Give a DATASET after MODEL",
+            "--name works only with a dataset. Give DATASET after MODEL",
         ),
-        (["project:double", "d:d", "--sink", "-"], "--sink is an option for streams. Remove it"),
-        (["project:number"], "project:number is not a model: .* found int"),
+        (["project:double", "d:d", "--sink", "-"], "--sink works only with a stream of messages"),
+        (["project:number"], "project:number cannot be used as a model. .* is of type int"),
         (["project"], "expected MODULE:NAME"),
         (["project:nothing"], "cannot import project:nothing"),
         (["project:double", "--decode", "nothing:x"], "cannot import nothing:x"),
@@ -355,7 +359,7 @@ def test_addresses_open_what_they_name(tmp_path: Path, monkeypatch: pytest.Monke
         sink = open_sink(address)
         assert isinstance(sink, kind), address
         sink.close()
-    with pytest.raises(UsageError, match="the key 'id' is for JSON lines, and answers has"):
+    with pytest.raises(UsageError, match="the key 'id' works only for JSON lines, but answers has"):
         open_source("answers", key="id")
 
 

@@ -109,8 +109,8 @@ CASES = [
     (run(stages=stages(sampler=6.0, sample=1.0)), "sampler", "60 % of the time"),
     (run(workers=0, worker_wait_s=0.0), "inline", "num_workers=2 or more"),
     (run(workers=0, stages=stages(sample=5.0, decode=4.0)), "inline", 'most of it in "decode"'),
-    (run(slowest_s=4.0), "straggler", "sample index 7, it took 4.00 s (the median is 10.0 ms)"),
-    (run(slowest_s=4.0, slowest=""), "straggler", "unknown which"),
+    (run(slowest_s=4.0), "straggler", "sample index 7 took 4.00 s (the median is 10.0 ms)"),
+    (run(slowest_s=4.0, slowest=""), "straggler", "an unknown sample took"),
     (run(gil_pressure=0.9), "gil", 'worker_method="process"'),
     (
         run(

@@ -165,7 +165,9 @@ def test_a_checkpoint_of_another_run_names_the_field_and_both_values(tmp_path: P
     saved = Checkpoint.load(tmp_path)
     assert saved is not None
     model = counting_learner(ALONE).model.state_dict()
-    with pytest.raises(CheckpointError, match=r"lr: the checkpoint has None, this run 0\.5"):
+    with pytest.raises(
+        CheckpointError, match=r"lr: the checkpoint has None, but this run has 0\.5"
+    ):
         saved.check(tmp_path, about={"lr": 0.5}, model=model)
     with pytest.raises(
         CheckpointError, match=r"weight: the file has \(1, 48\).*model has \(2, 48\)"

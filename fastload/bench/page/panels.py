@@ -113,8 +113,8 @@ def first_batch_panel(rows: Sequence[Json]) -> Markup:
         "Time to the first batch",
         element("table", element("tbody", *map(line, rows)), class_="bars"),
         note(
-            "From iter() to the first batch. It includes the start of threads or processes, but not imports. "
-            "With several ranks, the time of the last one."
+            "From iter() to the first batch. It includes the start of threads or processes, but not imports. With "
+            "several ranks, the time of the last rank."
         ),
         id_="first",
     )

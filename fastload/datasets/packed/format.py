@@ -106,7 +106,7 @@ def schema_of(mode: Mode, extras: Sequence[pa.Field] = ()) -> pa.Schema:
     for field in extras:
         if field.name in own or field.name in ("height", "width"):
             raise ValueError(
-                f"a further column cannot be called {field.name!r}: fastload uses that name"
+                f"an extra column cannot be named {field.name!r}, because fastload uses that name. Choose another name"
             )
         own.add(field.name)
     if len(own) != len(fields) + len(extras):
@@ -114,8 +114,8 @@ def schema_of(mode: Mode, extras: Sequence[pa.Field] = ()) -> pa.Schema:
     for field in extras:
         if pa.types.is_dictionary(field.type):
             raise ValueError(
-                f"the column {field.name!r} is dictionary-encoded, and a file can hold only one dictionary of it: "
-                f"cast it to {field.type.value_type}"
+                f"the column {field.name!r} is dictionary-encoded, but a file can hold only one dictionary per "
+                f"column. Cast the column to {field.type.value_type}"
             )
     about = {"fastload": json.dumps({"format": FORMAT, "version": VERSION, "mode": mode})}
     schema = pa.schema([*fields, *extras], metadata=about)
@@ -134,12 +134,10 @@ def read_packed_index(path: str) -> Index:
 def as_packed(path: str, index: Index) -> Index:
     """Return `index`. Raises `PackedDataError` if it is not that of a packed set."""
     if index.mode not in MODES:
-        raise PackedDataError(path, "this is a set of columns: read it with fastload.store.get()")
+        raise PackedDataError(path, "this is a set of columns. Read it with fastload.store.get()")
     own = described(schema_of(index.mode))
     if index.schema[: len(own)] != own:
-        reason = (
-            f"{INDEX} is not as expected: it has the columns {index.schema}, expected {own} first"
-        )
+        reason = f"{INDEX} has the columns {index.schema}, but {own} must come first"
         raise PackedDataError(path, reason)
     return index
 
@@ -169,7 +167,9 @@ def read_table(
 
     size = os.fstat(fd).st_size
     if size != shard.bytes:
-        raise fail(f"the file has {size:,} bytes, expected {shard.bytes:,}: cut off or changed")
+        raise fail(
+            f"the file has {size:,} bytes, expected {shard.bytes:,}. It was cut off or changed"
+        )
     if not size:
         raise fail("the file is empty")
     sparse = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -187,7 +187,7 @@ def read_table(
             at = start + length
     if found != shard.checksum:
         raise fail(
-            f"the columns have checksum {found:#010x}, expected {shard.checksum:#010x}: damaged"
+            f"the columns have checksum {found:#010x}, expected {shard.checksum:#010x}. They are damaged"
         )
     try:
         source = pa.py_buffer(sparse)
@@ -252,7 +252,7 @@ def _table(
             row = int(np.argmin(good))
             height, width = sides[row]
             raise ValueError(
-                f"record {row} has {table.lengths[row]} bytes for {height} x {width} pixels of 3"
+                f"record {row} has {table.lengths[row]} bytes for {height} x {width} pixels of 3 bytes"
             )
     return table
 

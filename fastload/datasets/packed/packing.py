@@ -66,7 +66,9 @@ class Packed:
             f"{new / max(self.seconds, 1e-9):,.0f} records/s",
         ]
         if self.taken_over:
-            lines.append(f"{self.taken_over:,} records were there from a run that was stopped")
+            lines.append(
+                f"{self.taken_over:,} records were kept from an earlier run that was stopped"
+            )
         if self.rejected:
             name = os.path.join(self.path, REJECTED)
             lines.append(f"{self.rejected:,} inputs left out: see {name}")
@@ -103,13 +105,13 @@ def pack(
             "raw": such images' pixels. These two neither apply nor keep an EXIF orientation.
         max_size: the longest side, in pixels (default 256). Smaller images stay as they are.
         quality: libjpeg's, 1 to 95 (default 90).
-        shard_mb: a shard ends with the record that brings its payloads and further columns to this many million bytes.
+        shard_mb: a shard ends with the record that brings its payloads and extra columns to this many million bytes.
         workers: threads. None is one per CPU that this process may use, 0 only the calling thread.
         on_error: "raise" ends the run at the first input, in order, that cannot be read or decoded. "skip" leaves it
             out, counts it, and lists it in `rejected.txt`.
         check: with "encoded", decode each image to check that it can be decoded. False accepts any bytes.
         base_dir: see `ImageFileList`.
-        image_column, label_column, columns: of Parquet files; `columns` are kept as further columns of the set.
+        image_column, label_column, columns: of Parquet files; `columns` are kept as extra columns of the set.
         progress: a bar on standard error, if that is a terminal.
 
     Memory: at most 1,024 records or about 64 MiB of them in flight, two record batches of 16 MiB, and the paths.
@@ -191,9 +193,11 @@ def _pixels_of(mode: Mode, max_size: int | None, quality: int | None) -> dict[st
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     if max_size is not None and mode == "encoded":
-        raise ValueError('max_size does not go with mode "encoded", which leaves files as they are')
+        raise ValueError(
+            'max_size cannot be used with mode "encoded", which keeps the files as they are'
+        )
     if quality is not None and mode != "jpeg":
-        raise ValueError(f'quality goes with mode "jpeg" only, but the mode is "{mode}"')
+        raise ValueError(f'quality works only with mode "jpeg", but the mode is "{mode}"')
     found: dict[str, int] = {}
     if mode != "encoded":
         found["max_size"] = 256 if max_size is None else max_size

@@ -44,7 +44,7 @@ class Payloads:
         if self._is_checked(row, table):
             found, expected = zlib.crc32(payload), int(table.checksums[row])
             if found != expected:
-                text = f"the payload has checksum {found:#010x}, expected {expected:#010x}: damaged"
+                text = f"the payload has checksum {found:#010x}, expected {expected:#010x}. It is damaged"
                 raise self.shards.bad(number, row, text)
             table.seen[row] = True
         return payload
@@ -86,7 +86,7 @@ class Payloads:
             raise
         if not whole:
             raise self.shards.bad(
-                number, row, f"the file ends before byte {begin + length:,}: cut off"
+                number, row, f"the file ends before byte {begin + length:,}. It was cut off"
             )
         return payload
 

@@ -33,8 +33,8 @@ def pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
                 found = zlib.crc32(payload[begin : begin + int(table.lengths[record])])
                 if found != table.checksums[record]:
                     reason = (
-                        f"the payload has checksum {found:#010x}, expected "
-                        f"{int(table.checksums[record]):#010x}: damaged"
+                        f"the payload has checksum {found:#010x}, expected {int(table.checksums[record]):#010x}. It "
+                        "is damaged"
                     )
                     raise PackedDataError(path, reason, shard=shard.name, record=record)
             yield payload
@@ -65,6 +65,6 @@ def read_piece(path: str, shard: Shard, fd: int, offset: int, length: int) -> me
         error.filename = os.path.join(path, shard.name)  # unlike open(), a read does not say
         raise
     if found < length:
-        reason = f"the file ends before byte {offset + length:,}: cut off"
+        reason = f"the file ends before byte {offset + length:,}. It was cut off"
         raise PackedDataError(path, reason, shard=shard.name)
     return piece

@@ -37,7 +37,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         target_transform: a callable on the label, an int.
         decode: False if payloads are not images, or must not be decoded. The transform, if given, gets the
             `bytes` of a payload, or in a set of mode "raw" its pixels, `uint8[H, W, 3]`.
-        columns: names of further columns. Their values, as Python objects, follow the label in a sample. Once a shard
+        columns: names of extra columns. Their values, as Python objects, follow the label in a sample. Once a shard
             was read from, its columns stay in memory, those of fastload too.
         verify: when to compare a record's payload with its checksum (0.7 ms a MB): at the "first" read of it in this
             process, "always" or "never". All else is always checked, when the first record of a shard is read.
@@ -89,9 +89,13 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         known = [name for name, _ in index.schema[own:]]
         if isinstance(columns, str) or (unknown := [name for name in columns if name not in known]):
             unknown = [columns] if isinstance(columns, str) else unknown
-            raise ValueError(f"{self.path} has no further columns {unknown}; it has {known}")
+            raise ValueError(
+                f"{self.path} has no extra columns {unknown}. Its extra columns are {known}"
+            )
         if index.rows < world_size:
-            raise ValueError(f"{self.path}: {index.rows} records for {world_size} ranks")
+            raise ValueError(
+                f"{self.path}: {index.rows} records are too few for {world_size} ranks"
+            )
         self.columns = tuple(columns)
         self.verify = verify
         self.read_ahead_bytes = read_ahead_bytes

@@ -19,7 +19,7 @@ class Shards:
 
     Args:
         path, index: which set.
-        extras: names of further columns to load.
+        extras: names of extra columns to load.
 
     `columns` are those of all shards, end to end, and `begins`, int64[shards + 1], the first record of each. At most
     `most_open` files stay open.

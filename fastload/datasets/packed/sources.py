@@ -36,7 +36,7 @@ class Input:
 class Source(Protocol):
     """Inputs in an order that is always the same.
 
-    `about` says which inputs they are, as JSON values that differ if the inputs differ. `columns` are their further
+    `about` says which inputs they are, as JSON values that differ if the inputs differ. `columns` are their extra
     columns.
     """
 
@@ -116,13 +116,13 @@ class Parquet:
             self._rows.append(found.num_rows)
             arrow = found.schema.to_arrow_schema()
             if schema is not None and arrow.remove_metadata() != schema.remove_metadata():
-                raise FileListError(f"{path}: its columns differ from those of {self._paths[0]}")
+                raise FileListError(f"{path}: the columns differ from those of {self._paths[0]}")
             schema = schema or arrow
         assert schema is not None
         for name in (image_column, label_column, *columns):
             if name not in schema.names:
                 raise FileListError(
-                    f"{source}: there is no column {name!r}; there are {schema.names}"
+                    f"{source}: column {name!r} does not exist. The columns are {schema.names}"
                 )
         self.columns = {name: schema.field(name).type for name in columns}
         self._numbers: dict[str, int] | None = None
@@ -133,7 +133,7 @@ class Parquet:
         if not pa.types.is_integer(kind):
             if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
                 raise FileListError(
-                    f"{source}: the column {label_column!r} is of {kind}, expected integers or names"
+                    f"{source}: column {label_column!r} has type {kind}, expected integers or names"
                 )
             names: set[str] = set()
             for path in self._paths:

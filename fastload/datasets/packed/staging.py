@@ -37,7 +37,7 @@ class Staged:
 
     def __str__(self) -> str:
         if not self.copied_bytes:
-            return f"{self.path}: {self.bytes:,} bytes, all there already"
+            return f"{self.path}: all {self.bytes:,} bytes were copied before"
         rate = self.copied_bytes / 1e6 / max(self.seconds, 1e-9)
         return (
             f"{self.path}: {self.copied_bytes:,} of {self.bytes:,} bytes copied in {self.seconds:.1f} s, "
@@ -108,7 +108,7 @@ def copy_set(
     inner, outer = os.path.realpath(target), os.path.realpath(source)
     if os.path.commonpath((inner, outer)) == outer:
         raise ValueError(
-            f"{target}: the set lies there, or in a folder around it. Name another folder for its copy"
+            f"{target}: this is the folder of the set itself, or is inside it. Name another folder for the copy"
         )
     if workers is None:
         workers = usable_cores()
@@ -130,7 +130,7 @@ def _alone_in(target: str, say: Callable[[str], None] | None) -> Iterator[None]:
     The kernel frees the lock if its holder dies, and wakes a process that waits. The file of the lock stays, because
     processes that wait have it open.
     """
-    waiting = f"{target}: another process copies into it; waiting for it"
+    waiting = f"{target}: waiting for another process that copies into this folder"
     wait = functools.partial(say, waiting) if say else True
     try:
         with locked_path(os.path.join(target, STAGING, "lock"), wait=wait):
@@ -159,14 +159,15 @@ class _Copy:
         if held is not None and held != encoded:
             raise FileExistsError(
                 errno.EEXIST,
-                "there is another set: delete it, or choose another folder",
+                "the folder holds another set. Delete that set, or choose another folder",
                 self.target,
             )
         shards = [name for name in os.listdir(self.target) if name.endswith(".arrow")]
         if held is None and begun is None and shards:
             raise FileExistsError(
                 errno.EEXIST,
-                f"there is {shards[0]}, but no index and no copy that was stopped: choose another folder",
+                f"the folder holds {shards[0]}, but neither an index nor a copy that was stopped. Choose another "
+                "folder",
                 self.target,
             )
         if held is None and begun != encoded:

@@ -46,10 +46,10 @@ class PackedWriter:
     Args:
         path: the directory to make. It may exist, but not with a set in it.
         mode: what payloads are. "encoded": any bytes; "jpeg": the same, and all are JPEGs; "raw": pixels.
-        columns: name and Arrow type of each further column.
+        columns: name and Arrow type of each extra column.
         classes: class names in the order of their numbers; () if labels are not class numbers.
         made: how the set is made, as JSON values. A stopped writer is taken over only if its value is equal.
-        shard_bytes: a shard ends with the record that makes its payloads and further columns at least this long.
+        shard_bytes: a shard ends with the record that makes its payloads and extra columns at least this long.
             fastload adds 24 bytes to a record (32 with pixels) and the name of its source, which are not counted.
 
     Memory: two record batches, each of 16 MiB or one record.
@@ -94,7 +94,7 @@ class PackedWriter:
         self._extras = [field.name for field in extras]
         self._rows: list[tuple[Any, ...]] = []
         self._memory = np.empty(0, np.uint8)  # see `_joined`
-        self._waiting_bytes = 0  # of their payloads and further columns
+        self._waiting_bytes = 0  # of their payloads and extra columns
         self._file: ShardFile | None = None
         self._work = os.path.join(self.path, _WORK)
         self._lock = -1
@@ -117,9 +117,9 @@ class PackedWriter:
         width: int | None = None,
         **extras: Any,
     ) -> None:
-        """Append a record. `height` and `width` are for raw pixels, `extras` are the values of further columns."""
+        """Append a record. `height` and `width` are for raw pixels, `extras` are the values of extra columns."""
         if self._lock < 0:
-            raise ValueError(f"{self.path}: the writer is closed: nothing can be added")
+            raise ValueError(f"{self.path}: the writer is closed, so nothing can be added")
         payload = bytes(payload)  # of a view, now: its owner may use the memory again
         number = self._inputs
         if not isinstance(label, int | np.integer) or not -(2**63) <= label < 2**63:
@@ -137,7 +137,7 @@ class PackedWriter:
                 f"The mode is {self.mode!r}, height is {height} and width is {width}"
             )
         if self.mode == "raw" and len(payload) != height * width * 3:  # type: ignore[operator]
-            raise ValueError(f"{len(payload)} bytes are not {height} x {width} pixels of 3")
+            raise ValueError(f"got {len(payload)} bytes for {height} x {width} pixels of 3 bytes")
         if extras.keys() != set(self._extras):
             raise ValueError(f"expected values for the columns {self._extras}, got {list(extras)}")
         sides = (height, width) if self.mode == "raw" else ()
@@ -226,7 +226,7 @@ class PackedWriter:
         except BaseException as error:
             self._unlock()
             if isinstance(error, BlockingIOError):
-                error.filename, error.strerror = self.path, "another process packs into it"
+                error.filename, error.strerror = self.path, "another process packs into this folder"
             raise
 
     def _take_over(self) -> None:
@@ -235,7 +235,9 @@ class PackedWriter:
                 self._work
             )  # killed between the index and this, or there was a set before
             raise FileExistsError(
-                17, "there is a packed set already: remove it, or name another folder", self.path
+                17,
+                "the folder already holds a packed set. Remove it, or name another folder",
+                self.path,
             )
         wanted = {
             "mode": self.mode,
@@ -252,15 +254,15 @@ class PackedWriter:
                 differing = [name for name in wanted if found.get(name) != wanted[name]]
                 raise FileExistsError(
                     17,
-                    f"a pack with other arguments ({', '.join(differing)}) was stopped here: "
-                    "give the same arguments, delete the directory, or choose another",
+                    f"packing into this folder with other arguments ({', '.join(differing)}) was stopped. Give the "
+                    "same arguments, delete the folder, or choose another",
                     self.path,
                 )
         elif any(map(_is_shard, os.listdir(self.path))):
             shutil.rmtree(self._work)
             raise FileExistsError(
                 17,
-                "there are shards without an index: delete them, or choose another folder",
+                "the folder holds shards without an index. Delete them, or choose another folder",
                 self.path,
             )
         else:
@@ -348,7 +350,7 @@ class PackedWriter:
 
 
 def _nbytes(value: Any) -> int:
-    """Return about how many bytes a value of a further column takes in a shard. A number counts as 8."""
+    """Return about how many bytes a value of an extra column takes in a shard. A number counts as 8."""
     if isinstance(value, str):
         return len(value.encode(errors="surrogatepass"))
     if isinstance(value, bytes | bytearray):

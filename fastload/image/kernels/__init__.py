@@ -95,9 +95,7 @@ def state() -> str:
         name = _object_name()
         found = cache.find(name)
         if found is None:
-            return (
-                "not compiled yet: that begins with the first use, or by `fastload env --compile`"
-            )
+            return "not compiled yet: compiling begins with the first use, or with `fastload env --compile`"
         _header(found[1])
         return f"compiled ({found[0]})"
     except Unavailable as error:

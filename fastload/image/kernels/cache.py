@@ -75,7 +75,7 @@ def _in_first_folder(write: Callable[[Path], T]) -> T:
         except OSError as error:
             failure = error.strerror or str(error)
         failures.append(f"{folder}: {failure}")
-    raise OSError(f"no folder takes the cache ({'; '.join(failures)})")
+    raise OSError(f"no folder can hold the cache ({'; '.join(failures)})")
 
 
 def objection(folder: Path) -> str:
