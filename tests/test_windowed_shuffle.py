@@ -123,7 +123,7 @@ def test_every_sample_is_equally_often_at_each_place() -> None:
         ({"window": 8}, "both or neither"),
         ({"window": 8, "run": 9}, "1 <= run <= window"),
         ({"window": 8, "run": 0}, "1 <= run <= window"),
-        ({"window": 8, "run": 2, "shuffle": False}, "shuffle is False"),
+        ({"window": 8, "run": 2, "shuffle": False}, "got shuffle=False"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:

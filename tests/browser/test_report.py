@@ -28,7 +28,7 @@ def page(tmp_path: Path) -> Path:
 def test_the_report_shows_its_figures_and_pictures(browser: Any, page: Path) -> None:
     browser.open(page.as_uri())
     shown = browser.run("return text()")
-    assert "2 ranks x 2 threads, 390 images a second" in shown
+    assert "2 ranks x 2 threads, 390 images per second" in shown
     assert "What limits the run" in shown
     assert "206.0" in shown, "the median of 2 threads"
     sizes = browser.run(SIZES)

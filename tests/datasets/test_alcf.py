@@ -94,5 +94,5 @@ def test_the_loop_of_the_example_runs(file_list: Path) -> None:
 
 
 def test_an_empty_dataset_is_refused() -> None:
-    with pytest.raises(ValueError, match="need samples, and list has none"):
+    with pytest.raises(ValueError, match="need samples, but list has none"):
         ImageNetDataLoader([], batch_size=2, num_workers=0, cache_size=1)

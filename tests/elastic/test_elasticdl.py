@@ -43,7 +43,7 @@ def test_shards_are_acknowledged_when_all_their_records_are_reported(leases: Lea
     assert (leases.state_dict()["done"], leases.state_dict()["partial"]) == ([], {"0": 3})
     service.report_batch_done(3)
     assert (leases.state_dict()["done"], leases.state_dict()["partial"]) == ([[0, 1]], {"1": 2})
-    with pytest.raises(ValueError, match="4 records were reported, and 3 fetched"):
+    with pytest.raises(ValueError, match="4 records were reported, but only 3 were fetched"):
         service.report_batch_done(4)
 
 
@@ -54,7 +54,7 @@ def test_a_fetch_that_would_wait_for_its_own_report_says_so(leases: Leases) -> N
         service.fetch_record_index()
     for _ in range(2):
         with pytest.raises(
-            RuntimeError, match="10 records that this worker fetched were not reported"
+            RuntimeError, match="this worker has not reported 10 records that it fetched"
         ):
             service.fetch_record_index()
     service.report_batch_done(10)
@@ -76,7 +76,7 @@ def test_another_thread_is_refused(leases: Leases) -> None:
     thread.start()
     thread.join()
     assert len(said) == 2
-    assert all("another thread" in text for text in said)
+    assert all("from a thread that did not create it" in text for text in said)
 
 
 def test_an_image_folder_asks_the_service(tmp_path: Path) -> None:
