@@ -42,14 +42,19 @@ def _part_of_rank(dataset: Any) -> Any:
 
 
 def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
-    """Raise ValueError if a sampler would take a part of a dataset that is already one rank's part."""
+    """Raise ValueError if a sampler would divide among ranks what is already one rank's part."""
     part = _part_of_rank(dataset)
-    if part is None:
-        return
     for sampler in samplers:
-        world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
-        if world_size > 1:
+        # Lightning's sampler of a sampler takes that for a dataset, which holds it as `_sampler`.
+        inner = getattr(getattr(sampler, "dataset", None), "_sampler", None)
+        held = inner if _ranks(inner) > 1 else part
+        if held is not None and _ranks(sampler) > 1:
             raise ValueError(
-                f"{type(part).__name__} holds only the samples of its rank, but {type(sampler).__name__} would divide "
-                f"them again, into {world_size} parts. Give the sampler the whole dataset, or use no sampler"
+                f"{type(held).__name__} gives only the samples of its rank, but {type(sampler).__name__} would divide "
+                f"them again, into {_ranks(sampler)} parts. Use only one of the two. With Lightning's Trainer, pass "
+                "use_distributed_sampler=False"
             )
+
+
+def _ranks(sampler: Any) -> int:
+    return int(getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1)))
