@@ -89,7 +89,7 @@ def test_a_server_saves_at_its_end_and_its_workers_find_it_again(tmp_path: Path)
     lines = output.read_text().splitlines()
     assert "server 0 of 1: serving parameters of version 0 at grpc://127.0.0.1:" in lines[0]
     assert "server 0 of 1 has ended at version 3" in lines[1]
-    assert "server 0 of 1 at version 3: served at" in lines[2]
+    assert "server 0 of 1: serving parameters of version 3 at" in lines[2]
 
 
 def test_a_server_that_cannot_save_says_so_and_ends(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_port_in_use_is_said_in_one_line(serve: list[str]) -> None:
         (["--number", "1"], "give both --number and --of, or neither"),
         (["--number", "2", "--of", "2"], "--number 2 is too large for --of 2"),
         (["--tls-cert", __file__], "give both --tls-cert and --tls-key, or neither"),
-        (["--token-file", "token"], "others can read the token: chmod 600 token"),
+        (["--token-file", "token"], "other users can read the token. Run chmod 600 token"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_one_line(
