@@ -60,7 +60,8 @@ class DataLoader(TorchDataLoader[T]):
     Args:
         seed: the order of `shuffle=True` becomes a pure function of (seed, epoch), on every machine;
             torch's global random state is not touched, and `generator` must be None. None: the loader
-            draws as torch's DataLoader does, and gives the same batches after the same `torch.manual_seed`.
+            draws as torch's DataLoader does: the same order after the same `torch.manual_seed`, and the same
+            batches if samples draw no random numbers.
         on_error: what to do when a sample raises. "raise": the batch raises in its place, and `next()`
             continues after it. "skip": the batch is one sample shorter; it is never refilled, and the error is
             logged. A callable gets `(index, exception)` on a worker thread and returns a sample, or

@@ -140,7 +140,9 @@ class ImageFileList(ImageFiles):
         file_list: the list, in UTF-8 (or whatever bytes the file names are made of).
         base_dir: the folder of relative paths in the list (default: the folder of the list). Absolute
             paths stay as they are.
-        transform, target_transform: see `ImageFiles`.
+        transform: a plan of `fastload.image`, which decodes, crops and resizes in one call, or any callable, which gets
+            an RGB `PIL.Image.Image`. None returns the image.
+        target_transform: is applied to the class number.
         classes: the class names in the order of their numbers, or a file with one name a line (default: the
             sorted names in the whole list, on every rank). Give a list that may lack a class, as for validation, the
             `classes` of the training set: otherwise its numbers differ.
@@ -211,6 +213,14 @@ class ImageFolder(ImageFiles):
     Classes are the sorted names of the directories in `root`. Files are found in them at any depth
     (links followed) by their `extensions`, whatever the case, and ordered by class, directory, name:
     the same samples in the same order as torchvision's.
+
+    Args:
+        root: the folder.
+        transform: a plan of `fastload.image`, which decodes, crops and resizes in one call, or any callable, which gets
+            an RGB `PIL.Image.Image`. None returns the image.
+        target_transform: is applied to the class number.
+        extensions: of the files to take, such as ".jpg".
+        rank, world_size: take only every `world_size`-th file, from number `rank` on.
 
     Raises FileNotFoundError if `root` does not exist or has no directory, or a class has no image, NotADirectoryError
     if `root` is a file, `FileListError` if there are fewer images than ranks.

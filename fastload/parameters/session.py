@@ -274,16 +274,15 @@ class Session:
     def checkpoint(self) -> int:
         """Have all servers save; return the version."""
         with self._lock:
-            for link in self.links:
-                if not link.kept:
+            calls = [(i, "hello", {"worker": ""}) for i in range(len(self.links))]
+            found = self.ask_each(calls)
+            for link, answer in zip(self.links, found, strict=True):
+                if not answer["kept"]:
                     raise ParametersError(
                         f"{link.name} has no checkpoint folder. Start it with --checkpoint FOLDER, or make it with "
                         "Server(folder=...)"
                     )
             if not self.grads_to_wait:
-                found = self.ask_each(
-                    [(i, "hello", {"worker": ""}) for i in range(len(self.links))]
-                )
                 version = int(max(answer["version"] for answer in found))
                 self.ask_each([(i, "save", {"version": version}) for i in range(len(self.links))])
                 return version

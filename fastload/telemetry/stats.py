@@ -22,8 +22,6 @@ from fastload.telemetry.snapshot import (
 class Stats(Snapshot):
     """A snapshot of the latest epoch of a loader. `print` shows its report, as does a notebook.
 
-    `fastload.telemetry.snapshot.Snapshot` has the fields and their meaning.
-
     Read it as a balance. If `consumer_wait_s` is a large share of `elapsed_s`, the loader bounds the run. If
     `worker_wait_s` is a large share of `workers * elapsed_s`, the training step does.
     """

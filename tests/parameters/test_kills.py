@@ -120,7 +120,6 @@ def begin(clients: list[PSClient]) -> None:
         client.push_embedding_table_infos([("t", 3)])
     for i in range(clients[0].ps_num):
         clients[0].push_dense_parameters({name: torch.ones(4) for name in NAMES}, i, 0)
-    clients[0].checkpoint()
 
 
 def undisturbed(steps: int) -> dict[str, Any]:
@@ -155,6 +154,7 @@ def test_servers_that_are_killed_change_nothing(kills: int, tmp_path: Path) -> N
             stubs = [Deadly(stub, i, processes, draw) for i, stub in enumerate(processes.stubs())]
             clients.append(PSClient(stubs, patience_s=60))
         begin(clients)
+        clients[0].checkpoint()
         active = True
         found = train(clients, steps)
         for client in clients:

@@ -120,7 +120,8 @@ def begin(job: Job, workers: int) -> list[Worker]:
         client.push_embedding_table_infos([("t", 2)])
     for i in range(len(job.servers)):
         clients[0].push_dense_parameters({n: torch.ones(2) for n in "abcd"}, i, 0)
-    clients[0].checkpoint()
+    if job.servers[0].folder:
+        clients[0].checkpoint()
     return [Worker(client, number) for number, client in enumerate(clients)]
 
 

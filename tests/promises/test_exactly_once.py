@@ -1,8 +1,8 @@
 """Promises:
 - Every index is delivered exactly once, in the sampler's order, for any number of workers, any batch size, with and
   without `drop_last`, over several epochs.
-- With `seed=None` the batches are those of torch's DataLoader under the same `torch.manual_seed`. This holds for all
-  of torch's samplers, `batch_sampler`, `batch_size=None`, `generator` and persistent workers.
+- With `seed=None`, and samples that draw no random numbers, the batches are those of torch's DataLoader under the same
+  `torch.manual_seed`. This holds for all of torch's samplers, `batch_sampler`, `batch_size=None` and persistent workers.
 - With `seed=s` the order is a pure function of `(s, epoch)`.
 """
 
