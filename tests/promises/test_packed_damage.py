@@ -149,8 +149,8 @@ def test_a_file_cut_off_while_it_is_open_is_an_error_and_no_signal(packed: Path)
     )  # record 2 of the shard has 10 bytes left, record 3 none
     errors = refused(dataset)
     assert [(error.record, error.reason) for error in errors] == [
-        (2, f"the file ends before byte {start + 75:,}: cut off"),
-        (3, f"the file ends before byte {start + 100:,}: cut off"),
+        (2, f"the file ends before byte {start + 75:,}. It was cut off"),
+        (3, f"the file ends before byte {start + 100:,}. It was cut off"),
     ]
 
 
