@@ -246,7 +246,7 @@ def test_what_is_written_into_a_sample_or_a_column_does_not_reach_the_set(root: 
 
 
 def test_names_that_are_not_there_are_answered_by_those_that_are(root: Path) -> None:
-    with pytest.raises(KeyError, match=r"no column 'z'; it has \['x', 'y'\]"):
+    with pytest.raises(KeyError, match=r"no column 'z'. Its columns are \['x', 'y'\]"):
         store.get("set", data="z", root=root)
     with pytest.raises(
         FileNotFoundError, match="the set 'sets' does not exist. The sets here are set"
