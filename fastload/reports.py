@@ -11,7 +11,7 @@ from fastload.epoch_counts import EpochCounts
 from fastload.errors import TooManyErrorsError
 from fastload.notices import Notices
 from fastload.settings import Settings
-from fastload.user_errors import annotate, shown
+from fastload.user_errors import annotate, file_note, shown
 
 TELL_SECONDS = 10.0
 """The time between two calls of `on_stats` within an epoch."""
@@ -44,11 +44,13 @@ class Reports:
         # A function has the errors already.
         told = self._settings.on_error == "skip"
         for k, exc in sorted(batch.handled.items()) if told else ():
+            index, text = batch.indices[k], shown(exc, str)
+            file = file_note(self._settings.dataset, index, exc)
+            if file.partition(": ")[2] in text:
+                file = ""
+            name = type(exc).__name__
             _log.warning(
-                "fastload: skipped sample index %s: %s: %s",
-                shown(batch.indices[k]),
-                type(exc).__name__,
-                shown(exc, str),
+                "fastload: skipped sample index %s: %s: %s%s", shown(index), name, text, file
             )
         counts = self._counts
         counts.batches += not batch.left_out

@@ -46,4 +46,4 @@ def images(out: Path, count: int, seed: int, workers: int | None) -> None:
 
     file_list = generate_images(out, count=count, seed=seed, workers=workers, progress=True)
     click.echo(f"{count} images, listed in {file_list}")
-    click.echo(f"Next: fastload bench --file-list {file_list}")
+    click.echo(f"Next: fastload bench --file-list-path {file_list}")

@@ -769,3 +769,29 @@ def test_a_thread_that_cannot_be_set_up_or_started(
     assert kind is None or broken.replace("-", " ") in note(caught.value)
     assert torch.get_num_threads() == before
     assert drain(loader) == in_batches(range(100), 10)
+
+
+class CutOff(Dataset[int]):
+    """Has files as torchvision's folders do. Their third cannot be read."""
+
+    samples = tuple((__file__, 0) for _ in range(6))
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            raise OSError("image file is truncated")
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_log_names_the_file_of_a_skipped_sample(
+    workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = DataLoader(CutOff(), batch_size=3, num_workers=workers, on_error="skip")
+    assert [len(batch) for batch in loader] == [2, 3]
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"fastload: skipped sample index 2: OSError: image file is truncated; file: {__file__}"
+    )

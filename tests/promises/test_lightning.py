@@ -1,6 +1,7 @@
 """Promises:
 - A loader that Lightning rebuilds keeps every argument.
 - The batches of Lightning's Trainer come from fastload's threads.
+- If Lightning would divide the samples of a `RankSampler` among the ranks once more, the loader raises.
 
 Lightning builds a loader again from its attributes, to put a sampler of its own in: for distributed runs, for
 prediction, for overfitting.
@@ -284,3 +285,18 @@ def test_seed_everything_with_workers_leaves_the_main_thread_alone(tmp_path: Pat
             loader.close()
         assert loader.worker_init_fn is not None, "Lightning no longer does what is tested here"
     assert drawn[0] == drawn[1]
+
+
+def test_a_rank_sampler_is_not_divided_again() -> None:
+    """Lightning wraps the sampler of a loader unless `use_distributed_sampler=False`. Each rank would lose samples."""
+    from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+
+    dataset = Threads()
+    sampler = RankSampler(dataset, rank=0, world_size=2, seed=0)
+    again = DistributedSamplerWrapper(sampler, num_replicas=2, rank=0)
+    with pytest.raises(
+        ValueError, match="RankSampler gives only the samples of its rank.* use_distributed_sampler"
+    ):
+        DataLoader(dataset, batch_size=4, sampler=again)
+    whole = DistributedSamplerWrapper(SequentialSampler(dataset), num_replicas=2, rank=0)
+    assert len(list(DataLoader(dataset, batch_size=4, sampler=whole))) == 3

@@ -412,7 +412,7 @@ WRAPPERS: dict[str, Callable[[Any], Dataset[Any]]] = {
 @pytest.mark.parametrize("kind", RANK_SAMPLERS)
 def test_a_rank_part_in_a_wrapper_is_not_partitioned_again(kind: str, wrapper: str) -> None:
     dataset = WRAPPERS[wrapper](Partitioned(10))
-    with pytest.raises(ValueError, match="Partitioned holds only the samples of its rank"):
+    with pytest.raises(ValueError, match="Partitioned gives only the samples of its rank"):
         fastload.DataLoader(dataset, 2, sampler=RANK_SAMPLERS[kind](8))
 
 
