@@ -181,7 +181,7 @@ class Leases:
             joined.watch.close()
 
     def _forget_parent(self) -> None:
-        """Forget, in a fork, what the parent holds, and its connections, which it goes on using."""
+        """Forget, in a fork, what the parent holds, and its connections, which the parent still uses."""
         if self._joined is not None and self._joined.watch.is_forked:
             self._joined = self._epoch = None
 

@@ -23,7 +23,7 @@ def make_copies(
 ) -> tuple[dict[str, Any], dict[int, Any], list[tuple[str, Any]]]:
     """Return one worker's own roots, by name, its copies of the objects in `routed`, by id, and its generators.
 
-    The graph goes on pointing at routed objects themselves, so that code may compare them by identity. What turns
+    The graph still points at routed objects themselves, so that code may compare them by identity. What turns
     out to have no copy is shared from then on, and is in `uncopyable`.
     """
     limit = sys.getrecursionlimit()

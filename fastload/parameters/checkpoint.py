@@ -119,7 +119,7 @@ def _is_complete(folder: str, version: int, of: int) -> bool:
 
 
 def _remove_newer(folder: str, version: int, number: int) -> None:
-    """Remove this server's parts of newer checkpoints, none of which is complete: it goes on from `version`."""
+    """Remove this server's parts of newer checkpoints, none of which is complete: it continues from `version`."""
     for found in _versions(folder):
         for name in os.listdir(_folder(folder, found)) if found > version else ():
             if name.startswith(f"part-{number}-of-"):

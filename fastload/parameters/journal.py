@@ -113,7 +113,7 @@ class Journal:
         about = {"base": self.base, "pushes": before, "last": self._last}
         with replace_file(self._path) as file:
             file.write(b"".join(map(_line, [about, *self._entries])))
-        self.close()  # not before: if the disk is full, the old file goes on, and lacks nothing
+        self.close()  # not before: if the disk is full, the old file stays in use, and lacks nothing
         self._file = io.FileIO(self._path, "ab")
 
 
