@@ -45,7 +45,7 @@ def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = listing.read_text().split()
     assert len(names) == 12
     assert all((folder / name).stat().st_size > 10_000 for name in names)
-    assert f"fastload bench --file-list {listing}" in result.output
+    assert f"fastload bench --file-list-path {listing}" in result.output
     return listing
 
 

@@ -164,13 +164,13 @@ def flipped_alone(passes: list[Pass]) -> list[Pass]:
     [
         (
             one_replaced(0, numbers=lambda one: torch.where(one.numbers == 3, 4, one.numbers)),
-            "pass 0 delivered 64 pictures, 63 different ones",
+            "pass 0 delivered 64 images, 63 of them different",
         ),
         (
             one_replaced(
                 2, numbers=lambda one: one.numbers[:-4], points=lambda one: one.points[:-4]
             ),
-            "pass 2 delivered 60 pictures, 60 different ones",
+            "pass 2 delivered 60 images, 60 of them different",
         ),
         (
             lambda passes: [passes[0], in_order(passes[1], torch.arange(COUNT)), passes[2]],
@@ -178,10 +178,10 @@ def flipped_alone(passes: list[Pass]) -> list[Pass]:
         ),
         (
             lambda passes: [in_order(one, passes[0].numbers) for one in passes],
-            "pass 1 had the order of the one before",
+            "pass 1 had the same order as the pass before",
         ),
-        (cropped_once, "pass 1: 100% of the crops are those of the pass before"),
-        (flipped_alone, "pass 1: 100% of the crops are those of the pass before"),
+        (cropped_once, "pass 1: 100% of the crops are the same as in the pass before"),
+        (flipped_alone, "pass 1: 100% of the crops are the same as in the pass before"),
         (
             lambda passes: [replace(one, numbers=one.numbers.flip(0)) for one in passes],
             "colours are not those of their pictures",

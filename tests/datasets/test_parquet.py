@@ -220,7 +220,7 @@ def test_files_follow_each_other(tmp_path: Path) -> None:
 
 
 def test_no_files_and_no_file_are_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no file \*.parquet"):
+    with pytest.raises(FileNotFoundError, match=r"the folder has no \*.parquet files"):
         ParquetDataset(tmp_path)
     with pytest.raises(FileNotFoundError):
         ParquetDataset(tmp_path / "a.parquet")
@@ -231,9 +231,9 @@ def test_no_files_and_no_file_are_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"a": pa.array([1.0])}, "column 'a' is double, but it is int64"),
+        ({"a": pa.array([1.0])}, "column 'a' has type double, but has type int64"),
         ({"b": [1]}, "column 'a' is missing"),
-        ({"a": [1], "b": [1]}, "column 'b' is int64, but it is missing"),
+        ({"a": [1], "b": [1]}, "column 'b' has type int64, but is missing"),
     ],
 )
 def test_a_file_with_other_columns_is_named(
@@ -255,7 +255,9 @@ def test_a_type_without_tensors_is_named_if_it_is_read(tmp_path: Path) -> None:
     }
     path = write(tmp_path / "a.parquet", pa.table({"a": [1], **columns}))
     for name in columns:
-        with pytest.raises(TypeError, match=f"column '{name}' has type .*or leave the column out"):
+        with pytest.raises(
+            TypeError, match=f"column '{name}' has type .*or leave it out with columns="
+        ):
             ParquetDataset(path, columns=["a", name])
     assert equal(ParquetDataset(path, columns="a")[0], torch.tensor(1))
 

@@ -95,7 +95,7 @@ def test_four_ranks_train_as_one_process_with_their_batches_together(
     ended, reports = ten_steps(launcher, 4, tmp_path, forget="mpi4py" * (launcher == "openmpi"))
     assert ended.code == 0, ended.text
     assert_trained_alike(reports, trained_alone, launcher)
-    ways = {"torchrun": "MASTER_ADDR and MASTER_PORT", "mpich": "MPI", "openmpi": "the file "}
+    ways = {"torchrun": "torchrun's store", "mpich": "MPI", "openmpi": "the file "}
     (met_by,) = {report["met_by"] for report in reports}
     assert met_by.startswith(f"gloo, by {ways[launcher]}")
     assert launcher != "openmpi" or not Path(met_by.partition("the file ")[2]).exists()

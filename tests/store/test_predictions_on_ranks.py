@@ -100,4 +100,4 @@ def test_a_users_error_is_one_line(tmp_path: Path) -> None:
     assert not asked
     assert "Traceback" not in ended.text
     assert ended.text.count("Error: ") == 1
-    assert "which predictions() did not make: choose another name, or pass --replace" in ended.text
+    assert "which predictions() did not make. Choose another name, or pass --replace" in ended.text

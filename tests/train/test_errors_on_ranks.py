@@ -94,7 +94,7 @@ def test_under_a_launcher_too(launcher: str, pictures: Path, tmp_path: Path) -> 
     ended = run(started, tmp_path)
     assert ended.code == 2
     lines = [line for line in ended.text.splitlines() if "nan" in line]
-    assert lines == ["Error: Invalid value for '--lr': 'nan' is not a finite number"]
+    assert lines == ["Error: Invalid value for '--lr': 'nan' is not a finite number."]
     assert "Traceback" not in ended.text
     assert "MPI_ABORT" not in ended.text.upper()
     if launcher == "mpich":
