@@ -174,7 +174,7 @@ def test_a_set_that_lacks_pictures_or_has_others_is_no_figure(
     ],
 )
 def test_wrong_samples_are_no_figure(delivered: list[list[int]], counts: str) -> None:
-    with pytest.raises(BenchError, match=f"pass 0 delivered {counts} ones"):
+    with pytest.raises(BenchError, match=f"pass 0 delivered {counts}"):
         run_epochs([torch.tensor(batch) for batch in delivered], count=1, indices=range(4))
 
 
