@@ -26,8 +26,8 @@ class Line:
             turn.acquire()
 
     Why not `threading.Condition`: a garbage collection in this very thread may call `close()`, after the thread looked
-    and before it is in line. It would wake nobody, and the thread would sleep forever. Here a thread that joins a
-    closed line is awake at once. Also, no wait ends by taking a lock back, where Ctrl-C could strike.
+    and before it is in line. It would then wake no thread, and this one would sleep forever. Here a thread that joins a
+    closed line is awake at once. Also, no wait ends by taking a lock again: Ctrl-C could interrupt that.
     """
 
     def __init__(self) -> None:

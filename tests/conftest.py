@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.resource_sharer
 import multiprocessing.resource_tracker
 import os
@@ -20,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,6 +114,15 @@ def _seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def forkserver() -> ForkServerContext:
+    """Start the server before a test begins: it keeps its descriptors."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "fastload.elastic"])
+    multiprocessing.forkserver.ensure_running()
+    return context
 
 
 @pytest.fixture(autouse=True)

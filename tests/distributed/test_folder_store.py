@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import random
 import signal
@@ -159,26 +157,18 @@ def _write(path: str, begun: Any) -> None:
         store.compare_set("value", f"{number} " * 5_000, "-")
 
 
-@pytest.fixture(scope="module")
-def context() -> ForkServerContext:
-    """Start the server before a test begins: it keeps its descriptors."""
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["torch", "fastload.distributed.folder_store"])
-    multiprocessing.forkserver.ensure_running()
-    return found
-
-
 @pytest.mark.slow
 def test_processes_that_are_killed_leave_whole_values_and_no_lock(
-    context: ForkServerContext, tmp_path: Path
+    forkserver: ForkServerContext, tmp_path: Path
 ) -> None:
     draw = random.Random(0)
-    begun = context.Semaphore(0)
+    begun = forkserver.Semaphore(0)
     store = FolderStore(tmp_path / "store")
     store.set("value", "-")
     for _ in range(KILLS // 2):
         writers = [
-            context.Process(target=_write, args=(str(tmp_path / "store"), begun)) for _ in range(2)
+            forkserver.Process(target=_write, args=(str(tmp_path / "store"), begun))
+            for _ in range(2)
         ]
         for writer in writers:
             writer.start()

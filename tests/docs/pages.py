@@ -34,7 +34,7 @@ class Block:
 
 
 def fenced(page: Path, fence: str) -> list[Block]:
-    """Return the blocks of a page behind "```FENCE"."""
+    """Return the blocks of a page that begin with "```FENCE"."""
     text = page.read_text()
     return [
         Block(page, text.count("\n", 0, block.start()) + 2, block[2])

@@ -126,7 +126,7 @@ def test_a_sentence_may_name_a_part_of_a_command_but_no_other_one() -> None:
         assert list(wrong(part, part=True))
 
 
-def test_a_line_goes_on_behind_a_backslash_and_a_fence_has_none() -> None:
+def test_a_backslash_continues_a_line_and_fenced_code_is_left_out() -> None:
     text = "Text\n\n    fastload env \\\n        --met\n\n```python\n    fastload bnch\n```\n\n    a | b\n"
     assert list(command_lines(text)) == [(4, "fastload env     --met"), (10, "a | b")]
     assert list(spans("`fastload\nenv` and\n\n    `a`\n")) == [(1, "fastload env")]

@@ -1,8 +1,8 @@
 """Promise: Every Python example of the README and of the pages runs as it stands.
 
 The blocks of a page run in order, in one namespace, in an empty folder. A page may use `dataset`, `device`,
-`rank` and `world_size`. Blocks behind "```python other" show other libraries. Blocks behind "```python no-run" are in
-NO_RUN, with the reason.
+`rank` and `world_size`. Blocks fenced as "```python other" show other libraries. Those fenced as "```python no-run"
+are in NO_RUN, with the reason.
 """
 
 from __future__ import annotations

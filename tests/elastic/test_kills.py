@@ -8,8 +8,6 @@ Torch's FileStore does not withstand `kill -9`: it keeps half a record, and ever
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import random
 import signal
@@ -60,20 +58,11 @@ def work(where: int | Path, log: str) -> None:
                 return
 
 
-@pytest.fixture(scope="module")
-def context() -> ForkServerContext:
-    """Start the server before a test begins: it keeps its descriptors."""
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["torch", "fastload.elastic"])
-    multiprocessing.forkserver.ensure_running()
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["tcp", "folder"])
 def test_no_shard_is_lost_or_acknowledged_twice(
-    context: ForkServerContext, tmp_path: Path, kind: str
+    forkserver: ForkServerContext, tmp_path: Path, kind: str
 ) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     where = server.port if kind == "tcp" else tmp_path / "store"
@@ -82,7 +71,7 @@ def test_no_shard_is_lost_or_acknowledged_twice(
     log = tmp_path / "log"
 
     def start() -> None:
-        process = context.Process(target=work, args=(where, str(log)))
+        process = forkserver.Process(target=work, args=(where, str(log)))
         process.start()
         workers.append(process)
 
