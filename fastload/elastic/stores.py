@@ -114,6 +114,7 @@ class Connection:
         """Return once the key is there. A store in a folder is polled: if it is full, only `closing` ends the wait."""
         if not self._polls:
             self._asked(lambda store: store.wait([key], _FOREVER))
+            return
         while not closing.is_set() and not self._asked(lambda store: store.check([key])):
             closing.wait(_NAP_S)
 

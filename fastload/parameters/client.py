@@ -175,7 +175,8 @@ class PSClient:
     def set_embedding_vectors(self, layer_name: str, embedding_ids: Tensor, values: Tensor) -> None:
         """Set the row of each id, such as those of a trained `nn.Embedding`. The state of the optimizer stays.
 
-        Call `checkpoint` afterwards: a server that restarts without it has other rows.
+        Call it before the training loop: rows that were prefetched stay as they were. Call `checkpoint` afterwards: a
+        server that restarts without it has other rows.
 
         Args:
             embedding_ids: distinct.

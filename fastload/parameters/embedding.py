@@ -102,7 +102,7 @@ class Embedding(nn.Module):
         """Push the gradients of all backward passes since the last push, added up by id.
 
         Args:
-            learning_rate: None: the servers'. Servers with `scale_by_staleness` do not scale it: this does not know
+            learning_rate: None: the servers'. Servers with `scale_by_staleness` do not scale it: `push` does not know
                 the version of the rows.
         """
         self._refuse_synchronous("push")
