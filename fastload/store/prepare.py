@@ -8,7 +8,14 @@ import secrets
 import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed, wait
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+    wait,
+)
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import current_process, get_context
@@ -167,10 +174,16 @@ def _results(
         for future in as_completed(futures):
             yield futures[future], future.result
     finally:
-        for future in futures:
-            with suppress(NotImplementedError):  # Parsl's futures cannot be cancelled
-                future.cancel()
-        wait(futures)  # so that no worker writes after the set is given up
+        # Those that run, so that no worker writes after the set is given up. Not those that were cancelled: if the
+        # result of a call comes at that moment, Dask's executor never wakes who waits for it.
+        wait([future for future in futures if not _cancel(future)])
+
+
+def _cancel(future: Future[Any]) -> bool:
+    try:
+        return future.cancel()
+    except NotImplementedError:  # Parsl's futures cannot be cancelled
+        return False
 
 
 def _make_part(

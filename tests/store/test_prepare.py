@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +191,27 @@ def test_workers_that_do_not_see_the_folder_are_told_of(tmp_path: Path) -> None:
     executor.root = str(tmp_path)
     with pytest.raises(PrepareError, match="All workers must see that folder"):
         store.prepare(rows_of, range(3), tmp_path / "set", executor=executor)
+
+
+class FirstFails(Executor):
+    """Like Dask's if results and a cancellation cross: a cancelled future never wakes who waits for it."""
+
+    def __init__(self) -> None:
+        self.first = True
+
+    def submit(self, function: Any, /, *args: Any, **more: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.first:
+            future.set_exception(RuntimeError("no worker is left"))
+        self.first = False
+        return future
+
+
+def test_prepare_does_not_wait_for_cancelled_calls(tmp_path: Path) -> None:
+    with pytest.raises(
+        PrepareError, match=r"gave up the source 0: RuntimeError: no worker is left"
+    ):
+        store.prepare(rows_of, range(3), tmp_path / "set", executor=FirstFails())
 
 
 def test_memory_that_is_full_is_no_failed_source(
