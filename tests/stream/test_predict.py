@@ -112,7 +112,12 @@ def test_a_model_may_return_arrays_lists_dicts_and_tuples(model: Any, expected: 
 @pytest.mark.parametrize("outputs", [torch.tensor(1.0), torch.zeros(2, 4), "text", None])
 def test_a_model_that_returns_no_row_for_each_message_is_refused(outputs: Any) -> None:
     answers = fastload.predict(
-        lambda _: outputs, range(4), decode=to_tensor, batch_size=4, on_failed=fail
+        lambda _: outputs,
+        range(4),
+        decode=to_tensor,
+        batch_size=4,
+        max_wait_ms=LONG,
+        on_failed=fail,
     )
     with pytest.raises(TypeError, match="must return 4 rows, one per message"):
         list(answers)
