@@ -258,8 +258,8 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
             if dist.is_initialized():
                 dist.destroy_process_group()
             raise RendezvousError(
-                f"{rank}: not all {rank.world_size} ranks connected within {timeout_s:g} s (backend {backend}, by "
-                f"{met_by}): {error}"
+                f"{rank} cannot form the process group of {rank.world_size} ranks (backend {backend}, by {met_by}, "
+                f"time limit {timeout_s:g} s): {error}"
             ) from error
     before, abort = sys.excepthook, _abort_when_nobody_catches(rank)
     return _Joined(rank, backend, met_by, on_node, abort, before, store)
