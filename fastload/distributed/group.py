@@ -212,6 +212,11 @@ def cores() -> int:
     return min(len(own), max(1, machine // rank.local_size))
 
 
+def store_of_ranks() -> Store | None:
+    """Return the store that `init()` made the group with, or None if it made none."""
+    return None if _joined is None else _joined.store
+
+
 def met_by() -> str:
     """Return the backend and how the ranks found each other, as text, or "not initialised" before `init()`."""
     if _joined is None:

@@ -31,8 +31,8 @@ class Leases:
         shard: samples in a shard. A worker holds the shard that it trains, and the next ones that its loader has
             prefetched. A multiple of the batch size gives full batches.
         store: a `torch.distributed.Store` that all workers share, such as `fastload.distributed.FolderStore(path)` or
-            `TCPStore`. None: torchrun's, else that of the process group, else one in this process. A run needs a
-            store, or a `name`, that no run has used before.
+            `TCPStore`. None: that of `fastload.distributed.init()`, else torchrun's, else that of the process group,
+            else one in this process. A run needs a store, or a `name`, that no run has used before.
         lease_s: seconds without a sign of life after which a worker is taken for dead. A worker gives eight signs in
             this time, on a thread of its own.
         max_tries: how many workers may fail at a shard before it raises `ShardError` on all workers.

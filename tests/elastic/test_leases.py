@@ -28,10 +28,10 @@ from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 from torch.utils.data import Dataset
 
 import fastload
-from fastload.distributed import FolderStore
+from fastload.distributed import FolderStore, Rank, group
 from fastload.elastic import Leases, LeaseSampler
 from fastload.elastic import watch as watch_module
-from fastload.elastic.stores import Connection
+from fastload.elastic.stores import Connection, find_store
 from fastload.elastic.watch import Watch
 from fastload.errors import LeaseLostError, ShardError, StateError, StoreLostError
 from fastload.testing import FailingDataset
@@ -593,6 +593,19 @@ def test_wrong_arguments(options: dict[str, Any], closing: Make) -> None:
         closing(HashStore(), **options)
 
 
+def test_leases_take_the_store_of_the_ranks_before_that_of_torchrun(
+    monkeypatch: pytest.MonkeyPatch, tcp: Store
+) -> None:
+    """Nodes of torchrun may have different restart counts, and so different parts of its store."""
+    store, rank = HashStore(), Rank(0, 1, 0, 1, "torchrun")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(tcp.port))  # type: ignore[attr-defined]
+    assert find_store() is not store
+    monkeypatch.setattr(group, "_joined", group._Joined(rank, store=store))
+    assert find_store() is store
+
+
 def test_processes_without_a_common_store_are_warned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with Leases(10, shard=5) as leases, pytest.warns(UserWarning, match="reads all samples"):
@@ -741,7 +754,7 @@ import sys
 import torch
 from torch.distributed import FileStore, HashStore, TCPStore
 import fastload
-from fastload.distributed import FolderStore
+from fastload.distributed import FolderStore, Rank, group
 from fastload.elastic import Leases, LeaseSampler
 store = eval(sys.argv[1])
 leases = Leases(1000, shard=10, store=store, lease_s=0.05)
