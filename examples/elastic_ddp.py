@@ -33,9 +33,8 @@ def main() -> None:
     args = parser.parse_args()
     args.checkpoints.mkdir(exist_ok=True)
 
-    here = fastload.distributed.init(
-        "gloo"
-    )  # also after a restart, in which torch's own call may fail
+    # After a restart, init_process_group would find the addresses of ranks that have ended.
+    here = fastload.distributed.init("gloo")
     rank, world_size = here.rank, here.world_size
     torch.manual_seed(0)  # all ranks begin with the same parameters and the same data
     x = torch.randn(SAMPLES, 8)

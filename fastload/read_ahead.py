@@ -129,9 +129,8 @@ class LineReader:
             lane.ended = True
             self._put(target, lane, None, contained(exc))
             return
-        source.indices = range(
-            1 << 62
-        )  # the random stream of sample n is that of position n and index n
+        # The random stream of sample n is that of position n and index n.
+        source.indices = range(1 << 62)
         while not (lane.ended or dropped()):
             stream.move(source, lane.samples)
             value: Any = None

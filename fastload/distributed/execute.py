@@ -77,9 +77,8 @@ def execute(command: Sequence[str], *, to_ranks: bool = False) -> int:
     Raises:
         LaunchError: the program does not exist.
     """
-    before = signal.pthread_sigmask(
-        signal.SIG_BLOCK, guard.FORWARDED
-    )  # until the command has started
+    # Until the command has started.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, guard.FORWARDED)
     try:
         child = start_guarded(command, to_ranks=to_ranks)
         with guard.forwarding(child.send_signal):

@@ -27,7 +27,7 @@ class FolderStore(Store):
 
     Args:
         path: the folder, which is made if it does not exist. All processes must see it, on a file system with locks.
-        timeout: time that `get` and `wait` wait for a key.
+        timeout: time that `get` and `wait` wait for a key. `set_timeout` changes it.
 
     Reading a key takes about 20 us, and changing one about 250 us. `wait` checks its keys every 20 ms, because no file
     system reports changes by other machines. Any thread may make any call. A store is kept until the process ends.
@@ -40,7 +40,7 @@ class FolderStore(Store):
         self, path: str | os.PathLike[str], timeout: timedelta = timedelta(seconds=300)
     ) -> None:
         super().__init__()
-        self._timeout = timeout
+        self.set_timeout(timeout)
         _kept.append(self)
         self._folder = os.path.abspath(path)
         os.makedirs(self._folder, exist_ok=True)
@@ -93,11 +93,11 @@ class FolderStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys exist. Without `timeout`, use that of the store."""
-        limit_s = (self._timeout if timeout is None else timeout).total_seconds()
+        limit = self.timeout if timeout is None else timeout  # type: ignore[attr-defined]
+        limit_s = limit.total_seconds()
         deadline = time.monotonic() + limit_s
-        while not self.check(keys):
+        while missing := [key for key in keys if not self.check([key])]:
             if time.monotonic() > deadline:
-                missing = [key for key in keys if not self.check([key])]
                 raise DistStoreError(
                     f"{self._folder} has no key {missing[0]!r} after {limit_s:g} s"
                 )

@@ -212,6 +212,11 @@ def cores() -> int:
     return min(len(own), max(1, machine // rank.local_size))
 
 
+def store_of_ranks() -> Store | None:
+    """Return the store that `init()` made the group with, or None if it made none."""
+    return None if _joined is None else _joined.store
+
+
 def met_by() -> str:
     """Return the backend and how the ranks found each other, as text, or "not initialised" before `init()`."""
     if _joined is None:
@@ -258,8 +263,8 @@ def _join(rank: Rank, backend: str, timeout_s: float) -> _Joined:
             if dist.is_initialized():
                 dist.destroy_process_group()
             raise RendezvousError(
-                f"{rank}: not all {rank.world_size} ranks connected within {timeout_s:g} s (backend {backend}, by "
-                f"{met_by}): {error}"
+                f"{rank} cannot form the process group of {rank.world_size} ranks (backend {backend}, by {met_by}, "
+                f"time limit {timeout_s:g} s): {error}"
             ) from error
     before, abort = sys.excepthook, _abort_when_nobody_catches(rank)
     return _Joined(rank, backend, met_by, on_node, abort, before, store)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import itertools
 import json
 import os
 import secrets
@@ -66,22 +67,63 @@ def rendezvous(
         finally:
             if rank.rank == 0:
                 path.unlink(missing_ok=True)
-    elif (agent := torchrun_store(timeout)) is not None:
-        yield agent, "torchrun's store"
+    elif (agent := _agent_store(timeout)) is not None:
+        yield _by_torchrun(agent, rank), "torchrun's store"
     else:
         yield _by_variables(rank, environ, timeout), "MASTER_ADDR and MASTER_PORT"
 
 
-def torchrun_store(timeout: timedelta = timedelta(seconds=300)) -> Store | None:
-    """Return the store of torchrun's agent, or None if torchrun did not start this process."""
+def torchrun_store() -> Store | None:
+    """Return the store of torchrun's agent, or None if torchrun did not start this process.
+
+    The agent keeps its store when it restarts the ranks. They begin anew, from a checkpoint, with other keys.
+    """
+    agent = _agent_store(timedelta(seconds=300))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return None if agent is None else PrefixStore(attempt, agent)
+
+
+def _agent_store(timeout: timedelta) -> Store | None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=timeout)
-    # The agent keeps its store when it restarts the ranks. They begin anew, from a checkpoint, and must not find the
-    # addresses of ranks that have ended.
-    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    return PrefixStore(f"{run}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return PrefixStore(os.environ.get("TORCHELASTIC_RUN_ID", ""), store)
+
+
+def _by_torchrun(agent: Store, rank: Rank) -> Store:
+    """Return a part of the agent's store that has no keys of ranks that have ended.
+
+    The restart count cannot name it: if a rank fails, all nodes restart their ranks, but only its own node counts that.
+    So rank 0 names it, and answers the others. It also answers calls of ranks that have ended, which nobody hears.
+    """
+    own = secrets.token_hex(8)
+    try:
+        if rank.rank:
+            _call(agent, f"{rank.rank} {own}")
+            part = agent.get(f"answer/{own}").decode()
+            _call(agent, f"{rank.rank} {own} {part}")
+            return PrefixStore(part, agent)
+        heard: set[str] = set()
+        calls = itertools.count()
+        while len(heard) < rank.world_size - 1:
+            caller, token, *part_heard = agent.get(f"call/{next(calls)}").decode().split()
+            if not part_heard:
+                agent.set(f"answer/{token}", own)
+            elif part_heard == [own]:
+                heard.add(caller)
+    except (DistError, RuntimeError) as error:
+        raise RendezvousError(
+            f"{rank} did not meet the others in torchrun's store: {error}. Look for the first error of another rank"
+        ) from error
+    return PrefixStore(own, agent)
+
+
+def _call(agent: Store, text: str) -> None:
+    """Write a text that no other call has into the first free place."""
+    numbers = itertools.count()
+    while agent.compare_set(f"call/{next(numbers)}", "", text).decode() != text:
+        pass
 
 
 def _open(rank: Rank, timeout: timedelta) -> TCPStore:

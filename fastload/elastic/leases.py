@@ -31,8 +31,8 @@ class Leases:
         shard: samples in a shard. A worker holds the shard that it trains, and the next ones that its loader has
             prefetched. A multiple of the batch size gives full batches.
         store: a `torch.distributed.Store` that all workers share, such as `fastload.distributed.FolderStore(path)` or
-            `TCPStore`. None: torchrun's, else that of the process group, else one in this process. A run needs a
-            store, or a `name`, that no run has used before.
+            `TCPStore`. None: that of `fastload.distributed.init()`, else torchrun's, else that of the process group,
+            else one in this process. A run needs a store, or a `name`, that no run has used before.
         lease_s: seconds without a sign of life after which a worker is taken for dead. A worker gives eight signs in
             this time, on a thread of its own.
         max_tries: how many workers may fail at a shard before it raises `ShardError` on all workers.
@@ -111,7 +111,7 @@ class Leases:
             self._epoch.give_back()
         joined.connection.agree("order", order)
         first, self._epoch = self._epoch is None, Epoch(self.terms, joined, number, order)
-        if first and number >= self._state.epoch and len(self) and self._epoch.is_complete():
+        if first and len(self) and not self._was_over(number) and self._epoch.is_complete():
             warnings.warn(
                 f"fastload: epoch {number} of these leases had ended before this worker began, so this worker reads "
                 "no sample of that epoch. A worker that joins a running job continues with the next epoch. For a new "
@@ -124,6 +124,11 @@ class Leases:
             self._state.check(self._epoch.state(), "order")
             self._epoch.restore(self._state)
         return self._epoch
+
+    def _was_over(self, number: int) -> bool:
+        """Return whether the state that was loaded says that an epoch is over."""
+        state = self._state
+        return number < state.epoch or (number == state.epoch and state.done == [[0, len(self)]])
 
     def state_dict(self) -> dict[str, Any]:
         """Return which shards of the epoch are done, as JSON values. Save it with the model.

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from fastload.distributed.folder_store import FolderStore
+from fastload.distributed.group import store_of_ranks
 from fastload.distributed.rendezvous import torchrun_store
 from fastload.errors import StoreLostError
 from fastload.torch_private import default_store
@@ -29,8 +30,9 @@ _NAP_S = 0.02
 
 
 def find_store() -> Store:
-    """Return torchrun's store, or that of the process group, or, if there is neither, one in this process."""
-    if (store := torchrun_store()) is not None:
+    """Return the store of `init()`, else torchrun's, else that of the process group, else one in this process."""
+    # That of `init()` is one for the ranks of all nodes, also after a restart that torchrun counts on some nodes only.
+    if (store := store_of_ranks() or torchrun_store()) is not None:
         return store
     if dist.is_available() and dist.is_initialized():
         found: Store = default_store()

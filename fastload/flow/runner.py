@@ -231,9 +231,8 @@ class _Run:
     def start(self, task: Task) -> bool:
         """Start a task for the first time in this run. Return False if that failed."""
         name = task.name
-        held = self.opened.enter_context(
-            ExitStack()
-        )  # closed at the end of the run if not by `close`
+        # Closed at the end of the run if not by `close`.
+        held = self.opened.enter_context(ExitStack())
         try:
             held.enter_context(locked_path(self.folder / f"{name}.lock", wait=False, needed=False))
         except BlockingIOError:  # so the other process writes the record

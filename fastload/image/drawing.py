@@ -142,9 +142,8 @@ class _Scratch(threading.local):
     """A thread's own tensors to draw into, read as arrays: making a tensor costs as much as a draw."""
 
     def __init__(self) -> None:
-        with torch.inference_mode(
-            mode=False
-        ):  # a tensor made in it could not be drawn into outside
+        # A tensor made in inference mode could not be drawn into outside of it.
+        with torch.inference_mode(mode=False):
             self.number = torch.empty(1, dtype=torch.float32, device="cpu")
             self.place = torch.empty(1, dtype=torch.int64, device="cpu")
         self.as_number, self.as_place = self.number.numpy(), self.place.numpy()

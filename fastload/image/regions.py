@@ -22,7 +22,7 @@ class Box(NamedTuple):
 class Region(NamedTuple):
     """What to do with an image: resize its `box` to `size` (height, width), and keep `window` of that.
 
-    The window may reach beyond the resized image. There it is black, as in torchvision's center crop.
+    The window may reach beyond the resized image. There it is black, as in torchvision's centre crop.
     """
 
     box: Box

@@ -207,9 +207,8 @@ class _Search:
             modules: list[ModuleType | None] = [*closed]
             if _worth_reading(code, space):
                 reads = _read(code)
-                for chain in sorted(
-                    reads.loads
-                ):  # the first of two names is the same in each process
+                # Sorted, so that the first of two names is the same in each process.
+                for chain in sorted(reads.loads):
                     self._follow(chain, space, place)
                 for chain in sorted(reads.stores):
                     self._follow(chain, space, place, stored=True)

@@ -1,4 +1,4 @@
-"""The place in memory where NumPy keeps the state of its global random functions in memory.
+"""The place in memory where NumPy keeps the state of its global random functions.
 
 NumPy has no public way to change this state without its lock, so `numpy_random` reads and writes the bytes themselves.
 """

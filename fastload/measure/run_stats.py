@@ -46,9 +46,8 @@ def less(stats: Stats, before: Stats) -> Stats:
         for name, stage in stats.stages.items()
     }
     slowest: dict[str, Any] = {}
-    if (
-        stats.slowest_s == before.slowest_s
-    ):  # it was before the snapshot; the next slowest is unknown
+    if stats.slowest_s == before.slowest_s:
+        # It was before the snapshot, and the next slowest is unknown.
         slowest = {"slowest_s": 0.0, "slowest": "", "slowest_is_first": False}
     return replace(_sums(stats, before, -1), stages=stages, **slowest)
 

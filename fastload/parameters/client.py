@@ -120,10 +120,7 @@ class PSClient:
         Args:
             model_versions: by server the version that the caller has, -1 for none. Changed to what it has now.
         """
-        if len(model_versions) != self.ps_num:
-            raise ValueError(
-                f"model_versions must have {self.ps_num} numbers, one for each server, got {model_versions}"
-            )
+        self._expect_one_for_each_server(model_versions)
         self._session.connect()
         numbers = list(ps_ids)
         calls = [(i, "pull", {"version": model_versions[i]}) for i in numbers]
@@ -246,6 +243,7 @@ class PSClient:
             fresh: also return the rows that were named, by table: distinct ids, ascending, and their rows. Those of
                 asynchronous servers are as this push left them.
         """
+        self._expect_one_for_each_server(model_versions)
         self._session.connect()
         dense = _dense(grads)
         self.partition_dense_parameters(dense)
@@ -256,6 +254,12 @@ class PSClient:
         if not fresh:
             return accepted, version
         return accepted, version, {name: _fresh(name, tables[name], answers) for name in tables}
+
+    def _expect_one_for_each_server(self, model_versions: Sequence[int]) -> None:
+        if len(model_versions) != self.ps_num:
+            raise ValueError(
+                f"model_versions must have {self.ps_num} numbers, one for each server, got {model_versions}"
+            )
 
     def _by_server(
         self,

@@ -15,7 +15,7 @@ from fastload.errors import UsageError
 
 _HEADS = ("fc", "classifier", "heads", "head")
 _OPTIONS: dict[str, dict[str, Any]] = {
-    # Without weights, these two would warn about their initialization.
+    # Without weights, these two would warn about their initialisation.
     "googlenet": {"init_weights": True},
     "inception_v3": {"init_weights": True},
 }

@@ -115,9 +115,8 @@ def _check(sources: Any, executor: Any, workers: int | None, on_error: str) -> N
         )
     if executor is not None and workers is not None:
         raise ValueError("executor= and workers= are both given. Give only one of them")
-    if getattr(
-        current_process(), "_inheriting", False
-    ):  # it would wait for its parent, which waits for it
+    # A worker would wait for its parent, which waits for it.
+    if getattr(current_process(), "_inheriting", False):
         raise RuntimeError(
             "prepare() was called while one of its worker processes imports the program. "
             'Call it under `if __name__ == "__main__":`'

@@ -20,7 +20,7 @@ from fastload.errors import PrepareError, RankError
 T = TypeVar("T")
 
 _PATIENCE = timedelta(days=20)
-"""Seconds that a finished rank waits for the others. It notices at once if one has ended."""
+"""Time that a finished rank waits for the others. If one of them ends, it notices that at once."""
 
 
 class Ranks:

@@ -88,7 +88,7 @@ def predict(
 
 
 class Answers(Iterable[tuple[str | int | float, Any]]):
-    """The result of `predict`: an iterator of (key, answer), for one pass. Its end closes the source, or the block's.
+    """The result of `predict`: one pass over (key, answer). Its end closes the source, as that of a `with` block does.
 
     Attributes:
         answered, failed: numbers of messages.
@@ -378,7 +378,7 @@ def _itself(value: Any) -> Any:
 
 
 def _rows(outputs: Any, n: int) -> list[Any]:
-    """Return the answer of each of `n` messages. Raise TypeError if the number of outputs is another."""
+    """Return the answer of each of `n` messages. Raise TypeError if there is not one output per message."""
     if isinstance(outputs, Mapping):
         parts = [_rows(part, n) for part in outputs.values()]
         return [dict(zip(outputs, row, strict=True)) for row in zip(*parts, strict=True)]

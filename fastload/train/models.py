@@ -73,7 +73,7 @@ def _of_torchvision(name: str, classes: int) -> nn.Module:
             f"model {name!r} is unknown. Give {TINY!r}, or the name of a classification model of torchvision, such "
             "as 'resnet50'"
         )
-    # GoogLeNet and Inception return a tuple in training, and would warn about their initialization.
+    # GoogLeNet and Inception return a tuple in training, and would warn about their initialisation.
     options: dict[str, Any] = (
         {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
     )

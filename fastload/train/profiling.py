@@ -166,9 +166,8 @@ class StepProfiler:
         self._run_dir.mkdir(parents=True, exist_ok=True)
         worker = f"{socket.gethostname()}_{os.getpid()}{kind}"
         name = f"{worker}.{time.time_ns() // 1_000_000}.pt.trace.json.gz"
-        unfinished = (
-            self._run_dir / f"unfinished-{os.getpid()}.json.gz"
-        )  # TensorBoard expects other names
+        # TensorBoard looks for other names.
+        unfinished = self._run_dir / f"unfinished-{os.getpid()}.json.gz"
         finished.export_chrome_trace(str(unfinished))
         return unfinished.rename(self._run_dir / name)
 

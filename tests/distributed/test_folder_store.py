@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -104,6 +105,26 @@ def test_wait_returns_once_another_thread_has_set_the_key(tmp_path: Path) -> Non
 def test_a_key_that_does_not_come_is_named(tmp_path: Path, call: Callable[[Store], Any]) -> None:
     with pytest.raises(DistStoreError, match=r"has no key 'key' after 0\.01 s"):
         call(FolderStore(tmp_path, timedelta(seconds=0.01)))
+
+
+def test_a_key_that_comes_at_the_last_moment_is_found(tmp_path: Path) -> None:
+    class Late(FolderStore):
+        def check(self, keys: Any) -> bool:
+            found = super().check(keys)
+            self.set("key", "value")
+            return found
+
+    store = Late(tmp_path)
+    with suppress(DistStoreError):
+        store.wait(["key"], timedelta(0))
+    assert store.get("key") == b"value"
+
+
+def test_the_timeout_can_be_set_later_as_that_of_torchs_stores(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    PrefixStore("a", store).set_timeout(timedelta(seconds=0.02))
+    with pytest.raises(DistStoreError, match=r"has no key 'key' after 0\.02 s"):
+        store.get("key")
 
 
 def test_no_time_is_no_wait(tmp_path: Path) -> None:

@@ -17,16 +17,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from fastload.distributed import Rank, init, shutdown
 from fastload.distributed.addresses import address_towards, interface_of, own_address
-from fastload.distributed.rendezvous import _open, rendezvous
+from fastload.distributed.rendezvous import _by_torchrun, _call, _open, rendezvous
 from fastload.errors import RankError, RendezvousError
 from tests.distributed.launching import clean_environment
 
@@ -53,7 +55,7 @@ def test_the_address_for_other_nodes_is_not_the_loopback() -> None:
     try:
         address = own_address(single_node=False)
     except RendezvousError as error:
-        assert "has no address but 127.0.0.1" in str(error)  # a machine without a network
+        assert "has only the address 127.0.0.1" in str(error)  # a machine without a network
         return
     assert not address.startswith("127.")
     assert interface_of(address) not in (None, "lo")
@@ -150,6 +152,31 @@ def test_ranks_that_cannot_meet_say_so(
     place = {"FASTLOAD_MEETING_DIR": str(tmp_path)}
     with pytest.raises(RendezvousError, match=named):
         rendezvous(rank, environ | place, timeout_s=0.3).__enter__()
+
+
+def test_ranks_that_torchrun_restarts_meet_without_the_keys_of_ranks_that_have_ended() -> None:
+    agent = HashStore()
+    agent.set_timeout(timedelta(seconds=20))
+
+    def meet(world_size: int) -> list[Store]:
+        ranks = [Rank(k, world_size, 0, 1, "torchrun") for k in range(world_size)]
+        with ThreadPoolExecutor(world_size) as pool:
+            return list(pool.map(lambda rank: _by_torchrun(agent, rank), ranks))
+
+    for attempt, world_size in enumerate((3, 3, 2, 1)):
+        _call(agent, f"1 killed{attempt}")  # before it heard an answer
+        stores = meet(world_size)
+        assert not any(store.check(["key"]) for store in stores)
+        stores[0].set("key", str(attempt))
+        assert {store.get("key") for store in stores} == {str(attempt).encode()}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_of_torchrun_that_waits_in_vain_says_so(number: int) -> None:
+    agent = HashStore()
+    agent.set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(RendezvousError, match=f"rank {number} of 2 did not meet the others"):
+        _by_torchrun(agent, two(number, "torchrun"))
 
 
 def test_an_mpi_that_counts_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,10 +28,10 @@ from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 from torch.utils.data import Dataset
 
 import fastload
-from fastload.distributed import FolderStore
+from fastload.distributed import FolderStore, Rank, group
 from fastload.elastic import Leases, LeaseSampler
 from fastload.elastic import watch as watch_module
-from fastload.elastic.stores import Connection
+from fastload.elastic.stores import Connection, find_store
 from fastload.elastic.watch import Watch
 from fastload.errors import LeaseLostError, ShardError, StateError, StoreLostError
 from fastload.testing import FailingDataset
@@ -449,9 +449,18 @@ def test_an_old_state_in_a_used_store_is_warned_of(store: Store, closing: Make) 
         assert list(old.shards(1)) == []
 
 
-@pytest.mark.filterwarnings(
+def test_the_end_of_an_epoch_that_the_state_knows_is_no_warning(closing: Make) -> None:
+    _, state = saved_after(100, closing)
+    assert state["done"] == [[0, 11]]
+    resumed = [closing(store) for store in [HashStore()] * 2]
+    for leases in resumed:
+        leases.load_state_dict(state)
+        assert list(loader_of(leases)) == []
+
+
+@pytest.mark.filterwarnings(  # the first may do all before the other begins
     "ignore:fastload. epoch 0 of these leases had ended"
-)  # the first did all
+)
 @pytest.mark.parametrize("batches", [1, 2, 3, 5, 30, 31])
 def test_a_run_resumes_in_the_middle_of_a_shard(batches: int, closing: Make) -> None:
     read, state = saved_after(batches, closing)
@@ -582,6 +591,19 @@ def test_workers_of_different_orders_are_told(closing: Make) -> None:
 def test_wrong_arguments(options: dict[str, Any], closing: Make) -> None:
     with pytest.raises(ValueError, match="must be"):
         closing(HashStore(), **options)
+
+
+def test_leases_take_the_store_of_the_ranks_before_that_of_torchrun(
+    monkeypatch: pytest.MonkeyPatch, tcp: Store
+) -> None:
+    """Nodes of torchrun may have different restart counts, and so different parts of its store."""
+    store, rank = HashStore(), Rank(0, 1, 0, 1, "torchrun")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(tcp.port))  # type: ignore[attr-defined]
+    assert find_store() is not store
+    monkeypatch.setattr(group, "_joined", group._Joined(rank, store=store))
+    assert find_store() is store
 
 
 def test_processes_without_a_common_store_are_warned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -732,7 +754,7 @@ import sys
 import torch
 from torch.distributed import FileStore, HashStore, TCPStore
 import fastload
-from fastload.distributed import FolderStore
+from fastload.distributed import FolderStore, Rank, group
 from fastload.elastic import Leases, LeaseSampler
 store = eval(sys.argv[1])
 leases = Leases(1000, shard=10, store=store, lease_s=0.05)

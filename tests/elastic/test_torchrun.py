@@ -2,14 +2,18 @@
 - Under torchrun, a DDP job whose rank was killed resumes at the next step, also with another number of ranks. It ends
   with the parameters of an undisturbed run.
 - Leases resume from their checkpoint under torchrun too.
+- If a rank fails on one of several nodes, the ranks of all nodes meet again at once.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import socket
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -91,3 +95,24 @@ def test_leases_go_on_from_a_checkpoint_after_a_worker_was_killed(tmp_path: Path
     assert len(first) < 2_000, "the second attempt has read again what the checkpoint had"
     state = json.loads((folder / "leases.json").read_text())
     assert state["epoch"] == 0
+
+
+def test_ranks_of_two_nodes_meet_again_after_a_failure_on_one_of_them(tmp_path: Path) -> None:
+    """The other node restarts its ranks without counting that."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--max-restarts=1"]
+    options = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=two"]
+    program = str(ROOT / "tests" / "distributed" / "programs" / "restarted.py")
+    nodes = [tmp_path / name for name in ("a", "b")]
+    for node in nodes:
+        node.mkdir()
+    with ThreadPoolExecutor() as pool:
+        ended = list(
+            pool.map(lambda node: run([*launcher, *options, program, str(tmp_path)], node), nodes)
+        )
+    text = "".join(one.text for one in ended)
+    assert [one.code for one in ended] == [0, 0], text
+    assert text.count("met the others, attempt 0") == 3, text
+    assert text.count("met the others, attempt 1") == 1, text
+    assert "RendezvousError" not in text

@@ -74,6 +74,15 @@ def batches(steps: int, size: int) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randint(0, 20, (size,)), torch.randn(size)) for _ in range(steps)]
 
 
+@pytest.mark.parametrize("versions", [[-1], [-1, -1, -1]])
+def test_there_is_a_version_for_each_server(versions: list[int]) -> None:
+    client = PSClient(connect(servers(2)))
+    with pytest.raises(ValueError, match="model_versions must have 2 numbers, one for each server"):
+        client.pull_dense_parameters(range(2), versions)
+    with pytest.raises(ValueError, match="model_versions must have 2 numbers, one for each server"):
+        client.push_gradients({}, {}, None, versions)
+
+
 def local_step(
     model: Model, dense: Any, rows: list[Tensor], each: list[Any], ids: Tensor, y: Tensor
 ) -> None:

@@ -231,9 +231,8 @@ class PackedWriter:
 
     def _take_over(self) -> None:
         if os.path.exists(os.path.join(self.path, INDEX)):
-            shutil.rmtree(
-                self._work
-            )  # killed between the index and this, or there was a set before
+            # Killed between the index and this, or there was a set before.
+            shutil.rmtree(self._work)
             raise FileExistsError(
                 17,
                 "the folder already holds a packed set. Remove it, or name another folder",
@@ -359,9 +358,8 @@ def _nbytes(value: Any) -> int:
         return sum(map(_nbytes, value.values()))
     if isinstance(value, list | tuple):
         if value and type(value[0]) in (int, float):
-            return 8 * len(
-                value
-            )  # a vector: one by one, its numbers would take longer than their writing
+            # A vector: one by one, its numbers would take longer than their writing.
+            return 8 * len(value)
         return sum(map(_nbytes, value))
     return int(getattr(value, "nbytes", 8))
 
