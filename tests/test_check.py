@@ -557,8 +557,14 @@ def test_beside_busy_processes_there_is_no_ratio_and_the_shares_are_those_of_the
     burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 60: pass"]
     others = [subprocess.Popen(burn) for _ in range(4)]
     try:
-        python = check(HoldsTheGil(), samples=256, workers=4)
-        waits = check(Honest(seconds=0.004), samples=64, workers=4)
+        for _ in range(3):
+            python = check(HoldsTheGil(), samples=256, workers=4)
+            waits = check(Honest(seconds=0.004), samples=64, workers=4)
+            shares = [(one.gil_share, one.cpu_share) for one in (python, waits)]
+            if min(shares[0]) > 0.5 > max(shares[1]):
+                break
+        else:
+            raise AssertionError(shares)
     finally:
         for other in others:
             other.kill()
@@ -566,8 +572,6 @@ def test_beside_busy_processes_there_is_no_ratio_and_the_shares_are_those_of_the
     assert python.threads_ratio is None
     assert "other processes take the cores" in str(python)
     assert "x serial" not in str(python)
-    assert python.gil_share > 0.5 > waits.gil_share
-    assert python.cpu_share > 0.5 > waits.cpu_share
     assert 'worker_method="process"' in words(python)
     assert python.ok
 
