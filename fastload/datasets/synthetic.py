@@ -3,7 +3,7 @@
 An image is laid out as photographs are. It has surfaces in front of each other, each with its own color, brightness and
 texture. Borders are sharp to out of focus. Textures have an amplitude spectrum of about 1/f (Field, "Relations between
 the statistics of natural images and the response properties of cortical cells", J. Opt. Soc. Am. A, 1987), stretched in
-a random direction. Brightness varies more than color. A strip at the bottom shows the image's number in black and
+a random direction. Brightness varies more than colour. A strip at the bottom shows the image's number in black and
 white.
 """
 
@@ -94,7 +94,7 @@ def read_number(image: Any) -> int:
     """Read the number of an image made here back from its pixels.
 
     `image` is a PIL image, or an array or CPU tensor [H, W], [H, W, C] or [C, H, W] of any scale. It must be the whole
-    image, perhaps resized to 256 x 256 or normalized, but neither cropped nor flipped. Raises ValueError if it shows no
+    image, perhaps resized to 256 x 256 or normalised, but neither cropped nor flipped. Raises ValueError if it shows no
     number.
     """
     pixels = np.asarray(image)

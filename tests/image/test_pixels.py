@@ -1,5 +1,5 @@
 """Promises:
-- Every kind of file is decoded as by Pillow: JPEG of every color space, palettes, alpha, 1 and 16 bits, orientations.
+- Every kind of file is decoded as by Pillow: JPEG of every colour space, palettes, alpha, 1 and 16 bits, orientations.
 - The content of a file decides how it is decoded, not its name. The pixels are the same without simplejpeg.
 - An image file that is cut off anywhere gives the right image or a `DecodeError`.
 - Flipped and random bytes give an image of the right shape or a `DecodeError`. A forged size takes no memory.
