@@ -45,7 +45,9 @@ def main() -> None:
             path = args.folder / f"{int(indices[0]):06}-{attempt}.pt"
             part = path.with_suffix(".part")
             torch.save({"indices": indices, "features": net(inputs)}, part)
-            part.rename(path)  # features are whole, or not there: torchrun ends the others at any moment
+            part.rename(
+                path
+            )  # features are whole, or not there: torchrun ends the others at any moment
             part = checkpoint.with_suffix(f".part-{rank}")
             part.write_text(json.dumps(leases.state_dict()))  # what all workers have done
             part.rename(checkpoint)
