@@ -43,7 +43,9 @@ def main() -> None:
         loader = fastload.DataLoader(dataset, batch_sampler=sampler, num_workers=2, seed=0)
         for step, (indices, inputs) in enumerate(loader, 1):
             path = args.folder / f"{int(indices[0]):06}-{attempt}.pt"
-            torch.save({"indices": indices, "features": net(inputs)}, path)
+            part = path.with_suffix(".part")  # torchrun may end this process while it writes
+            torch.save({"indices": indices, "features": net(inputs)}, part)
+            part.rename(path)
             part = checkpoint.with_suffix(f".part-{rank}")
             part.write_text(json.dumps(leases.state_dict()))  # what all workers have done
             part.rename(checkpoint)

@@ -535,30 +535,37 @@ def test_check_leaves_everything_as_it_was() -> None:
 
 
 def test_the_gil_s_share_is_high_in_pure_python_and_low_if_samples_wait() -> None:
-    shares: list[tuple[float, float]] = []
+    found: list[tuple[float, float, float | None, float | None]] = []
     for _ in range(3):  # other processes on this machine may take the cores
         python = check(HoldsTheGil(), samples=64, workers=4)
         waits = check(Honest(seconds=0.004), samples=64, workers=4)
-        shares.append((python.gil_share, waits.gil_share))
-        if python.gil_share > 0.6 and waits.gil_share < 0.2:
+        slow, fast = python.threads_ratio, waits.threads_ratio
+        found.append((python.gil_share, waits.gil_share, slow, fast))
+        shares = python.gil_share > 0.6 and waits.gil_share < 0.2
+        shares = shares and python.cpu_share > waits.cpu_share
+        if shares and (slow is None or fast is None or fast > 1.5 > slow):
             break
     else:
-        raise AssertionError(shares)
+        raise AssertionError(found)
     assert 'worker_method="process"' in words(python)
     assert 'worker_method="process"' not in words(waits)
-    assert python.cpu_share > waits.cpu_share
     assert "few workers" in words(python)
-    if python.threads_ratio is None or waits.threads_ratio is None:
+    if slow is None or fast is None:
         pytest.skip("other processes take the cores, and check says so")
-    assert waits.threads_ratio > 1.5 > python.threads_ratio
 
 
 def test_beside_busy_processes_there_is_no_ratio_and_the_shares_are_those_of_the_dataset() -> None:
     burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 60: pass"]
     others = [subprocess.Popen(burn) for _ in range(4)]
     try:
-        python = check(HoldsTheGil(), samples=256, workers=4)
-        waits = check(Honest(seconds=0.004), samples=64, workers=4)
+        for _ in range(3):
+            python = check(HoldsTheGil(), samples=256, workers=4)
+            waits = check(Honest(seconds=0.004), samples=64, workers=4)
+            shares = [(one.gil_share, one.cpu_share) for one in (python, waits)]
+            if min(shares[0]) > 0.5 > max(shares[1]):
+                break
+        else:
+            raise AssertionError(shares)
     finally:
         for other in others:
             other.kill()
@@ -566,8 +573,6 @@ def test_beside_busy_processes_there_is_no_ratio_and_the_shares_are_those_of_the
     assert python.threads_ratio is None
     assert "other processes take the cores" in str(python)
     assert "x serial" not in str(python)
-    assert python.gil_share > 0.5 > waits.gil_share
-    assert python.cpu_share > 0.5 > waits.cpu_share
     assert 'worker_method="process"' in words(python)
     assert python.ok
 

@@ -1,4 +1,4 @@
-"""Promise: help texts, errors, warnings, log messages and the README are plain English, in short sentences."""
+"""Promise: The README, pages, help texts, errors, warnings and log messages are plain English, in short sentences."""
 
 from __future__ import annotations
 
@@ -11,23 +11,11 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.plain_words import hard_words
+
 ROOT = Path(__file__).parent.parent
 WORDS = 25
 """The longest sentence. Quoted code and values, paths and placeholders count as one word each."""
-
-HABITS = [
-    (r"\bbehind\b", '"after", or the name of the relation'),
-    (r"\bso (many|much|few)\b", "the number, or its name"),
-    (r"\b(who|whoever|nobody)\b", "the actor: caller, worker, rank, process or user"),
-    (r"\b(is|are|was|were) (told|looked at)\b", "the actor and the active voice: the loader warns"),
-    (r"\bdata[ -]sets?\b", '"dataset"'),
-    (r"\bpictures?\b", '"image"'),
-    (r"\b(go|goes|went) on\b", '"resumes" or "continues"'),
-    (r"\bsave (for|that)\b", '"except" or "unless"'),
-    (r"\bthere (is|are|was|were) none\b", 'what is missing: "no index was given"'),
-    (r"\b(is|are|be) no (set|file|archive|image|number|JSON|Arrow)\b", '"is not a ..."'),
-]
-"""Pairs of a pattern, and what to write instead."""
 
 
 def rendered(node: ast.AST) -> Iterator[str]:
@@ -85,7 +73,16 @@ def texts() -> dict[str, list[tuple[str, str]]]:
     """Return places and texts of each part of the project, by its name."""
     from fastload.cli import main
 
-    found = {"README": [("README.md", (ROOT / "README.md").read_text())], "help": list(helps(main))}
+    pages = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = {
+        "README": [("README.md", (ROOT / "README.md").read_text())],
+        "pages": [
+            (path.name, path.read_text())
+            for path in pages
+            if path.name != "promises.md"  # which has a test of its own
+        ],
+        "help": list(helps(main)),
+    }
     for path in sorted((ROOT / "fastload").rglob("*.py")):
         folder = path.relative_to(ROOT / "fastload").parts[:-1]
         found.setdefault(folder[0] if folder else "core", []).extend(templates(path))
@@ -109,9 +106,8 @@ def faults(text: str) -> Iterator[str]:
         words = [word for word in sentence.split() if re.search(r"\w|\{\}", word)]
         if len(words) > WORDS:
             yield f"{len(words)} words, at most {WORDS}, divide it: {' '.join(words)}"
-        for pattern, instead in HABITS:
-            if hit := re.search(pattern, sentence, flags=re.I):
-                yield f'"{hit[0]}": write {instead}: {" ".join(words)}'
+        for hard, instead in hard_words(sentence):
+            yield f'"{hard}": write {instead}: {" ".join(words)}'
 
 
 TEXTS = texts()

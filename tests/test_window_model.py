@@ -673,8 +673,11 @@ def closed_at(step: str, ready: bool, line: int) -> bool:
 
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
-    thread.join(0.5)
-    struck, hung = interruption.done, thread.is_alive()
+    thread.join(1.0)
+    struck = interruption.done
+    if struck:
+        thread.join(10)  # it may be slow only
+    hung = thread.is_alive()
     window.close()  # no thread outlives the test; a step that waits for good is woken
     thread.join(10)
     if struck:

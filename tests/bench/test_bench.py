@@ -1,7 +1,7 @@
 """Promises:
 - `fastload bench` takes exactly N steps, prints the tutorial's lines and gives all loaders the same unique samples.
 - Figures of `fastload bench` come with the state of the page cache, proportional memory (PSS) and CPU seconds.
-  Simulated steps are labeled. See also `tests/test_cli.py`.
+  Simulated steps are labelled. See also `tests/test_cli.py`.
 - A run that fails says why in one line, and only that run ends.
 """
 

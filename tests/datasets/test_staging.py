@@ -28,6 +28,7 @@ from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.packed import staging
 from fastload.datasets.packed.staging import stage
 from fastload.errors import PackedDataError
+from tests.files import files, flip
 
 RECORDS, SHARDS = 40, 10
 
@@ -45,17 +46,6 @@ def make(path: Path, *, seed: int = 0, empty: int | None = None) -> Path:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("packed") / "set")
-
-
-def files(path: Path) -> dict[str, bytes]:
-    """The set's own files."""
-    return {entry.name: entry.read_bytes() for entry in path.iterdir() if entry.is_file()}
-
-
-def flip(path: Path, at: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
 
 
 def is_no_set(path: Path) -> bool:

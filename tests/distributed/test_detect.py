@@ -1,7 +1,7 @@
 """Promises:
 - The rank is found from the variables of torchrun, Open MPI, MPICH, PALS and Slurm (but not in Slurm's batch shell),
   and inside another launcher.
-- Variables that disagree, are missing or are no number are named.
+- Variables that disagree, are missing or are not numbers are named.
 
 The environments of torchrun, Open MPI and MPICH are as seen under them (`test_real_ranks.py` runs them); those of
 PALS and Slurm follow their documents, as neither runs here.

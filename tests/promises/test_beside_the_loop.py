@@ -171,10 +171,11 @@ def test_a_transient_error_is_read_again_after_a_pause_with_the_same_numbers(
     got = [*loader]
     expected = [*DataLoader(Flaky(12, {}), 4, seed=3)]
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
-    moments = [at for index, at in zip(dataset.reads, dataset.moments, strict=True) if index == 5]
-    assert len(moments) == 3
-    assert 0.1 <= moments[1] - moments[0] < 0.2
-    assert 0.2 <= moments[2] - moments[1] < 0.4, "the pause doubles"
+    first, second, third = (
+        at for index, at in zip(dataset.reads, dataset.moments, strict=True) if index == 5
+    )
+    assert second - first >= 0.1
+    assert third - second >= 0.2, "the pause doubles"
     assert Counter(dataset.reads) == Counter([*range(12), 5, 5])
     stats = loader.stats()
     assert (stats.errors, stats.retries) == (0, 2), "it did not fail in the end"
@@ -198,7 +199,10 @@ def test_after_the_last_attempt_the_error_arrives_in_its_place(workers: int, ret
     ("code", "workers"),
     [(errno.ENOENT, 0), (errno.ENOSPC, 2), (None, 2)],
 )
-def test_an_error_that_does_not_pass_is_not_read_again(workers: int, code: int | None) -> None:
+def test_an_error_that_does_not_pass_is_not_read_again(
+    workers: int, code: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastload.fetch.RETRY_SECONDS", 60.0)
     error = ValueError("no") if code is None else OSError(code, "no")
     kind, dataset = type(error), Flaky(4, {1: [error]})
     del error  # raised, it holds the frames that it came through
@@ -206,7 +210,7 @@ def test_an_error_that_does_not_pass_is_not_read_again(workers: int, code: int |
     started = time.monotonic()
     with pytest.raises(kind):
         next(iterator)
-    assert time.monotonic() - started < 0.1 + 2.0 * (workers > 0), "no pause"
+    assert time.monotonic() - started < 30, "no pause"
     assert dataset.reads.count(1) == 1
     assert next(iterator)[:, 0].tolist() == [2, 3]
 
@@ -409,7 +413,7 @@ def test_threads_end_with_the_next_epoch_under_way(way: str) -> None:
     else:
         del loader
         gc.collect()
-        wait_until(lambda: not fastload_threads(), "no thread is left", 0.5)
+        wait_until(lambda: not fastload_threads(), "no thread is left")
 
 
 # ---- for loggers ----
@@ -442,19 +446,22 @@ def test_on_stats_is_called_at_the_end_of_each_epoch_in_the_loop_s_thread(
 
 def test_on_stats_is_called_every_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fastload.reports.TELL_SECONDS == 10
-    monkeypatch.setattr(fastload.reports, "TELL_SECONDS", 0.3)
+    now_s = 100.0
+    monkeypatch.setattr(fastload.reports, "perf_counter", lambda: now_s)
     told: list[Stats] = []
     with DataLoader(Watched(100), 4, num_workers=2, on_stats=told.append) as loader:
         iterator = iter(loader)
         for _ in range(3):
             next(iterator)
         assert told == []
-        time.sleep(0.4)
+        now_s += 10.1
         next(iterator)
         next(iterator)
         assert len(told) == 1
-        assert told[0].elapsed_s >= 0.3
         assert told[0].batches in (3, 4, 5)
+        now_s += 9.9
+        next(iterator)
+        assert len(told) == 1
 
 
 # ---- a profiler's trace ----

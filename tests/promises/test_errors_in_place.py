@@ -8,7 +8,7 @@
 - A sampler, a `collate_fn` or a `worker_init_fn` that raises is an error in its place.
 - No error causes a hang or a silently short epoch.
 - An error that may come from sharing carries one more note with remedies.
-- A value that is no file is not named as one.
+- A value that is not a file is not named as one.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from fastload.errors import (
     TooManyErrorsError,
 )
 from tests.fakes import OwnIterator, fastload_threads
+from tests.promises.reading import wait_until
 
 WORKERS = [0, 1, 2, 3, 5]
 DEADLINE_S = 30.0  # only a deadlock waits that long
@@ -356,7 +357,7 @@ def test_a_time_out_says_which_worker_it_waits_for_and_loses_nothing() -> None:
             self.log.wait_for(lambda entries: "go" in entries)
 
     dataset = Stuck()
-    with fastload.DataLoader(dataset, 2, num_workers=2, timeout=0.2) as loader:
+    with fastload.DataLoader(dataset, 2, num_workers=2, timeout=1) as loader:
         iterator = iter(loader)
         assert plain(next(iterator)) == [0, 1]
         with pytest.raises(LoaderTimeoutError, match="stand_still"):
@@ -424,10 +425,7 @@ def test_an_endless_dataset_is_left_in_the_middle(workers: int, way: str) -> Non
     if way in ("close", "with"):
         assert not fastload_threads(), "close() returned before its threads had ended"
     gc.collect()
-    deadline = time.monotonic() + 0.5
-    while fastload_threads() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert not fastload_threads()
+    wait_until(lambda: not fastload_threads(), "no thread is left")
 
 
 # ---- errors ----

@@ -22,6 +22,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from fastload import DataLoader
 from fastload.errors import LoaderClosedError
+from tests.promises.reading import wait_until
 
 LONG = 3_600_000.0  # a deadline that no test reaches
 
@@ -80,7 +81,7 @@ def test_full_batches_do_not_wait_for_the_deadline() -> None:
 
 def test_a_batch_comes_with_what_is_there_at_the_deadline() -> None:
     stream = Stream(0, 1)
-    with DataLoader(stream, 4, num_workers=1, max_wait_ms=100) as loader:
+    with DataLoader(stream, 4, num_workers=1, max_wait_ms=500) as loader:
         batches = iter(loader)
         began = time.perf_counter()
         assert next(batches).tolist() == [0, 1]
@@ -95,21 +96,38 @@ def test_a_deadline_counts_from_the_first_sample_not_from_the_call() -> None:
     stream = Stream()
     with DataLoader(stream, 4, num_workers=1, max_wait_ms=300) as loader:
         batches = iter(loader)
-        threading.Timer(0.6, stream.put, (1,)).start()
         began = time.perf_counter()
+        threading.Timer(0.6, stream.put, (1,)).start()
         assert next(batches).tolist() == [1]
         assert time.perf_counter() - began >= 0.85
         stream.put(None)
 
 
+class GatedCollate:
+    """Holds the worker at its first batch until `gate` is set."""
+
+    fastload_per_worker = ()
+
+    def __init__(self) -> None:
+        self.reached, self.gate = threading.Event(), threading.Event()
+
+    def __call__(self, samples: list[int]) -> list[int]:
+        self.reached.set()
+        assert self.gate.wait(30)
+        return samples
+
+
 def test_samples_that_waited_past_the_deadline_come_in_full_batches() -> None:
-    stream = Stream(*range(12), None)
-    with DataLoader(stream, 4, num_workers=1, max_wait_ms=0) as loader:
+    stream, collate = Stream(0), GatedCollate()
+    with DataLoader(stream, 4, num_workers=1, max_wait_ms=0, collate_fn=collate) as loader:
         batches = iter(loader)
-        time.sleep(0.2)
-        got = lists(batches)
+        assert collate.reached.wait(30)
+        stream.put(*range(1, 12), None)
+        wait_until(lambda: stream.queue.qsize() == 8, "the line is full")
+        collate.gate.set()
+        got = list(batches)
+    assert got[:2] == [[0], [1, 2, 3, 4]]
     assert flat(got) == list(range(12))
-    assert got[-1] == [8, 9, 10, 11], "the line was full"
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])

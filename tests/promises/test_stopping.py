@@ -27,7 +27,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, ParamSpec
 
 import pytest
 from torch.utils.data import Sampler
@@ -42,6 +42,7 @@ from tests.promises.reading import Reads, fill, wait_until
 
 PROMPT_SECONDS = 0.5
 CALL_SECONDS = 0.2
+P = ParamSpec("P")
 
 
 class Gated(Reads):
@@ -63,8 +64,34 @@ class Gated(Reads):
         assert self.gate.wait(30)
 
 
+class LateError(AssertionError):
+    """All is right except the seconds."""
+
+
+def in_time(took_s: float, limit_s: float, case: str = "") -> None:
+    if took_s >= limit_s:
+        raise LateError(f"it took {took_s:.2f} s, at most {limit_s} s: {case}")
+
+
+def three_attempts(test: Callable[P, None]) -> Callable[P, None]:
+    """Let the seconds of a test have three attempts, as those of `ends`."""
+
+    @functools.wraps(test)
+    def attempts(*args: P.args, **kwargs: P.kwargs) -> None:
+        for _ in range(2):
+            try:
+                return test(*args, **kwargs)
+            except LateError:
+                gc.collect()
+        return test(*args, **kwargs)
+
+    return attempts
+
+
 def threads_end(call_seconds: float = 0.0) -> None:
-    wait_until(lambda: not fastload_threads(), "no thread is left", PROMPT_SECONDS + call_seconds)
+    started = time.monotonic()
+    wait_until(lambda: not fastload_threads(), "no thread is left")
+    in_time(time.monotonic() - started, PROMPT_SECONDS + call_seconds)
 
 
 # ---- inside a process that goes on ----
@@ -132,6 +159,7 @@ WAYS = [by_close, by_exception_in_with, by_break, by_exception, by_not_beginning
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("full", [False, True], ids=["in a call", "full queues"])
 @pytest.mark.parametrize("persistent", [False, True])
+@three_attempts
 def test_no_thread_outlives_the_way_out(
     way: Callable[[DataLoader[Any], bool], None], full: bool, persistent: bool
 ) -> None:
@@ -149,15 +177,20 @@ def test_no_thread_outlives_the_way_out(
 
 
 def test_a_call_in_progress_is_waited_for_and_no_other_is_begun() -> None:
-    dataset = Reads(seconds=CALL_SECONDS)
+    dataset = Gated(first=0)
     loader = DataLoader(dataset, 8, num_workers=2)
     iterator = iter(loader)
-    wait_until(lambda: dataset.calls == 2, "both workers are in a call")
-    started = time.monotonic()
-    loader.close()
-    assert time.monotonic() - started < CALL_SECONDS + PROMPT_SECONDS
+    for _ in range(2):
+        assert dataset.waiting.acquire(timeout=30)
+    closer = threading.Thread(target=loader.close)
+    closer.start()
+    with pytest.raises(LoaderClosedError):
+        next(iterator)
+    assert closer.is_alive(), "close() did not wait"
+    dataset.gate.set()
+    closer.join(30)
+    assert not fastload_threads()
     assert dataset.calls == 2
-    del iterator
 
 
 def test_a_waiting_loop_is_woken_by_close_from_another_thread() -> None:
@@ -240,6 +273,7 @@ class Copied(Reads):
 
 
 @pytest.mark.parametrize("kind", [Reads, Copied])
+@three_attempts
 def test_loader_and_dataset_are_collected_while_threads_wait(kind: type[Reads]) -> None:
     """The threads hold no strong reference to what the user has dropped."""
     dataset = kind()
@@ -251,7 +285,9 @@ def test_loader_and_dataset_are_collected_while_threads_wait(kind: type[Reads]) 
     gone = [weakref.ref(loader), weakref.ref(dataset), weakref.ref(iterator)]
     del loader, dataset, iterator
     gc.collect()
-    wait_until(lambda: not any(ref() for ref in gone), "all is collected", PROMPT_SECONDS)
+    started = time.monotonic()
+    wait_until(lambda: not any(ref() for ref in gone), "all is collected")
+    in_time(time.monotonic() - started, PROMPT_SECONDS)
     threads_end()
 
 
@@ -262,6 +298,7 @@ def test_an_iterator_outlives_its_loader() -> None:
     del iterator
 
 
+@three_attempts
 def test_a_collection_on_a_worker_of_the_iterator_itself() -> None:
     """An abandoned cycle may be found by the collector in any thread: here in one that the finalizer has to end."""
 
@@ -382,7 +419,7 @@ def strike_everywhere(
                 act()
             except Exception as error:
                 bad.append(f"{strike.at}: {error!r:.150}")
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 10
         while fastload_threads():
             assert time.monotonic() < deadline, f"Ctrl-C at {strike.at}: {fastload_threads()} left"
             gc.collect()
@@ -516,16 +553,20 @@ def test_ctrl_c_in_next_closes_the_iterator_and_the_next_epoch_is_whole(
 # ---- timeout= ----
 
 
+@three_attempts
 def test_a_timeout_says_what_each_worker_was_doing_and_loses_nothing() -> None:
     dataset = Gated(16)
     loader = DataLoader(dataset, 4, num_workers=2, timeout=0.2)
     iterator = iter(loader)
+    assert dataset.waiting.acquire(timeout=30)
+    wait_until(lambda: dataset.calls == 8, "two batches are read before they are asked for")
     batches = [next(iterator).tolist(), next(iterator).tolist()]
     for _ in range(2):
         started = time.monotonic()
         with pytest.raises(LoaderTimeoutError, match=r"timed out after 0\.2 seconds") as caught:
             next(iterator)
-        assert 0.2 <= time.monotonic() - started < 0.2 + PROMPT_SECONDS
+        assert time.monotonic() - started >= 0.2
+        in_time(time.monotonic() - started, 0.2 + PROMPT_SECONDS)
         said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
         assert isinstance(caught.value, RuntimeError)
         for worker in ("fastload-worker-0", "fastload-worker-1"):
@@ -773,18 +814,19 @@ started = time.monotonic()
 try:
     next(iterator)
 except KeyboardInterrupt:
-    assert time.monotonic() - started < 0.6
+    assert time.monotonic() - started < 3, "it waited for the calls, as close() does"
     stamp()
 """,
 }
 
 
+@three_attempts
 def test_a_call_that_does_not_return_is_named_and_keeps_nobody(nursery: Nursery) -> None:
     """All at once, as each waits a few seconds for nothing."""
     cases = [(way, False) for way in STUCK_ENDS] + [("exit", True), ("close, then exit", True)]
     children = {}
     for way, persistent in cases:
-        begin = STUCK.format(persistent=persistent, timeout=0.2 if way == "timeout" else 0)
+        begin = STUCK.format(persistent=persistent, timeout=2 if way == "timeout" else 0)
         children[way, persistent] = nursery.start(begin + STUCK_ENDS[way])
     for (way, persistent), child in children.items():
         ended = child.wait()
@@ -793,12 +835,13 @@ def test_a_call_that_does_not_return_is_named_and_keeps_nobody(nursery: Nursery)
         assert "STAMP" in ended.out, case
         assert "Fatal Python error" not in ended.err, case
         if way == "close, then exit":
-            assert ended.seconds < 4.0, f"waited again for what was given up: {case}"
+            in_time(ended.seconds, 4.0, f"waited again for what was given up: {case}")
         else:
-            assert ended.seconds < STUCK_LIMIT_SECONDS, case
             assert "fastload-worker-" in ended.err, f"no thread was named: {case}"
+            in_time(ended.seconds, STUCK_LIMIT_SECONDS, case)
 
 
+@three_attempts
 def test_close_in_a_process_that_goes_on_gives_up_and_names_the_thread() -> None:
     """Here the call does return, after `close()` has: its thread then ends by itself."""
     dataset = Gated()
@@ -811,7 +854,7 @@ def test_close_in_a_process_that_goes_on_gives_up_and_names_the_thread() -> None
         warnings.simplefilter("always")
         started = time.monotonic()
         loader.close()
-        assert time.monotonic() - started < STUCK_LIMIT_SECONDS
+        took_s = time.monotonic() - started
     text = "\n".join(str(w.message) for w in said)
     assert "fastload-worker-0" in text
     assert "fastload-worker-1" in text
@@ -819,5 +862,6 @@ def test_close_in_a_process_that_goes_on_gives_up_and_names_the_thread() -> None
     calls = dataset.calls
     dataset.gate.set()
     threads_end()
+    in_time(took_s, STUCK_LIMIT_SECONDS)
     assert dataset.calls <= calls + 2
     del iterator

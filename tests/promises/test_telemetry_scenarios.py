@@ -85,15 +85,21 @@ def run(loader: DataLoader[Any], step: Callable[[Any], object] | None = None) ->
     return loader.stats()
 
 
-def names(cause: str, words: str, make: Callable[[], Stats]) -> Stats:
-    """Run `make` until the report's cause is `cause` and its last sentence matches `words`."""
+def names(
+    cause: str,
+    words: str,
+    make: Callable[[], Stats],
+    also: Callable[[Stats], bool] = lambda stats: True,
+) -> Stats:
+    """Run `make` until the report's cause is `cause`, its last sentence matches `words`, and `also` holds."""
     reports, causes = [], []
     for _ in range(ATTEMPTS):
         stats = make()
         finding = bound(stats)
         assert str(stats).rstrip().endswith(finding.sentence), "the report ends in the sentence"
         assert finding.advice in finding.sentence
-        if finding.cause == cause and re.search(words, finding.sentence, re.IGNORECASE):
+        said = finding.cause == cause and re.search(words, finding.sentence, re.IGNORECASE)
+        if said and also(stats):
             return stats
         reports.append(f"{finding.cause}: {stats}")
         causes.append(finding.cause)
@@ -126,9 +132,10 @@ def test_slow_reads_are_storage() -> None:
         "storage",
         "num_workers|packed",
         lambda: run(DataLoader(Simulated(160, cost), 8, num_workers=2)),
+        lambda stats: stats.stages["read"].seconds < 2.1 and stats.stages["read"].p50_s < 0.015,
     )
-    assert stats.stages["read"].seconds == pytest.approx(1.6, rel=0.3)
-    assert 0.0095 <= stats.stages["read"].p50_s < 0.015  # within 4.5 %
+    assert stats.stages["read"].seconds >= 1.59
+    assert stats.stages["read"].p50_s >= 0.0095  # within 4.5 %
     assert stats.stages["read"].count == 160
     assert stats.stages["sample"].seconds >= stats.stages["read"].seconds
 
@@ -139,11 +146,12 @@ def test_slow_reads_are_storage() -> None:
 @pytest.mark.skipif(CORES < 2, reason="needs a free core")
 def test_slow_decode_with_cores_free_wants_more_workers() -> None:
     cost = staged(decode=hashes(8))
-    stats = names(
-        "decode", "num_workers=", lambda: run(DataLoader(Simulated(120, cost), 8, num_workers=1))
+    names(
+        "decode",
+        "num_workers=",
+        lambda: run(DataLoader(Simulated(120, cost), 8, num_workers=1)),
+        lambda stats: advised(stats) > 1 and stats.gil_pressure < 0.2,
     )
-    assert advised(stats) > 1
-    assert stats.gil_pressure < 0.2
 
 
 def test_slow_decode_on_all_cores_is_to_be_less() -> None:
@@ -192,8 +200,12 @@ def test_a_slow_collate_is_collate() -> None:
 @pytest.mark.parametrize("step", [waits(0.02), counts(400_000)], ids=["waits", "python"])
 def test_a_slow_consumer_is_the_step(step: Callable[[Any], object]) -> None:
     dataset = Simulated(400, staged(decode=counts(100)))
-    stats = names("step", "step", lambda: run(DataLoader(dataset, 8, num_workers=2), step))
-    assert stats.occupancy > 0.5
+    stats = names(
+        "step",
+        "step",
+        lambda: run(DataLoader(dataset, 8, num_workers=2), step),
+        lambda stats: stats.occupancy > 0.5,
+    )
     assert "more workers" not in bound(stats).advice
 
 
@@ -204,8 +216,9 @@ def test_too_many_workers_are_told_a_number_that_keeps_up() -> None:
     def with_workers(workers: int) -> Stats:
         return run(DataLoader(dataset, 8, num_workers=workers), waits(0.02))
 
-    stats = names("step", "num_workers=", lambda: with_workers(16))
-    assert advised(stats) <= 6
+    stats = names(
+        "step", "num_workers=", lambda: with_workers(16), lambda stats: advised(stats) <= 6
+    )
     names("step", "step", lambda: with_workers(advised(stats)))
 
 
@@ -242,12 +255,12 @@ def test_no_workers_is_inline() -> None:
 
 @pytest.mark.skipif(CORES < 2, reason="needs a free core")
 def test_too_few_workers_for_samples_that_compute() -> None:
-    stats = names(
+    names(
         "workers",
         "num_workers=",
         lambda: run(DataLoader(Simulated(120, hashes(8)), 8, num_workers=1)),
+        lambda stats: 1 < advised(stats) <= CORES,
     )
-    assert 1 < advised(stats) <= CORES
 
 
 def test_more_workers_than_cores_for_samples_that_compute() -> None:
@@ -335,9 +348,11 @@ def in_turn(_: Any) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.usefixtures("busy_machine")
 def test_beside_busy_processes_nobody_is_told_of_the_gil() -> None:
-    stats = run(DataLoader(Simulated(120 * CORES, in_turn), 8, num_workers=4))
-    assert bound(stats).cause == "others", str(stats)
-    assert "Other processes take the cores" in str(stats)
+    names(
+        "others",
+        "Other processes take the cores",
+        lambda: run(DataLoader(Simulated(120 * CORES, in_turn), 8, num_workers=4)),
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -44,6 +44,7 @@ from fastload.store import pieces
 from fastload.store.root import collect, sets, this_node
 from fastload.store.staging import stage
 from fastload.store.verifying import verify
+from tests.files import files, flip
 
 ROWS, PARTS = 90, 3
 X = torch.randint(0, 255, (ROWS, 8, 4), dtype=torch.uint8)
@@ -73,16 +74,6 @@ def source(tmp_path: Path) -> Path:
 
 def call(*arguments: str | Path) -> Any:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def flip(path: Path, at: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-
-
-def files(path: Path) -> dict[str, bytes]:
-    return {entry.name: entry.read_bytes() for entry in path.iterdir() if entry.is_file()}
 
 
 def is_no_set(path: Path) -> bool:

@@ -28,6 +28,7 @@ from fastload import DataLoader, RankSampler, store
 from fastload.errors import StoreFullError
 from fastload.store.root import sets
 from tests.distributed.launching import LAUNCHERS, command, run
+from tests.files import arrow_files
 
 MPIS = [launcher for launcher in LAUNCHERS if launcher != "torchrun"]
 PARTS = 20
@@ -63,10 +64,6 @@ def rows_of(number: int) -> dict[str, Any]:
 
 def aligned(x: torch.Tensor, y: torch.Tensor) -> bool:
     return torch.equal(x, (y[:, None] * 31 + torch.arange(8)).to(torch.uint8))
-
-
-def files(path: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in path.glob("*.arrow")}
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +102,7 @@ def test_under_mpi(launcher: str, tmp_path: Path, prepared: Path) -> None:
     code, text = under_mpi(launcher, tmp_path, "good")
     assert code == 0, text
     assert "60,000 rows, 20 parts made" in text
-    assert files(tmp_path / "set") == files(prepared)
+    assert arrow_files(tmp_path / "set") == arrow_files(prepared)
     assert store.get(tmp_path / "set").set_id == store.get(prepared).set_id
     code, text = under_mpi(launcher, tmp_path, "good", ranks=3)
     assert "0 parts made, 20 reused" in text, text
@@ -120,7 +117,7 @@ def test_under_mpi_with_a_host_file(launcher: str, tmp_path: Path, prepared: Pat
     option = "--hostfile" if launcher == "openmpi" else "-f"
     code, text = under_mpi(launcher, tmp_path, "good", option, "hosts")
     assert code == 0, text
-    assert files(tmp_path / "set") == files(prepared)
+    assert arrow_files(tmp_path / "set") == arrow_files(prepared)
 
 
 @pytest.mark.slow
@@ -146,7 +143,7 @@ def test_under_mpi_a_rank_that_dies_loses_no_complete_part(
     code, text = under_mpi(launcher, tmp_path, "good", ranks=2)
     assert code == 0, text
     assert f"{PARTS - len(there)} parts made, {len(there)} reused" in text
-    assert files(tmp_path / "set") == files(prepared)
+    assert arrow_files(tmp_path / "set") == arrow_files(prepared)
 
 
 @pytest.mark.slow
@@ -163,7 +160,7 @@ def test_on_the_ranks_of_a_communicator(launcher: str, tmp_path: Path, prepared:
         tmp_path,
     )
     assert ended.code == 0, ended.text
-    assert files(tmp_path / "set") == files(prepared)
+    assert arrow_files(tmp_path / "set") == arrow_files(prepared)
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
@@ -171,7 +168,7 @@ def test_on_other_engines(engine: str, tmp_path: Path, prepared: Path) -> None:
     processes = partial(ProcessPoolExecutor, 2, mp_context=get_context("spawn"))
     with processes() if engine == "processes" else ThreadPoolExecutor(4) as pool:
         store.prepare(rows_of, range(PARTS), tmp_path / "set", executor=pool, checksums=True)
-    assert files(tmp_path / "set") == files(prepared)
+    assert arrow_files(tmp_path / "set") == arrow_files(prepared)
 
 
 def test_on_parsl(tmp_path: Path, prepared: Path) -> None:
@@ -186,7 +183,7 @@ def test_on_parsl(tmp_path: Path, prepared: Path) -> None:
     command = [sys.executable, "program.py", str(tmp_path / "set"), "1", "good"]
     environ = {**os.environ, "PYTHONPATH": os.getcwd()}
     subprocess.run(command, cwd=tmp_path, check=True, env=environ)
-    assert files(tmp_path / "set") == files(prepared)
+    assert arrow_files(tmp_path / "set") == arrow_files(prepared)
 
 
 # ---- worlds ----

@@ -32,6 +32,7 @@ from fastload import DataLoader, store
 from fastload.datasets.manifest import INDEX, Shard, dump_index, read_index
 from fastload.errors import PackedDataError, StoreFullError
 from fastload.store.flight import ServerSource, StoreServer
+from tests.files import arrow_files
 
 ROWS, PARTS = 20, 10
 VALUES = torch.arange(ROWS * PARTS * 3, dtype=torch.float32).view(-1, 3)
@@ -89,10 +90,6 @@ def numbers(dataset: Any) -> list[int]:
     return [int(label) for batch in DataLoader(dataset, 7) for label in batch["y"]]
 
 
-def files(path: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in path.glob("*.arrow")}
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _pipe_of_arrow(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Let Arrow open the pipe that it keeps: the tests look for descriptors that are left open."""
@@ -110,7 +107,7 @@ def test_a_set_that_is_not_here_comes_byte_by_byte(kind: str, tmp_path: Path) ->
         dataset = store.get(tmp_path / "here" / "s", parts="all", source=source)
     assert numbers(dataset) == LABELS.tolist()
     assert dataset.set_id == store.get(tmp_path / "there" / "s").set_id
-    assert files(tmp_path / "here" / "s") == files(tmp_path / "there" / "s")
+    assert arrow_files(tmp_path / "here" / "s") == arrow_files(tmp_path / "there" / "s")
     assert all(column.data_ptr() % 8 == 0 for name in "xy" for column in dataset.column(name))
     assert numbers(store.get(tmp_path / "here" / "s")) == LABELS.tolist(), "without the source"
 
@@ -129,7 +126,7 @@ def test_a_poor_node_fetches_what_it_lacks_and_no_more(
             seen += numbers(dataset)
     assert sorted(seen) == LABELS.tolist()
     assert lengths == [100, 100]
-    assert [len(files(root / "s")) for root in roots.values()] == [9, 5]
+    assert [len(arrow_files(root / "s")) for root in roots.values()] == [9, 5]
 
 
 def test_without_a_source_the_error_names_the_nodes_and_the_argument(tmp_path: Path) -> None:
@@ -166,7 +163,7 @@ def test_a_copy_that_is_wrong_is_refused_and_leaves_nothing(damage: str, tmp_pat
     part.write_bytes(content if damage == "flipped" else content[:-9])
     with pytest.raises(PackedDataError, match="shard-00000"):
         store.get("s", root=roots["b"], parts="all", source=roots["a"])
-    assert list(files(roots["b"] / "s")) == ["shard-00009.arrow"]
+    assert list(arrow_files(roots["b"] / "s")) == ["shard-00009.arrow"]
     assert [file.name for file in (roots["b"] / "s" / ".staging").iterdir()] == ["lock"]
 
 
@@ -175,7 +172,7 @@ def test_no_byte_is_copied_without_room(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("fastload.store.room.free_bytes", lambda path: 100)
     with pytest.raises(StoreFullError, match="100 are free"):
         store.get("s", root=roots["b"], parts="all", source=roots["a"])
-    assert list(files(roots["b"] / "s")) == ["shard-00009.arrow"]
+    assert list(arrow_files(roots["b"] / "s")) == ["shard-00009.arrow"]
 
 
 def test_a_server_that_ends_while_a_part_comes_leaves_whole_parts_alone(
@@ -200,7 +197,7 @@ def test_a_server_that_ends_while_a_part_comes_leaves_whole_parts_alone(
         monkeypatch.setattr(ServerSource, "read", killed)
         with pytest.raises(PackedDataError, match=f"{url}: cannot be read from"):
             store.get(here, source=url)
-    assert list(files(here)) == ["shard-00000.arrow"]
+    assert list(arrow_files(here)) == ["shard-00000.arrow"]
     assert [file.name for file in (here / ".staging").iterdir()] == ["lock"]
     dataset = store.get(here, data="x", source=tmp_path / "there")
     assert torch.equal(torch.cat(dataset.column("x")), big)

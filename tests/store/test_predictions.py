@@ -31,6 +31,7 @@ from fastload.distributed import Rank
 from fastload.errors import PrepareError, RankError
 from fastload.store.model_run import batches_of
 from fastload.store.ranks import Ranks
+from tests.files import arrow_files
 
 LOADER = {"batch_size": 3, "num_workers": 2}
 
@@ -80,10 +81,6 @@ def values(found: store.SetDataset, column: str = "y") -> Tensor:
 
 def joined(lists: Iterable[list[Any]]) -> list[Any]:
     return [*chain.from_iterable(lists)]
-
-
-def files(path: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in path.glob("*.arrow")}
 
 
 # ---- ranks as threads ----
@@ -337,7 +334,7 @@ def test_the_bytes_are_the_same_on_any_number_of_ranks(
         for found in results:
             assert torch.equal(values(found), expected(rows))
         assert sorted(joined(seen)) == list(range(rows)), "each sample once"
-        assert files(path) == files(tmp_path / "alone")
+        assert arrow_files(path) == arrow_files(tmp_path / "alone")
         assert not (tmp_path / ".unsealed" / str(size)).exists()
 
 
@@ -389,7 +386,7 @@ def test_a_restart_on_any_number_of_ranks_makes_only_what_is_missing(
     for found in results:
         assert torch.equal(values(found), expected())
     store.predictions(tmp_path / "alone", dataset=Numbers(), model=Net(), parts=8, loader=LOADER)
-    assert files(path) == files(tmp_path / "alone")
+    assert arrow_files(path) == arrow_files(tmp_path / "alone")
 
 
 def test_an_error_of_all_ranks_is_raised_as_it_is(

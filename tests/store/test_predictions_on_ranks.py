@@ -15,6 +15,7 @@ import torch
 
 from fastload import store
 from tests.distributed.launching import Ended, command, run
+from tests.files import arrow_files
 
 pytestmark = pytest.mark.slow
 
@@ -52,10 +53,6 @@ def predict(launcher: str, ranks: int, folder: Path, name: str = "set") -> tuple
     return ended, sorted(map(int, asked.read_text().split())) if asked.exists() else []
 
 
-def files(path: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in path.glob("*.arrow")}
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("launcher", ["torchrun", "mpich"])
 def test_ranks_fail_and_die_and_others_go_on(launcher: str, tmp_path: Path) -> None:
@@ -83,7 +80,7 @@ def test_ranks_fail_and_die_and_others_go_on(launcher: str, tmp_path: Path) -> N
     assert len(asked) == 40 - 5 * there
     assert 25 in asked
     assert ended.text.count("40 rows of y float32[2], after ") == 1, "rank 0 alone says it"
-    assert files(tmp_path / "sets" / "set") == files(tmp_path / "sets" / "alone")
+    assert arrow_files(tmp_path / "sets" / "set") == arrow_files(tmp_path / "sets" / "alone")
     found = store.get(tmp_path / "sets" / "set", data="y")
     assert torch.equal(torch.stack([found[i] for i in range(40)])[:, 0], 2.0 * torch.arange(40))
 

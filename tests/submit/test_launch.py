@@ -1,6 +1,6 @@
 """Promises:
 - Host files are read in all forms, as the launcher reads them, and each launcher gets its own options.
-- More ranks than slots are refused. `mpiexec` is recognized.
+- More ranks than slots are refused. `mpiexec` is recognised.
 - A PBS job asks for `--depth` cores for each rank, and for one core without `--depth`.
 """
 

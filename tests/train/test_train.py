@@ -158,17 +158,22 @@ def test_a_script_prints_the_tutorials_lines_and_trains_20_steps_at_the_rate_of_
 def test_each_printed_rate_is_that_of_a_stopwatch_between_the_lines(
     pictures: Path, tmp_path: Path
 ) -> None:
-    heard: list[tuple[float, float]] = []
-
-    def say(line: str) -> None:
-        if line.startswith("step_img_rate: "):
-            heard.append((time.perf_counter(), float(line.split()[1])))
-
     options = {"steps": 16, "status_print_interval": 4, "step_ms": 50}
-    train(recipe(pictures, tmp_path, **options), say=say)
-    assert len(heard) == 4
-    for (before, _), (at, rate) in pairwise(heard):
-        assert rate == pytest.approx(4 * 4 / (at - before), rel=0.02)
+    for _ in range(4):  # on busy cores `say` may be called late
+        heard: list[tuple[float, float]] = []
+
+        def say(line: str, heard: list[tuple[float, float]] = heard) -> None:
+            if line.startswith("step_img_rate: "):
+                heard.append((time.perf_counter(), float(line.split()[1])))
+
+        train(recipe(pictures, tmp_path, **options), say=say)
+        assert len(heard) == 4
+        rates = [rate for _, rate in heard[1:]]
+        by_the_stopwatch = [4 * 4 / (at - before) for (before, _), (at, _) in pairwise(heard)]
+        if rates == pytest.approx(by_the_stopwatch, rel=0.02):
+            break
+    else:
+        pytest.fail(f"the rates are {rates}, by the stopwatch {by_the_stopwatch}")
 
 
 @pytest.mark.parametrize(("share", "column"), [(0.375, "0.375"), (None, "")])

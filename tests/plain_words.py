@@ -1,0 +1,27 @@
+"""Words that make a reader stop. The tests of texts and of promises look for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+HABITS = [
+    (r"\bbehind\b", '"after", or the name of the relation'),
+    (r"\bso (many|much|few)\b", "the number, or its name"),
+    (r"\b(who|whom|whoever|nobody)\b", "the actor: caller, worker, rank, process or user"),
+    (r"\b(is|are|was|were) (told|looked at)\b", "the actor and the active voice: the loader warns"),
+    (r"\bdata[ -]sets?\b", '"dataset"'),
+    (r"\bpictures?\b", '"image"'),
+    (r"\b(go|goes|went) on\b", '"resumes" or "continues"'),
+    (r"\bsave (for|that)\b", '"except" or "unless"'),
+    (r"\bthere (is|are|was|were) none\b", 'what is missing: "no index was given"'),
+    (r"\b(is|are|be) no (set|file|archive|image|number|JSON|Arrow)\b", '"is not a ..."'),
+]
+"""Pairs of a pattern, and what to write instead."""
+
+
+def hard_words(text: str, more: Iterable[tuple[str, str]] = ()) -> Iterator[tuple[str, str]]:
+    """Yield each hard word of a text, and what to write instead. `more`: patterns beside HABITS."""
+    for pattern, instead in (*HABITS, *more):
+        if hit := re.search(pattern, text, flags=re.I):
+            yield hit[0], instead
