@@ -94,8 +94,9 @@ def _agent_store(timeout: timedelta) -> Store | None:
 def _by_torchrun(agent: Store, rank: Rank) -> Store:
     """Return a part of the agent's store that has no keys of ranks that have ended.
 
-    The restart count cannot name it: if a rank fails, all nodes restart their ranks, but only its own node counts that.
-    So rank 0 names it, and answers the others. It also answers calls of ranks that have ended, which nobody hears.
+    The restart count cannot name that part: if a rank fails, all nodes restart their ranks, but only its own node counts
+    the restart. So rank 0 chooses the name, and answers each call with it. It also finds calls of ranks that have ended,
+    and answers them too. Those answers are never read.
     """
     own = secrets.token_hex(8)
     try:
