@@ -94,25 +94,23 @@ def _agent_store(timeout: timedelta) -> Store | None:
 def _by_torchrun(agent: Store, rank: Rank) -> Store:
     """Return a part of the agent's store that has no keys of ranks that have ended.
 
-    The restart count cannot name that part: if a rank fails, all nodes restart their ranks, but only its own node counts
-    the restart. So rank 0 chooses the name, and answers each call with it. It also finds calls of ranks that have ended,
-    and answers them too. Those answers are never read.
+    The restart count cannot name that part: if a rank fails, all nodes restart their ranks, but only its own node
+    counts the restart. So rank 0 chooses the name. Each other rank calls, is answered with the name, and confirms it.
+    Rank 0 answers a rank's calls in their order until it finds that. The first may be those of a rank that has ended.
     """
     own = secrets.token_hex(8)
     try:
         if rank.rank:
-            _call(agent, f"{rank.rank} {own}")
+            _call(agent, rank.rank, own)
             part = agent.get(f"answer/{own}").decode()
-            _call(agent, f"{rank.rank} {own} {part}")
+            _call(agent, rank.rank, f"{own} {part}")
             return PrefixStore(part, agent)
-        heard: set[str] = set()
-        calls = itertools.count()
-        while len(heard) < rank.world_size - 1:
-            caller, token, *part_heard = agent.get(f"call/{next(calls)}").decode().split()
-            if not part_heard:
+        for caller in range(1, rank.world_size):
+            for number in itertools.count():
+                token, *confirmed = agent.get(f"call/{caller}/{number}").decode().split()
+                if confirmed == [own]:
+                    break
                 agent.set(f"answer/{token}", own)
-            elif part_heard == [own]:
-                heard.add(caller)
     except (DistError, RuntimeError) as error:
         raise RendezvousError(
             f"{rank} did not meet the others in torchrun's store: {error}. Look for the first error of another rank"
@@ -120,10 +118,10 @@ def _by_torchrun(agent: Store, rank: Rank) -> Store:
     return PrefixStore(own, agent)
 
 
-def _call(agent: Store, text: str) -> None:
-    """Write a text that no other call has into the first free place."""
+def _call(agent: Store, rank: int, text: str) -> None:
+    """Write a text after those that this rank wrote before, in earlier attempts too. No two attempts have the same."""
     numbers = itertools.count()
-    while agent.compare_set(f"call/{next(numbers)}", "", text).decode() != text:
+    while agent.compare_set(f"call/{rank}/{next(numbers)}", "", text).decode() != text:
         pass
 
 

@@ -164,7 +164,7 @@ def test_ranks_that_torchrun_restarts_meet_without_the_keys_of_ranks_that_have_e
             return list(pool.map(lambda rank: _by_torchrun(agent, rank), ranks))
 
     for attempt, world_size in enumerate((3, 3, 2, 1)):
-        _call(agent, f"1 killed{attempt}")  # before it heard an answer
+        _call(agent, 1, f"killed{attempt}")  # before it heard an answer
         stores = meet(world_size)
         assert not any(store.check(["key"]) for store in stores)
         stores[0].set("key", str(attempt))
