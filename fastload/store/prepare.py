@@ -174,7 +174,7 @@ def _results(
             yield futures[future], future.result
     finally:
         # Those that run, so that no worker writes after the set is given up. Not those that were cancelled: if the
-        # result of a call comes at that moment, Dask's executor never wakes who waits for it.
+        # result of a call comes at that moment, Dask's executor never wakes a thread that waits for it.
         wait([future for future in futures if not _cancel(future)])
 
 

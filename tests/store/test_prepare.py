@@ -194,7 +194,7 @@ def test_workers_that_do_not_see_the_folder_are_told_of(tmp_path: Path) -> None:
 
 
 class FirstFails(Executor):
-    """Like Dask's if results and a cancellation cross: a cancelled future never wakes who waits for it."""
+    """Like Dask's if results and a cancellation cross: a cancelled future wakes no thread that waits for it."""
 
     def __init__(self) -> None:
         self.first = True
