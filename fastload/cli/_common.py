@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import pkgutil
 import re
 import signal
@@ -137,6 +138,23 @@ def sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def wait_for_a_signal() -> None:
+    """Wait for a signal whose handler raises, such as Ctrl-C.
+
+    Neither `signal.pause()` nor Flight's own `serve()` would do: a signal that comes just before them wakes neither.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write)
+    try:
+        while True:
+            os.read(read, 1)
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(read)
+        os.close(write)
 
 
 def found_at(path: str) -> Any:

@@ -19,6 +19,7 @@ from fastload.cli._common import (
     require,
     serving_options,
     sigterm_raises,
+    wait_for_a_signal,
 )
 from fastload.errors import in_one_line
 
@@ -136,7 +137,7 @@ def serve(
     from fastload.distributed import detect_rank
     from fastload.parameters import Optimizer, Server
     from fastload.parameters.flight import ParameterServer
-    from fastload.parameters.serve import end, job_store, reached_as, wait_for_the_end
+    from fastload.parameters.serve import end, job_store, reached_as
     from fastload.parameters.transport import is_published, publish
 
     certificate = read_certificate(tls_cert, tls_key)
@@ -174,7 +175,7 @@ def serve(
             click.echo(
                 f"server {number} of {of}: serving parameters of version {server.version} at {address}"
             )
-            wait_for_the_end()
+            wait_for_a_signal()
         except KeyboardInterrupt as end_of_it:
             code = TERMINATED if isinstance(end_of_it, Terminated) else INTERRUPTED
             try:

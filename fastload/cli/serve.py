@@ -7,7 +7,13 @@ from pathlib import Path
 
 import click
 
-from fastload.cli._common import read_certificate, read_token, serving_options, sigterm_raises
+from fastload.cli._common import (
+    read_certificate,
+    read_token,
+    serving_options,
+    sigterm_raises,
+    wait_for_a_signal,
+)
 
 
 @click.command()
@@ -65,4 +71,4 @@ def serve(
         raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
     with sigterm_raises(), server:
         click.echo(f"{path}: served at {scheme}://{host}:{server.port}")
-        server.serve()
+        wait_for_a_signal()

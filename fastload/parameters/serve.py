@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import signal
 from contextlib import suppress
 
@@ -29,23 +28,6 @@ def reached_as(host: str) -> str:
         if ipaddress.ip_address(host).is_unspecified:
             return own_address(single_node=False)
     return host
-
-
-def wait_for_the_end() -> None:
-    """Wait for a signal whose handler raises, such as Ctrl-C.
-
-    Not by `signal.pause()`, which misses a signal that comes just before it.
-    """
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    before = signal.set_wakeup_fd(write)
-    try:
-        while True:
-            os.read(read, 1)
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(read)
-        os.close(write)
 
 
 def end(server: Server, store: Store | None) -> int:
