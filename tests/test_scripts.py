@@ -140,11 +140,13 @@ IMAGES = [
     ),
 ]
 EVERYTHING = [
-    "-m pylint fastload benchmarks",
-    "-m pytest",
-    "FASTLOAD_TEST_COPY_DATASET=False -m pytest tests/promises",
-    " ".join(["FASTLOAD_KERNELS=0 -m pytest", *IMAGES, "tests/promises/test_filled_rows.py"]),
-    " ".join(["FASTLOAD_REGION_DECODE=1 -m pytest", *IMAGES]),
+    NOT_SLOW,
+    "-m pytest -m slow",
+    "FASTLOAD_TEST_COPY_DATASET=False -m pytest -n auto tests/promises",
+    " ".join(
+        ["FASTLOAD_KERNELS=0 -m pytest -n auto", *IMAGES, "tests/promises/test_filled_rows.py"]
+    ),
+    " ".join(["FASTLOAD_REGION_DECODE=1 -m pytest -n auto", *IMAGES]),
 ]
 
 
