@@ -201,7 +201,7 @@ def refuse(result: Any, *expected: str) -> None:
         (["--workers=1,,2"], ["not a number of workers", "1,2,4"]),
         (["--workers=-1"], ["not a number of workers", "1,2,4"]),
         (["--workers", "0"], ["serial", "--loaders"]),
-        (["--loaders", "serial,dali"], ["'dali'", "serial, thread, torch"]),
+        (["--loaders", "serial,dali"], ["'dali'", "serial, thread, torch, plan"]),
         (["-s", "5"], ["--nsteps", "6"]),
     ],
 )

@@ -35,7 +35,7 @@ GROUND_FILES = (
 )
 FOLDERS = {path.parent.name for path in MODULES if path.parent.parent == PACKAGE} - {"cli"} - GROUND
 FOLDER_IMPORTS: dict[str, set[str]] = {
-    "bench": {"datasets", "measure"},
+    "bench": {"datasets", "image", "measure"},
     "check": set(),
     "compat": {"datasets", "distributed", "elastic", "flow"},
     "datasets": {"image"},

@@ -222,8 +222,8 @@ def test_what_is_installed_is_reused_until_the_project_changes(checkout: Checkou
     assert installations(checkout.run("scripts/demo")[2]) == []
     with (checkout.root / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
-    assert installations(checkout.run("scripts/demo")[2]) == ["ROOT[images,bench]"]
-    rest = "ROOT[kernels,arrow,stream,tensorboard,docs,dev]"
+    assert installations(checkout.run("scripts/demo")[2]) == ["ROOT[images,kernels,bench]"]
+    rest = "ROOT[arrow,stream,tensorboard,docs,dev]"
     assert installations(checkout.run("scripts/test", "-x")[2]) == [rest]
 
 
@@ -238,7 +238,7 @@ def test_a_new_environment_sees_the_torch_of_its_python(
     code, _, asked = checkout.run("scripts/demo", FASTLOAD_PYTHON=python, **new)
     assert code == 0
     assert asked[0] == f"-m venv{options} ROOT/new"
-    assert installations(asked) == ["ROOT[images,bench]"]
+    assert installations(asked) == ["ROOT[images,kernels,bench]"]
 
 
 def test_peers_are_installed_one_by_one_and_one_that_cannot_be_is_told(checkout: Checkout) -> None:
@@ -320,7 +320,7 @@ def test_the_demo_generates_images_unless_a_file_list_is_given(checkout: Checkou
         asked = checkout.run("scripts/demo", *given, "--base-dir", "/somewhere")[2]
         assert [line for line in asked if " images " in line] == []
         assert asked[-1].startswith(
-            "-m fastload bench --workers 1,2,4 --loaders serial,thread,torch"
+            "-m fastload bench --workers 1,2,4 --loaders serial,thread,plan,torch"
         )
         assert asked[-1].endswith(" ".join([*given, "--base-dir /somewhere"]))
 

@@ -19,6 +19,7 @@ import fastload
 from fastload.bench.figures import BenchError, Figures, Part, average_line
 from fastload.bench.plan import Run, TransformName, rank_order
 from fastload.datasets import ImageFileList
+from fastload.image import IMAGENET_MEAN, IMAGENET_STD, Plan, RandomResizedCrop, Resize
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.fresh import answer
 from fastload.measure.loop_timer import Meter
@@ -35,14 +36,21 @@ def image_transform(name: TransformName) -> Callable[[Any], torch.Tensor]:
             transforms.RandomResizedCrop(224),
             transforms.RandomHorizontalFlip(),
             transforms.ToTensor(),
-            transforms.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+            transforms.Normalize(mean=IMAGENET_MEAN, std=IMAGENET_STD),
         ]
     composed: Callable[[Any], torch.Tensor] = transforms.Compose(steps)
     return composed
 
 
+def image_plan(name: TransformName) -> Plan:
+    """Return the plan of the same transform: float32[3, H, W] again, with pixels that docs/images.md compares."""
+    if name == "resize":
+        return Resize((256, 256), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    return RandomResizedCrop(224, flip=0.5, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+
 def open_loader(run: Run, dataset: Dataset[Any], order: list[int]) -> TorchDataLoader[Any]:
-    """Return the loader of a run. Two runs over one workload differ in nothing else."""
+    """Return the loader of a run. Two runs over one workload differ in nothing else but a plan."""
     kind = TorchDataLoader if run.loader == "torch" else fastload.DataLoader
     return kind(
         dataset, run.workload.batch_size, sampler=order, num_workers=run.workers, drop_last=True
@@ -52,7 +60,7 @@ def open_loader(run: Run, dataset: Dataset[Any], order: list[int]) -> TorchDataL
 def open_run(run: Run, rank: int = 0) -> tuple[TorchDataLoader[Any], list[int]]:
     """Return the loader of a rank over the files of the run's list, and the indices that it must deliver."""
     work = run.workload
-    transform = image_transform(work.transform)
+    transform = (image_plan if run.loader == "plan" else image_transform)(work.transform)
     listed = ImageFileList(work.file_list, base_dir=work.base_dir, transform=transform)
     order = rank_order(run, len(listed), rank)
     return open_loader(run, Numbered(listed), order), order

@@ -13,8 +13,9 @@ from fastload.measure import WARMUP_STEPS
 from fastload.measure.page_cache import CacheState
 from fastload.sampler import RankSampler
 
-LoaderKind = Literal["serial", "thread", "torch"]
-"""serial: fastload's loader without workers, inline. thread: fastload's threads. torch: torch's worker processes."""
+LoaderKind = Literal["serial", "thread", "torch", "plan"]
+"""serial: fastload's loader without workers, inline. thread: fastload's threads. torch: torch's worker processes.
+plan: fastload's threads, with a plan of `fastload.image` in place of torchvision's transforms."""
 TransformName = Literal["resize", "rrc"]
 """Name of a transform of images, with torchvision's transforms (v1). See `TRANSFORMS`."""
 
@@ -26,6 +27,7 @@ TRANSFORMS: dict[TransformName, str] = {
 LOADERS: tuple[LoaderKind, ...] = get_args(LoaderKind)
 LOADER_NAMES: dict[LoaderKind, str] = {
     "thread": "fastload threads",
+    "plan": "fastload threads, plan",
     "torch": "torch processes",
     "serial": "serial",
 }
@@ -57,7 +59,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measurement: a loader over a workload. Runs over one workload differ only in the loader."""
+    """One measurement: a loader over a workload. Runs over one workload differ only in the loader, or in its plan."""
 
     workload: Workload
     loader: LoaderKind
@@ -73,9 +75,9 @@ class Run:
         ranks = "" if self.ranks == 1 else f"{self.ranks} ranks x "
         if self.loader == "serial":
             return f"{ranks}serial"
-        kind = "thread" if self.loader == "thread" else "torch process"
-        plural = "" if self.workers == 1 else "es" if self.loader == "torch" else "s"
-        return f"{ranks}{self.workers} {kind}{plural}"
+        kind, plural = ("torch process", "es") if self.loader == "torch" else ("thread", "s")
+        plan = ", plan" if self.loader == "plan" else ""
+        return f"{ranks}{self.workers} {kind}{'' if self.workers == 1 else plural}{plan}"
 
     @property
     def ordered_samples(self) -> int:

@@ -19,10 +19,15 @@ from fastload.measure.tables import Spread
 _INK, _MUTED, _GRID, _ALARM = "#1f2933", "#66727f", "#e4e7eb", "#b42318"
 _STYLE: dict[LoaderKind, tuple[str, str]] = {
     "thread": ("#0b6bcb", "o"),
+    "plan": ("#0f8a7e", "^"),
     "torch": ("#d9730d", "s"),
     "serial": ("#66727f", ""),
 }
-_PARALLEL: tuple[tuple[LoaderKind, float], ...] = (("thread", -0.015), ("torch", 0.015))
+_PARALLEL: tuple[tuple[LoaderKind, float], ...] = (
+    ("thread", -0.015),
+    ("plan", 0.0),
+    ("torch", 0.015),
+)
 """Each parallel loader, and the shift of its points, so that equal ones do not hide each other."""
 
 
@@ -52,7 +57,7 @@ def save_plot(path: Path, rows: Sequence[Row], workload: Workload, *, caption: s
         labels,
         loc="lower left",
         bbox_to_anchor=(-0.015, 1.12),
-        ncols=3,
+        ncols=4,
         frameon=False,
         fontsize=10,
         labelcolor=_INK,

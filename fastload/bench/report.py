@@ -210,19 +210,26 @@ def best(rows: Iterable[Row], loader: LoaderKind, *, ranks: int) -> Row | None:
     return max(mine, key=lambda row: row.rate.median, default=None)
 
 
+_RIVALS: dict[LoaderKind, str] = {"thread": "threads", "plan": "threads with a plan"}
+
+
 def verdict(rows: Sequence[Row]) -> str | None:
-    """Compare the fastest row of fastload's threads with that of torch's processes, for each number of ranks.
+    """Compare the fastest rows of fastload's threads with that of torch's processes, for each number of ranks.
 
     Return the sentences, or None if no number of ranks has both.
     """
     sentences = []
     for ranks in sorted({row.ranks for row in rows}):
-        ours, theirs = best(rows, "thread", ranks=ranks), best(rows, "torch", ranks=ranks)
-        if ours is not None and theirs is not None:
+        theirs = best(rows, "torch", ranks=ranks)
+        ours = [row for kind in _RIVALS if (row := best(rows, kind, ranks=ranks))]
+        if ours and theirs is not None:
+            rates = [f"{row.name} {row.rate.median:.1f} img/s" for row in (*ours, theirs)]
+            ratios = [
+                f"{_RIVALS[row.loader]} {row.rate.median / theirs.rate.median:.2f} x"
+                for row in ours
+            ]
             sentences.append(
-                f"Best of each: {ours.name} {ours.rate.median:.1f} img/s, "
-                f"{theirs.name} {theirs.rate.median:.1f} img/s. "
-                f"The rate of threads is {ours.rate.median / theirs.rate.median:.2f} x that of torch's processes."
+                f"Best of each: {'; '.join(rates)}. Images per second beside torch's processes: {', '.join(ratios)}."
             )
     return "\n".join(sentences) or None
 

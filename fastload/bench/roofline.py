@@ -30,7 +30,8 @@ class Roofline:
     step: the loop never waits for a batch: batch x ranks / step. Only with a simulated step. It is also the rate on
     data in memory, because a loop over such data does nothing else than this step.
 
-    A measured rate can be slightly higher, because `sample_s` was measured in another run.
+    A measured rate can be slightly higher, because `sample_s` was measured in another run. The two times are those of
+    torchvision's transforms, so the bound does not hold for a plan.
     """
 
     source: str
@@ -46,7 +47,7 @@ class Roofline:
 
 
 def roofline(outcomes: Sequence[Outcome], *, cores: int | None) -> Roofline | None:
-    """Return the roofline of the measured runs, or None if no run of fastload's loader has figures.
+    """Return the roofline of the measured runs, or None if no run of fastload's loader without a plan has figures.
 
     `cores`: number of usable cores. None: their bound is left out.
     """
@@ -54,7 +55,7 @@ def roofline(outcomes: Sequence[Outcome], *, cores: int | None) -> Roofline | No
         (outcome.run, stats)
         for outcome in outcomes
         if outcome.figures is not None and (stats := outcome.figures.loader_stats) is not None
-        if "sample" in stats["stages"]
+        if "sample" in stats["stages"] and outcome.run.loader != "plan"
     ]
     if not seen:
         return None

@@ -72,7 +72,8 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     callback=_loader_kinds,
     metavar="NAME,NAME,...",
     help="Loaders to measure. serial: fastload without workers. thread: fastload with threads. torch: torch's "
-    "DataLoader with worker processes.",
+    "DataLoader with worker processes. plan: fastload with threads, and a plan of fastload.image in place of "
+    "torchvision's transforms.",
 )
 @click.option(
     "-b",
@@ -174,9 +175,9 @@ def bench(
 ) -> None:
     """Compare serial loading, threads and processes on images.
 
-    All runs take the same samples in the same order; only the loader differs. Each run is a new process, and the runs
-    follow one another. Keep the machine otherwise idle. After Ctrl-C or SIGTERM the command reports the completed
-    runs, marked as partial.
+    All runs take the same samples in the same order; only the loader differs, or the plan. Each run is a new process,
+    and the runs follow one another. Keep the machine otherwise idle. After Ctrl-C or SIGTERM the command reports the
+    completed runs, marked as partial.
 
     \b
     Examples:
@@ -184,6 +185,7 @@ def bench(
         fastload bench --file-list-path train.txt --workers 1,2,4,8 --ranks 1,2,4 -q --html report.html
         fastload bench --file-list-path train.txt --base-dir /data/imagenet --cache cold --transform rrc
         fastload bench --file-list-path train.txt --loaders thread,torch --workers 8 --step-ms 150
+        fastload bench --file-list-path train.txt --loaders thread,plan,torch --transform rrc
     """
     require("images", PIL="Pillow", torchvision="torchvision")
     if plot_path is not None:
@@ -206,6 +208,9 @@ def bench(
     listed, files = files_of(runs)
     for line in report.preamble(workload, origin, runs=len(runs), listed=listed):
         click.echo(line)
+
+    if "plan" in loaders:
+        _compile_kernels()
 
     outcomes: list[Outcome] = []
     timeline: dict[str, Any] | None = None
@@ -246,6 +251,16 @@ def bench(
         raise click.ClickException(
             f"{failed} of {len(runs)} runs failed. The table shows only the others."
         )
+
+
+def _compile_kernels() -> None:
+    """Wait for the image kernels, so that no run competes with their compilation."""
+    from fastload.image import kernels
+
+    if kernels.state().startswith("not compiled"):
+        click.echo("Compiling the image kernels, about half a minute, once", err=True)
+    kernels.wait()
+    click.echo(f"image kernels: {kernels.state()}")
 
 
 def _race(

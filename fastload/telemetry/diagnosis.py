@@ -231,12 +231,14 @@ def _gil(stats: Snapshot) -> Finding | None:
         return None  # a thread that loses its core while it holds the GIL makes others wait
     one_core = stats.cores > 1 and ONE_CORE[0] <= used <= ONE_CORE[1]
     short = stats.gil_pressure > SHORT_HOLDS and one_core and _waits(stats)
-    full = stats.gil_pressure > MIDDLE_HOLDS and one_core and used > FULL
+    # One worker that computes keeps one core busy, whatever the GIL does.
+    full = stats.workers > 1 and stats.gil_pressure > MIDDLE_HOLDS and one_core and used > FULL
     if stats.gil_pressure <= PRESSURE and not short and not full:
         return None
+    turns = "the worker and the loop" if stats.workers == 1 else f"{stats.workers} workers"
     return _finding(
         "gil",
-        f"Python code under the GIL bounds the run{_in_most_computing(stats)}: {stats.workers} workers take turns, "
+        f"Python code under the GIL bounds the run{_in_most_computing(stats)}: {turns} take turns, "
         f"GIL pressure {stats.gil_pressure:.2f}",
         'use worker_method="process", data that is packed ready to use, or fewer workers; not more',
     )

@@ -114,5 +114,6 @@ RACE = [
     *(outcome("thread", 1, 110.0 + repeat, repeat=repeat) for repeat in range(3)),
     *(outcome("thread", 2, 205.0 + repeat, repeat=repeat) for repeat in range(3)),
     *(outcome("torch", 2, 150.0 + repeat, repeat=repeat) for repeat in range(3)),
+    *(outcome("plan", 2, 260.0 + repeat, repeat=repeat) for repeat in range(3)),
     outcome("thread", 2, 390.0, ranks=2),
 ]

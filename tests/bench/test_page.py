@@ -109,7 +109,7 @@ def test_text_of_the_user_s_stays_text() -> None:
     (command,) = (text for text in page.texts["code"] if text.startswith("fastload bench"))
     assert "<b>bold</b>&amp;" in command
     assert page.table("In the order")[-1]["error"] == failed.error
-    assert "1 of 14 runs failed. See the table of runs below." in page.texts["p"]
+    assert "1 of 17 runs failed. See the table of runs below." in page.texts["p"]
 
 
 # ---- the figures ----
@@ -118,7 +118,7 @@ def test_text_of_the_user_s_stays_text() -> None:
 def test_the_figures_are_the_json_s(raced: tuple[dict[str, Any], str]) -> None:
     content, source = raced
     lines = Page(source).table("Medians")
-    assert len(lines) == len(content["rows"]) == 5
+    assert len(lines) == len(content["rows"]) == 6
     ceilings = {(c["ranks"], c["workers"]): c["rate"] for c in content["roofline"]["ceilings"]}
     for line, row in zip(lines, content["rows"], strict=True):
         assert line["loader"] == row["name"]
@@ -149,6 +149,9 @@ def test_points_lie_where_their_rates_are(raced: tuple[dict[str, Any], str]) -> 
     rates = [row["rate"]["median"] for row in rows if row["loader"] == "thread"]
     scale = (zero - level) / next(r["rate"]["median"] for r in rows if r["loader"] == "serial")
     assert heights == pytest.approx([rate * scale for rate in rates], abs=0.02)
+    (with_plan,) = (row["rate"]["median"] for row in rows if row["loader"] == "plan")
+    (top,) = (float(re.split("[ ,]", a["d"])[1]) for a in page.all("path"))
+    assert zero - (top + 5) == pytest.approx(with_plan * scale, abs=0.06)
     across = [float(a["cx"]) for a in page.all("circle")]
     assert across == sorted(across)
 

@@ -208,6 +208,7 @@ def test_the_bound_is_the_lowest_of_the_workers_the_cores_and_the_step() -> None
         measured("thread", 1, 100.0, sample_s=0.009),
         measured("thread", 4, 300.0, sample_s=0.020),
         measured("thread", 4, 300.0, ranks=2, sample_s=0.020),
+        measured("plan", 1, 900.0, sample_s=0.001),
     ]
     roof = roofline(outcomes, cores=2)
     assert roof is not None

@@ -94,6 +94,16 @@ def crowded(**changes: Any) -> Stats:
     )
 
 
+ALONE = run(
+    workers=1,
+    gil_pressure=0.2,
+    worker_wait_s=0.0,
+    sample_cpu_s=9.5,
+    process_cpu_s=10.0,
+    stages=stages(sample=9.6, collate=0.1),
+)
+"""One worker that computes, and a probe that is late for another reason than the GIL."""
+
 NONE_YET = Stats(-1, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
 
 CASES = [
@@ -122,6 +132,9 @@ CASES = [
         '79 % of what they compute in "transform"',
     ),
     (run(gil_pressure=0.2, sample_cpu_s=8.0, process_cpu_s=10.0), "gil", "not more"),
+    (run(gil_pressure=0.2, process_cpu_s=10.0), "gil", "4 workers take turns"),
+    (ALONE, "workers", "num_workers="),
+    (replace(ALONE, gil_pressure=0.9), "gil", "the worker and the loop take turns"),
     (run(blocked=10**6, sample_cpu_s=20.0), "gil", "num_workers=2"),
     (
         run(blocked=10**6, sample_cpu_s=1.0, stages=stages(sample=9.0, collate=30.0)),

@@ -56,7 +56,7 @@ def rate_chart(
         *_serial_level([row for row in rows if row["loader"] == "serial"], y),
         *_bound_line([c for c in ceilings if c["rate"] <= top], x, y),
     ]
-    for loader in ("torch", "thread"):
+    for loader in ("torch", "plan", "thread"):
         mine = sorted(
             (row for row in rows if row["loader"] == loader), key=lambda row: row["workers"]
         )
@@ -156,15 +156,16 @@ def _series(
     x: Callable[[int], float],
     y: Callable[[float], float],
 ) -> list[Markup]:
-    aside = 1.5 if loader == "torch" else -1.5  # so that equal points do not hide each other
+    # So that equal points do not hide each other.
+    aside = {"torch": 1.5, "plan": 0.0, "thread": -1.5}[loader]
     places = [(x(row["workers"]) + aside, y(row["rate"]["median"])) for row in rows]
     marks = [element("polyline", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in places))]
     for row, (at, height) in zip(rows, places, strict=True):
-        shape = (
-            element("circle", cx=at, cy=height, r=4.5)
-            if loader == "thread"
-            else element("rect", x=at - 4, y=height - 4, width=8, height=8)
-        )
+        shape = {
+            "thread": element("circle", cx=at, cy=height, r=4.5),
+            "plan": element("path", d=f"M{at:.1f},{height - 5:.1f} l5,9 h-10 z"),
+            "torch": element("rect", x=at - 4, y=height - 4, width=8, height=8),
+        }[loader]
         range_ = _line(at, y(row["rate"]["low"]), at, y(row["rate"]["high"]), "range")
         marks.append(element("g", element("title", _point(row)), range_, shape))
     return [element("g", *marks, class_=loader)] if rows else []

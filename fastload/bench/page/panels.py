@@ -76,7 +76,7 @@ def rate_panel(document: Json) -> Markup:
 def _bound_words(document: Json) -> list[Child]:
     roof = document["roofline"]
     if roof is None:
-        return [f"Bound: {UNKNOWN}, because no run of fastload's loader timed a sample."]
+        return [f"Bound: {UNKNOWN}, because no run with torchvision's transforms timed a sample."]
     step_ms = document["workload"]["step_ms"]
     words = (
         "The bound is an estimate, the lowest of these rates. Workers: workers x ranks, each as fast as one thread in "
@@ -91,6 +91,11 @@ def _bound_words(document: Json) -> list[Child]:
     return [
         words,
         " The times come from other runs, so a measured rate can be slightly above the bound.",
+        *(
+            [" The bound does not hold for a plan."]
+            if any(r["loader"] == "plan" for r in document["rows"])
+            else []
+        ),
     ]
 
 
