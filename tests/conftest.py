@@ -2,7 +2,8 @@
 
 A hang is ended by the settings `timeout` and `faulthandler_timeout` of pyproject.toml, which dump
 all stacks. The variable `FASTLOAD_TEST_COPY_DATASET=False` (or `True`) runs the tests under another default
-of `copy_dataset`.
+of `copy_dataset`. After the time in `FASTLOAD_TEST_SLOW_UNTIL` (seconds since 1970) slow tests are skipped, and
+the summary counts them.
 """
 
 from __future__ import annotations
@@ -51,6 +52,19 @@ FAILED = pytest.StashKey[bool]()
 
 # A shell ignores SIGINT in what it starts with `&`, and so would every child of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let slow tests take longer than others before they count as hanging: they start processes, on busy cores."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(240))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    until = float(os.environ.get("FASTLOAD_TEST_SLOW_UNTIL", "inf"))
+    if item.get_closest_marker("slow") and time.time() > until:
+        pytest.skip("the time for slow tests is over (FASTLOAD_TEST_SLOW_UNTIL)")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -141,8 +141,8 @@ IMAGES = [
 ]
 EVERYTHING = [
     NOT_SLOW,
-    "-m pytest -m slow",
-    "FASTLOAD_TEST_COPY_DATASET=False -m pytest -n auto tests/promises",
+    "-m pytest -n auto --dist loadfile -m slow",
+    "FASTLOAD_TEST_COPY_DATASET=False -m pytest -n auto -m not slow tests/promises",
     " ".join(
         ["FASTLOAD_KERNELS=0 -m pytest -n auto", *IMAGES, "tests/promises/test_filled_rows.py"]
     ),

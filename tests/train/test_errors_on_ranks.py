@@ -78,7 +78,7 @@ def test_an_error_of_one_rank_is_one_line_whichever_it_is(
     missing = pictures / MISSING
     assert said[0] == f"Error: {missing}: No such file or directory"
     # The other rank hears of it as the connection ends. If that is rank 0's, it cannot ask who has told what.
-    assert said[1:] in ([], ["fastload: rank 1 of 2 ends, as rank 0 has ended"])
+    assert said[1:] in ([], ["fastload: rank 1 of 2 ends, because rank 0 has ended"])
 
 
 @pytest.mark.parametrize("launcher", ["mpich", "openmpi"])
