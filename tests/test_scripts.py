@@ -209,6 +209,14 @@ def test_test_fails_with_each_of_its_steps(checkout: Checkout, step: str) -> Non
     assert step in asked[-1]
 
 
+def test_what_failed_beside_other_tests_runs_again_alone(checkout: Checkout) -> None:
+    status, output, asked = checkout.run("scripts/test", FAIL_ON="-n auto")
+    assert status == 0
+    again = "-m pytest --last-failed --last-failed-no-failures none -m not slow"
+    assert asked[-2:] == [NOT_SLOW, again]
+    assert "run again, alone" in output
+
+
 def test_what_is_installed_is_reused_until_the_project_changes(checkout: Checkout) -> None:
     status, output, asked = checkout.run("scripts/demo", FAIL_ON="pip install")
     assert (status, len(asked)) == (1, 1)
