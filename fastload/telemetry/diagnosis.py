@@ -232,7 +232,8 @@ def _gil(stats: Snapshot) -> Finding | None:
     one_core = stats.cores > 1 and ONE_CORE[0] <= used <= ONE_CORE[1]
     short = stats.gil_pressure > SHORT_HOLDS and one_core and _waits(stats)
     # One worker that computes keeps one core busy, whatever the GIL does.
-    full = stats.workers > 1 and stats.gil_pressure > MIDDLE_HOLDS and one_core and used > FULL
+    alone = stats.workers == 1 and stats.sample_cpu_s > MOSTLY * stats.process_cpu_s
+    full = stats.gil_pressure > MIDDLE_HOLDS and one_core and used > FULL and not alone
     if stats.gil_pressure <= PRESSURE and not short and not full:
         return None
     turns = "the worker and the loop" if stats.workers == 1 else f"{stats.workers} workers"

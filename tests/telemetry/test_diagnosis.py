@@ -134,6 +134,7 @@ CASES = [
     (run(gil_pressure=0.2, sample_cpu_s=8.0, process_cpu_s=10.0), "gil", "not more"),
     (run(gil_pressure=0.2, process_cpu_s=10.0), "gil", "4 workers take turns"),
     (ALONE, "workers", "num_workers="),
+    (replace(ALONE, sample_cpu_s=4.9), "gil", "the worker and the loop take turns"),
     (replace(ALONE, gil_pressure=0.9), "gil", "the worker and the loop take turns"),
     (run(blocked=10**6, sample_cpu_s=20.0), "gil", "num_workers=2"),
     (
