@@ -248,14 +248,10 @@ def _gil(stats: Snapshot) -> Finding | None:
 def _turns(stats: Snapshot) -> Finding | None:
     """Return a finding if there are many short waits: each call into a library releases the GIL and wakes a worker."""
     sample_s = seconds_in(stats, "sample")
+    if stats.workers < 2 or sample_s < MOSTLY * stats.busy_s:
+        return None
     waits_s = sample_s - stats.sample_cpu_s - stats.core_wait_s
-    short = waits_s < TURN_S * stats.blocked
-    if (
-        stats.workers < 2
-        or sample_s < MOSTLY * stats.busy_s
-        or waits_s < TURNS * sample_s
-        or not short
-    ):
+    if not TURNS * sample_s <= waits_s < TURN_S * stats.blocked:
         return None
     each = stats.blocked / max(1, stats.samples)
     return _finding(

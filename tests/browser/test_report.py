@@ -32,7 +32,7 @@ def test_the_report_shows_its_figures_and_pictures(browser: Any, page: Path) -> 
     assert "What limits the run" in shown
     assert "206.0" in shown, "the median of 2 threads"
     sizes = browser.run(SIZES)
-    assert len(sizes) == 14
+    assert len(sizes) == 16
     assert all(width > 100 and height > 10 for _, width, height in sizes), sizes
     painted = (
         "return [...new Set(all('.lane rect').map((span) => getComputedStyle(span).fill))].length"
