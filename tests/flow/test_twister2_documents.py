@@ -102,7 +102,7 @@ if env.worker_id == 0:
 else:
     open("begin", "wb").close()
 env.create_source(Nothing(), 2).cache()
-print("there:", os.path.isdir("a/b/c"))
+print(f"there: {os.path.isdir('a/b/c')}")
 """
 
 
