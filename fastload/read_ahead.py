@@ -1,19 +1,25 @@
 """`max_wait_ms`: batches by size or by deadline, of iterable datasets that wait for their samples.
 
-A `next()` that waits for a message cannot be interrupted. So each worker gets a second thread, the *reader*. The reader
-iterates over the dataset and appends each sample to a bounded line. The worker takes samples from the line and makes a
-batch when it has enough, or at the deadline:
+A `next()` that waits for a message cannot be interrupted. So a second thread, the *reader*, iterates over the dataset
+and appends each sample to a bounded line. The worker takes samples from the line, and makes a batch when it has enough,
+or at the deadline:
 
-    reader: next(dataset) -> line of at most batch_size samples -> worker: a batch, collate -> loop
+    reader: next(dataset) -> line -> worker: a batch, collate -> loop
+
+Each worker has its own reader, unless the dataset has a method `fastload_decode(sample)`. Then one reader serves all
+workers. Each takes the next sample of the batch as it arrives, and decodes it while later ones are still to come.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from fastload.batch import Batch
+from fastload.collate import ListBuilder
 from fastload.fetch import Reader
 from fastload.iterable import Lane, LaneBatch, LaneFetcher
 from fastload.notices import Notices
@@ -21,6 +27,7 @@ from fastload.randomness import Stream
 from fastload.settings import Settings
 from fastload.slots import SlotPool
 from fastload.user_errors import contained
+from fastload.waiting import Changes
 from fastload.window import Window
 
 
@@ -39,20 +46,18 @@ class _Sample(NamedTuple):
 
 
 class LineLane(Lane):
-    """One pass over a worker's dataset, in one epoch, as its worker sees it: the samples come out of a line.
+    """One pass over a worker's dataset, in one epoch, as its workers see it: the samples come out of a line.
 
-    The reader appends to the line and the worker takes from it. A deque needs no lock for that. Both wait in the
-    window.
+    The reader appends to the line, and one worker at a time takes from it. A deque needs no lock for that. Both wait in
+    the window.
 
     Args:
         first: the first batch of the pass, which has the state to begin with.
         bound: the most samples in the line.
-        tell: see `Changes.tell`.
+        window: of the loader.
     """
 
-    def __init__(
-        self, dataset: Any, first: LaneBatch, bound: int, tell: Callable[[], None]
-    ) -> None:
+    def __init__(self, dataset: Any, first: LaneBatch, bound: int, window: Window[Any]) -> None:
         super().__init__(dataset, first.keys)
         self.line: deque[_Sample] = deque()
         # The reader's own batch, which gives it the saved state and the keys of the random streams.
@@ -66,43 +71,76 @@ class LineLane(Lane):
             ordinal=first.ordinal,
         )
         self.abandoned = False  # another pass has begun
-        self.deadline = 0.0  # of the batch, by `perf_counter`
+        self.closed = 0  # batches that have all of their samples
+        self.deadline = 0.0  # of the batch that takes samples, by `perf_counter`
         self.bound = bound
-        self.tell = tell
-        self._dead = False
+        self.window = window
         self._state: Any = first.saved
 
     def begin(self, batch: LaneBatch, stream: Stream, dropped: Callable[[], bool]) -> None:
         """Do nothing: the reader begins the pass."""
 
-    def take(self) -> Any:
-        """Return the next sample in the line, or raise its error. At the end set `ended` and return None."""
-        value, error, self.samples, self.ended, self._dead, self._state, _ = self.line.popleft()
+    def pop(self) -> _Sample:
+        """Take the first sample out of the line."""
+        sample = self.line.popleft()
+        self.samples, self.ended, self._state = sample.samples, sample.ended, sample.state
         if len(self.line) == self.bound // 2:
-            self.tell()  # the reader, if the line was full
-        if error is not None:
-            raise error
-        return value
-
-    def is_dead(self) -> bool:
-        """See `Lane`."""
-        return self._dead
+            self.window.changes.tell()  # the reader, if the line was full
+        return sample
 
     def state(self) -> Any:
         """Return the state after the last sample that was taken."""
         return self._state
 
 
-class LineReader:
-    """Runs one worker's dataset in a thread of its own, pass after pass."""
+class Turn(Changes):
+    """Let one worker at a time take samples, as a lock would. But a worker that waits can be let off.
+
+    A thread calls `tell()` after it has changed what lets workers off, and before it leaves.
+    """
 
     def __init__(self, window: Window[Any]) -> None:
+        super().__init__(window.changes.lock)
+        self._taken = False
+        window.turns.append(self)
+
+    def enter(self, off: Callable[[], bool]) -> bool:
+        """Wait until this worker is in, and return True; or until `off()` is true, and return False.
+
+        `off()` must be true once the window is closed.
+        """
+        turn = None
+        while True:
+            with self.lock:
+                if turn:
+                    self._line.leave(turn)
+                if off():
+                    return False
+                if not self._taken:
+                    self._taken = True
+                    return True
+                turn = self._line.join()
+            turn.acquire()
+
+    def leave(self) -> None:
+        """Let the next worker in."""
+        with self.lock:
+            self._taken = False
+            self._line.wake(1)
+
+
+class LineReader:
+    """Runs one worker's dataset in a thread of its own, pass after pass. Its samples may be decoded afterwards."""
+
+    def __init__(self, window: Window[Any], *, decoded: bool) -> None:
+        self.turn = Turn(window)
         self._window = window
+        self._decoded = decoded
         self._asked: LineLane | None = None
 
     def begin(self, dataset: Any, first: LaneBatch, bound: int) -> LineLane:
         """Begin another pass, drop the one before, and return the worker's side of it. The worker calls this."""
-        lane = LineLane(dataset, first, bound, self._window.changes.tell)
+        lane = LineLane(dataset, first, bound, self._window)
         before, self._asked = self._asked, lane
         if before is not None:
             before.abandoned = True  # after `_asked`: `run` looks for another pass then
@@ -129,8 +167,8 @@ class LineReader:
             lane.ended = True
             self._put(target, lane, None, contained(exc))
             return
-        # The random stream of sample n is that of position n and index n.
-        source.indices = range(1 << 62)
+        # The random stream of sample n is that of position n and index n, which may be that of decoding it.
+        source.indices = range(1 << 61 if self._decoded else 0, 1 << 62)
         while not (lane.ended or dropped()):
             stream.move(source, lane.samples)
             value: Any = None
@@ -155,39 +193,126 @@ class LineReader:
 
 
 class DeadlineFetcher(LaneFetcher):
-    """Makes batches of what the readers hand over, by size or by deadline."""
+    """Makes batches of what the readers hand over, by size or by deadline.
+
+    A sample is a unit of a batch. A worker that has claimed one takes the next sample in the line. It may be the only
+    worker of the lane, or one of those that decode.
+    """
 
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
         super().__init__(settings, pool, notices)
         assert settings.max_wait_ms is not None
         self._max_wait_s = settings.max_wait_ms / 1e3
+        self._decodes = settings.decodes
+        # As many again as a batch has, or samples that wait for workers would never fill one.
+        self._bound = self.batch_size * (2 if self._decodes else 1)
         self._readers: dict[int, LineReader] = {}  # by lane
 
-    def reader(self, worker: int, window: Window[Any]) -> Callable[[Any, Stream], None]:
+    def reader(self, worker: int, window: Window[Any]) -> Callable[[Any, Stream], None] | None:
         """See `Fetcher`."""
-        return self._readers.setdefault(worker, LineReader(window)).run
+        self._window = window
+        if worker >= window.lanes:
+            return None
+        return self._readers.setdefault(worker, LineReader(window, decoded=self._decodes)).run
+
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
+        """Take the next samples of the lane for `batch`, and decode them, each in its random stream."""
+        assert isinstance(batch, LaneBatch)
+        samples = 0
+        while start + samples < stop and self._read_next(batch, reader):
+            samples += 1
+        return samples
+
+    def finish(self, batch: Batch, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
+        """See `Fetcher`."""
+        if isinstance(batch.builder, ListBuilder):
+            batch.builder.shorten(batch.size)
+        super().finish(batch, collate_fn, stream)
 
     def _new_lane(self, batch: LaneBatch, dataset: Any) -> Lane:
-        return self._readers[batch.lane].begin(dataset, batch, self.batch_size)
+        return self._readers[batch.lane].begin(dataset, batch, self._bound)
 
-    def _has_next(self, batch: LaneBatch, lane: Lane, reader: Reader) -> bool:
-        """Wait for one more sample until the deadline of the batch. Return False if none came."""
-        assert isinstance(lane, LineLane)
-        if not super()._has_next(batch, lane, reader):
+    def _read_next(self, batch: LaneBatch, reader: Reader) -> bool:
+        """Read one more sample of a batch. Return False if the batch has all of its samples, or is dropped."""
+        taken = self._take(batch, reader)
+        if taken is None:
             return False
-        line = lane.line
-        if not line:
-            left = lane.deadline - perf_counter() if batch.size else None
-            if left is None or left > 0:
-                reader.wait(lambda: bool(line) or batch.dropped, left)
-            if not line or batch.dropped:
-                return False
-        if not batch.size:
-            lane.deadline = line[0].arrived + self._max_wait_s
-        first = line[0]
-        if first.error is not None and first.ended:  # before the first sample
-            lane.ended = True
-            self._fail(batch, batch.size, first.error, f"{batch}; stage: iter")
-            line.clear()
-            return False
+        k, sample = taken
+        reader.stream.move(batch, k)
+        if sample.error is not None:
+            self._lane_failed(batch, k, reader.dataset, sample.error, dead=sample.dead)
+            return True
+        value = sample.value
+        try:
+            if self._decodes:
+                value = reader.dataset.fastload_decode(value)
+        except BaseException as exc:
+            self._sample_failed(batch, k, reader.dataset, exc)
+        else:
+            batch.builder.put(k, value)  # type: ignore[union-attr]
         return True
+
+    def _take(self, batch: LaneBatch, reader: Reader) -> tuple[int, _Sample] | None:
+        """Wait for the next sample of a batch. Return its position and the sample, or None: there is none."""
+        turn = self._readers[batch.lane].turn
+        while turn.enter(lambda: batch.closed or batch.dropped):
+            try:
+                if self._is_turn(batch):
+                    return self._take_in_turn(batch, turn, reader)
+            finally:
+                turn.leave()
+            # A batch before lacks samples. Their units are claimed, so their workers come for them.
+            reader.wait(partial(self._is_turn, batch), None)
+        return None
+
+    def _is_turn(self, batch: LaneBatch) -> bool:
+        """Return whether the batches before have all of their samples. A lane with one worker takes them in order."""
+        lane = self._lanes[batch.lane]
+        closed = 0
+        if isinstance(lane, LineLane) and lane.keys is batch.keys:
+            closed = lane.closed
+        return not self._decodes or batch.ordinal <= closed or batch.dropped
+
+    def _take_in_turn(
+        self, batch: LaneBatch, turn: Turn, reader: Reader
+    ) -> tuple[int, _Sample] | None:
+        lane = self._lane(batch, reader)
+        assert isinstance(lane, LineLane)
+        if batch.builder is None:
+            self._open(batch, lane)
+        sample = self._next(batch, lane, reader)
+        if batch.dropped:
+            return None
+        if sample is None or batch.size == self.batch_size:
+            batch.closed = True
+            turn.tell()
+            batch.state = lane.state()
+            if lane.ended and not batch.size and not batch.failed:
+                batch.ended = batch.left_out = True
+                batch.builder = None
+            self._window.cut(batch)
+            lane.closed += 1
+            self._window.changes.tell()
+        return None if sample is None else (batch.size - 1, sample)
+
+    def _next(self, batch: LaneBatch, lane: LineLane, reader: Reader) -> _Sample | None:
+        """Take the next sample out of the line, and wait for it until the deadline. Return None if none came."""
+        line = lane.line
+        if lane.ended or batch.failed:
+            return None
+        left = lane.deadline - perf_counter() if batch.size else None
+        if not line and (left is None or left > 0):
+            reader.wait(lambda: bool(line) or batch.dropped, left)
+        if not line or batch.dropped:
+            return None
+        if not batch.size:  # what has come by now belongs to the batch, whenever it came
+            lane.deadline = max(line[0].arrived + self._max_wait_s, perf_counter())
+        if line[0].arrived > lane.deadline:
+            return None
+        sample = lane.pop()
+        if sample.ended:
+            if sample.error is not None:  # before the first sample
+                self._fail(batch, batch.size, sample.error, f"{batch}; stage: iter")
+            return None
+        batch.size += 1
+        return sample

@@ -2,6 +2,7 @@
 - With `max_wait_ms` a batch of an iterable dataset comes by size or by deadline, and is never empty.
 - With `max_wait_ms` a silent worker does not hold up the others.
 - Draws, states, errors, bounds and ends are the same as without `max_wait_ms`.
+- Samples of one stream are decoded on all workers as they arrive, and batches have them in the stream's order.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from fastload import DataLoader
 from fastload.errors import LoaderClosedError
+from fastload.read_ahead import DeadlineFetcher
 from tests.promises.reading import wait_until
 
 LONG = 3_600_000.0  # a deadline that no test reaches
@@ -382,3 +384,236 @@ def test_a_sampler_that_says_not_yet_does_not_keep_back_batches_in_flight() -> N
         assert next(batches).tolist() == [0, 1]  # asks for [2, 3] only if it is there
         stream.put(2, 3, 4, 5, None)
         assert lists(batches) == [[2, 3], [4, 5]]
+
+
+# ---- one reader, and workers that decode ----
+
+
+class Decoded(IterableDataset[Any]):
+    """A stream, of which workers decode the samples; a test holds them back one by one."""
+
+    def __init__(self, *values: Any, hold: Iterable[int] = ()) -> None:
+        self.stream = Stream(*values)
+        self.gates = Gates(hold)
+
+    def __iter__(self) -> Iterator[int]:
+        return self.stream
+
+    def fastload_decode(self, value: int) -> tuple[int, float]:
+        self.gates.pass_by(value)
+        return value, random.random()
+
+
+class Gates:
+    """Where samples wait until a test opens their gate."""
+
+    fastload_per_worker = ()
+
+    def __init__(self, hold: Iterable[int]) -> None:
+        self.gates = {value: threading.Event() for value in hold}
+        self.reached: SimpleQueue[int] = SimpleQueue()
+
+    def pass_by(self, value: int) -> None:
+        self.reached.put(value)
+        if (gate := self.gates.get(value)) is not None:
+            assert gate.wait(30)
+
+
+def values(batch: list[tuple[int, float]]) -> list[int]:
+    return [value for value, _ in batch]
+
+
+def decoding(dataset: Decoded, batch_size: int, num_workers: int, **how: Any) -> DataLoader[Any]:
+    how = {"max_wait_ms": LONG, **how}
+    return DataLoader(dataset, batch_size, num_workers=num_workers, collate_fn=list, **how)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 5])
+def test_a_sample_is_decoded_while_its_batch_waits_for_others(num_workers: int) -> None:
+    dataset = Decoded()
+    with decoding(dataset, 3, num_workers) as loader:
+        batches = iter(loader)
+        for value in range(3):
+            dataset.stream.put(value)
+            assert dataset.gates.reached.get(timeout=30) == value
+        assert values(next(batches)) == [0, 1, 2]
+        dataset.stream.put(None)
+        assert lists_of(batches) == []
+
+
+def lists_of(batches: Iterable[Any]) -> list[list[int]]:
+    return [values(batch) for batch in batches]
+
+
+def test_workers_decode_side_by_side_and_the_batch_keeps_the_order() -> None:
+    dataset = Decoded(0, 1, 2, hold=[0, 1, 2])
+    with decoding(dataset, 3, 3) as loader:
+        batches = iter(loader)
+        assert sorted(dataset.gates.reached.get(timeout=30) for _ in range(3)) == [0, 1, 2]
+        for value in (2, 0, 1):
+            dataset.gates.gates[value].set()
+        assert values(next(batches)) == [0, 1, 2]
+        dataset.stream.put(None)
+
+
+def test_a_slow_sample_holds_its_batch_back_and_no_later_one_overtakes_it() -> None:
+    dataset = Decoded(*range(6), hold=[1])
+    with decoding(dataset, 2, 2) as loader:
+        batches = iter(loader)
+        seen = {dataset.gates.reached.get(timeout=30) for _ in range(4)}
+        assert seen == {0, 1, 2, 3}, "the second batch is made beside the first"
+        dataset.gates.gates[1].set()
+        dataset.stream.put(None)
+        assert lists_of(batches) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_the_deadline_closes_a_batch_whose_samples_are_still_decoded() -> None:
+    dataset = Decoded(0, hold=[0])
+    with decoding(dataset, 3, 2, max_wait_ms=20) as loader:
+        batches = iter(loader)
+        assert dataset.gates.reached.get(timeout=30) == 0
+        window = batches._window  # type: ignore[attr-defined]
+        wait_until(lambda: window.oldest().closed, "the deadline has passed")
+        dataset.stream.put(1)
+        assert dataset.gates.reached.get(timeout=30) == 1
+        dataset.gates.gates[0].set()
+        dataset.stream.put(None)
+        assert lists_of(batches) == [[0], [1]]
+
+
+def test_batches_take_samples_in_their_order_even_if_their_workers_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker of the first batch comes for its sample only after that of the second batch has come for its own."""
+    second_waits = threading.Event()
+    take, is_turn = DeadlineFetcher._take, DeadlineFetcher._is_turn
+
+    def late(fetcher: Any, batch: Any, reader: Any) -> Any:
+        if batch.ordinal == 0:
+            assert second_waits.wait(30)
+        return take(fetcher, batch, reader)
+
+    def seen(fetcher: Any, batch: Any) -> bool:
+        turn = is_turn(fetcher, batch)
+        if not turn:
+            second_waits.set()
+        return turn
+
+    monkeypatch.setattr(DeadlineFetcher, "_take", late)
+    monkeypatch.setattr(DeadlineFetcher, "_is_turn", seen)
+    with decoding(Decoded(*range(6), None), 1, 2, prefetch_batches=2) as loader:
+        assert lists_of(loader) == [[k] for k in range(6)]
+
+
+def test_a_worker_that_comes_late_for_a_closed_batch_does_not_wait_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It comes after the batch's deadline, while another worker waits in its turn for the next batch's first sample."""
+    next_leads = threading.Event()
+    callers: SimpleQueue[Any] = SimpleQueue()
+    take, take_in_turn = DeadlineFetcher._take, DeadlineFetcher._take_in_turn
+
+    def late(fetcher: Any, batch: Any, reader: Any) -> Any:
+        if batch.ordinal == 0:
+            callers.put(reader)
+            if callers.qsize() == 2:  # the second unit of the batch
+                assert next_leads.wait(30)
+        return take(fetcher, batch, reader)
+
+    def seen(fetcher: Any, batch: Any, turn: Any, reader: Any) -> Any:
+        if batch.ordinal == 1:
+            next_leads.set()
+        return take_in_turn(fetcher, batch, turn, reader)
+
+    monkeypatch.setattr(DeadlineFetcher, "_take", late)
+    monkeypatch.setattr(DeadlineFetcher, "_take_in_turn", seen)
+    dataset = Decoded(0)
+    with decoding(dataset, 3, 2, max_wait_ms=20, timeout=30) as loader:
+        batches = iter(loader)
+        assert values(next(batches)) == [0], "before there is another sample"
+        dataset.stream.put(1, None)
+        assert flat(lists_of(batches)) == [1]
+
+
+def test_draws_of_decoding_depend_on_the_sample_alone() -> None:
+    def draws(num_workers: int, batch_size: int, **how: Any) -> list[tuple[int, float]]:
+        dataset = Decoded(*range(40), None)
+        with decoding(dataset, batch_size, num_workers, seed=3, **how) as loader:
+            return list(chain.from_iterable(loader))
+
+    expected = draws(1, 40)
+    assert [value for value, _ in expected] == list(range(40))
+    assert len({draw for _, draw in expected}) == 40
+    assert draws(4, 3) == draws(2, 7, max_wait_ms=0) == expected
+
+
+def test_a_sample_that_is_decoded_draws_other_numbers_than_the_reader() -> None:
+    class Drawn(Decoded):
+        def __iter__(self) -> Iterator[Any]:
+            for _ in range(20):
+                yield random.random()
+
+        def fastload_decode(self, value: Any) -> Any:
+            return value, random.random()
+
+    with decoding(Drawn(), 5, 2, seed=3) as loader:
+        pairs = list(chain.from_iterable(loader))
+    assert len({number for pair in pairs for number in pair}) == 40
+
+
+def test_an_error_of_decoding_is_raised_in_its_place() -> None:
+    class Broken(Decoded):
+        def fastload_decode(self, value: int) -> Any:
+            if value == 3:
+                raise ValueError("not three")
+            return super().fastload_decode(value)
+
+    with decoding(Broken(*range(8), None), 2, 2) as loader:
+        batches = iter(loader)
+        assert values(next(batches)) == [0, 1]
+        with pytest.raises(ValueError, match="not three"):
+            next(batches)
+        assert lists_of(batches) == [[4, 5], [6, 7]]
+    with decoding(Broken(*range(8), None), 2, 2, on_error="skip") as loader:
+        assert lists_of(loader) == [[0, 1], [2], [4, 5], [6, 7]]
+
+
+def test_an_epoch_of_decoding_that_is_left_leaves_nothing_in_the_next() -> None:
+    class Finite(Decoded):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(50))
+
+    with decoding(Finite(), 3, 4, max_wait_ms=1, persistent_workers=True) as loader:
+        for _ in range(20):
+            for batch in loader:
+                assert batch[0][0] == 0
+                break
+        assert flat(lists_of(loader)) == list(range(50))
+
+
+def test_the_reader_of_a_stream_that_is_decoded_stops_at_a_bound() -> None:
+    dataset = Decoded(*range(1000))
+    with decoding(dataset, 4, 3, prefetch_batches=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        time.sleep(0.3)
+        taken = 1000 - dataset.stream.queue.qsize()
+        assert taken <= 4 * (1 + 2 + 2) + 1, (
+            "the loop's batch, two in flight, the line, the one in hand"
+        )
+        dataset.stream.put(None)
+        assert flat(lists_of(batches)) == list(range(4, 1000))
+
+
+def test_close_ends_workers_that_wait_for_their_turn() -> None:
+    dataset = Decoded(0)
+    loader = decoding(dataset, 3, 4)
+    batches = iter(loader)
+    threads = list(batches.threads)  # type: ignore[attr-defined]
+    assert len(threads) == 5
+    assert dataset.gates.reached.get(timeout=30) == 0
+    batches.close()  # type: ignore[attr-defined]
+    dataset.stream.put(None)
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
