@@ -336,7 +336,6 @@ class LaneOrder(Order):
 
 def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> IterableState:
     """Return the state of a loader of an iterable dataset at the beginning of an epoch."""
-    workers = int(settings.num_workers)
     return IterableState(
         seed=settings.seed,
         world_size=1,
@@ -344,6 +343,6 @@ def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) ->
         drop_last=bool(settings.drop_last),
         epoch=epoch,
         sampler_epoch=sampler_epoch,
-        workers=workers,
+        workers=1 if settings.decodes else int(settings.num_workers),  # that read the dataset
         lanes=[{"samples": 0, "state": None, "ended": False} for _ in range(settings.lanes)],
     )

@@ -75,6 +75,7 @@ class LineLane(Lane):
         self.deadline = 0.0  # of the batch that takes samples, by `perf_counter`
         self.bound = bound
         self.window = window
+        self.samples = first.saved["samples"]
         self._state: Any = first.saved
 
     def begin(self, batch: LaneBatch, stream: Stream, dropped: Callable[[], bool]) -> None:
@@ -161,14 +162,15 @@ class LineReader:
         def dropped() -> bool:
             return target.abandoned or self._window.closed
 
+        if self._decoded:  # decoding a sample draws other numbers than reading it
+            source.position = 1 << 61
         try:
             lane.begin(source, stream, dropped)
         except BaseException as exc:
             lane.ended = True
             self._put(target, lane, None, contained(exc))
             return
-        # The random stream of sample n is that of position n and index n, which may be that of decoding it.
-        source.indices = range(1 << 61 if self._decoded else 0, 1 << 62)
+        source.indices = range(1 << 62)  # the random stream of sample n is that of index n
         while not (lane.ended or dropped()):
             stream.move(source, lane.samples)
             value: Any = None

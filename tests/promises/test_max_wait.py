@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from fastload import DataLoader
+from fastload import DataLoader, sample_generator
 from fastload.errors import LoaderClosedError
 from fastload.read_ahead import DeadlineFetcher
 from tests.promises.reading import wait_until
@@ -551,10 +551,10 @@ def test_a_sample_that_is_decoded_draws_other_numbers_than_the_reader() -> None:
     class Drawn(Decoded):
         def __iter__(self) -> Iterator[Any]:
             for _ in range(20):
-                yield random.random()
+                yield torch.rand((), generator=sample_generator()).item()
 
         def fastload_decode(self, value: Any) -> Any:
-            return value, random.random()
+            return value, torch.rand((), generator=sample_generator()).item()
 
     with decoding(Drawn(), 5, 2, seed=3) as loader:
         pairs = list(chain.from_iterable(loader))
@@ -589,6 +589,33 @@ def test_an_epoch_of_decoding_that_is_left_leaves_nothing_in_the_next() -> None:
                 assert batch[0][0] == 0
                 break
         assert flat(lists_of(loader)) == list(range(50))
+
+
+def test_a_stream_that_is_decoded_resumes_exactly_with_any_number_of_workers() -> None:
+    class Walk(Decoded):
+        """Each value depends on the draws of all values before."""
+
+        def __iter__(self) -> Iterator[Any]:
+            value = 0.0
+            for _ in range(20):
+                value += torch.rand((), generator=sample_generator()).item()
+                yield value
+
+        def fastload_decode(self, value: Any) -> Any:
+            return value, random.random()
+
+    def loader(num_workers: int) -> DataLoader[Any]:
+        return decoding(Walk(), 3, num_workers, seed=3)
+
+    with loader(4) as whole:
+        expected = list(whole)
+    with loader(2) as left:
+        batches = iter(left)
+        first = [next(batches) for _ in range(3)]
+        state = left.state_dict()
+    with loader(5) as resumed:
+        resumed.load_state_dict(state)
+        assert first + list(resumed) == expected
 
 
 def test_the_reader_of_a_stream_that_is_decoded_stops_at_a_bound() -> None:
