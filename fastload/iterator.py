@@ -74,7 +74,7 @@ class ThreadIterator(Iterator[Any]):
         streams, isolation = _streams_and_isolation(settings, self._fetcher, inline=self._inline)
         self._window: Window[Batch] = Window(
             settings.depth(num_workers, batches_in_parallel=self._fetcher.batches_in_parallel),
-            in_order=settings.in_order and not settings.lanes_apart,
+            in_order=settings.batches_in_order,
             lanes_apart=settings.lanes_apart,
             collected=self._pins and not self._inline,
             lanes=settings.lanes,

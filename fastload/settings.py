@@ -198,6 +198,11 @@ class Settings:
         return self.max_wait_ms is not None and self.lanes > 1
 
     @property
+    def batches_in_order(self) -> bool:
+        """Whether the loop gets batches in order. Those of one lane always are: its state has no place for others."""
+        return (self.in_order or self.decodes) and not self.lanes_apart
+
+    @property
     def keyed(self) -> bool:
         """Whether each sample has its own random numbers. Without workers and seed it draws the loop's, as in torch."""
         return self.seed is not None or self.num_workers > 0

@@ -467,6 +467,19 @@ def test_a_slow_sample_holds_its_batch_back_and_no_later_one_overtakes_it() -> N
         assert lists_of(batches) == [[0, 1], [2, 3], [4, 5]]
 
 
+def test_batches_of_one_stream_come_in_order_even_with_in_order_false() -> None:
+    """Or a state would lose the batches that were overtaken."""
+    dataset = Decoded(*range(4), hold=[0])
+    with decoding(dataset, 2, 4, in_order=False) as loader:
+        batches = iter(loader)
+        assert {dataset.gates.reached.get(timeout=30) for _ in range(4)} == {0, 1, 2, 3}
+        window = batches._window  # type: ignore[attr-defined]
+        wait_until(lambda: len(window._ready_tickets) == 1, "the second batch is complete")
+        dataset.gates.gates[0].set()
+        dataset.stream.put(None)
+        assert lists_of(batches) == [[0, 1], [2, 3]]
+
+
 def test_the_deadline_closes_a_batch_whose_samples_are_still_decoded() -> None:
     dataset = Decoded(0, hold=[0])
     with decoding(dataset, 3, 2, max_wait_ms=20) as loader:
