@@ -80,6 +80,8 @@ class Fetcher(ABC):
     """How long a run of samples, which a worker claims at once, should last."""
     copies = False
     """Whether making a batch only copies memory: no user code runs, and nothing is drawn."""
+    decodes = False
+    """Whether one reader serves all workers, which decode its samples."""
 
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
         self.notices = notices

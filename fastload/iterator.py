@@ -377,7 +377,7 @@ def _streams_and_isolation(
     draws = not fetcher.copies and (settings.seed is not None or not inline)
     streams = Streams(
         routable(chosen_modules(settings.random_modules)) if draws else frozenset(),
-        keyed=draws and not settings.iterable,
+        keyed=draws and (not settings.iterable or settings.decodes),
         seeded=settings.seed is not None,
     )
     isolation = settings.isolation() if draws or not inline else None

@@ -91,8 +91,8 @@ class DataLoader(TorchDataLoader[T]):
             samples or this time is over, then with those that are there. It is never empty. Each worker gets a
             second thread, which reads its dataset at most `batch_size` samples ahead, beside `collate_fn`. Batches
             come from any worker that has one. Random numbers of samples do not depend on the time, batches do.
-            If the dataset has a method `fastload_decode(sample)`, one thread reads one copy of it, in order, at most
-            `2 * batch_size` samples ahead. All workers decode its samples as they arrive.
+            If the dataset has a method `fastload_decode(sample)`, one thread reads it, as worker 0 of 1, at most
+            `2 * batch_size` samples ahead. All workers decode its samples as they arrive, each with its own copy.
         memory_format: of the 4-dimensional tensors, N samples [C, H, W], that the default collate makes.
             Give `torch.channels_last` if the model uses it. Samples that are channels-last themselves
             (those of a plan, PIL images) are then not transposed.

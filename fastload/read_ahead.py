@@ -205,17 +205,15 @@ class DeadlineFetcher(LaneFetcher):
         super().__init__(settings, pool, notices)
         assert settings.max_wait_ms is not None
         self._max_wait_s = settings.max_wait_ms / 1e3
-        self._decodes = settings.decodes
+        self.decodes = settings.decodes
         # As many again as a batch has, or samples that wait for workers would never fill one.
-        self._bound = self.batch_size * (2 if self._decodes else 1)
+        self._bound = self.batch_size * (2 if self.decodes else 1)
         self._readers: dict[int, LineReader] = {}  # by lane
 
     def reader(self, worker: int, window: Window[Any]) -> Callable[[Any, Stream], None] | None:
         """See `Fetcher`."""
         self._window = window
-        if worker >= window.lanes:
-            return None
-        return self._readers.setdefault(worker, LineReader(window, decoded=self._decodes)).run
+        return self._readers.setdefault(worker, LineReader(window, decoded=self.decodes)).run
 
     def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
         """Take the next samples of the lane for `batch`, and decode them, each in its random stream."""
@@ -246,7 +244,7 @@ class DeadlineFetcher(LaneFetcher):
             return True
         value = sample.value
         try:
-            if self._decodes:
+            if self.decodes:
                 value = reader.dataset.fastload_decode(value)
         except BaseException as exc:
             self._sample_failed(batch, k, reader.dataset, exc)
@@ -273,7 +271,7 @@ class DeadlineFetcher(LaneFetcher):
         closed = 0
         if isinstance(lane, LineLane) and lane.keys is batch.keys:
             closed = lane.closed
-        return not self._decodes or batch.ordinal <= closed or batch.dropped
+        return not self.decodes or batch.ordinal <= closed or batch.dropped
 
     def _take_in_turn(
         self, batch: LaneBatch, turn: Turn, reader: Reader

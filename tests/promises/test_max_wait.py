@@ -24,6 +24,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from fastload import DataLoader, sample_generator
 from fastload.errors import LoaderClosedError
 from fastload.read_ahead import DeadlineFetcher
+from tests.fakes import hasty
 from tests.promises.reading import wait_until
 
 LONG = 3_600_000.0  # a deadline that no test reaches
@@ -572,6 +573,57 @@ def test_a_sample_that_is_decoded_draws_other_numbers_than_the_reader() -> None:
     with decoding(Drawn(), 5, 2, seed=3) as loader:
         pairs = list(chain.from_iterable(loader))
     assert len({number for pair in pairs for number in pair}) == 40
+
+
+def test_the_reader_and_each_worker_have_copies_of_their_own() -> None:
+    class Held(Decoded):
+        """Reading and decoding change the same attributes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.rng = torch.Generator()
+            self.last = -1
+
+        def __iter__(self) -> Iterator[Any]:
+            info = get_worker_info()
+            assert info is not None
+            for value in range(info.id, 60, info.num_workers):
+                self.last = value
+                drawn = [torch.rand((), generator=self.rng).item() for _ in range(2)]
+                assert self.last == value
+                yield value, *drawn
+
+        def fastload_decode(self, sample: Any) -> Any:
+            self.last = sample[0]
+            drawn = [torch.rand((), generator=self.rng).item() for _ in range(2)]
+            assert self.last == sample[0]
+            return *sample, *drawn
+
+    def draws(num_workers: int) -> list[Any]:
+        with decoding(Held(), 4, num_workers, seed=3) as loader:
+            return list(chain.from_iterable(loader))
+
+    with hasty():
+        expected = draws(1)
+        assert [value for value, *_ in expected] == list(range(60))
+        assert len({number for _, *drawn in expected for number in drawn}) == 240
+        assert draws(3) == draws(8) == expected
+
+
+def test_worker_init_fn_runs_for_the_reader_and_for_each_worker() -> None:
+    called: SimpleQueue[tuple[int, int]] = SimpleQueue()
+
+    class Log:
+        fastload_per_worker = ()
+
+        def __call__(self, worker_id: int) -> None:
+            info = get_worker_info()
+            assert info is not None
+            called.put((worker_id, info.num_workers))
+
+    with decoding(Decoded(0, 1, None), 2, 2, worker_init_fn=Log()) as loader:
+        assert lists_of(loader) == [[0, 1]]
+    assert sorted(called.get() for _ in range(called.qsize())) == [(0, 1), (0, 2), (1, 2)]
 
 
 def test_an_error_of_decoding_is_raised_in_its_place() -> None:
