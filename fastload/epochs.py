@@ -96,7 +96,7 @@ class Epochs:
         if isinstance(fetcher, IndexFetcher):
             return SampledOrder(settings.sampler, fetcher.batch, initial, **how)
         size = settings.batch_size or 1
-        units = 1 if settings.max_wait_ms is None else size
+        units = size if settings.decodes else 1
         return LaneOrder(initial, batch_size=size, units=units, apart=settings.lanes_apart, **how)
 
     def stream_seed(self, settings: Settings, base_seed: int) -> int:

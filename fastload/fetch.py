@@ -34,7 +34,7 @@ from fastload.user_errors import (
     shown_indices,
     transient_errno,
 )
-from fastload.window import Window
+from fastload.window import Claim, Window
 
 
 class _Skip:
@@ -95,6 +95,10 @@ class Fetcher(ABC):
     def reader(self, worker: int, window: Window[Batch]) -> Callable[[Any, Stream], None] | None:
         """Return what reads a worker's dataset in a second thread, until the window is closed. None: no thread does."""
         return None
+
+    def claim(self, window: Window[Batch], lane: int, reader: Reader) -> Claim[Batch] | None:
+        """Wait for units to read in a lane, and claim some. Return None once the window is closed."""
+        return window.claim(lane)
 
     def filler_of(self, dataset: Any) -> Filler | None:
         """Return what fills rows from a worker's own dataset, or None to read samples one by one."""

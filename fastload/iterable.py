@@ -34,7 +34,7 @@ class LaneBatch(Batch):
     The "index" of a sample, which errors name, is its number in the worker's copy.
     """
 
-    __slots__ = ("closed", "ended", "saved", "state")
+    __slots__ = ("closed", "ended", "saved", "state", "taken")
 
     def __init__(
         self, lane: int, size: int, saved: dict[str, Any], *, units: int = 1, **place: Any
@@ -42,6 +42,7 @@ class LaneBatch(Batch):
         super().__init__(units, [], size=size, position=0, lane=lane, **place)
         self.saved = saved  # the lane's state at the beginning of this epoch
         self.closed = False  # whether it has all of its samples, see `read_ahead`
+        self.taken: dict[int, Any] = {}  # samples that are to be decoded, by position
         self.ended = False  # whether the lane had ended before this batch
         self.state: dict[str, Any] | Exception = saved  # of the lane after this batch, or its error
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -27,8 +26,7 @@ from fastload.randomness import Stream
 from fastload.settings import Settings
 from fastload.slots import SlotPool
 from fastload.user_errors import contained
-from fastload.waiting import Changes
-from fastload.window import Window
+from fastload.window import Claim, Window
 
 
 class _Sample(NamedTuple):
@@ -71,7 +69,6 @@ class LineLane(Lane):
             ordinal=first.ordinal,
         )
         self.abandoned = False  # another pass has begun
-        self.closed = 0  # batches that have all of their samples
         self.deadline = 0.0  # of the batch that takes samples, by `perf_counter`
         self.bound = bound
         self.window = window
@@ -94,47 +91,10 @@ class LineLane(Lane):
         return self._state
 
 
-class Turn(Changes):
-    """Let one worker at a time take samples, as a lock would. But a worker that waits can be let off.
-
-    A thread calls `tell()` after it has changed what lets workers off, and before it leaves.
-    """
-
-    def __init__(self, window: Window[Any]) -> None:
-        super().__init__(window.changes.lock)
-        self._taken = False
-        window.turns.append(self)
-
-    def enter(self, off: Callable[[], bool]) -> bool:
-        """Wait until this worker is in, and return True; or until `off()` is true, and return False.
-
-        `off()` must be true once the window is closed.
-        """
-        turn = None
-        while True:
-            with self.lock:
-                if turn:
-                    self._line.leave(turn)
-                if off():
-                    return False
-                if not self._taken:
-                    self._taken = True
-                    return True
-                turn = self._line.join()
-            turn.acquire()
-
-    def leave(self) -> None:
-        """Let the next worker in."""
-        with self.lock:
-            self._taken = False
-            self._line.wake(1)
-
-
 class LineReader:
     """Runs one worker's dataset in a thread of its own, pass after pass. Its samples may be decoded afterwards."""
 
     def __init__(self, window: Window[Any], *, decoded: bool) -> None:
-        self.turn = Turn(window)
         self._window = window
         self._decoded = decoded
         self._asked: LineLane | None = None
@@ -197,8 +157,9 @@ class LineReader:
 class DeadlineFetcher(LaneFetcher):
     """Makes batches of what the readers hand over, by size or by deadline.
 
-    A sample is a unit of a batch. A worker that has claimed one takes the next sample in the line. It may be the only
-    worker of the lane, or one of those that decode.
+    The only worker of a lane makes a whole batch in one call. If workers decode, a sample is a unit of a batch. Then
+    one worker at a time claims a unit and waits for its sample, and all others wait for their turn. So batches take
+    samples in order, no worker holds a unit that it cannot begin, and a sample wakes two threads, not all.
     """
 
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
@@ -206,6 +167,10 @@ class DeadlineFetcher(LaneFetcher):
         assert settings.max_wait_ms is not None
         self._max_wait_s = settings.max_wait_ms / 1e3
         self.decodes = settings.decodes
+        if self.decodes:
+            self.run_seconds = (
+                0.0  # one unit at a time, or a slow sample would hold those of its run back
+            )
         # As many again as a batch has, or samples that wait for workers would never fill one.
         self._bound = self.batch_size * (2 if self.decodes else 1)
         self._readers: dict[int, LineReader] = {}  # by lane
@@ -215,13 +180,27 @@ class DeadlineFetcher(LaneFetcher):
         self._window = window
         return self._readers.setdefault(worker, LineReader(window, decoded=self.decodes)).run
 
+    def claim(self, window: Window[Any], lane: int, reader: Reader) -> Claim[Any] | None:
+        """See `Fetcher`. If workers decode, take the sample of the claimed unit too, if one comes."""
+        if not self.decodes:
+            return super().claim(window, lane, reader)
+        with window.next_sample:
+            claim = window.claim(lane)
+            if claim is not None:
+                claim.ticket.taken[claim.start] = self._take(claim.ticket, reader)
+            return claim
+
     def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
-        """Take the next samples of the lane for `batch`, and decode them, each in its random stream."""
+        """Read the samples of `batch`, or decode the claimed one, each in its random stream."""
         assert isinstance(batch, LaneBatch)
-        samples = 0
-        while start + samples < stop and self._read_next(batch, reader):
-            samples += 1
-        return samples
+        if self.decodes:
+            sample = batch.taken.pop(start)
+            if sample is not None:
+                self._add(batch, start, sample, reader)
+            return sample is not None
+        while not batch.closed and (sample := self._take(batch, reader)) is not None:
+            self._add(batch, batch.size - 1, sample, reader)
+        return batch.size
 
     def finish(self, batch: Batch, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
         """See `Fetcher`."""
@@ -232,16 +211,12 @@ class DeadlineFetcher(LaneFetcher):
     def _new_lane(self, batch: LaneBatch, dataset: Any) -> Lane:
         return self._readers[batch.lane].begin(dataset, batch, self._bound)
 
-    def _read_next(self, batch: LaneBatch, reader: Reader) -> bool:
-        """Read one more sample of a batch. Return False if the batch has all of its samples, or is dropped."""
-        taken = self._take(batch, reader)
-        if taken is None:
-            return False
-        k, sample = taken
+    def _add(self, batch: LaneBatch, k: int, sample: _Sample, reader: Reader) -> None:
+        """Decode a sample, and put it at position `k` of a batch."""
         reader.stream.move(batch, k)
         if sample.error is not None:
             self._lane_failed(batch, k, reader.dataset, sample.error, dead=sample.dead)
-            return True
+            return
         value = sample.value
         try:
             if self.decodes:
@@ -250,32 +225,9 @@ class DeadlineFetcher(LaneFetcher):
             self._sample_failed(batch, k, reader.dataset, exc)
         else:
             batch.builder.put(k, value)  # type: ignore[union-attr]
-        return True
 
-    def _take(self, batch: LaneBatch, reader: Reader) -> tuple[int, _Sample] | None:
-        """Wait for the next sample of a batch. Return its position and the sample, or None: there is none."""
-        turn = self._readers[batch.lane].turn
-        while turn.enter(lambda: batch.closed or batch.dropped):
-            try:
-                if self._is_turn(batch):
-                    return self._take_in_turn(batch, turn, reader)
-            finally:
-                turn.leave()
-            # A batch before lacks samples. Their units are claimed, so their workers come for them.
-            reader.wait(partial(self._is_turn, batch), None)
-        return None
-
-    def _is_turn(self, batch: LaneBatch) -> bool:
-        """Return whether the batches before have all of their samples. A lane with one worker takes them in order."""
-        lane = self._lanes[batch.lane]
-        closed = 0
-        if isinstance(lane, LineLane) and lane.keys is batch.keys:
-            closed = lane.closed
-        return not self.decodes or batch.ordinal <= closed or batch.dropped
-
-    def _take_in_turn(
-        self, batch: LaneBatch, turn: Turn, reader: Reader
-    ) -> tuple[int, _Sample] | None:
+    def _take(self, batch: LaneBatch, reader: Reader) -> _Sample | None:
+        """Wait for the next sample of a batch, and take it. Return None if it has all of its samples, or is dropped."""
         lane = self._lane(batch, reader)
         assert isinstance(lane, LineLane)
         if batch.builder is None:
@@ -283,22 +235,21 @@ class DeadlineFetcher(LaneFetcher):
         sample = self._next(batch, lane, reader)
         if batch.dropped:
             return None
-        if sample is None or batch.size == self.batch_size:
+        # An error of the stream ends its batch. One of decoding does not, or batches would depend on its time.
+        ends = sample is None or (sample.error is not None and self._on_error == "raise")
+        if ends or batch.size == self.batch_size:
             batch.closed = True
-            turn.tell()
             batch.state = lane.state()
             if lane.ended and not batch.size and not batch.failed:
                 batch.ended = batch.left_out = True
                 batch.builder = None
             self._window.cut(batch)
-            lane.closed += 1
-            self._window.changes.tell()
-        return None if sample is None else (batch.size - 1, sample)
+        return sample
 
     def _next(self, batch: LaneBatch, lane: LineLane, reader: Reader) -> _Sample | None:
         """Take the next sample out of the line, and wait for it until the deadline. Return None if none came."""
         line = lane.line
-        if lane.ended or batch.failed:
+        if lane.ended:
             return None
         left = lane.deadline - perf_counter() if batch.size else None
         if not line and (left is None or left > 0):

@@ -112,6 +112,11 @@ class Settings:
             self._refuse_for_processes()
         if self.max_wait_ms is not None:
             self._check_deadline()
+        elif self.iterable and hasattr(self.dataset, "fastload_decode"):
+            raise ValueError(
+                f"{type(self.dataset).__name__} has fastload_decode, which needs max_wait_ms. Give it, or decode in "
+                "__iter__"
+            )
 
     def _check_deadline(self) -> None:
         wait = self.max_wait_ms

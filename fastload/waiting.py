@@ -80,7 +80,7 @@ class Changes:
     """Let threads wait for a condition. A thread that changes what the condition reads calls `tell()` afterwards."""
 
     def __init__(self, lock: threading.RLock) -> None:
-        self.lock = lock  # that of the window: with a second one, two threads could wait for each other in `close`
+        self._lock = lock  # that of the window: with a second one, two threads could wait for each other in `close`
         self._line = Line()
         self._closed = False
 
@@ -89,7 +89,7 @@ class Changes:
         ends = None if seconds is None else perf_counter() + seconds
         turn = None
         while True:
-            with self.lock:
+            with self._lock:
                 if turn:
                     self._line.leave(turn)
                 left = -1.0 if ends is None else max(0.0, ends - perf_counter())
@@ -100,12 +100,12 @@ class Changes:
 
     def tell(self) -> None:
         """Let the threads that wait look again."""
-        with self.lock:
+        with self._lock:
             self._line.wake()
 
     def close(self) -> None:
         """End all waits, now and from now on."""
-        with self.lock:
+        with self._lock:
             self._closed = True
             self._line.close()
 

@@ -127,14 +127,13 @@ class Window(Generic[T]):
         self._lock = threading.RLock()
         # Owns the loop's side, if several threads share one iterator. The thread in `next()` holds it.
         self.taking = threading.RLock()
+        # Owns the taking end of a reader's line, see `read_ahead`. The worker that waits for its next sample holds it.
+        self.next_sample = threading.Lock()
         # Threads that wait until ...
         self._workers = [Line() for _ in range(self.lanes)]  # ... their lane has units to claim
         self._collector = Line()  # ... a ticket is complete
         self._loop = Line()  # ... a ticket can be taken
         self.changes = Changes(self._lock)  # ... tickets are dropped, or a reader has a sample
-        self.turns: list[
-            Changes
-        ] = []  # ... see `Turn` of `read_ahead`; told and closed as `changes` is
 
     # ---- the loop ----
 
@@ -156,8 +155,7 @@ class Window(Generic[T]):
             self._complete_bytes = self._complete_count = 0
             for line in self._open:
                 line.clear()
-        for changes in (self.changes, *self.turns):
-            changes.tell()
+        self.changes.tell()
         for ticket in dropped:
             ticket.release()
 
@@ -361,8 +359,7 @@ class Window(Generic[T]):
                 ticket.dropped = True
             for line in (*self._workers, self._collector, self._loop):
                 line.close()
-            for changes in (self.changes, *self.turns):
-                changes.close()
+            self.changes.close()
 
     def counts(self) -> WindowCounts:
         """Return a snapshot of the waits since `recount()`."""

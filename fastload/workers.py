@@ -234,7 +234,7 @@ def _read_ahead(
 
 def serve(window: Window[Batch], fetcher: Fetcher, context: WorkerContext) -> bool:
     """Claim one run of units, read them, and finish the batch if they were its last. Return False once closed."""
-    claim = window.claim(context.lane)
+    claim = fetcher.claim(window, context.lane, context)
     if claim is None:
         return False
     batch, start, stop = claim

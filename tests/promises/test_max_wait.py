@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,7 +23,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from fastload import DataLoader, sample_generator
 from fastload.errors import LoaderClosedError
-from fastload.read_ahead import DeadlineFetcher
 from tests.fakes import hasty
 from tests.promises.reading import wait_until
 
@@ -495,60 +494,6 @@ def test_the_deadline_closes_a_batch_whose_samples_are_still_decoded() -> None:
         assert lists_of(batches) == [[0], [1]]
 
 
-def test_batches_take_samples_in_their_order_even_if_their_workers_do_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The worker of the first batch comes for its sample only after that of the second batch has come for its own."""
-    second_waits = threading.Event()
-    take, is_turn = DeadlineFetcher._take, DeadlineFetcher._is_turn
-
-    def late(fetcher: Any, batch: Any, reader: Any) -> Any:
-        if batch.ordinal == 0:
-            assert second_waits.wait(30)
-        return take(fetcher, batch, reader)
-
-    def seen(fetcher: Any, batch: Any) -> bool:
-        turn = is_turn(fetcher, batch)
-        if not turn:
-            second_waits.set()
-        return turn
-
-    monkeypatch.setattr(DeadlineFetcher, "_take", late)
-    monkeypatch.setattr(DeadlineFetcher, "_is_turn", seen)
-    with decoding(Decoded(*range(6), None), 1, 2, prefetch_batches=2) as loader:
-        assert lists_of(loader) == [[k] for k in range(6)]
-
-
-def test_a_worker_that_comes_late_for_a_closed_batch_does_not_wait_for_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It comes after the batch's deadline, while another worker waits in its turn for the next batch's first sample."""
-    next_leads = threading.Event()
-    callers: SimpleQueue[Any] = SimpleQueue()
-    take, take_in_turn = DeadlineFetcher._take, DeadlineFetcher._take_in_turn
-
-    def late(fetcher: Any, batch: Any, reader: Any) -> Any:
-        if batch.ordinal == 0:
-            callers.put(reader)
-            if callers.qsize() == 2:  # the second unit of the batch
-                assert next_leads.wait(30)
-        return take(fetcher, batch, reader)
-
-    def seen(fetcher: Any, batch: Any, turn: Any, reader: Any) -> Any:
-        if batch.ordinal == 1:
-            next_leads.set()
-        return take_in_turn(fetcher, batch, turn, reader)
-
-    monkeypatch.setattr(DeadlineFetcher, "_take", late)
-    monkeypatch.setattr(DeadlineFetcher, "_take_in_turn", seen)
-    dataset = Decoded(0)
-    with decoding(dataset, 3, 2, max_wait_ms=20, timeout=30) as loader:
-        batches = iter(loader)
-        assert values(next(batches)) == [0], "before there is another sample"
-        dataset.stream.put(1, None)
-        assert flat(lists_of(batches)) == [1]
-
-
 def test_draws_of_decoding_depend_on_the_sample_alone() -> None:
     def draws(num_workers: int, batch_size: int, **how: Any) -> list[tuple[int, float]]:
         dataset = Decoded(*range(40), None)
@@ -641,6 +586,46 @@ def test_an_error_of_decoding_is_raised_in_its_place() -> None:
         assert lists_of(batches) == [[4, 5], [6, 7]]
     with decoding(Broken(*range(8), None), 2, 2, on_error="skip") as loader:
         assert lists_of(loader) == [[0, 1], [2], [4, 5], [6, 7]]
+
+
+def test_a_dataset_that_decodes_needs_a_deadline() -> None:
+    with pytest.raises(ValueError, match="Decoded has fastload_decode, which needs max_wait_ms"):
+        DataLoader(Decoded(1, None), 2, num_workers=1)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 6])
+def test_errors_of_decoding_cost_the_same_samples_with_any_number_of_workers(
+    num_workers: int,
+) -> None:
+    class Broken(Decoded):
+        def fastload_decode(self, value: int) -> Any:
+            if value in (0, 17, 18):
+                raise ValueError(str(value))
+            return super().fastload_decode(value)
+
+    found: list[Any] = []
+    with decoding(Broken(*range(40), None), 8, num_workers) as loader:
+        batches = iter(loader)
+        while True:
+            try:
+                found.append(values(next(batches)))
+            except ValueError as error:
+                found.append(str(error))
+            except StopIteration:
+                break
+    rest = [list(range(first, first + 8)) for first in (8, 24, 32)]
+    assert found == ["0", rest[0], "17", *rest[1:]]
+
+
+def test_a_slow_sample_holds_no_other_back_even_if_all_before_were_quick() -> None:
+    dataset = Decoded(*range(72), hold=[64])
+    with decoding(dataset, 8, 2) as loader:
+        batches = iter(loader)
+        assert lists_of(islice(batches, 8)) == [list(range(k, k + 8)) for k in range(0, 64, 8)]
+        assert {dataset.gates.reached.get(timeout=30) for _ in range(72)} == set(range(72))
+        dataset.gates.gates[64].set()
+        dataset.stream.put(None)
+        assert lists_of(batches) == [list(range(64, 72))]
 
 
 def test_an_epoch_of_decoding_that_is_left_leaves_nothing_in_the_next() -> None:
