@@ -14,6 +14,7 @@ The way of an index, file by file:
     order         the batches of an epoch, in order            sampler_state: what a sampler's indices depend on
     batch         what travels
     window        the bounded, ordered hand-off                waiting: lines of threads
+    run_length    how much a worker claims at once
     workers       starts and ends the threads                  worker_context: what each works with
     fetch         reads and finishes a batch                   choose_fetcher
     filling       lets the dataset fill rows of a batch        rows: how a dataset does so

@@ -95,8 +95,9 @@ class Epochs:
         how: dict[str, Any] = {"rank": rank, "resume": self.resume}
         if isinstance(fetcher, IndexFetcher):
             return SampledOrder(settings.sampler, fetcher.batch, initial, **how)
-        how["apart"] = settings.max_wait_ms is not None
-        return LaneOrder(initial, batch_size=settings.batch_size or 1, **how)
+        size = settings.batch_size or 1
+        units = size if settings.decodes else 1
+        return LaneOrder(initial, batch_size=size, units=units, apart=settings.lanes_apart, **how)
 
     def stream_seed(self, settings: Settings, base_seed: int) -> int:
         """Return the seed of the random streams: the loader's, the loaded state's, or `base_seed`."""

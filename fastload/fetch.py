@@ -22,6 +22,7 @@ from fastload.errors import EmptyBatchError
 from fastload.notices import Notices
 from fastload.randomness import Stream
 from fastload.rows import Filler
+from fastload.run_length import RUN_SECONDS
 from fastload.settings import Settings
 from fastload.slots import SlotPool
 from fastload.user_errors import (
@@ -33,7 +34,7 @@ from fastload.user_errors import (
     shown_indices,
     transient_errno,
 )
-from fastload.window import Window
+from fastload.window import Claim, Window
 
 
 class _Skip:
@@ -73,14 +74,14 @@ class Fetcher(ABC):
         notices: collects warnings for the loop.
     """
 
-    whole = True
-    """Whether a batch is one unit of work, read in one call."""
     batches_in_parallel = True
     """Whether each worker reads its own batch, rather than all of them the same one."""
-    fills = False
-    """Whether the dataset fills the rows of a batch, one call for a run of samples."""
+    run_seconds = RUN_SECONDS
+    """How long a run of samples, which a worker claims at once, should last."""
     copies = False
     """Whether making a batch only copies memory: no user code runs, and nothing is drawn."""
+    decodes = False
+    """Whether one reader serves all workers, which decode its samples."""
 
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
         self.notices = notices
@@ -95,6 +96,10 @@ class Fetcher(ABC):
         """Return what reads a worker's dataset in a second thread, until the window is closed. None: no thread does."""
         return None
 
+    def claim(self, window: Window[Batch], lane: int, reader: Reader) -> Claim[Batch] | None:
+        """Wait for units to read in a lane, and claim some. Return None once the window is closed."""
+        return window.claim(lane)
+
     def filler_of(self, dataset: Any) -> Filler | None:
         """Return what fills rows from a worker's own dataset, or None to read samples one by one."""
         return None
@@ -104,8 +109,8 @@ class Fetcher(ABC):
         return False
 
     @abstractmethod
-    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
-        """Read units `start` to `stop` of `batch`, each sample in its random stream.
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
+        """Read units `start` to `stop` of `batch`, each sample in its random stream. Return the number of samples.
 
         Stop between two samples once the batch is dropped.
         """
@@ -236,9 +241,10 @@ class SingleFetcher(IndexFetcher):
         batch.builder = ListBuilder([None])
         return batch
 
-    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
         """See `Fetcher`."""
         self._read_samples(batch, 0, 1, reader)
+        return batch.size
 
 
 class BatchFetcher(IndexFetcher):
@@ -253,11 +259,11 @@ class BatchFetcher(IndexFetcher):
         batch.given = given
         return batch
 
-    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
         """See `Fetcher`."""
         for attempt in count():
             if batch.dropped:
-                return
+                break
             reader.stream.move(batch, None)
             try:
                 batch.builder = ListBuilder(reader.dataset.__getitems__(batch.given))
@@ -266,7 +272,8 @@ class BatchFetcher(IndexFetcher):
                 if again and self._pause_for_retry(batch, exc, attempt, reader):
                     continue
                 self._batch_failed(batch, exc, reader)
-            return
+            break
+        return batch.size
 
     def _batch_failed(self, batch: Batch, exc: BaseException, reader: Reader) -> None:
         handled = self._on_error != "raise" and isinstance(exc, Exception)
@@ -282,8 +289,6 @@ class BatchFetcher(IndexFetcher):
 class SampleFetcher(IndexFetcher):
     """Reads a batch sample by sample, for a `collate_fn`."""
 
-    whole = False
-
     def batch(self, indices: Any, **place: Any) -> Batch:
         """See `IndexFetcher`."""
         indices = _own(indices)
@@ -297,9 +302,11 @@ class SampleFetcher(IndexFetcher):
     def _builder(self, n: int) -> BatchBuilder:
         return ListBuilder([None] * n)
 
-    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
         """See `Fetcher`."""
-        self._read_samples(batch, start, min(stop, len(batch.indices)), reader)
+        stop = min(stop, len(batch.indices))
+        self._read_samples(batch, start, stop, reader)
+        return stop - start
 
 
 class SlotFetcher(SampleFetcher):

@@ -11,6 +11,7 @@ from fastload.fetch import Reader, SlotFetcher
 from fastload.layout import Layout
 from fastload.notices import Notices
 from fastload.rows import Filler, NotPositions, Run, alike, filler, positions
+from fastload.run_length import FILL_SECONDS
 from fastload.settings import Settings
 from fastload.slots import SlotPool
 from fastload.user_errors import contained, shown
@@ -66,7 +67,7 @@ class FillingFetcher(SlotFetcher):
         layout: how samples lie in a batch.
     """
 
-    fills = True
+    run_seconds = FILL_SECONDS
 
     def __init__(
         self, settings: Settings, pool: SlotPool, notices: Notices, found: Filler, layout: Layout
@@ -91,14 +92,14 @@ class FillingFetcher(SlotFetcher):
     def _builder(self, n: int) -> BatchBuilder:
         return SlotBuilder(n, self._pool, self._layout)
 
-    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
         """See `Fetcher`. Read one by one the samples that the dataset did not fill."""
-        stop = min(stop, len(batch.indices))
         if reader.filler is None:
-            self._read_samples(batch, start, stop, reader)
-            return
+            return super().read(batch, start, stop, reader)
+        stop = min(stop, len(batch.indices))
         for k in self._fill_rows(batch, start, stop, reader, reader.filler):
             self._read_samples(batch, k, k + 1, reader)
+        return stop - start
 
     def _fill_rows(
         self, batch: Batch, start: int, stop: int, reader: Reader, found: Filler

@@ -34,11 +34,15 @@ class LaneBatch(Batch):
     The "index" of a sample, which errors name, is its number in the worker's copy.
     """
 
-    __slots__ = ("ended", "saved", "state")
+    __slots__ = ("closed", "ended", "saved", "state", "taken")
 
-    def __init__(self, lane: int, size: int, saved: dict[str, Any], **place: Any) -> None:
-        super().__init__(1, [], size=size, position=0, lane=lane, **place)
+    def __init__(
+        self, lane: int, size: int, saved: dict[str, Any], *, units: int = 1, **place: Any
+    ) -> None:
+        super().__init__(units, [], size=size, position=0, lane=lane, **place)
         self.saved = saved  # the lane's state at the beginning of this epoch
+        self.closed = False  # whether it has all of its samples, see `read_ahead`
+        self.taken: dict[int, Any] = {}  # samples that are to be decoded, by position
         self.ended = False  # whether the lane had ended before this batch
         self.state: dict[str, Any] | Exception = saved  # of the lane after this batch, or its error
 
@@ -58,68 +62,79 @@ class LaneFetcher(Fetcher):
         self._drop_last = settings.drop_last
         self._lanes: list[Lane | None] = [None] * settings.lanes
 
-    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> None:
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
         """Take the samples of `batch` from its lane, each in its random stream."""
         assert isinstance(batch, LaneBatch)
-        dataset, stream = reader.dataset, reader.stream
-        stream.move(batch, None)
-        lane = self._lanes[batch.lane]
-        if lane is None or lane.keys is not batch.keys:  # a new epoch
-            lane = self._new_lane(batch, dataset)
-            try:
-                lane.begin(batch, stream, lambda: batch.dropped)
-            except BaseException as exc:
-                lane.ended = True
-                self._fail(batch, 0, contained(exc), f"{batch}; stage: iter")
-            if batch.saved["state"] is not None and not lane.ended and _shuffles(dataset):
-                self.notices.warn(
-                    "shuffle buffer",
-                    f"{type(dataset).__name__} resumes without its shuffle buffer: the examples in it are missing from "
-                    "the rest of this epoch. Save at the end of an epoch, or shuffle without a buffer, as "
-                    "shuffle(buffer_size=1) does",
-                )
-            self._lanes[batch.lane] = lane
+        reader.stream.move(batch, None)
+        lane = self._lane(batch, reader)
         self._fill(batch, lane, reader)
         short = batch.size < self.batch_size
         if lane.ended and not batch.failed and (not batch.size or (short and self._drop_last)):
             batch.ended = batch.left_out = True
             batch.builder = None
         batch.state = lane.state()
+        return batch.size
+
+    def _lane(self, batch: LaneBatch, reader: Reader) -> Lane:
+        """Return the lane of a batch. The first batch of an epoch begins another pass."""
+        lane = self._lanes[batch.lane]
+        if lane is not None and lane.keys is batch.keys:
+            return lane
+        lane = self._new_lane(batch, reader.dataset)
+        try:
+            lane.begin(batch, reader.stream, lambda: batch.dropped)
+        except BaseException as exc:
+            lane.ended = True
+            self._fail(batch, 0, contained(exc), f"{batch}; stage: iter")
+        if batch.saved["state"] is not None and not lane.ended and _shuffles(reader.dataset):
+            self.notices.warn(
+                "shuffle buffer",
+                f"{type(reader.dataset).__name__} resumes without its shuffle buffer: the examples in it are missing "
+                "from the rest of this epoch. Save at the end of an epoch, or shuffle without a buffer, as "
+                "shuffle(buffer_size=1) does",
+            )
+        self._lanes[batch.lane] = lane
+        return lane
 
     def _new_lane(self, batch: LaneBatch, dataset: Any) -> Lane:
         return Lane(dataset, batch.keys)
 
-    def _has_next(self, batch: LaneBatch, lane: Lane, reader: Reader) -> bool:
-        """Return whether to take one more sample."""
-        return batch.size < self.batch_size and not (lane.ended or batch.failed or batch.dropped)
-
     def _fill(self, batch: LaneBatch, lane: Lane, reader: Reader) -> None:
-        stream = reader.stream
-        builder = ListBuilder([None] * self.batch_size)
-        batch.builder = builder
-        batch.size = 0
-        batch.position = lane.samples
-        batch.indices = range(lane.samples, lane.samples + self.batch_size)
-        while self._has_next(batch, lane, reader):
+        builder = self._open(batch, lane)
+        while batch.size < self.batch_size and not (lane.ended or batch.failed or batch.dropped):
             k = batch.size
-            stream.move(batch, k)
+            reader.stream.move(batch, k)
             try:
                 sample = lane.take()
             except BaseException as exc:
                 batch.size += 1
-                self._sample_failed(batch, k, lane.dataset, exc)
-                if k in batch.handled and lane.is_dead():
-                    self.notices.warn(
-                        "generator",
-                        f"a generator that raises has ended: {type(lane.dataset).__name__} yields no more samples in "
-                        f"worker {batch.lane}, although on_error handled the error. Catch the error in the dataset, or "
-                        "let __iter__ return an object that has __next__",
-                    )
+                self._lane_failed(batch, k, lane.dataset, exc, dead=lane.is_dead())
             else:
                 if not lane.ended:
                     batch.size += 1
                     builder.put(k, sample)
         builder.shorten(batch.size)
+
+    def _open(self, batch: LaneBatch, lane: Lane) -> ListBuilder:
+        """Give a batch its place in the lane, and no samples yet."""
+        batch.size = 0
+        batch.position = lane.samples
+        batch.indices = range(lane.samples, lane.samples + self.batch_size)
+        batch.builder = builder = ListBuilder([None] * self.batch_size)
+        return builder
+
+    def _lane_failed(
+        self, batch: LaneBatch, k: int, dataset: Any, exc: BaseException, *, dead: bool
+    ) -> None:
+        """Record the error of sample `k`. `dead`: it has ended a generator."""
+        self._sample_failed(batch, k, dataset, exc)
+        if dead and k in batch.handled:
+            self.notices.warn(
+                "generator",
+                f"a generator that raises has ended: {type(dataset).__name__} yields no more samples in worker "
+                f"{batch.lane}, although on_error handled the error. Catch the error in the dataset, or let __iter__ "
+                "return an object that has __next__",
+            )
 
 
 class Lane:
@@ -244,12 +259,14 @@ class LaneOrder(Order):
         *,
         rank: int,
         batch_size: int,
+        units: int = 1,
         resume: IterableState | None = None,
         apart: bool = False,
     ) -> None:
         super().__init__(initial, rank=rank)
         start = resume or initial
         self._batch_size = batch_size
+        self._units = units
         self._ordinal = 0
         self._began = tuple(start.lanes)
         self._active = [not lane["ended"] for lane in self._began]
@@ -279,6 +296,7 @@ class LaneOrder(Order):
             lane,
             self._batch_size,
             self._began[lane],
+            units=self._units,
             keys=self._keys[lane],
             recorders=self.recorders,
             epoch=self.epoch,
@@ -319,7 +337,6 @@ class LaneOrder(Order):
 
 def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> IterableState:
     """Return the state of a loader of an iterable dataset at the beginning of an epoch."""
-    workers = int(settings.num_workers)
     return IterableState(
         seed=settings.seed,
         world_size=1,
@@ -327,6 +344,6 @@ def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) ->
         drop_last=bool(settings.drop_last),
         epoch=epoch,
         sampler_epoch=sampler_epoch,
-        workers=workers,
+        workers=1 if settings.decodes else int(settings.num_workers),  # that read the dataset
         lanes=[{"samples": 0, "state": None, "ended": False} for _ in range(settings.lanes)],
     )

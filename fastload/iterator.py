@@ -37,7 +37,7 @@ from fastload.settings import Settings
 from fastload.slots import SlotPool
 from fastload.telemetry import Recorder, span, waiting_span
 from fastload.user_errors import annotate
-from fastload.window import FILL_SECONDS, RUN_SECONDS, Window
+from fastload.window import Window
 from fastload.worker_context import (
     LOOP,
     WorkerContext,
@@ -74,12 +74,12 @@ class ThreadIterator(Iterator[Any]):
         streams, isolation = _streams_and_isolation(settings, self._fetcher, inline=self._inline)
         self._window: Window[Batch] = Window(
             settings.depth(num_workers, batches_in_parallel=self._fetcher.batches_in_parallel),
-            in_order=settings.in_order and settings.max_wait_ms is None,
-            lanes_apart=settings.max_wait_ms is not None,
+            in_order=settings.batches_in_order,
+            lanes_apart=settings.lanes_apart,
             collected=self._pins and not self._inline,
             lanes=settings.lanes,
             max_bytes=settings.prefetch_bytes,
-            run_seconds=FILL_SECONDS if self._fetcher.fills else RUN_SECONDS,
+            run_seconds=self._fetcher.run_seconds,
         )
         pool.limit = self._window.depth + 1
         self._loop_context: WorkerContext | None = None  # of the loop, if there are no workers
@@ -377,7 +377,7 @@ def _streams_and_isolation(
     draws = not fetcher.copies and (settings.seed is not None or not inline)
     streams = Streams(
         routable(chosen_modules(settings.random_modules)) if draws else frozenset(),
-        keyed=draws and not settings.iterable,
+        keyed=draws and (not settings.iterable or settings.decodes),
         seeded=settings.seed is not None,
     )
     isolation = settings.isolation() if draws or not inline else None

@@ -91,6 +91,8 @@ class DataLoader(TorchDataLoader[T]):
             samples or this time is over, then with those that are there. It is never empty. Each worker gets a
             second thread, which reads its dataset at most `batch_size` samples ahead, beside `collate_fn`. Batches
             come from any worker that has one. Random numbers of samples do not depend on the time, batches do.
+            If the dataset has a method `fastload_decode(sample)`, one thread reads it, as worker 0 of 1, at most
+            `2 * batch_size` samples ahead. All workers decode its samples as they arrive, each with its own copy.
         memory_format: of the 4-dimensional tensors, N samples [C, H, W], that the default collate makes.
             Give `torch.channels_last` if the model uses it. Samples that are channels-last themselves
             (those of a plan, PIL images) are then not transposed.
@@ -274,10 +276,10 @@ class DataLoader(TorchDataLoader[T]):
 
         The state counts the batches that the loop received, not those read ahead. A batch that raised counts.
 
-        A loader with another number of workers can load it, unless the dataset is iterable. With `RankSampler`, so
-        can another number of ranks with the same global batch: the state is the same on all ranks. If it was saved
-        after the last batch, the resumed epoch is empty. If it was saved after the loop saw the end of the epoch,
-        the next `iter()` begins the next epoch.
+        A loader with another number of workers can load it, unless each reads its own copy of an iterable dataset.
+        With `RankSampler`, so can another number of ranks with the same global batch: all have the same state. A state
+        saved after the last batch resumes an empty epoch. After the loop saw the end of the epoch, it resumes with the
+        next epoch.
 
         To resume, the loader runs a sampler that draws again. The state holds what it draws from: torch's global
         random state, the sampler's `generator` if that is a torch.Generator, and what the sampler's `state_dict()`

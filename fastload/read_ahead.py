@@ -1,10 +1,13 @@
 """`max_wait_ms`: batches by size or by deadline, of iterable datasets that wait for their samples.
 
-A `next()` that waits for a message cannot be interrupted. So each worker gets a second thread, the *reader*. The reader
-iterates over the dataset and appends each sample to a bounded line. The worker takes samples from the line and makes a
-batch when it has enough, or at the deadline:
+A `next()` that waits for a message cannot be interrupted. So a second thread, the *reader*, iterates over the dataset
+and appends each sample to a bounded line. The worker takes samples from the line, and makes a batch when it has enough,
+or at the deadline:
 
-    reader: next(dataset) -> line of at most batch_size samples -> worker: a batch, collate -> loop
+    reader: next(dataset) -> line -> worker: a batch, collate -> loop
+
+Each worker has its own reader, unless the dataset has a method `fastload_decode(sample)`. Then one reader serves all
+workers. Each takes the next sample of the batch as it arrives, and decodes it while later ones are still to come.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from fastload.batch import Batch
+from fastload.collate import ListBuilder
 from fastload.fetch import Reader
 from fastload.iterable import Lane, LaneBatch, LaneFetcher
 from fastload.notices import Notices
@@ -21,7 +26,7 @@ from fastload.randomness import Stream
 from fastload.settings import Settings
 from fastload.slots import SlotPool
 from fastload.user_errors import contained
-from fastload.window import Window
+from fastload.window import Claim, Window
 
 
 class _Sample(NamedTuple):
@@ -39,20 +44,18 @@ class _Sample(NamedTuple):
 
 
 class LineLane(Lane):
-    """One pass over a worker's dataset, in one epoch, as its worker sees it: the samples come out of a line.
+    """One pass over a worker's dataset, in one epoch, as its workers see it: the samples come out of a line.
 
-    The reader appends to the line and the worker takes from it. A deque needs no lock for that. Both wait in the
-    window.
+    The reader appends to the line, and one worker at a time takes from it. A deque needs no lock for that. Both wait in
+    the window.
 
     Args:
         first: the first batch of the pass, which has the state to begin with.
         bound: the most samples in the line.
-        tell: see `Changes.tell`.
+        window: of the loader.
     """
 
-    def __init__(
-        self, dataset: Any, first: LaneBatch, bound: int, tell: Callable[[], None]
-    ) -> None:
+    def __init__(self, dataset: Any, first: LaneBatch, bound: int, window: Window[Any]) -> None:
         super().__init__(dataset, first.keys)
         self.line: deque[_Sample] = deque()
         # The reader's own batch, which gives it the saved state and the keys of the random streams.
@@ -66,27 +69,22 @@ class LineLane(Lane):
             ordinal=first.ordinal,
         )
         self.abandoned = False  # another pass has begun
-        self.deadline = 0.0  # of the batch, by `perf_counter`
+        self.deadline = 0.0  # of the batch that takes samples, by `perf_counter`
         self.bound = bound
-        self.tell = tell
-        self._dead = False
+        self.window = window
+        self.samples = first.saved["samples"]
         self._state: Any = first.saved
 
     def begin(self, batch: LaneBatch, stream: Stream, dropped: Callable[[], bool]) -> None:
         """Do nothing: the reader begins the pass."""
 
-    def take(self) -> Any:
-        """Return the next sample in the line, or raise its error. At the end set `ended` and return None."""
-        value, error, self.samples, self.ended, self._dead, self._state, _ = self.line.popleft()
+    def pop(self) -> _Sample:
+        """Take the first sample out of the line."""
+        sample = self.line.popleft()
+        self.samples, self.ended, self._state = sample.samples, sample.ended, sample.state
         if len(self.line) == self.bound // 2:
-            self.tell()  # the reader, if the line was full
-        if error is not None:
-            raise error
-        return value
-
-    def is_dead(self) -> bool:
-        """See `Lane`."""
-        return self._dead
+            self.window.changes.tell()  # the reader, if the line was full
+        return sample
 
     def state(self) -> Any:
         """Return the state after the last sample that was taken."""
@@ -94,15 +92,16 @@ class LineLane(Lane):
 
 
 class LineReader:
-    """Runs one worker's dataset in a thread of its own, pass after pass."""
+    """Runs one worker's dataset in a thread of its own, pass after pass. Its samples may be decoded afterwards."""
 
-    def __init__(self, window: Window[Any]) -> None:
+    def __init__(self, window: Window[Any], *, decoded: bool) -> None:
         self._window = window
+        self._decoded = decoded
         self._asked: LineLane | None = None
 
     def begin(self, dataset: Any, first: LaneBatch, bound: int) -> LineLane:
         """Begin another pass, drop the one before, and return the worker's side of it. The worker calls this."""
-        lane = LineLane(dataset, first, bound, self._window.changes.tell)
+        lane = LineLane(dataset, first, bound, self._window)
         before, self._asked = self._asked, lane
         if before is not None:
             before.abandoned = True  # after `_asked`: `run` looks for another pass then
@@ -123,14 +122,15 @@ class LineReader:
         def dropped() -> bool:
             return target.abandoned or self._window.closed
 
+        if self._decoded:  # decoding a sample draws other numbers than reading it
+            source.position = 1 << 61
         try:
             lane.begin(source, stream, dropped)
         except BaseException as exc:
             lane.ended = True
             self._put(target, lane, None, contained(exc))
             return
-        # The random stream of sample n is that of position n and index n.
-        source.indices = range(1 << 62)
+        source.indices = range(1 << 62)  # the random stream of sample n is that of index n
         while not (lane.ended or dropped()):
             stream.move(source, lane.samples)
             value: Any = None
@@ -155,39 +155,115 @@ class LineReader:
 
 
 class DeadlineFetcher(LaneFetcher):
-    """Makes batches of what the readers hand over, by size or by deadline."""
+    """Makes batches of what the readers hand over, by size or by deadline.
+
+    The only worker of a lane makes a whole batch in one call. If workers decode, a sample is a unit of a batch. Then
+    one worker at a time claims a unit and waits for its sample, and all others wait for their turn. So batches take
+    samples in order, no worker holds a unit that it cannot begin, and a sample wakes two threads, not all.
+    """
 
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
         super().__init__(settings, pool, notices)
         assert settings.max_wait_ms is not None
         self._max_wait_s = settings.max_wait_ms / 1e3
+        self.decodes = settings.decodes
+        if self.decodes:
+            self.run_seconds = (
+                0.0  # one unit at a time, or a slow sample would hold those of its run back
+            )
+        # As many again as a batch has, or samples that wait for workers would never fill one.
+        self._bound = self.batch_size * (2 if self.decodes else 1)
         self._readers: dict[int, LineReader] = {}  # by lane
 
-    def reader(self, worker: int, window: Window[Any]) -> Callable[[Any, Stream], None]:
+    def reader(self, worker: int, window: Window[Any]) -> Callable[[Any, Stream], None] | None:
         """See `Fetcher`."""
-        return self._readers.setdefault(worker, LineReader(window)).run
+        self._window = window
+        return self._readers.setdefault(worker, LineReader(window, decoded=self.decodes)).run
+
+    def claim(self, window: Window[Any], lane: int, reader: Reader) -> Claim[Any] | None:
+        """See `Fetcher`. If workers decode, take the sample of the claimed unit too, if one comes."""
+        if not self.decodes:
+            return super().claim(window, lane, reader)
+        with window.next_sample:
+            claim = window.claim(lane)
+            if claim is not None:
+                claim.ticket.taken[claim.start] = self._take(claim.ticket, reader)
+            return claim
+
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
+        """Read the samples of `batch`, or decode the claimed one, each in its random stream."""
+        assert isinstance(batch, LaneBatch)
+        if self.decodes:
+            sample = batch.taken.pop(start)
+            if sample is not None:
+                self._add(batch, start, sample, reader)
+            return sample is not None
+        while not batch.closed and (sample := self._take(batch, reader)) is not None:
+            self._add(batch, batch.size - 1, sample, reader)
+        return batch.size
+
+    def finish(self, batch: Batch, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
+        """See `Fetcher`."""
+        if isinstance(batch.builder, ListBuilder):
+            batch.builder.shorten(batch.size)
+        super().finish(batch, collate_fn, stream)
 
     def _new_lane(self, batch: LaneBatch, dataset: Any) -> Lane:
-        return self._readers[batch.lane].begin(dataset, batch, self.batch_size)
+        return self._readers[batch.lane].begin(dataset, batch, self._bound)
 
-    def _has_next(self, batch: LaneBatch, lane: Lane, reader: Reader) -> bool:
-        """Wait for one more sample until the deadline of the batch. Return False if none came."""
+    def _add(self, batch: LaneBatch, k: int, sample: _Sample, reader: Reader) -> None:
+        """Decode a sample, and put it at position `k` of a batch."""
+        reader.stream.move(batch, k)
+        if sample.error is not None:
+            self._lane_failed(batch, k, reader.dataset, sample.error, dead=sample.dead)
+            return
+        value = sample.value
+        try:
+            if self.decodes:
+                value = reader.dataset.fastload_decode(value)
+        except BaseException as exc:
+            self._sample_failed(batch, k, reader.dataset, exc)
+        else:
+            batch.builder.put(k, value)  # type: ignore[union-attr]
+
+    def _take(self, batch: LaneBatch, reader: Reader) -> _Sample | None:
+        """Wait for the next sample of a batch, and take it. Return None if it has all of its samples, or is dropped."""
+        lane = self._lane(batch, reader)
         assert isinstance(lane, LineLane)
-        if not super()._has_next(batch, lane, reader):
-            return False
+        if batch.builder is None:
+            self._open(batch, lane)
+        sample = self._next(batch, lane, reader)
+        if batch.dropped:
+            return None
+        # An error of the stream ends its batch. One of decoding does not, or batches would depend on its time.
+        ends = sample is None or (sample.error is not None and self._on_error == "raise")
+        if ends or batch.size == self.batch_size:
+            batch.closed = True
+            batch.state = lane.state()
+            if lane.ended and not batch.size and not batch.failed:
+                batch.ended = batch.left_out = True
+                batch.builder = None
+            self._window.cut(batch)
+        return sample
+
+    def _next(self, batch: LaneBatch, lane: LineLane, reader: Reader) -> _Sample | None:
+        """Take the next sample out of the line, and wait for it until the deadline. Return None if none came."""
         line = lane.line
-        if not line:
-            left = lane.deadline - perf_counter() if batch.size else None
-            if left is None or left > 0:
-                reader.wait(lambda: bool(line) or batch.dropped, left)
-            if not line or batch.dropped:
-                return False
-        if not batch.size:
-            lane.deadline = line[0].arrived + self._max_wait_s
-        first = line[0]
-        if first.error is not None and first.ended:  # before the first sample
-            lane.ended = True
-            self._fail(batch, batch.size, first.error, f"{batch}; stage: iter")
-            line.clear()
-            return False
-        return True
+        if lane.ended:
+            return None
+        left = lane.deadline - perf_counter() if batch.size else None
+        if not line and (left is None or left > 0):
+            reader.wait(lambda: bool(line) or batch.dropped, left)
+        if not line or batch.dropped:
+            return None
+        if not batch.size:  # what has come by now belongs to the batch, whenever it came
+            lane.deadline = max(line[0].arrived + self._max_wait_s, perf_counter())
+        if line[0].arrived > lane.deadline:
+            return None
+        sample = lane.pop()
+        if sample.ended:
+            if sample.error is not None:  # before the first sample
+                self._fail(batch, batch.size, sample.error, f"{batch}; stage: iter")
+            return None
+        batch.size += 1
+        return sample

@@ -112,6 +112,11 @@ class Settings:
             self._refuse_for_processes()
         if self.max_wait_ms is not None:
             self._check_deadline()
+        elif self.iterable and hasattr(self.dataset, "fastload_decode"):
+            raise ValueError(
+                f"{type(self.dataset).__name__} has fastload_decode, which needs max_wait_ms. Give it, or decode in "
+                "__iter__"
+            )
 
     def _check_deadline(self) -> None:
         wait = self.max_wait_ms
@@ -183,9 +188,24 @@ class Settings:
         return isinstance(self.dataset, IterableDataset)
 
     @property
+    def decodes(self) -> bool:
+        """Whether one thread reads a stream, and all workers decode its samples; see `read_ahead`."""
+        return self.max_wait_ms is not None and hasattr(self.dataset, "fastload_decode")
+
+    @property
     def lanes(self) -> int:
-        """Number of lanes: one for each worker of an iterable dataset, otherwise one."""
-        return max(1, self.num_workers) if self.iterable else 1
+        """Number of lanes: one for each worker that reads an iterable dataset, otherwise one."""
+        return max(1, self.num_workers) if self.iterable and not self.decodes else 1
+
+    @property
+    def lanes_apart(self) -> bool:
+        """Whether a lane that waits for its samples does not hold the others up."""
+        return self.max_wait_ms is not None and self.lanes > 1
+
+    @property
+    def batches_in_order(self) -> bool:
+        """Whether the loop gets batches in order. Those of one lane always are: its state has no place for others."""
+        return (self.in_order or self.decodes) and not self.lanes_apart
 
     @property
     def keyed(self) -> bool:
@@ -203,8 +223,8 @@ class Settings:
         if num_workers == 0:
             return 1
         if self.prefetch_batches is not None:
-            # Each worker of a stream needs a place of its own: one that gets no samples must not hold the others up.
-            return max(self.prefetch_batches, 0 if self.max_wait_ms is None else num_workers)
+            # Each lane of a stream needs a place of its own: one that gets no samples must not hold the others up.
+            return max(self.prefetch_batches, self.lanes if self.lanes_apart else 0)
         if self.prefetch_factor is not None:
             return self.prefetch_factor * num_workers
         if batches_in_parallel:

@@ -23,15 +23,9 @@ from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerCrashError
+from fastload.run_length import RUN_SECONDS, RunLength
 from fastload.telemetry import WaitClock
 from fastload.waiting import Changes, Line
-
-RUN_SECONDS = 250e-6
-"""How long a run (neighbours in a batch, claimed at once) should last. It is 50 times the cost of claiming and
-delivering, and so short that a slow run holds back few cheap samples."""
-
-FILL_SECONDS = 2e-3
-"""The same if the dataset fills a run in one call: about 16 images, so that the overhead of a call is negligible."""
 
 _OPEN, _COMPLETE, _READY, _TAKEN = range(4)
 
@@ -53,30 +47,6 @@ class Ticket:
 
     def release(self) -> None:
         """Drop what a dropped ticket carries. The window calls this without its lock, also during a run."""
-
-
-class RunLength:
-    """Learns how many units one claim should take, so that a run lasts about `seconds`. A window's lock owns it."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._unit_seconds = 0.0  # estimated cost of a unit; 0 = unknown
-
-    def of(self, ticket: Ticket) -> int:
-        """Return the units of a run of `ticket`: 1 while the cost is unknown."""
-        if not self._unit_seconds:
-            return 1
-        return max(1, min(ticket.units, int(self._seconds / self._unit_seconds)))
-
-    def learn(self, unit_seconds: float) -> None:
-        """Take a step of at most 25 % towards what a unit cost, so that the estimate follows the median run.
-
-        A thread that lost its core, or a sample from a cache, does not decide about the next runs.
-        """
-        known = self._unit_seconds
-        self._unit_seconds = (
-            min(max(unit_seconds, known / 1.25), known * 1.25) if known else unit_seconds
-        )
 
 
 T = TypeVar("T", bound=Ticket)
@@ -157,6 +127,8 @@ class Window(Generic[T]):
         self._lock = threading.RLock()
         # Owns the loop's side, if several threads share one iterator. The thread in `next()` holds it.
         self.taking = threading.RLock()
+        # Owns the taking end of a reader's line, see `read_ahead`. The worker that waits for its next sample holds it.
+        self.next_sample = threading.Lock()
         # Threads that wait until ...
         self._workers = [Line() for _ in range(self.lanes)]  # ... their lane has units to claim
         self._collector = Line()  # ... a ticket is complete
@@ -225,7 +197,9 @@ class Window(Generic[T]):
             self._flight.append(ticket)
             if ticket.units:
                 self._open[ticket.lane].append(ticket)
-                self._workers[ticket.lane].wake(-(-ticket.units // self._run_length.of(ticket)))
+                self._workers[ticket.lane].wake(
+                    -(-ticket.units // self._run_length.of(ticket.units))
+                )
 
     def take(self, timeout: float | None = None) -> T | None:
         """Wait for the next ticket and take it out of the window. Return None if nothing is in flight.
@@ -297,7 +271,9 @@ class Window(Generic[T]):
                 if open_tickets:
                     ticket = open_tickets[0]
                     start = ticket.claimed
-                    stop = ticket.claimed = min(start + self._run_length.of(ticket), ticket.units)
+                    stop = ticket.claimed = min(
+                        start + self._run_length.of(ticket.units), ticket.units
+                    )
                     if stop == ticket.units:
                         open_tickets.popleft()
                     if open_tickets:
@@ -307,6 +283,13 @@ class Window(Generic[T]):
                 self._idle.start()
                 turn = workers.join()
             turn.acquire()
+
+    def cut(self, ticket: T) -> None:
+        """Let no further unit of `ticket` be claimed. The caller has claimed one, and delivers it afterwards."""
+        with self._lock:
+            if ticket.claimed < ticket.units and not ticket.dropped:
+                ticket.units = ticket.claimed
+                self._open[ticket.lane].remove(ticket)
 
     def deliver(self, ticket: T, units: int, seconds: float) -> bool:
         """Report that `units` units took `seconds`. Return True if they were the last ones of the ticket.

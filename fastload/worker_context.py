@@ -128,19 +128,18 @@ def read_run(
     recorder = batch.recorders[context.worker]
     started = perf_counter()
     if fetcher.copies:  # without the preparations for user code: a batch may take 30 us in all
-        fetcher.read(batch, start, stop, context)
+        samples = fetcher.read(batch, start, stop, context)
         cpu_s = perf_counter() - started
     else:
-        cpu_s = _read(batch, start, stop, fetcher, context, recorder)
+        samples, cpu_s = _read(batch, start, stop, fetcher, context, recorder)
     seconds = perf_counter() - started
-    units = batch.size if fetcher.whole else stop - start
-    if units:  # 0 if the lane had ended, or the batch was dropped
+    if samples:  # 0 if the lane had ended, or the batch was dropped
 
         def place() -> Place:
             index = batch.first_index(start)
             return Place(batch.epoch, batch.ordinal, index, file_of(context.dataset, index))
 
-        recorder.run(units, seconds, cpu_s, place)
+        recorder.run(samples, seconds, cpu_s, place)
     # Before the loop can take the batch, so that it warns at its next `next()` at the latest.
     _tell(context, fetcher)
     return seconds
@@ -159,18 +158,18 @@ def _read(
     fetcher: Fetcher,
     context: WorkerContext,
     recorder: Recorder,
-) -> float:
-    """Read the claimed samples with worker info and recorder in place. Return the CPU seconds that it took."""
+) -> tuple[int, float]:
+    """Read the claimed samples with worker info and recorder in place. Return their number, and the CPU seconds."""
     outer = current_worker_info()
     set_worker_info(context.info or outer)
     cpu_started = thread_time()
     try:
         with recording(recorder), span("sample"), context.looking("sample"):
-            fetcher.read(batch, start, stop, context)
+            samples = fetcher.read(batch, start, stop, context)
     finally:
         # Not while collating: if torch's collate finds a worker info, it uses shared memory.
         set_worker_info(outer)
-    return thread_time() - cpu_started
+    return samples, thread_time() - cpu_started
 
 
 def finish(batch: Batch, fetcher: Fetcher, context: WorkerContext) -> None:

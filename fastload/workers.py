@@ -81,7 +81,6 @@ def start(
     show_worker_info_in_threads()
     device = _current_device()
     threads: list[threading.Thread] = []
-    initialised = 0
     # Each thread puts None once it is set up, or the error that it raised.
     set_up: SimpleQueue[Exception | None] = SimpleQueue()
 
@@ -102,28 +101,37 @@ def start(
             if (error := set_up.get()) is not None:
                 raise error
 
+    def own_copies(*, watching: bool = False) -> WorkerCopies:
+        with neutral_modes():  # inference mode would make inference tensors of copies
+            return isolation.own(watching=watching)
+
+    def begin(
+        kind: str, run: Callable[..., None], own: WorkerCopies, info: Any, streams: Streams
+    ) -> None:
+        name = f"fastload-{kind}-{info.id}"
+        launch(name, _work, window, run, own, info, streams, device, torch_threads)
+        if isolation.initialises:
+            wait_for(1)
+
     try:
         with _torch_threads_kept() as torch_threads, _random_states_kept(isolation.initialises):
+            several = num_workers > 1 or fetcher.decodes
+            if fetcher.decodes and (read := fetcher.reader(0, window)) is not None:
+                own = own_copies()  # apart from those of the workers, beside which it runs
+                info = make_worker_info(0, 1, base_seed, own.dataset)
+                run = partial(_read_ahead, read, info)
+                begin("reader", run, own, info, replace(streams, keyed=False))
             for i in range(num_workers):
-                with neutral_modes():  # inference mode would make inference tensors of copies
-                    own = isolation.own(watching=i == 0 and num_workers > 1)
+                own = own_copies(watching=i == 0 and several)
                 if i == 0:
                     isolation.warn_of_shared(stacklevel=6)
-                    fetcher.notices.shared = isolation.shared_state() if num_workers > 1 else ""
+                    fetcher.notices.shared = isolation.shared_state() if several else ""
                 info = make_worker_info(i, num_workers, base_seed + i, own.dataset)
-                setting = (streams, device, torch_threads)
-                read = fetcher.reader(i, window)
-                if read is not None:
-                    run = partial(_read_ahead, read, info)
-                    launch(f"fastload-reader-{i}", _work, window, run, own, info, *setting)
-                    if isolation.initialises:
-                        wait_for(1)
+                if not fetcher.decodes and (read := fetcher.reader(i, window)) is not None:
+                    begin("reader", partial(_read_ahead, read, info), own, info, streams)
                     own = replace(own, init_fn=None)  # it ran in the thread of the dataset
-                run = partial(_serve_all, window, fetcher, info)
-                launch(f"fastload-worker-{i}", _work, window, run, own, info, *setting)
-                if isolation.initialises:
-                    wait_for(1)
-                    initialised = len(threads)
+                begin("worker", partial(_serve_all, window, fetcher, info), own, info, streams)
+            initialised = len(threads) if isolation.initialises else 0
             if window.collected:
                 launch("fastload-collector", _collect, window, device)
             wait_for(len(threads) - initialised)
@@ -226,7 +234,7 @@ def _read_ahead(
 
 def serve(window: Window[Batch], fetcher: Fetcher, context: WorkerContext) -> bool:
     """Claim one run of units, read them, and finish the batch if they were its last. Return False once closed."""
-    claim = window.claim(context.lane)
+    claim = fetcher.claim(window, context.lane, context)
     if claim is None:
         return False
     batch, start, stop = claim

@@ -11,7 +11,8 @@ from statistics import median
 
 import pytest
 
-from fastload.window import RUN_SECONDS, Ticket, Window
+from fastload.run_length import RUN_SECONDS
+from fastload.window import Ticket, Window
 
 COSTS_S = [1e-3, 50e-6, 10e-6, 1e-6]  # of a unit
 OUTLIERS = {"100 times as long": 100.0, "100 times as short": 0.01}

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 import fastload.waiting as waiting_module
 import fastload.window as window_module
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, WorkerCrashError
-from fastload.window import RUN_SECONDS, Claim, Ticket, Window
+from fastload.run_length import RUN_SECONDS
+from fastload.window import Claim, Ticket, Window
 
 INTERLEAVINGS_PER_EXAMPLE = 10
 
@@ -253,6 +254,7 @@ class Plan:
     epochs: list[list[int]]  # units of each batch; 0 = failed before it could be read
     unit_seconds: float
     timeouts: bool = False
+    cut_at: int | None = None  # the unit at which a worker cuts a batch short
     leave_after: int | None = None  # batches of an epoch after which the loop begins the next one
     close_after: int | None = None  # claims after which a stranger closes the window
     break_after: int | None = None  # claims after which a worker breaks down
@@ -359,7 +361,9 @@ class Model:
         assert batch.epoch == self.epoch, "a batch of an epoch that was left"
         assert batch not in self.taken, "taken twice"
         assert batch.completed, "taken before it was complete"
-        assert batch.times_claimed == [1] * batch.units, "units lost or doubled"
+        claimed, cut_off = batch.times_claimed[: batch.units], batch.times_claimed[batch.units :]
+        assert claimed == [1] * batch.units, "units lost or doubled"
+        assert not any(cut_off), "claimed after the cut"
         assert batch.finishers == bool(batch.units), "not exactly one worker finished it"
         if self.plan.in_order:
             assert batch.place == count - 1, "out of order"
@@ -373,6 +377,9 @@ class Model:
             if self.claims == self.plan.break_after:
                 self.window.close(ZeroDivisionError("of the test"))
                 return
+            if self.plan.cut_at is not None and claim.stop > self.plan.cut_at:
+                self.schedule.point()
+                self.window.cut(claim.ticket)
             self.schedule.point()
             units = claim.stop - claim.start
             if self.window.deliver(claim.ticket, units, units * self.plan.unit_seconds):
@@ -391,7 +398,8 @@ class Model:
             batch.times_claimed[unit] += 1
         assert max(batch.times_claimed) == 1, "a unit was claimed twice"
         assert batch.epoch == self.epoch, "claimed from an epoch that was left"
-        order = [n for b in self.issued if b.epoch == self.epoch for n in b.times_claimed]
+        issued = [b for b in self.issued if b.epoch == self.epoch]
+        order = [n for b in issued for n in b.times_claimed[: b.units]]
         assert order == sorted(order, reverse=True), "claims left a hole in the order"
         run = claim.stop - claim.start
         assert run == 1 or run * self.plan.unit_seconds <= RUN_SECONDS * 1.001, "too long a run"
@@ -432,6 +440,7 @@ plans = st.builds(
     epochs=epochs,
     unit_seconds=st.sampled_from([1e-6, RUN_SECONDS / 3, 1.0]),
     timeouts=st.booleans(),
+    cut_at=st.none() | st.integers(0, 4),
 )
 seeds = st.integers(0, 2**32 - 1)
 MODEL_SETTINGS = settings(
@@ -492,8 +501,14 @@ class ForgetfulDiscard(Window[Batch]):
         pass
 
 
+class OpenAfterCut(Window[Batch]):
+    def cut(self, ticket: Batch) -> None:
+        ticket.units = ticket.claimed
+
+
 @pytest.mark.parametrize(
-    "broken", [NoBound, OutOfOrder, TwoFinishers, SilentClose, NoPublish, ForgetfulDiscard]
+    "broken",
+    [NoBound, OutOfOrder, TwoFinishers, SilentClose, NoPublish, ForgetfulDiscard, OpenAfterCut],
 )
 def test_the_model_notices_a_broken_window(broken: type[Window[Batch]]) -> None:
     plan = Plan(
@@ -503,6 +518,7 @@ def test_the_model_notices_a_broken_window(broken: type[Window[Batch]]) -> None:
         collected=True,
         epochs=[[2, 3, 1, 2, 4, 1]] * 2,
         unit_seconds=1.0,
+        cut_at=2,
         leave_after=4,
     )
     run_interleavings(plan, 0)

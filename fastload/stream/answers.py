@@ -1,27 +1,23 @@
 """`fastload.predict`: a model answers a stream of messages.
 
-source -> reader -> batches by size or deadline -> decode on worker threads -> model -> sink -> acknowledge
-          (thread)  (a loader with `max_wait_ms`)  (a loader whose sampler     (the loop's thread)
-                                                    is the first one)
+source -> reader -> decode -> batches by size or deadline -> model -> sink -> acknowledge
+         (thread)  (threads)  (a loader with `max_wait_ms`)  (the loop's thread)
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import count
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from fastload.cores import usable_cores
-from fastload.errors import LoaderClosedError, PredictError, WorkerCrashError
+from fastload.errors import LoaderClosedError, PredictError
 from fastload.evaluating import evaluating
-from fastload.fetch import SKIP
 from fastload.loader import DataLoader
 from fastload.nested import map_tensors
 from fastload.stream.message import Message, Messages, Plain, Poison, Sink, Source
@@ -62,7 +58,8 @@ def predict(
         decode: turns the value of a message into a sample, on the worker threads. Each thread has its own copy, unless
             the class sets `fastload_per_worker`. None: the value is the sample.
         collate_fn: turns samples into a batch. None: torch's default.
-        num_workers: number of threads that decode. None: one per core, or no threads without `decode`.
+        num_workers: number of threads that decode. 0: the loop's thread decodes. None: one per core, or one without
+            `decode`.
         device: the model is moved there and back, and batches are moved there. None: the device of the model.
         on_failed: called for *poison* messages: those that cannot be decoded, or on which the model raises. They get no
             answer. The function gets the message and the error, on the loop's thread; then the message is acknowledged.
@@ -110,7 +107,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         on_failed: OnFailed | None,
     ) -> None:
         if num_workers is None:
-            num_workers = 0 if decode is None else usable_cores()
+            num_workers = 1 if decode is None else usable_cores()
         self.answered = self.failed = 0
         self._model = model
         self._source: Source = source if isinstance(source, Source) else Plain(source)
@@ -120,21 +117,15 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         self._decode = decode or _itself
         self._collate = collate_fn
         self._messages = Messages(self._source)
-        self._batches: DataLoader[Any] = DataLoader(
-            self._messages,
+        self._decoding = _Decoding(self._messages, self._decode)
+        self._collating = _Collating(collate_fn)
+        self._decodes_here = num_workers == 0
+        self._loader: DataLoader[Any] = DataLoader(
+            self._messages if self._decodes_here else self._decoding,
             batch_size,
-            num_workers=1,
+            num_workers=num_workers or 1,
             max_wait_ms=max_wait_ms,
-            collate_fn=list,
-            prefetch_batches=1,
-        )
-        self._numbers = _Numbers(self._batches)
-        self._samples: DataLoader[Any] = DataLoader(
-            _Decoded(self._numbers, self._decode),
-            batch_sampler=self._numbers,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            on_error=self._numbers.failed,
+            collate_fn=list if self._decodes_here else self._collating,
             prefetch_batches=2,
             seed=0,
         )
@@ -172,8 +163,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
     def close(self) -> None:
         """End the threads and close the source. Messages without an acknowledgement will come again."""
         self.stop()
-        self._samples.close()
-        self._batches.close()
+        self._loader.close()
         self._source.close()
 
     def _run(self) -> Iterator[_Answered]:
@@ -185,51 +175,43 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         self._began = True
         try:
             with evaluating(self._model, self._device) as device:
-                for numbers, data, error in self._sampled():
-                    yield from self._answers_of(numbers, data, error, device)
-            for error in (self._numbers.error, self._messages.error):
-                if error is not None:
-                    raise error
+                for batch in self._decoded():
+                    yield from self._answers_of(batch, device)
+            if self._messages.error is not None:
+                raise self._messages.error
         finally:
             self.close()
 
-    def _sampled(self) -> Iterator[tuple[list[int], Any, Exception | None]]:
-        """Yield the numbers of each batch with its data, or with the error of decoding or collating it."""
-        batches = iter(self._samples)
-        while True:
-            data, error = None, None
-            try:
-                data = next(batches)
-            except (StopIteration, LoaderClosedError):  # the end, or `close()` was called
-                return
-            except WorkerCrashError:
-                raise
-            except Exception as raised:
-                error = raised
-            yield self._numbers.batches.popleft(), data, error
+    def _decoded(self) -> Iterator[_Decoded]:
+        """Yield batches until the end of the source, or until `close` is called."""
+        try:
+            for batch in self._loader:
+                if self._decodes_here:
+                    batch = self._collating([*map(self._decoding.fastload_decode, batch)])
+                yield batch
+        except LoaderClosedError:
+            return
 
-    def _answers_of(
-        self, numbers: list[int], data: Any, error: Exception | None, device: torch.device
-    ) -> Iterator[_Answered]:
-        failures = self._numbers.failures
-        good = [number for number in numbers if number not in failures]
+    def _answers_of(self, batch: _Decoded, device: torch.device) -> Iterator[_Answered]:
+        messages, failures, data, error = batch
+        good = [k for k in range(len(messages)) if k not in failures]
         rows: dict[int, Any] = {}
-        if error is None:
+        if good and error is None:
             try:
                 outputs = self._outputs(data, device)
             except Exception as raised:
                 error = raised
             else:
                 rows = dict(zip(good, _rows(outputs, len(good)), strict=True))
-        if error is not None and good:
-            rows = self._one_by_one(good, error, device)
-        messages = [self._numbers.messages.pop(number) for number in numbers]
+        if good and error is not None:
+            rows, failed = self._one_by_one({k: messages[k] for k in good}, error, device)
+            failures |= failed
         done: list[Message] = []
-        batch: _Answered = []
-        for number, message in zip(numbers, messages, strict=True):
-            if (failure := failures.pop(number, None)) is not None:
+        answered: _Answered = []
+        for k, message in enumerate(messages):
+            if (failure := failures.get(k)) is not None:
                 if self._on_failed is None:
-                    yield batch
+                    yield answered
                     self._source.acknowledge(done)
                     raise PredictError(
                         f"message {message.key} has no answer ({type(failure).__name__}: {failure}). Give predict() "
@@ -239,36 +221,35 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
                 self._on_failed(message, failure)
                 message = message._replace(value=Poison(str(message.key), failure))
             else:
-                batch.append((message, rows[number]))
+                answered.append((message, rows[k]))
             done.append(message)
-        yield batch
+        yield answered
         self._source.acknowledge(done)
 
     def _one_by_one(
-        self, numbers: list[int], error: Exception, device: torch.device
-    ) -> dict[int, Any]:
-        """Answer the messages of a failed batch one by one, and record those that fail.
+        self, messages: Mapping[int, Message], error: Exception, device: torch.device
+    ) -> tuple[dict[int, Any], dict[int, Exception]]:
+        """Answer the messages of a failed batch one by one. Return the answers and the errors, by position.
 
         Raise `error` if the model itself is broken.
         """
         rows: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
         of_model: Exception | None = None
-        for number in numbers:
+        for k, message in messages.items():
             reached = False
             try:
-                batch = self._collate([self._decode(self._numbers.messages[number].value)])
+                batch = self._collate([self._decode(message.value)])
                 reached = True
                 outputs = self._outputs(batch, device)
             except Exception as raised:
-                failed[number] = raised
+                failed[k] = raised
                 of_model = raised if reached else of_model
             else:
-                [rows[number]] = _rows(outputs, 1)
+                [rows[k]] = _rows(outputs, 1)
         if of_model is not None and not rows and not self._still_works(device):
             raise of_model from error
-        self._numbers.failures.update(failed)
-        return rows
+        return rows, failed
 
     def _still_works(self, device: torch.device) -> bool:
         """Return True if the model still answers a batch that it has answered before."""
@@ -295,82 +276,57 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
 _Answered = list[tuple[Message, Any]]
 
 
-class _Number(int):
-    """The index of a message. Logs and errors show the key of the message instead."""
-
-    key: str
-
-    def __repr__(self) -> str:
-        return repr(self.key)
-
-
-class _Numbers:
-    """The batch sampler: numbers the messages of each batch, on the loop's thread.
-
-    The workers share it: they look up `messages`, and call `failed`. Only the loop removes entries, after the batch is
-    complete. So no lock is needed.
+class _Decoded(NamedTuple):
+    """A batch of messages.
 
     Attributes:
-        messages: the messages in flight, by number.
-        failures: the errors of those that failed, by number.
-        batches: the numbers of each batch in flight, in order.
-        error: the exception that ended the reader. It belongs to no batch, so the loop raises it after all answers.
+        messages: in the order of the source.
+        failures: the errors of those that could not be decoded, by position.
+        data: the batch of all others.
+        error: why there is none.
     """
 
-    fastload_per_worker = ()
-
-    def __init__(self, batches: DataLoader[Any]) -> None:
-        self.messages: dict[int, Message] = {}
-        self.failures: dict[int, Exception] = {}
-        self.batches: deque[list[int]] = deque()
-        self.error: Exception | None = None
-        self._loader = batches
-        self._iterator: Any = None
-        self._next = count()
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self
-
-    def is_ready(self) -> bool:
-        """Return True if `next()` would return a batch without waiting for messages."""
-        return self._iterator is not None and self._iterator.is_ready()
-
-    def __next__(self) -> list[int]:
-        try:
-            if self._iterator is None:
-                self._iterator = iter(self._loader)
-            batch = next(self._iterator)
-        except Exception as error:
-            if not isinstance(error, StopIteration | LoaderClosedError):
-                self.error = error
-            raise StopIteration from None
-        numbers: list[int] = []
-        for message in batch:
-            number = _Number(next(self._next))
-            number.key = message.key
-            self.messages[number] = message
-            numbers.append(number)
-        self.batches.append(numbers)
-        return numbers
-
-    def failed(self, number: int, error: Exception) -> Any:
-        """Leave a message out of its batch. A worker calls this."""
-        self.failures[number] = error
-        return SKIP
+    messages: list[Message]
+    failures: dict[int, Exception]
+    data: Any
+    error: Exception | None
 
 
-class _Decoded(Dataset[Any]):
-    """The sample of each message, by its number."""
+class _Decoding(IterableDataset[Any]):
+    """The messages, of which each worker makes samples."""
 
-    def __init__(self, numbers: _Numbers, decode: Callable[[Any], Any]) -> None:
-        self._numbers = numbers
+    def __init__(self, messages: Messages, decode: Callable[[Any], Any]) -> None:
+        self._messages = messages
         self._decode = decode
 
-    def __getitem__(self, number: int) -> Any:
-        value = self._numbers.messages[number].value
-        if isinstance(value, Poison):
-            raise value.error
-        return self._decode(value)
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages)
+
+    def fastload_decode(self, message: Message) -> tuple[Message, Any, Exception | None]:
+        """Return a message with its sample, or with the error of decoding it."""
+        if isinstance(message.value, Poison):
+            return message, None, message.value.error
+        try:
+            return message, self._decode(message.value), None
+        except Exception as error:
+            return message, None, error
+
+
+class _Collating:
+    """Makes a batch of what `fastload_decode` returned."""
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self._collate_fn = collate_fn
+
+    def __call__(self, decoded: list[tuple[Message, Any, Exception | None]]) -> _Decoded:
+        messages = [message for message, _, _ in decoded]
+        failures = {k: error for k, (_, _, error) in enumerate(decoded) if error is not None}
+        samples = [sample for _, sample, error in decoded if error is None]
+        try:
+            data = self._collate_fn(samples) if samples else None
+        except Exception as error:
+            return _Decoded(messages, failures, None, error)
+        return _Decoded(messages, failures, data, None)
 
 
 def _itself(value: Any) -> Any:

@@ -63,8 +63,8 @@ from fastload.image import (
 )
 from fastload.measure.samples import Numbered
 from fastload.rows import Run
+from fastload.run_length import RunLength
 from fastload.slots import SlotPool
-from fastload.window import RunLength
 from tests.fakes import Numbers
 from tests.image.photographs import encoded, photographs
 from tests.promises.children import run_fresh
@@ -82,7 +82,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def runs_of(units: int) -> None:
         monkeypatch.setattr(
-            RunLength, "of", lambda length, ticket: max(1, min(units, ticket.units))
+            RunLength, "of", lambda length, of_ticket: max(1, min(units, of_ticket))
         )
 
     return runs_of

@@ -2,6 +2,7 @@
 - With `max_wait_ms` a batch of an iterable dataset comes by size or by deadline, and is never empty.
 - With `max_wait_ms` a silent worker does not hold up the others.
 - Draws, states, errors, bounds and ends are the same as without `max_wait_ms`.
+- Samples of one stream are decoded on all workers as they arrive, and batches have them in the stream's order.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,8 +21,9 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from fastload import DataLoader
+from fastload import DataLoader, sample_generator
 from fastload.errors import LoaderClosedError
+from tests.fakes import hasty
 from tests.promises.reading import wait_until
 
 LONG = 3_600_000.0  # a deadline that no test reaches
@@ -382,3 +384,313 @@ def test_a_sampler_that_says_not_yet_does_not_keep_back_batches_in_flight() -> N
         assert next(batches).tolist() == [0, 1]  # asks for [2, 3] only if it is there
         stream.put(2, 3, 4, 5, None)
         assert lists(batches) == [[2, 3], [4, 5]]
+
+
+# ---- one reader, and workers that decode ----
+
+
+class Decoded(IterableDataset[Any]):
+    """A stream, of which workers decode the samples; a test holds them back one by one."""
+
+    def __init__(self, *values: Any, hold: Iterable[int] = ()) -> None:
+        self.stream = Stream(*values)
+        self.gates = Gates(hold)
+
+    def __iter__(self) -> Iterator[int]:
+        return self.stream
+
+    def fastload_decode(self, value: int) -> tuple[int, float]:
+        self.gates.pass_by(value)
+        return value, random.random()
+
+
+class Gates:
+    """Where samples wait until a test opens their gate."""
+
+    fastload_per_worker = ()
+
+    def __init__(self, hold: Iterable[int]) -> None:
+        self.gates = {value: threading.Event() for value in hold}
+        self.reached: SimpleQueue[int] = SimpleQueue()
+
+    def pass_by(self, value: int) -> None:
+        self.reached.put(value)
+        if (gate := self.gates.get(value)) is not None:
+            assert gate.wait(30)
+
+
+def values(batch: list[tuple[int, float]]) -> list[int]:
+    return [value for value, _ in batch]
+
+
+def decoding(dataset: Decoded, batch_size: int, num_workers: int, **how: Any) -> DataLoader[Any]:
+    how = {"max_wait_ms": LONG, **how}
+    return DataLoader(dataset, batch_size, num_workers=num_workers, collate_fn=list, **how)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 5])
+def test_a_sample_is_decoded_while_its_batch_waits_for_others(num_workers: int) -> None:
+    dataset = Decoded()
+    with decoding(dataset, 3, num_workers) as loader:
+        batches = iter(loader)
+        for value in range(3):
+            dataset.stream.put(value)
+            assert dataset.gates.reached.get(timeout=30) == value
+        assert values(next(batches)) == [0, 1, 2]
+        dataset.stream.put(None)
+        assert lists_of(batches) == []
+
+
+def lists_of(batches: Iterable[Any]) -> list[list[int]]:
+    return [values(batch) for batch in batches]
+
+
+def test_workers_decode_side_by_side_and_the_batch_keeps_the_order() -> None:
+    dataset = Decoded(0, 1, 2, hold=[0, 1, 2])
+    with decoding(dataset, 3, 3) as loader:
+        batches = iter(loader)
+        assert sorted(dataset.gates.reached.get(timeout=30) for _ in range(3)) == [0, 1, 2]
+        for value in (2, 0, 1):
+            dataset.gates.gates[value].set()
+        assert values(next(batches)) == [0, 1, 2]
+        dataset.stream.put(None)
+
+
+def test_a_slow_sample_holds_its_batch_back_and_no_later_one_overtakes_it() -> None:
+    dataset = Decoded(*range(6), hold=[1])
+    with decoding(dataset, 2, 2) as loader:
+        batches = iter(loader)
+        seen = {dataset.gates.reached.get(timeout=30) for _ in range(4)}
+        assert seen == {0, 1, 2, 3}, "the second batch is made beside the first"
+        dataset.gates.gates[1].set()
+        dataset.stream.put(None)
+        assert lists_of(batches) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_batches_of_one_stream_come_in_order_even_with_in_order_false() -> None:
+    """Or a state would lose the batches that were overtaken."""
+    dataset = Decoded(*range(4), hold=[0])
+    with decoding(dataset, 2, 4, in_order=False) as loader:
+        batches = iter(loader)
+        assert {dataset.gates.reached.get(timeout=30) for _ in range(4)} == {0, 1, 2, 3}
+        window = batches._window  # type: ignore[attr-defined]
+        wait_until(lambda: len(window._ready_tickets) == 1, "the second batch is complete")
+        dataset.gates.gates[0].set()
+        dataset.stream.put(None)
+        assert lists_of(batches) == [[0, 1], [2, 3]]
+
+
+def test_the_deadline_closes_a_batch_whose_samples_are_still_decoded() -> None:
+    dataset = Decoded(0, hold=[0])
+    with decoding(dataset, 3, 2, max_wait_ms=20) as loader:
+        batches = iter(loader)
+        assert dataset.gates.reached.get(timeout=30) == 0
+        window = batches._window  # type: ignore[attr-defined]
+        wait_until(lambda: window.oldest().closed, "the deadline has passed")
+        dataset.stream.put(1)
+        assert dataset.gates.reached.get(timeout=30) == 1
+        dataset.gates.gates[0].set()
+        dataset.stream.put(None)
+        assert lists_of(batches) == [[0], [1]]
+
+
+def test_draws_of_decoding_depend_on_the_sample_alone() -> None:
+    def draws(num_workers: int, batch_size: int, **how: Any) -> list[tuple[int, float]]:
+        dataset = Decoded(*range(40), None)
+        with decoding(dataset, batch_size, num_workers, seed=3, **how) as loader:
+            return list(chain.from_iterable(loader))
+
+    expected = draws(1, 40)
+    assert [value for value, _ in expected] == list(range(40))
+    assert len({draw for _, draw in expected}) == 40
+    assert draws(4, 3) == draws(2, 7, max_wait_ms=0) == expected
+
+
+def test_a_sample_that_is_decoded_draws_other_numbers_than_the_reader() -> None:
+    class Drawn(Decoded):
+        def __iter__(self) -> Iterator[Any]:
+            for _ in range(20):
+                yield torch.rand((), generator=sample_generator()).item()
+
+        def fastload_decode(self, value: Any) -> Any:
+            return value, torch.rand((), generator=sample_generator()).item()
+
+    with decoding(Drawn(), 5, 2, seed=3) as loader:
+        pairs = list(chain.from_iterable(loader))
+    assert len({number for pair in pairs for number in pair}) == 40
+
+
+def test_the_reader_and_each_worker_have_copies_of_their_own() -> None:
+    class Held(Decoded):
+        """Reading and decoding change the same attributes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.rng = torch.Generator()
+            self.last = -1
+
+        def __iter__(self) -> Iterator[Any]:
+            info = get_worker_info()
+            assert info is not None
+            for value in range(info.id, 60, info.num_workers):
+                self.last = value
+                drawn = [torch.rand((), generator=self.rng).item() for _ in range(2)]
+                assert self.last == value
+                yield value, *drawn
+
+        def fastload_decode(self, sample: Any) -> Any:
+            self.last = sample[0]
+            drawn = [torch.rand((), generator=self.rng).item() for _ in range(2)]
+            assert self.last == sample[0]
+            return *sample, *drawn
+
+    def draws(num_workers: int) -> list[Any]:
+        with decoding(Held(), 4, num_workers, seed=3) as loader:
+            return list(chain.from_iterable(loader))
+
+    with hasty():
+        expected = draws(1)
+        assert [value for value, *_ in expected] == list(range(60))
+        assert len({number for _, *drawn in expected for number in drawn}) == 240
+        assert draws(3) == draws(8) == expected
+
+
+def test_worker_init_fn_runs_for_the_reader_and_for_each_worker() -> None:
+    called: SimpleQueue[tuple[int, int]] = SimpleQueue()
+
+    class Log:
+        fastload_per_worker = ()
+
+        def __call__(self, worker_id: int) -> None:
+            info = get_worker_info()
+            assert info is not None
+            called.put((worker_id, info.num_workers))
+
+    with decoding(Decoded(0, 1, None), 2, 2, worker_init_fn=Log()) as loader:
+        assert lists_of(loader) == [[0, 1]]
+    assert sorted(called.get() for _ in range(called.qsize())) == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_an_error_of_decoding_is_raised_in_its_place() -> None:
+    class Broken(Decoded):
+        def fastload_decode(self, value: int) -> Any:
+            if value == 3:
+                raise ValueError("not three")
+            return super().fastload_decode(value)
+
+    with decoding(Broken(*range(8), None), 2, 2) as loader:
+        batches = iter(loader)
+        assert values(next(batches)) == [0, 1]
+        with pytest.raises(ValueError, match="not three"):
+            next(batches)
+        assert lists_of(batches) == [[4, 5], [6, 7]]
+    with decoding(Broken(*range(8), None), 2, 2, on_error="skip") as loader:
+        assert lists_of(loader) == [[0, 1], [2], [4, 5], [6, 7]]
+
+
+def test_a_dataset_that_decodes_needs_a_deadline() -> None:
+    with pytest.raises(ValueError, match="Decoded has fastload_decode, which needs max_wait_ms"):
+        DataLoader(Decoded(1, None), 2, num_workers=1)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 6])
+def test_errors_of_decoding_cost_the_same_samples_with_any_number_of_workers(
+    num_workers: int,
+) -> None:
+    class Broken(Decoded):
+        def fastload_decode(self, value: int) -> Any:
+            if value in (0, 17, 18):
+                raise ValueError(str(value))
+            return super().fastload_decode(value)
+
+    found: list[Any] = []
+    with decoding(Broken(*range(40), None), 8, num_workers) as loader:
+        batches = iter(loader)
+        while True:
+            try:
+                found.append(values(next(batches)))
+            except ValueError as error:
+                found.append(str(error))
+            except StopIteration:
+                break
+    rest = [list(range(first, first + 8)) for first in (8, 24, 32)]
+    assert found == ["0", rest[0], "17", *rest[1:]]
+
+
+def test_a_slow_sample_holds_no_other_back_even_if_all_before_were_quick() -> None:
+    dataset = Decoded(*range(72), hold=[64])
+    with decoding(dataset, 8, 2) as loader:
+        batches = iter(loader)
+        assert lists_of(islice(batches, 8)) == [list(range(k, k + 8)) for k in range(0, 64, 8)]
+        assert {dataset.gates.reached.get(timeout=30) for _ in range(72)} == set(range(72))
+        dataset.gates.gates[64].set()
+        dataset.stream.put(None)
+        assert lists_of(batches) == [list(range(64, 72))]
+
+
+def test_an_epoch_of_decoding_that_is_left_leaves_nothing_in_the_next() -> None:
+    class Finite(Decoded):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(50))
+
+    with decoding(Finite(), 3, 4, max_wait_ms=1, persistent_workers=True) as loader:
+        for _ in range(20):
+            for batch in loader:
+                assert batch[0][0] == 0
+                break
+        assert flat(lists_of(loader)) == list(range(50))
+
+
+def test_a_stream_that_is_decoded_resumes_exactly_with_any_number_of_workers() -> None:
+    class Walk(Decoded):
+        """Each value depends on the draws of all values before."""
+
+        def __iter__(self) -> Iterator[Any]:
+            value = 0.0
+            for _ in range(20):
+                value += torch.rand((), generator=sample_generator()).item()
+                yield value
+
+        def fastload_decode(self, value: Any) -> Any:
+            return value, random.random()
+
+    def loader(num_workers: int) -> DataLoader[Any]:
+        return decoding(Walk(), 3, num_workers, seed=3)
+
+    with loader(4) as whole:
+        expected = list(whole)
+    with loader(2) as left:
+        batches = iter(left)
+        first = [next(batches) for _ in range(3)]
+        state = left.state_dict()
+    with loader(5) as resumed:
+        resumed.load_state_dict(state)
+        assert first + list(resumed) == expected
+
+
+def test_the_reader_of_a_stream_that_is_decoded_stops_at_a_bound() -> None:
+    dataset = Decoded(*range(1000))
+    with decoding(dataset, 4, 3, prefetch_batches=2) as loader:
+        batches = iter(loader)
+        next(batches)
+        time.sleep(0.3)
+        taken = 1000 - dataset.stream.queue.qsize()
+        assert taken <= 4 * (1 + 2 + 2) + 1, (
+            "the loop's batch, two in flight, the line, the one in hand"
+        )
+        dataset.stream.put(None)
+        assert flat(lists_of(batches)) == list(range(4, 1000))
+
+
+def test_close_ends_workers_that_wait_for_their_turn() -> None:
+    dataset = Decoded(0)
+    loader = decoding(dataset, 3, 4)
+    batches = iter(loader)
+    threads = list(batches.threads)  # type: ignore[attr-defined]
+    assert len(threads) == 5
+    assert dataset.gates.reached.get(timeout=30) == 0
+    batches.close()  # type: ignore[attr-defined]
+    dataset.stream.put(None)
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 import fastload
-from fastload.errors import LoaderClosedError, WorkerCrashError
+from fastload.errors import WorkerCrashError
+from fastload.read_ahead import DeadlineFetcher
 from fastload.stream import Message
 from tests.stream.test_predict import LONG, Queue, double, fail, to_tensor
 
@@ -68,29 +69,17 @@ def test_a_reader_that_crashes_is_an_error_after_the_answers_before() -> None:
 def test_a_worker_that_crashes_ends_the_stream_with_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The loader raises that once, with batches in flight, and is closed."""
+    """A fault of fastload ends a worker, and nothing is acknowledged."""
+
+    def faulty(fetcher: Any, *arguments: Any) -> None:
+        raise MemoryError("no memory to take a message")
+
+    monkeypatch.setattr(DeadlineFetcher, "_take", faulty)
     source = Queue([*range(20), None])
     answers = fastload.predict(double, source, decode=to_tensor, batch_size=4, max_wait_ms=LONG)
-    begin = fastload.DataLoader.__iter__
-
-    def crashing(loader: Any) -> Any:
-        batches = begin(loader)
-        if loader is answers._samples:
-            next(batches)
-            batches.close()
-            return Crashed()
-        return batches
-
-    class Crashed:
-        def __init__(self) -> None:
-            self.errors = [LoaderClosedError("closed"), WorkerCrashError("a thread has ended")]
-
-        def __next__(self) -> Any:
-            raise self.errors.pop()
-
-    monkeypatch.setattr(fastload.DataLoader, "__iter__", crashing)
-    with pytest.raises(WorkerCrashError):
+    with pytest.raises(WorkerCrashError) as caught:
         list(answers)
+    assert isinstance(caught.value.__cause__, MemoryError)
     assert source.acknowledged == []
 
 

@@ -1,0 +1,34 @@
+"""How many units of a batch a worker claims at once."""
+
+from __future__ import annotations
+
+RUN_SECONDS = 250e-6
+"""How long a run (neighbours in a batch, claimed at once) should last. It is 50 times the cost of claiming and
+delivering, and so short that a slow run holds back few cheap samples."""
+
+FILL_SECONDS = 2e-3
+"""The same if the dataset fills a run in one call: about 16 images, so that the overhead of a call is negligible."""
+
+
+class RunLength:
+    """Learns how many units one claim should take, so that a run lasts about `seconds`. A window's lock owns it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._unit_seconds = 0.0  # estimated cost of a unit; 0 = unknown
+
+    def of(self, units: int) -> int:
+        """Return the length of a run out of so many units: 1 while the cost is unknown."""
+        if not self._unit_seconds:
+            return 1
+        return max(1, min(units, int(self._seconds / self._unit_seconds)))
+
+    def learn(self, unit_seconds: float) -> None:
+        """Take a step of at most 25 % towards what a unit cost, so that the estimate follows the median run.
+
+        A thread that lost its core, or a sample from a cache, does not decide about the next runs.
+        """
+        known = self._unit_seconds
+        self._unit_seconds = (
+            min(max(unit_seconds, known / 1.25), known * 1.25) if known else unit_seconds
+        )
