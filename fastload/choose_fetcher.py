@@ -24,9 +24,9 @@ def make_fetcher(settings: Settings, pool: SlotPool, notices: Notices) -> Fetche
     dataset = settings.dataset
     if settings.iterable:
         if settings.max_wait_ms is not None:
-            from fastload.read_ahead import DeadlineFetcher  # few loaders need it
+            from fastload.read_ahead import DeadlineFetcher, DecodingFetcher  # few loaders need it
 
-            return DeadlineFetcher(*arguments)
+            return (DecodingFetcher if settings.decodes else DeadlineFetcher)(*arguments)
         return LaneFetcher(*arguments)
     if not settings.batched:
         return SingleFetcher(*arguments)

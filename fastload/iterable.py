@@ -54,7 +54,7 @@ class LaneBatch(Batch):
 
 
 class LaneFetcher(Fetcher):
-    """Reads batches of an iterable dataset. It needs no locks: only its own worker touches a lane."""
+    """Reads batches of an iterable dataset. It needs no locks: one worker at a time touches a lane."""
 
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
         super().__init__(settings, pool, notices)

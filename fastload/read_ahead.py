@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -68,7 +69,6 @@ class LineLane(Lane):
             epoch=first.epoch,
             ordinal=first.ordinal,
         )
-        self.abandoned = False  # another pass has begun
         self.deadline = 0.0  # of the batch that takes samples, by `perf_counter`
         self.bound = bound
         self.window = window
@@ -101,49 +101,53 @@ class LineReader:
 
     def begin(self, dataset: Any, first: LaneBatch, bound: int) -> LineLane:
         """Begin another pass, drop the one before, and return the worker's side of it. The worker calls this."""
-        lane = LineLane(dataset, first, bound, self._window)
-        before, self._asked = self._asked, lane
-        if before is not None:
-            before.abandoned = True  # after `_asked`: `run` looks for another pass then
+        lane = self._asked = LineLane(dataset, first, bound, self._window)
         self._window.changes.tell()
         return lane
 
     def run(self, dataset: Any, stream: Stream) -> None:
         """Read the passes that the worker asks for, until the window is closed."""
-        self._window.changes.wait(lambda: self._asked is not None)
+        self._window.changes.wait(partial(self._is_over, None))
         while (lane := self._asked) is not None and not self._window.closed:
             self._read(lane, dataset, stream)
-            self._window.changes.wait(lambda: lane.abandoned)
+            self._window.changes.wait(partial(self._is_over, lane))
+
+    def _is_over(self, lane: LineLane | None) -> bool:
+        """Return whether another pass was asked for."""
+        return self._asked is not lane
 
     def _read(self, target: LineLane, dataset: Any, stream: Stream) -> None:
         lane = Lane(dataset, target.keys)
         source = target.source
 
         def dropped() -> bool:
-            return target.abandoned or self._window.closed
+            return self._is_over(target) or self._window.closed
 
         if self._decoded:  # decoding a sample draws other numbers than reading it
             source.position = 1 << 61
+        error: Exception | None = None
         try:
             lane.begin(source, stream, dropped)
         except BaseException as exc:
-            lane.ended = True
-            self._put(target, lane, None, contained(exc))
-            return
+            lane.ended, error = True, contained(exc)
+        if (
+            lane.ended
+        ):  # `__iter__` raised, or fewer samples are there than when the state was saved
+            self._put(target, lane, None, error)
         source.indices = range(1 << 62)  # the random stream of sample n is that of index n
         while not (lane.ended or dropped()):
             stream.move(source, lane.samples)
             value: Any = None
-            error: Exception | None = None
+            error = None
             try:
                 value = lane.take()
             except BaseException as exc:
                 error = contained(exc)
             self._put(target, lane, value, error)
-            del value, error  # not kept while waiting
+            value = error = None  # not kept while waiting
             if len(target.line) >= target.bound:
                 self._window.changes.wait(
-                    lambda: target.abandoned or len(target.line) <= target.bound // 2
+                    lambda: self._is_over(target) or len(target.line) <= target.bound // 2
                 )
         stream.move(None, None)
 
@@ -155,51 +159,29 @@ class LineReader:
 
 
 class DeadlineFetcher(LaneFetcher):
-    """Makes batches of what the readers hand over, by size or by deadline.
+    """Makes batches of what the readers hand over, by size or by deadline. Each lane has one worker."""
 
-    The only worker of a lane makes a whole batch in one call. If workers decode, a sample is a unit of a batch. Then
-    one worker at a time claims a unit and waits for its sample, and all others wait for their turn. So batches take
-    samples in order, no worker holds a unit that it cannot begin, and a sample wakes two threads, not all.
-    """
+    bound_in_batches = 1
+    """The length of a reader's line."""
 
     def __init__(self, settings: Settings, pool: SlotPool, notices: Notices) -> None:
         super().__init__(settings, pool, notices)
         assert settings.max_wait_ms is not None
         self._max_wait_s = settings.max_wait_ms / 1e3
-        self.decodes = settings.decodes
-        if self.decodes:
-            self.run_seconds = (
-                0.0  # one unit at a time, or a slow sample would hold those of its run back
-            )
-        # As many again as a batch has, or samples that wait for workers would never fill one.
-        self._bound = self.batch_size * (2 if self.decodes else 1)
         self._readers: dict[int, LineReader] = {}  # by lane
 
     def reader(self, worker: int, window: Window[Any]) -> Callable[[Any, Stream], None] | None:
         """See `Fetcher`."""
-        self._window = window
-        return self._readers.setdefault(worker, LineReader(window, decoded=self.decodes)).run
-
-    def claim(self, window: Window[Any], lane: int, reader: Reader) -> Claim[Any] | None:
-        """See `Fetcher`. If workers decode, take the sample of the claimed unit too, if one comes."""
-        if not self.decodes:
-            return super().claim(window, lane, reader)
-        with window.next_sample:
-            claim = window.claim(lane)
-            if claim is not None:
-                claim.ticket.taken[claim.start] = self._take(claim.ticket, reader)
-            return claim
+        self._readers[worker] = LineReader(window, decoded=self.decodes)
+        return self._readers[worker].run
 
     def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
-        """Read the samples of `batch`, or decode the claimed one, each in its random stream."""
+        """Take the samples of `batch` from its lane, each in its random stream."""
         assert isinstance(batch, LaneBatch)
-        if self.decodes:
-            sample = batch.taken.pop(start)
-            if sample is not None:
-                self._add(batch, start, sample, reader)
-            return sample is not None
         while not batch.closed and (sample := self._take(batch, reader)) is not None:
             self._add(batch, batch.size - 1, sample, reader)
+            if batch.failed:
+                self._close(batch)
         return batch.size
 
     def finish(self, batch: Batch, collate_fn: Callable[[Any], Any], stream: Stream) -> None:
@@ -209,25 +191,30 @@ class DeadlineFetcher(LaneFetcher):
         super().finish(batch, collate_fn, stream)
 
     def _new_lane(self, batch: LaneBatch, dataset: Any) -> Lane:
-        return self._readers[batch.lane].begin(dataset, batch, self._bound)
+        bound = self.bound_in_batches * self.batch_size
+        return self._readers[batch.lane].begin(dataset, batch, bound)
 
     def _add(self, batch: LaneBatch, k: int, sample: _Sample, reader: Reader) -> None:
-        """Decode a sample, and put it at position `k` of a batch."""
+        """Put a sample at position `k` of a batch, or record its error."""
         reader.stream.move(batch, k)
         if sample.error is not None:
             self._lane_failed(batch, k, reader.dataset, sample.error, dead=sample.dead)
             return
-        value = sample.value
         try:
-            if self.decodes:
-                value = reader.dataset.fastload_decode(value)
+            value = self._value(sample.value, reader.dataset)
         except BaseException as exc:
             self._sample_failed(batch, k, reader.dataset, exc)
         else:
             batch.builder.put(k, value)  # type: ignore[union-attr]
 
+    def _value(self, sample: Any, dataset: Any) -> Any:
+        return sample
+
     def _take(self, batch: LaneBatch, reader: Reader) -> _Sample | None:
-        """Wait for the next sample of a batch, and take it. Return None if it has all of its samples, or is dropped."""
+        """Wait for the next sample of a batch, and take it. Close a batch that gets no more.
+
+        Return None if the deadline has passed, the stream has ended, or the batch is dropped.
+        """
         lane = self._lane(batch, reader)
         assert isinstance(lane, LineLane)
         if batch.builder is None:
@@ -235,16 +222,18 @@ class DeadlineFetcher(LaneFetcher):
         sample = self._next(batch, lane, reader)
         if batch.dropped:
             return None
-        # An error of the stream ends its batch. One of decoding does not, or batches would depend on its time.
-        ends = sample is None or (sample.error is not None and self._on_error == "raise")
-        if ends or batch.size == self.batch_size:
-            batch.closed = True
-            batch.state = lane.state()
-            if lane.ended and not batch.size and not batch.failed:
-                batch.ended = batch.left_out = True
-                batch.builder = None
-            self._window.cut(batch)
+        if sample is None or batch.size == self.batch_size:
+            self._close(batch)
         return sample
+
+    def _close(self, batch: LaneBatch) -> None:
+        lane = self._lanes[batch.lane]
+        assert lane is not None
+        batch.closed = True
+        batch.state = lane.state()
+        if lane.ended and not batch.size and not batch.failed:
+            batch.ended = batch.left_out = True
+            batch.builder = None
 
     def _next(self, batch: LaneBatch, lane: LineLane, reader: Reader) -> _Sample | None:
         """Take the next sample out of the line, and wait for it until the deadline. Return None if none came."""
@@ -267,3 +256,48 @@ class DeadlineFetcher(LaneFetcher):
             return None
         batch.size += 1
         return sample
+
+
+class DecodingFetcher(DeadlineFetcher):
+    """Lets all workers decode the samples of one reader with the dataset's `fastload_decode`.
+
+    A sample is a unit of a batch. A worker claims a unit and waits for its sample in one step, and keeps the others out
+    meanwhile. So samples go into batches in order. A sample that arrives wakes that worker, which lets the next one in.
+    """
+
+    decodes = True
+    run_seconds = 0.0  # always one unit, as `claim` takes one sample
+    bound_in_batches = (
+        2  # the reader refills a line that is half empty, and a batch must not wait for that
+    )
+
+    def claim(self, window: Window[Any], lane: int, reader: Reader) -> Claim[Any] | None:
+        """See `Fetcher`. Take the sample of the claimed unit too, if one comes."""
+        with window.idle:
+            window.next_sample.acquire()
+        try:
+            if (claim := window.claim(lane)) is None:
+                return None
+            batch = claim.ticket
+            with window.idle:
+                batch.taken[claim.start] = sample = self._take(batch, reader)
+            # An error of the stream ends its batch. A decoding error does not: other workers may have later samples.
+            if sample is not None and sample.error is not None and self._on_error == "raise":
+                self._close(batch)
+            if batch.closed:
+                window.cut(batch)
+            return claim
+        finally:
+            window.next_sample.release()
+
+    def read(self, batch: Batch, start: int, stop: int, reader: Reader) -> int:
+        """Decode the sample of a claimed unit in its random stream, if it has one."""
+        assert isinstance(batch, LaneBatch)
+        sample = batch.taken.pop(start)
+        if sample is None:
+            return 0
+        self._add(batch, start, sample, reader)
+        return 1
+
+    def _value(self, sample: Any, dataset: Any) -> Any:
+        return dataset.fastload_decode(sample)

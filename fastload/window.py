@@ -115,7 +115,7 @@ class Window(Generic[T]):
         self.closed = False
         """Whether `close()` was called. It is never cleared, so any thread may read it without the lock."""
         self._fault: BaseException | None = None
-        self._idle = WaitClock()
+        self.idle = WaitClock(self._lock)  # workers that wait for work
         self._consumer_wait_s = 0.0
         self._occupancy_sum = 0.0
         self._takes = 0
@@ -140,7 +140,7 @@ class Window(Generic[T]):
     def recount(self) -> None:
         """Restart the counts at 0."""
         with self._lock:
-            self._idle.restart()
+            self.idle.restart()
             self._consumer_wait_s = self._occupancy_sum = 0.0
             self._takes = 0
 
@@ -265,7 +265,7 @@ class Window(Generic[T]):
             with self._lock:
                 if turn:
                     workers.leave(turn)
-                    self._idle.stop()
+                    self.idle.stop()
                 if self.closed:
                     return None
                 if open_tickets:
@@ -280,7 +280,7 @@ class Window(Generic[T]):
                         # There may be more runs than `issue` expected. No worker sleeps while units are open.
                         workers.wake(1)
                     return Claim(ticket, start, stop)
-                self._idle.start()
+                self.idle.start()
                 turn = workers.join()
             turn.acquire()
 
@@ -365,7 +365,7 @@ class Window(Generic[T]):
         """Return a snapshot of the waits since `recount()`."""
         with self._lock:
             occupancy = self._occupancy_sum / self._takes if self._takes else 0.0
-            return WindowCounts(self._consumer_wait_s, self._idle.seconds(), occupancy)
+            return WindowCounts(self._consumer_wait_s, self.idle.seconds(), occupancy)
 
 
 _windows: weakref.WeakSet[Window[Any]] = weakref.WeakSet()

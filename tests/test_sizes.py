@@ -25,7 +25,7 @@ CLASS_METHODS = 20
 FUNCTION_LINES = 60
 """Lines of code of the body: a signature of thirty arguments is thirty lines, and one thing to read."""
 
-IMPORTED_LINES = 8_275
+IMPORTED_LINES = 8_285
 """Lines of code of all files that `fastload.DataLoader` loads. The aim is 4,200."""
 
 TOKENS_OF_NO_CODE = {

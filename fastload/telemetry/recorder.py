@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -43,10 +44,14 @@ _BUCKETS = 36 * _PER_OCTAVE  # 2**36 x 100 ns: nearly two hours
 class WaitClock:
     """Adds up the seconds that any number of threads wait, including those that still wait.
 
-    It has no lock: the lock of its owner guards it.
+    A thread counts as waiting between `start` and `stop`, or in a block `with clock:`.
+
+    Args:
+        lock: of its owner, who holds it in each call. The block takes it by itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
         self._waiting = 0
         self._since = perf_counter()
         self._seconds = 0.0
@@ -55,6 +60,14 @@ class WaitClock:
         now = perf_counter()
         self._seconds += self._waiting * (now - self._since)
         self._since = now
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self.stop()
 
     def start(self) -> None:
         """Count one more waiting thread."""

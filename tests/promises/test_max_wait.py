@@ -588,6 +588,102 @@ def test_an_error_of_decoding_is_raised_in_its_place() -> None:
         assert lists_of(loader) == [[0, 1], [2], [4, 5], [6, 7]]
 
 
+class Faulty(IterableDataset[Any]):
+    """A stream with an error in it, after which it goes on."""
+
+    def __iter__(self) -> Iterator[int]:
+        return Counter(10, bad=1)
+
+
+class FaultyDecoded(Faulty):
+    def fastload_decode(self, value: int) -> int:
+        return value
+
+
+class Counter(Iterator[int]):
+    def __init__(self, n: int, bad: int = -1) -> None:
+        self.left = iter(range(n))
+        self.bad = bad
+
+    def __next__(self) -> int:
+        number = next(self.left)
+        if number == self.bad:
+            raise ValueError(f"number {number}")
+        return number
+
+
+def of_faulty(dataset: Any, **how: Any) -> list[Any]:
+    """Return the batches, and the errors in their places."""
+    found: list[Any] = []
+    with DataLoader(dataset, 4, num_workers=1, collate_fn=list, **how) as loader:
+        batches = iter(loader)
+        while True:
+            try:
+                found.append(next(batches))
+            except StopIteration:
+                return found
+            except Exception as error:
+                found.append(str(error))
+
+
+def broken_handler(index: int, error: Exception) -> Any:
+    raise LookupError(f"no answer to {error}")
+
+
+def ignore(index: int, error: Exception) -> int:
+    return -1
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", ignore, broken_handler])
+def test_errors_of_a_stream_cost_the_same_samples_as_without_a_deadline(on_error: Any) -> None:
+    expected = of_faulty(Faulty(), on_error=on_error)
+    assert of_faulty(Faulty(), on_error=on_error, max_wait_ms=LONG) == expected
+    decoded = of_faulty(FaultyDecoded(), on_error=on_error, max_wait_ms=LONG)
+    if on_error is broken_handler:  # it runs beside decoding, so the whole batch fails
+        assert decoded == ["no answer to number 1", [4, 5, 6, 7], [8, 9]]
+    else:
+        assert decoded == expected
+
+
+class Shrunk(IterableDataset[Any]):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.n))
+
+
+class ShrunkDecoded(Shrunk):
+    def fastload_decode(self, value: int) -> int:
+        return value
+
+
+@pytest.mark.parametrize("kind", [Shrunk, ShrunkDecoded])
+def test_a_stream_that_became_shorter_than_its_state_ends(kind: type[Shrunk]) -> None:
+    def loader(n: int) -> DataLoader[Any]:
+        return DataLoader(kind(n), 2, num_workers=1, collate_fn=list, max_wait_ms=LONG)
+
+    with loader(20) as long:
+        assert list(islice(iter(long), 3)) == [[0, 1], [2, 3], [4, 5]]
+        state = long.state_dict()
+    with loader(3) as short:
+        short.load_state_dict(state)
+        assert list(short) == []
+
+
+def test_the_time_in_which_workers_wait_for_the_stream_is_no_work() -> None:
+    dataset = Decoded(*range(4))
+    with decoding(dataset, 4, 3) as loader:
+        batches = iter(loader)
+        next(batches)
+        time.sleep(0.3)
+        stats = loader.stats()
+        assert stats.worker_wait_s > 0.9 * 3 * 0.3
+        assert stats.busy_s < 0.2 * stats.worker_wait_s
+        dataset.stream.put(None)
+        assert lists_of(batches) == []
+
+
 def test_a_dataset_that_decodes_needs_a_deadline() -> None:
     with pytest.raises(ValueError, match="Decoded has fastload_decode, which needs max_wait_ms"):
         DataLoader(Decoded(1, None), 2, num_workers=1)
