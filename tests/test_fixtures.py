@@ -81,8 +81,8 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "tests" / "test_sample.py").write_text(SAMPLE_TESTS)
     shutil.copy(ROOT / "pyproject.toml", folder)
     run = subprocess.run(
-        # As a shell starts it with `&`: SIGINT is ignored.
-        ["sh", "-c", 'trap "" INT; exec "$0" -m pytest -v', sys.executable],
+        # As a shell starts it with `&`: SIGINT is ignored. Unbuffered, or a hang's stacks come in the middle of a line.
+        ["sh", "-c", 'trap "" INT; exec "$0" -u -m pytest -v', sys.executable],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -29,6 +29,7 @@ def ranks_started(
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
         "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",  # a rank that is killed has said what it said
     }
     with ExitStack() as stack:
         started = []
