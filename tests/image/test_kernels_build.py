@@ -535,7 +535,7 @@ def statuses(count, step):
         pids.append(pid)
     return {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids}
 
-print(statuses(5, kernels.kernels))  # in the midst of importing
+print(statuses(5, kernels.kernels), flush=True)  # in the midst of importing
 kernels.kernels()
 sys.stdin.readline()
 print(statuses(1, kernels.kernels), flush=True)  # while another compiles
