@@ -130,9 +130,8 @@ class LineReader:
             lane.begin(source, stream, dropped)
         except BaseException as exc:
             lane.ended, error = True, contained(exc)
-        if (
-            lane.ended
-        ):  # `__iter__` raised, or fewer samples are there than when the state was saved
+        # `__iter__` raised, or fewer samples are there than when the state was saved.
+        if lane.ended:
             self._put(target, lane, None, error)
         source.indices = range(1 << 62)  # the random stream of sample n is that of index n
         while not (lane.ended or dropped()):
@@ -267,9 +266,8 @@ class DecodingFetcher(DeadlineFetcher):
 
     decodes = True
     run_seconds = 0.0  # always one unit, as `claim` takes one sample
-    bound_in_batches = (
-        2  # the reader refills a line that is half empty, and a batch must not wait for that
-    )
+    # The reader refills a line that is half empty, and a batch must not wait for that.
+    bound_in_batches = 2
 
     def claim(self, window: Window[Any], lane: int, reader: Reader) -> Claim[Any] | None:
         """See `Fetcher`. Take the sample of the claimed unit too, if one comes."""

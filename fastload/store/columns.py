@@ -159,7 +159,7 @@ def _of_tensor(name: str, tensor: torch.Tensor) -> tuple[pa.Field, pa.Array]:
     try:
         array = tensor.numpy()
         kind = pa.from_numpy_dtype(array.dtype)
-    except (TypeError, pa.ArrowNotImplementedError):
+    except (TypeError, pa.ArrowException):
         raise TypeError(f"column {name!r}: a set cannot store the dtype {tensor.dtype}") from None
     # Not `pa.array()`, because its first call imports pandas if that is installed, which takes seconds.
     flat = pa.Array.from_buffers(kind, array.size, [None, pa.py_buffer(array.reshape(-1))])

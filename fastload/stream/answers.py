@@ -114,10 +114,8 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         self._device = device
         self._worked: list[Any] = []  # the last batch that the model answered
         self._on_failed = on_failed
-        self._decode = decode or _itself
-        self._collate = collate_fn
         self._messages = Messages(self._source)
-        self._decoding = _Decoding(self._messages, self._decode)
+        self._decoding = _Decoding(self._messages, decode or _itself)
         self._collating = _Collating(collate_fn)
         self._decodes_here = num_workers == 0
         self._loader: DataLoader[Any] = DataLoader(
@@ -239,7 +237,7 @@ class Answers(Iterable[tuple[str | int | float, Any]]):
         for k, message in messages.items():
             reached = False
             try:
-                batch = self._collate([self._decode(message.value)])
+                batch = self._collating.collate_fn([self._decoding.decode(message.value)])
                 reached = True
                 outputs = self._outputs(batch, device)
             except Exception as raised:
@@ -283,7 +281,7 @@ class _Decoded(NamedTuple):
         messages: in the order of the source.
         failures: the errors of those that could not be decoded, by position.
         data: the batch of all others.
-        error: why there is none.
+        error: that of `collate_fn`, if there is no `data`.
     """
 
     messages: list[Message]
@@ -293,11 +291,11 @@ class _Decoded(NamedTuple):
 
 
 class _Decoding(IterableDataset[Any]):
-    """The messages, of which each worker makes samples."""
+    """The messages of a source. Workers turn them into samples."""
 
     def __init__(self, messages: Messages, decode: Callable[[Any], Any]) -> None:
         self._messages = messages
-        self._decode = decode
+        self.decode = decode
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self._messages)
@@ -307,7 +305,7 @@ class _Decoding(IterableDataset[Any]):
         if isinstance(message.value, Poison):
             return message, None, message.value.error
         try:
-            return message, self._decode(message.value), None
+            return message, self.decode(message.value), None
         except Exception as error:
             return message, None, error
 
@@ -316,14 +314,14 @@ class _Collating:
     """Makes a batch of what `fastload_decode` returned."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self._collate_fn = collate_fn
+        self.collate_fn = collate_fn
 
     def __call__(self, decoded: list[tuple[Message, Any, Exception | None]]) -> _Decoded:
         messages = [message for message, _, _ in decoded]
         failures = {k: error for k, (_, _, error) in enumerate(decoded) if error is not None}
         samples = [sample for _, sample, error in decoded if error is None]
         try:
-            data = self._collate_fn(samples) if samples else None
+            data = self.collate_fn(samples) if samples else None
         except Exception as error:
             return _Decoded(messages, failures, None, error)
         return _Decoded(messages, failures, data, None)
