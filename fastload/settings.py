@@ -204,7 +204,7 @@ class Settings:
 
     @property
     def batches_in_order(self) -> bool:
-        """Whether the loop gets batches in order. Those of one lane always are: its state has no place for others."""
+        """Whether the loop gets batches in order. A decoded stream always comes so, as its state is one position."""
         return (self.in_order or self.decodes) and not self.lanes_apart
 
     @property
