@@ -33,6 +33,7 @@ import pytest
 import torch
 
 import fastload
+from tests.children import warm_server
 
 GRACE_S = 5.0  # threads of a collected iterator end by themselves, after the call in progress
 DESCRIPTORS = Path("/proc/self/fd")
@@ -78,6 +79,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 @pytest.fixture(scope="session", autouse=True)
 def _one_time_descriptors() -> None:
     """Open what multiprocessing and torch's stores open once per process, so that no test is blamed for it."""
+    warm_server()
     multiprocessing.resource_tracker.ensure_running()
     torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import TensorDataset, default_collate, get_worker_info
 
 from fastload import DataLoader
+from tests.children import Ended, run_fresh, run_script
 from tests.fakes import Numbers
-from tests.promises.children import Ended, Nursery, run_fresh
 
 
 class Squares(Numbers):
@@ -152,12 +152,6 @@ def test_a_loader_inside_a_worker(loader: type[TorchLoader[int]], workers: int) 
 # ---- forks ----
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
 def fine(ended: Ended) -> str:
     assert ended.code == 0, ended
     assert ended.err == "", ended
@@ -209,15 +203,15 @@ FORK_CHILD = {
         *((what, p) for what in list(FORK_CHILD)[2:] for p in (False, True)),
     ],
 )
-def test_fork_in_mid_epoch(nursery: Nursery, what: str, persistent: bool) -> None:
+def test_fork_in_mid_epoch(what: str, persistent: bool) -> None:
     script = FORK.format(persistent=persistent, child=FORK_CHILD[what])
-    assert "PARENT" in fine(nursery.run(script))
+    assert "PARENT" in fine(run_script(script))
 
 
-def test_forks_while_the_threads_are_at_work(nursery: Nursery) -> None:
+def test_forks_while_the_threads_are_at_work() -> None:
     """Whichever lock a thread holds at the moment of the fork, the child can exit and load for itself."""
     out = fine(
-        nursery.run(
+        run_script(
             """
 loader = fastload.DataLoader(Reads(10**9), 2, num_workers=4)
 iterator = iter(loader)
@@ -265,9 +259,9 @@ print(torch.get_num_threads(), later[0])
     ["", "torch.ones(300, 300) @ torch.ones(300, 300)", "torch.set_num_threads(3)"],
     ids=["nothing before", "pool up before", "set before"],
 )
-def test_torch_num_threads_is_left_alone(nursery: Nursery, first: str) -> None:
+def test_torch_num_threads_is_left_alone(first: str) -> None:
     """Of the main thread and of threads started later, whatever torch did before."""
-    out = [fine(nursery.run(NUM_THREADS.format(first=first, loads=loads))) for loads in (0, 1)]
+    out = [fine(run_script(NUM_THREADS.format(first=first, loads=loads))) for loads in (0, 1)]
     without, with_loader = (lines.splitlines()[0] for lines in out)
     if without == "1 1":
         pytest.skip("one core: torch has one thread anyway")

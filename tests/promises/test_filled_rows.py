@@ -65,9 +65,9 @@ from fastload.measure.samples import Numbered
 from fastload.rows import Run
 from fastload.run_length import RunLength
 from fastload.slots import SlotPool
+from tests.children import run_fresh
 from tests.fakes import Numbers
 from tests.image.photographs import encoded, photographs
-from tests.promises.children import run_fresh
 from tests.promises.equal import check_same
 
 WORKERS = [0, 1, 8]

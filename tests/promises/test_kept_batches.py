@@ -23,7 +23,7 @@ import torch.multiprocessing
 from torch.utils.data import Dataset
 
 import fastload
-from tests.promises.children import run_fresh
+from tests.children import run_fresh
 
 WORKERS = [0, 1, 3]
 SIZES = {"small": 5, "large": 20_000}  # floats of a row; large: 80 KB

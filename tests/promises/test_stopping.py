@@ -36,8 +36,8 @@ import fastload
 from fastload import DataLoader
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from fastload.iterator import ThreadIterator
+from tests.children import Ended, run_fresh, run_script, start_script
 from tests.fakes import fastload_threads
-from tests.promises.children import Ended, Nursery, run_fresh
 from tests.promises.reading import Reads, fill, wait_until
 
 PROMPT_SECONDS = 0.5
@@ -588,15 +588,7 @@ def test_a_timeout_counts_the_wait_for_one_batch_and_not_the_epoch() -> None:
 # ---- child processes ----
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
-
-
-def ends(
-    nursery: Nursery, script: str, code: int, call_seconds: float, traceback: str | None = None
-) -> Ended:
+def ends(script: str, code: int, call_seconds: float, traceback: str | None = None) -> Ended:
     """Run `script`, which must end promptly, with `code`, and a traceback of `traceback` if any.
 
     The code and the output must be right every time. The seconds have three attempts: on a machine
@@ -604,7 +596,7 @@ def ends(
     but not every time.
     """
     for _ in range(3):
-        ended = nursery.run(script)
+        ended = run_script(script)
         assert ended.code == code, ended
         for sign in ("Fatal Python error", "Exception ignored", "terminate called", "Warning"):
             assert sign not in ended.err, ended
@@ -660,9 +652,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("way", "state"), CASES)
-def test_the_process_ends(nursery: Nursery, way: str, state: str) -> None:
+def test_the_process_ends(way: str, state: str) -> None:
     script, code, traceback = EXITS[way]
-    ends(nursery, STATES[state] + script, code, CALL_SECONDS, traceback)
+    ends(STATES[state] + script, code, CALL_SECONDS, traceback)
 
 
 SIGNAL_IN_NEXT = """
@@ -707,10 +699,10 @@ for batch in loader: pass
     ids=["not caught", "caught", "handler that exits", "handler that closes"],
 )
 def test_a_signal_while_the_loop_waits_for_a_batch(
-    nursery: Nursery, name: str, loop: str, code: int, traceback: str | None, workers: int
+    name: str, loop: str, code: int, traceback: str | None, workers: int
 ) -> None:
     script = SIGNAL_IN_NEXT.format(name=name, seconds=CALL_SECONDS, workers=workers)
-    ends(nursery, script + loop, code, CALL_SECONDS, traceback)
+    ends(script + loop, code, CALL_SECONDS, traceback)
 
 
 PRODUCTS = """
@@ -742,15 +734,15 @@ LEAVE = {
 
 
 @pytest.mark.parametrize("way", LEAVE)
-def test_exit_while_the_workers_are_inside_torch(nursery: Nursery, way: str) -> None:
+def test_exit_while_the_workers_are_inside_torch(way: str) -> None:
     """A daemon thread that comes back from C++ while the interpreter is taken down aborts the process.
 
     So the threads have to be waited for at the end of the process, whether or not their iterator still lives.
     """
-    ends(nursery, PRODUCTS + LEAVE[way] + "stamp()", 0, 5.0)
+    ends(PRODUCTS + LEAVE[way] + "stamp()", 0, 5.0)
 
 
-def test_the_interpreter_waits_for_a_loop_in_an_ordinary_thread(nursery: Nursery) -> None:
+def test_the_interpreter_waits_for_a_loop_in_an_ordinary_thread() -> None:
     """The main thread ends first; Python then waits for the others, and so they still get their batches."""
     script = """
 def loop():
@@ -762,11 +754,11 @@ loader = fastload.DataLoader(Reads(40, seconds=0.005), 4, num_workers=2)
 iterator = iter(loader)
 threading.Thread(target=loop).start()
 """
-    assert "samples 40" in ends(nursery, script, 0, 0.1).out
+    assert "samples 40" in ends(script, 0, 0.1).out
 
 
 def test_exit_in_a_fresh_interpreter() -> None:
-    """The same as above without the nursery, once: an unfinished epoch at the end of a script is no event."""
+    """The same as above without the warm server, once: an unfinished epoch at the end of a script is no event."""
     ended = run_fresh(
         """
 import fastload, torch
@@ -821,13 +813,13 @@ except KeyboardInterrupt:
 
 
 @three_attempts
-def test_a_call_that_does_not_return_is_named_and_keeps_nobody(nursery: Nursery) -> None:
+def test_a_call_that_does_not_return_is_named_and_keeps_nobody() -> None:
     """All at once, as each waits a few seconds for nothing."""
     cases = [(way, False) for way in STUCK_ENDS] + [("exit", True), ("close, then exit", True)]
     children = {}
     for way, persistent in cases:
         begin = STUCK.format(persistent=persistent, timeout=2 if way == "timeout" else 0)
-        children[way, persistent] = nursery.start(begin + STUCK_ENDS[way])
+        children[way, persistent] = start_script(begin + STUCK_ENDS[way])
     for (way, persistent), child in children.items():
         ended = child.wait()
         case = f"{way}, persistent={persistent}: {ended}"
