@@ -151,7 +151,7 @@ def test_what_cannot_run_has_failed(task: Task, message: str, tmp_path: Path) ->
     [
         (PythonTask("a"), "it has no script"),
         (Task("a"), "it has no command"),
-        (PythonTask("a", script="mispelt.py"), r"script .*mispelt.py does not exist, and no "),
+        (PythonTask("a", script="misspelt.py"), r"script .*misspelt.py does not exist, and no "),
         (MPITask("a", script="b.py", hostfile="empty"), "empty lists no hosts"),
     ],
 )
