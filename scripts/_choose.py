@@ -24,12 +24,15 @@ TURNS = 5
 CORE = "core"
 CORE_FOLDERS = ("isolation", "telemetry")
 CORE_TESTS = (
-    *("tests/contracts/", "tests/isolation/", "tests/promises/", "tests/telemetry/"),
-    *(
-        f"tests/test_{name}.py"
-        for name in """choosing disk errors fixtures import layering sampler scripts sizes testing texts torch_private
-        window window_model windowed_shuffle workers""".split()
-    ),
+    "tests/contracts/",
+    "tests/isolation/",
+    "tests/promises/",
+    "tests/telemetry/",
+    "tests/test_",
+)
+NOT_CORE_TESTS = tuple(
+    f"tests/test_{name}"
+    for name in ("benchmarks", "check", "cli", "examples", "peers", "promises_page", "tensorboard")
 )
 ELSEWHERE = {
     ".github/": (),
@@ -164,7 +167,9 @@ def used_by(test: str) -> frozenset[str]:
     named = set(re.findall(r"\bfastload[./](\w+)", text))
     for names in re.findall(r"\bfrom fastload import \(?([\w\s,]+)", text):
         named |= set(re.findall(r"\w+", names))
-    named |= {"cli"} if re.search(r"""["']-m["'],\s*["']fastload["']|-m fastload""", text) else set()
+    named |= (
+        {"cli"} if re.search(r"""["']-m["'],\s*["']fastload["']|-m fastload""", text) else set()
+    )
     own = {Path(test).parts[1], *Path(test).stem.split("_")}
     whole = (named - {"cli"} | own) & sources().keys()
     return frozenset(named & {"cli"}).union(*(needs()[part] for part in whole))
@@ -194,7 +199,7 @@ def choose(changed: Iterable[str] | None) -> Choice:
     tests = test_files()
     if changed is None:
         return Choice(tests, [], "all tests, because the commit in .ci/base is unknown here")
-    chosen = {test for test in tests if test.startswith(CORE_TESTS)}
+    chosen = {t for t in tests if t.startswith(CORE_TESTS) and not t.startswith(NOT_CORE_TESTS)}
     for path in changed:
         needed = needed_by(path, tests)
         if needed is None:
@@ -216,4 +221,10 @@ def slow_files() -> list[str]:
 
 def fifth(number: int) -> list[str]:
     """Return the files whose slow tests run in this turn. A file keeps its turn when others come and go."""
-    return [test for test in slow_files() if zlib.crc32(test.encode()) % TURNS == number]
+    return [test for test in slow_files() if zlib.crc32(key_of(test).encode()) % TURNS == number]
+
+
+def key_of(test: str) -> str:
+    """Return what decides on a file's turn: its folder where a folder needs an installation of its own."""
+    folder = test.rpartition("/")[0]
+    return folder if folder in ("tests/compat", "tests/browser") else test

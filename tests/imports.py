@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
 
 def imported(source: str, package: str = "fastload") -> Iterator[tuple[str, bool]]:
     """Yield every dotted name that `source` imports, and whether loading the module does that.
@@ -12,16 +14,12 @@ def imported(source: str, package: str = "fastload") -> Iterator[tuple[str, bool
     `from a import b` yields both `a` and `a.b`, as `b` may be a module. Relative imports are
     resolved against `package`.
     """
-    tree = ast.parse(source)
-    deferred = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        at_load = id(node) not in deferred
+    left: list[tuple[ast.AST, bool]] = [(ast.parse(source), True)]
+    while left:
+        node, at_load = left.pop()
+        if isinstance(node, FUNCTIONS) or for_the_type_checker(node):
+            at_load = False
+        left += [(child, at_load) for child in ast.iter_child_nodes(node)]
         if isinstance(node, ast.Import):
             yield from ((alias.name, at_load) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -31,12 +29,15 @@ def imported(source: str, package: str = "fastload") -> Iterator[tuple[str, bool
             )
             yield base, at_load
             yield from ((f"{base}.{alias.name}", at_load) for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {
-            "__import__",
-            "import_module",
-        }:
-            argument = node.args[0]
-            assert isinstance(argument, ast.Constant), (
-                "an import by a computed name cannot be checked"
-            )
-            yield str(argument.value), at_load
+        elif isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+            if called in ("__import__", "import_module"):
+                argument = node.args[0]
+                assert isinstance(argument, ast.Constant), (
+                    "an import by a computed name cannot be checked"
+                )
+                yield str(argument.value), at_load
+
+
+def for_the_type_checker(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
