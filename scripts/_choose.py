@@ -143,11 +143,10 @@ def helpers_of(path: Path) -> frozenset[Path]:
         if helper in found or not helper.is_file() or ROOT not in helper.parents:
             continue
         found.add(helper)
-        left += [
-            ROOT.joinpath(*name.split(".")).with_suffix(".py")
-            for name in imports_of(helper, "tests")
-            if name.startswith("tests.")
-        ]
+        for name in imports_of(helper, "tests"):
+            head, *rest = name.split(".")
+            if head == "tests":  # tests.module or tests.module.name
+                left += [ROOT.joinpath(head, *rest[:end]).with_suffix(".py") for end in (-1, None)]
     return frozenset(found)
 
 

@@ -11,8 +11,8 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 def imported(source: str, package: str = "fastload") -> Iterator[tuple[str, bool]]:
     """Yield every dotted name that `source` imports, and whether loading the module does that.
 
-    `from a import b` yields both `a` and `a.b`, as `b` may be a module. Relative imports are
-    resolved against `package`.
+    `from a import b` yields `a.b`, as `b` may be a module. Relative imports are resolved against
+    `package`.
     """
     left: list[tuple[ast.AST, bool]] = [(ast.parse(source), True)]
     while left:
@@ -27,7 +27,6 @@ def imported(source: str, package: str = "fastload") -> Iterator[tuple[str, bool
             base = ".".join(
                 [*(parts if node.level else []), *([node.module] if node.module else [])]
             )
-            yield base, at_load
             yield from ((f"{base}.{alias.name}", at_load) for alias in node.names)
         elif isinstance(node, ast.Call):
             called = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
