@@ -86,7 +86,7 @@ VARIANTS = (
     [
         Step(
             "images without kernels",
-            (*QUICK, *IMAGES, "tests/promises/test_filled_rows.py"),
+            (*QUICK, *IMAGES, "tests/promises/test_filled_images.py"),
             {"FASTLOAD_KERNELS": "0"},
         ),
         Step("images with the region decoder", (*QUICK, *IMAGES), {"FASTLOAD_REGION_DECODE": "1"}),

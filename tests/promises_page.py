@@ -35,7 +35,7 @@ AREAS = {
     "Beside the training loop": "tests/promises/test_{beside_the_loop,prefetch,memory_format} benchmarks/beside",
     "Iterable datasets": "tests/promises/test_{iterable,max_wait}",
     "Reports and checks": "tests/telemetry/* tests/promises/test_telemetry_scenarios tests/test_check",
-    "Datasets that fill rows": "tests/promises/test_filled_rows{,_broken}",
+    "Datasets that fill rows": "tests/promises/test_filled_{rows,rows_broken,images}",
     "Images": """tests/image/test_{plans,pixels,decode,region_decoder} tests/promises/test_plans_in_the_loader
         tests/image/test_{kernels_build,*} benchmarks/decode""",
     "Packed sets": """tests/datasets/test_packed tests/promises/test_packed_{damage,packing}

@@ -145,7 +145,7 @@ EVERYTHING = [
     "-m pytest -n auto --dist loadfile -m slow",
     "FASTLOAD_TEST_COPY_DATASET=False -m pytest -n auto -m not slow tests/promises",
     " ".join(
-        ["FASTLOAD_KERNELS=0 -m pytest -n auto", *IMAGES, "tests/promises/test_filled_rows.py"]
+        ["FASTLOAD_KERNELS=0 -m pytest -n auto", *IMAGES, "tests/promises/test_filled_images.py"]
     ),
     " ".join(["FASTLOAD_REGION_DECODE=1 -m pytest -n auto", *IMAGES]),
 ]
