@@ -51,7 +51,7 @@ class Figures:
     start_method: str | None
     """Start method of the worker processes, or None for loaders without processes."""
     loader_stats: dict[str, Any] | None
-    """`fastload.DataLoader.stats()` at the last step, or None for torch's loader."""
+    """`fastload.DataLoader.stats()` of the steady time, or None for torch's loader."""
     finding: str | None
     """A sentence on what limits the run, from those stats, or None without them."""
 

@@ -109,9 +109,7 @@ def measure(
     measured = meter.end()
     say(average_line(measured.window_rates, warmup_steps=WARMUP_STEPS))
     say("Stopping data loader")
-    loader_stats = None
     if ours is not None:
-        loader_stats = asdict(ours.stats())
         ours.close()
     del batches  # The last reference: torch's iterator ends its processes here, and waits for them.
     closed = time.monotonic()
@@ -136,7 +134,7 @@ def measure(
         unique_samples=len(set(delivered)),
         intraop_threads=torch.get_num_threads(),
         start_method=multiprocessing.get_start_method() if run.loader == "torch" else None,
-        loader_stats=loader_stats,
+        loader_stats=None if measured.stats is None else asdict(measured.stats),
         finding=None if measured.stats is None else bound(measured.stats).sentence,
     )
     return Part(
