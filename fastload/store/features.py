@@ -40,10 +40,10 @@ def features(
     replace: bool = False,
     progress: bool = False,
 ) -> SetDataset:
-    """Run a model over a dataset once, keep what it returns as a set, and open the set. All ranks of a job call this.
+    """Run a model over a dataset once, store what it returns as a set, and open the set. All ranks of a job call this.
 
     Row `i` is the sample `i` of the dataset. The column "x" has what the model returns for it, and "y" its label, int64
-    if it is a whole number. There is no "y" if samples are single tensors. If the set is there, neither the dataset nor
+    if it is a whole number. There is no "y" if samples are single tensors. If the set exists, neither the dataset nor
     the model runs.
 
     Args:
@@ -112,7 +112,7 @@ def _x(outputs: Any) -> dict[str, Any]:
 
 
 def _split(batch: Any, data: str | None, label: str | None) -> tuple[Any, Any]:
-    """Return what the model gets of a batch, and its labels, or None."""
+    """Return the model's input from a batch, and the batch's labels or None."""
     if isinstance(batch, Mapping):
         missing = [name for name in (data, label) if name is not None and name not in batch]
         if data is None or missing:

@@ -79,7 +79,7 @@ def _rows(
         raise ValueError(f'parts must be "local" or "all", got {parts!r}')
     if balance not in (None, *BALANCES):
         raise ValueError(f'balance must be "drop", "pad", "fetch" or None, got {balance!r}')
-    # The parts of one node are all here, whatever the name of the node is now.
+    # If all parts are of one node, they are here, even if the node has a new name.
     if parts == "all" or len({shard.node for shard in index.shards}) == 1:
         if balance is not None:
             raise ValueError(
