@@ -59,9 +59,9 @@ def _of_array(array: Any) -> list[Delayed]:
 
 
 def _without_conversion(expr: Any) -> Any:
-    """Return a frame's expression as if `dataframe.convert-string` had been off when it was built.
+    """Return a frame's expression without the conversion of `dataframe.convert-string`.
 
-    With it on, a cell that is an array becomes the string that NumPy prints for it.
+    With that conversion, a cell that is an array becomes the string that NumPy prints for it.
     """
     from dask.dataframe.dask_expr._expr import ArrowStringConversion, Expr
 

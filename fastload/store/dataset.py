@@ -38,7 +38,7 @@ class SetDataset(Dataset[Any]):
         label: the column with the label: a sample is `(data, label)`.
         transform: called with the data of each sample. Without it, batches are gathered column by column.
         rows: the rows of the set in their order, int64[len(self)]. None: all rows.
-        order: name of the choice of `rows`. A dataset can resume from the state of one with the same set and `order`.
+        order: a name for this choice of `rows`. A dataset can load the state of another with the same set and `order`.
         index: index of the set, if it was read already.
 
     A value is a tensor with the column's dtype and shape. Plain numbers have no dimensions. Columns of strings and

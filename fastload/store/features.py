@@ -47,14 +47,14 @@ def features(
     the model runs.
 
     Args:
-        name: of the set, or its path. All ranks must see its folder.
+        name: name of the set, or its path. All ranks must see its folder.
         dataset: map-style, of samples `(x, y)`, of single tensors `x`, or of dicts.
         model: gets batches of `x` and returns a tensor [batch, ...], which is stored as it is; see `backbone`. It runs
             in eval mode, without gradients. Its modes are restored afterwards.
         loader: arguments of the `DataLoader` that reads the dataset. Default: batches of 64, a thread for each core
             of this rank, and `seed=0`. The order is always that of the dataset.
-        data, label: of samples that are dicts, the keys of `x` and `y`.
-        dtype: of the column "x".
+        data, label: the keys of `x` and `y`, if samples are dicts.
+        dtype: dtype of the column "x".
         device: device of the model, which is moved there and back. None: its current device.
         parts: number of parts of the set, of nearly equal size. None: one per 512 rows, and at most 64. A rank holds
             one part in its memory.

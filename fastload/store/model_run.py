@@ -22,8 +22,8 @@ Part = tuple[str, range]
 class _Batches:
     """A batch sampler of the rows of parts. A batch never has rows of two parts.
 
-    So the samples of a batch, and what they draw, are the same, whichever process makes the part, and whatever parts it
-    has made before.
+    So the samples of a batch, and their random numbers, do not depend on the process that makes the part, nor on the
+    parts that it has made before.
     """
 
     def __init__(self, parts: Iterable[Part], size: int) -> None:

@@ -105,7 +105,7 @@ class ModelSet:
         return place
 
     def _is_there(self, place: str, *, replace: bool) -> bool:
-        """Return True if the set of this key is at `place`. Raise FileExistsError if another set is."""
+        """Return True if the set with this key is at `place`. Raise FileExistsError if a different set is there."""
         try:
             there = read_index(place).made.get(self.kind)
         except FileNotFoundError:

@@ -43,7 +43,7 @@ def predictions(
     has the dtype of its tensor. If the set exists, neither the dataset nor the model runs.
 
     Args:
-        name: of the set, or its path. All ranks must see its folder.
+        name: name of the set, or its path. All ranks must see its folder.
         dataset: map-style.
         model: runs in eval mode, without gradients. Its modes are restored afterwards.
         inputs: takes a batch, and returns what the model gets. None: the first item of a batch that is a tuple or list,

@@ -51,7 +51,7 @@ class Preparation:
     """A set that is being prepared. Other processes may get a copy of this, and write parts into `work`.
 
     Attributes:
-        name: of the set.
+        name: name of the set.
         work: the folder in which parts are written.
         given: fingerprint and source of each part, in the order of the set.
         missing: sources whose parts do not exist, by fingerprint. Empty if the set itself exists.

@@ -33,7 +33,7 @@ def get(
     """Open the set `name` as a map-style dataset; see `SetDataset` for its samples.
 
     Args:
-        name: of the set, or its path.
+        name: name of the set, or its path.
         data, label, transform: see `SetDataset`.
         parts: the rows to read, if the parts of the set are in the memories of several nodes. "local": those of this
             node. Sample them with `RankSampler(dataset, rank=local_rank, world_size=local_world_size)`. "all": all
