@@ -54,7 +54,7 @@ class Optimizer:
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)
 
     def row_widths(self, dim: int) -> dict[str, int]:
-        """Return the sizes of the optimizer's state for a row of `dim` numbers, by name. It is zero for a new row."""
+        """Return the sizes of the optimizer's states for a row of `dim` numbers, by name. New rows have zeros."""
         if self.name == "adagrad":
             return {"sum": dim}
         if self.name == "adam":
