@@ -88,7 +88,7 @@ class FolderStore(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return True if all keys exist."""
-        # If the folder is gone, a key that is waited for never comes.
+        # Raise OSError if the folder is gone, because no key would ever appear.
         os.stat(self._folder)
         return all(os.path.exists(self._path(key)) for key in keys)
 
