@@ -1,4 +1,4 @@
-"""Tell whether a dataset suits threads: `from fastload.check import check`, or the command `fastload check`.
+"""A check if threads can read a dataset: `from fastload.check import check`, or the command `fastload check`.
 
 `reading` reads samples serially and in threads. `compare` compares them by `equality` and makes the `report`. In it,
 `summary` lists what each worker copies and what all workers share.

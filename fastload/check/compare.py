@@ -1,4 +1,4 @@
-"""Whether a dataset can be read by threads: it is read serially and in threads, and compared.
+"""The check of a dataset: samples are read serially and in threads, and compared.
 
 fastload check my_package.data:train_set
 """
@@ -33,8 +33,8 @@ from fastload.global_draws import global_states, restore_global_states
 from fastload.isolation import Isolation
 
 CROWDED = 0.15
-"""Share of the cores that others may have, and of its time that a serial reading may lack one. Beyond it, a comparison
-of two short readings measures the other processes."""
+"""Share of the cores that other processes may use, and of its time that a serial reading may be without a core. Above
+it, a comparison of two short readings measures the other processes."""
 
 
 @dataclass(slots=True)
@@ -62,8 +62,8 @@ def check(
         dataset: a map-style or an iterable dataset. The check reads copies of it, as workers do, and about five times
             as many samples as it compares.
         samples: how many samples to compare. Those of a map-style dataset are spread over its length.
-        workers: threads that read at once.
-        seed: of the random streams, the same for all readings.
+        workers: number of threads that read at once.
+        seed: seed of the random streams, the same for all readings.
         say: called with "serially" before the serial readings, and with "in 4 threads" before those in threads.
 
     It can find:
@@ -81,7 +81,7 @@ def check(
 
     The command `fastload check` reads in a child process, and also reports a dataset that ends its process.
 
-    Raises TypeError if `dataset` is no dataset.
+    Raises TypeError if `dataset` is not a dataset.
     """
     require_dataset(dataset)
     others = OtherProcesses()
@@ -124,7 +124,7 @@ def check(
 
 
 def _of_time(gil_share: float, serial: Reading, *, crowded: bool) -> Iterator[Finding]:
-    """Yield what the time that samples take means for threads."""
+    """Yield findings on the speed of threads, from the times of the readings."""
     if gil_share > 0.5 and serial.cpu_share > 0.5:
         yield Finding(
             "note",
@@ -141,7 +141,7 @@ def _of_time(gil_share: float, serial: Reading, *, crowded: bool) -> Iterator[Fi
 
 
 def _refused(dataset: Any, workers: int, error: DatasetCopyError) -> Report:
-    """Return the report on a dataset that no worker can have a copy of."""
+    """Return the report on a dataset that cannot be copied for workers."""
     finding = Finding("fault", *_in_two(str(error)))
     nothing = {"samples": 0, "serial_ms": 0.0, "cpu_share": 0.0, "gil_share": 0.0}
     return Report(
@@ -154,7 +154,7 @@ def _refused(dataset: Any, workers: int, error: DatasetCopyError) -> Report:
 
 
 def _shared_state(caught: Iterable[warnings.WarningMessage]) -> list[Finding]:
-    """Return what the loader warned of while it read, each once."""
+    """Return a finding for each different warning of the loader during the readings."""
     said = {str(w.message): None for w in caught if issubclass(w.category, SharedStateWarning)}
     return [Finding("note", *_in_two(text.removeprefix("fastload: "))) for text in said]
 
@@ -198,7 +198,7 @@ def _check_map(
             )
         )
     compared = True
-    if drawn:  # samples that depend on it are others after what was drawn
+    if drawn:  # samples that depend on this state differ now, after the draws
         compared = not differing(indices, expected, read(serially, indices, 0, seed)[0])
         restore_global_states(before)  # so that the next readings draw what the first one drew
     findings += [_of_draws(w, seeded=w in seeded, matters=not compared) for w in drawn]
@@ -222,7 +222,7 @@ def _check_map(
 
 
 def in_threads(workers: int) -> str:
-    """Return the words for a reading in threads."""
+    """Return the words that describe a reading in threads."""
     return f"in {workers} threads"
 
 
@@ -267,9 +267,9 @@ def _find_races(
     *,
     compared: bool,
 ) -> None:
-    """Read in threads, three times: what differs from the serial reading depends on what workers share.
+    """Read three times in threads. A sample that differs from the serial reading depends on what workers share.
 
-    Of samples that cannot be compared, only what raises.
+    If samples cannot be compared, look only for samples that raise.
     """
     if not compared:
         expected = [_raised(sample) for sample in expected]
@@ -312,13 +312,13 @@ def _raised(sample: Any) -> Raised | None:
 
 
 def _drawn(before: Sequence[Any], after: Sequence[Any]) -> list[str]:
-    """Return whose global random states have moved."""
+    """Return the owners of the global random states that have changed."""
     states = zip(("Python's", "NumPy's", "torch's"), before, after, strict=True)
     return [whose for whose, old, new in states if old != new]
 
 
 def _of_draws(whose: str, *, seeded: bool, matters: bool) -> Finding:
-    """Return what it means that samples draw from a global random state, if it `matters` to them."""
+    """Return the finding that samples draw from a global random state. `matters`: they depend on it."""
     what = f"the dataset draws from {whose} global random state, which threads share"
     source = "fastload.sample_generator() (torch) or fastload.sample_rng() (NumPy, Python's random)"
     if not matters:
@@ -378,5 +378,5 @@ def _check_iterable(
 def _is_own_iterator(dataset: Any) -> bool:
     try:
         return iter(dataset) is dataset
-    except Exception:  # the readings say what it raises
+    except Exception:  # the readings report the error
         return False

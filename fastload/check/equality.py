@@ -10,14 +10,14 @@ import torch
 
 
 def differing(indices: Sequence[Any], one: Sequence[Any], other: Sequence[Any]) -> str:
-    """Return which samples differ, in words; an empty text if none does."""
+    """Describe which samples differ. Return an empty string if none does."""
     pairs = zip(indices, one, other, strict=True)
     wrong = [index for index, a, b in pairs if not same(a, b)]
     return f"{len(wrong)} of {len(indices)} samples (index {wrong[0]!r} first)" if wrong else ""
 
 
 def same(a: Any, b: Any, compared: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Return whether two samples are equal, bit for bit.
+    """Return True if two samples are equal, bit for bit.
 
     Objects without equality are compared by their attributes, and by type if they have none. `compared` are the pairs
     that contain this one, because an object may contain itself.
@@ -51,7 +51,7 @@ def same(a: Any, b: Any, compared: frozenset[tuple[int, int]] = frozenset()) -> 
     attributes = _attributes(a)
     if getattr(type(a), "__eq__", None) is not getattr(object, "__eq__", None):
         try:
-            equals = getattr(a, "equals", None)  # of tables, whose == is one too
+            equals = getattr(a, "equals", None)  # a table's == returns a table
             if bool(equals(b)) if equals else bool(a == b or (a != a and b != b)):
                 return True
         except Exception:  # user code, or arrays inside: compare their attributes

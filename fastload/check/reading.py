@@ -1,4 +1,4 @@
-"""Samples of a dataset read once, serially or in threads, with what the reading cost: `compare` compares them."""
+"""One reading of a dataset's samples, serially or in threads, with its times. `compare` compares the readings."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from fastload.telemetry.snapshot import seconds_in
 from fastload.user_errors import shown
 
 LONGEST_S = 5.0
-"""What is not clear about the GIL by then will not be."""
+"""Longest time of the measurement of the GIL. More time would not make the result clearer."""
 
 SHORTEST_S, MOST_READINGS = 0.05, 8
-"""Less is a few waits of the switch interval (5 ms), of which one makes a share; so quick samples are read again."""
+"""A shorter reading has only a few waits of the switch interval (5 ms), so one wait would decide. It is repeated."""
 
 TICKS_S = 0.02
-"""The kernel counts what other processes have in ticks: two of 10 ms, at either end."""
+"""Error of the kernel's times of other processes, which are in ticks of 10 ms: one tick at either end."""
 
 SERIALLY = "serially"
 
@@ -54,7 +54,7 @@ def require_dataset(dataset: Any) -> None:
     if isinstance(dataset, type):
         raise TypeError(f"expected a dataset, got the class {dataset.__name__}. Give an instance")
     if isinstance(dataset, IterableDataset):
-        return  # whose length no reading needs
+        return  # no reading needs its length
     if isinstance(dataset, str | bytes) or not all(
         hasattr(dataset, name) for name in ("__getitem__", "__len__")
     ):
@@ -72,19 +72,19 @@ def require_dataset(dataset: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What reading some samples took."""
+    """The times of one reading."""
 
     ms: float
-    """Milliseconds a sample, as the loop has them."""
+    """Milliseconds per sample, measured in the loop."""
     cpu_share: float
-    """Share (0 to 1) of the time in samples, less that without a core, in which threads computed."""
+    """Share (0 to 1) of the time in samples in which threads computed. Time without a core is left out."""
     lacked_share: float
     """Share (0 to 1) of the time in which the loop's own thread had no core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """What a sample raised. Two are the same by the type: what is said may be the hour."""
+    """An error that a sample raised. Two are equal if their types are, because a message may contain the time."""
 
     kind: str
     said: str = field(compare=False)
@@ -116,7 +116,7 @@ def read(
     limit: int | None = None,
     buffers: list[int] | None = None,
 ) -> tuple[list[Any], Reading]:
-    """Read samples one by one, each in the stream of its index. Return them, or what raised in their place.
+    """Read samples one by one, each with the random stream of its index. Return each sample, or its error instead.
 
     Add to `buffers` the numbers of the samples that changed when the next one was read.
     """
@@ -150,9 +150,9 @@ def read(
 
 
 def read_filled(dataset: Any, indices: Iterable[int], seed: int) -> list[Any]:
-    """Return batches of one sample each, or what raised in their place, from rows that the dataset fills itself.
+    """Let the dataset fill batches of one sample each. Return each batch, or its error instead.
 
-    Return nothing if it fills none.
+    Return an empty list if the dataset does not fill rows.
     """
     with suppress(Exception):  # user code; the loader warns of it
         if filler(dataset) is None:
@@ -178,7 +178,7 @@ def _kept(sample: Any) -> Any:
 
 
 def share_under_gil(dataset: Any, indices: Iterable[int] | None, samples: int, seed: int) -> float:
-    """Return the share (0 to 1) of time in which this thread, beside one that reads, finds the GIL taken."""
+    """Return the share (0 to 1) of time in which this thread must wait for the GIL while another thread reads."""
     all_s = late_s = 0.0
     deadline = perf_counter() + LONGEST_S
     for _ in range(MOST_READINGS):
@@ -187,7 +187,7 @@ def share_under_gil(dataset: Any, indices: Iterable[int] | None, samples: int, s
             while loader.stats().workers and perf_counter() < deadline:
                 started, delayed = perf_counter(), delayed_s()
                 select.select((), (), (), NAP_S)
-                # Without what it lacked a core, which is no wait for the GIL.
+                # Time without a core is not a wait for the GIL.
                 napped_s = max(0.0, perf_counter() - started - (delayed_s() - delayed))
                 all_s += napped_s
                 late_s += napped_s if napped_s > LATE * NAP_S else 0.0
@@ -198,25 +198,25 @@ def share_under_gil(dataset: Any, indices: Iterable[int] | None, samples: int, s
             del iterator  # held until here: its threads end with it
         if all_s > SHORTEST_S:
             return late_s / all_s
-    return 0.0  # samples so quick that it does not matter
+    return 0.0  # the samples are so quick that the GIL does not matter
 
 
 class OtherProcesses:
-    """What other processes take of the cores, from now on."""
+    """A measurement of the CPU time of other processes, which starts now."""
 
     def __init__(self) -> None:
         self._cores, self._began_s = usable_cores(), perf_counter()
         self._before_s = cores_busy_s() - process_time()
 
     def share(self) -> float:
-        """Return their share (0 to 1) of the cores until now."""
+        """Return the share (0 to 1) of CPU time that other processes have used since the start."""
         busy_s = cores_busy_s() - process_time() - self._before_s - self._cores * TICKS_S
         return busy_s / (self._cores * (perf_counter() - self._began_s))
 
 
 @contextmanager
 def switching_often() -> Iterator[None]:
-    """Let threads take turns every 10 us in the block: races show sooner. The interval is the process's own."""
+    """Let threads switch every 10 us in the block, so that races show sooner. This affects the whole process."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
@@ -227,9 +227,9 @@ def switching_often() -> Iterator[None]:
 
 @contextmanager
 def noticing_seeds() -> Iterator[set[str]]:
-    """Give a set, and add to it whose global random state this thread seeds or sets in the block.
+    """Yield a set. Add the owner of each global random state that this thread seeds or sets in the block.
 
-    NumPy's functions cannot be seen. No debugger or profiler is disturbed: under one, the set stays empty.
+    NumPy's functions cannot be seen. Under a debugger or profiler, the set stays empty, so that neither is disturbed.
     """
     seeded: set[str] = set()
     python = random.random.__self__  # type: ignore[attr-defined]

@@ -15,8 +15,8 @@ class Finding:
     """A fact about a dataset, and what to do."""
 
     level: Level
-    """"fault": threads would give other samples than a serial loop, or there is nothing to compare. "note": threads
-    give the same samples, but read this."""
+    """"fault": samples of threads would differ from those of a serial loop, or nothing can be compared. "note":
+    threads give the same samples, but the user should know this."""
     what: str
     advice: str
 
@@ -32,27 +32,27 @@ class Report:
     samples: int
     workers: int
     serial_ms: float
-    """Milliseconds a sample, read serially."""
+    """Milliseconds per sample, read serially."""
     cpu_share: float
-    """Share (0 to 1) of that time in which the thread computed. It waited for the rest. Time without a core counts for
-    neither."""
+    """Share (0 to 1) of that time in which the thread computed. In the rest it waited. Time without a core is left
+    out."""
     gil_share: float
-    """Estimated share (0 to 1) of reading in which a reader holds the GIL, so that another thread that wakes must wait
+    """Estimated share (0 to 1) of the reading time in which a reader holds the GIL, so that another thread must wait
     for it."""
     threads_ratio: float | None
-    """Samples a second in threads, divided by those read serially. None if it could not be measured: other processes
-    used the cores, or nothing was read in threads."""
+    """Samples per second in threads, divided by samples per second in a serial loop. None if it could not be measured:
+    other processes used the cores, or nothing was read in threads."""
     failed: int = 0
-    """How many samples raised, read serially."""
+    """Number of samples that raised in the serial reading."""
     findings: list[Finding] = field(default_factory=list)
     isolation: Summary = field(default_factory=Summary)
     """What each worker copies, and what all workers share."""
     compared: bool = True
-    """Whether samples of threads can be compared with serial ones. They cannot if they depend on global draws."""
+    """True if samples of threads can be compared with serial ones. They cannot if they depend on global draws."""
 
     @property
     def ok(self) -> bool:
-        """Whether threads gave what a serial loop gives, for every sample."""
+        """True if threads gave what a serial loop gives, for every sample."""
         return all(finding.level != "fault" for finding in self.findings)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a plan copies for each worker and what it shares, as a text for the user."""
+"""A summary, for users, of what a plan copies for each worker and what all workers share."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Piece:
     kind: str
     objects: int = 0
     nbytes: int = 0
-    """About: `sys.getsizeof` of each object, and the memory of arrays and tensors."""
+    """Approximate size: `sys.getsizeof` of each object, and the memory of arrays and tensors."""
     why: str = ""
-    """Why it is shared; empty if it is copied."""
+    """Why it is shared, or "" if it is copied."""
 
     def __str__(self) -> str:
         said = [self.kind]
@@ -60,14 +60,14 @@ class Summary:
 def summary(plan: Plan, unreached: Iterable[ModuleObject] = ()) -> Summary:
     """Return what `plan` copies, by the attributes of its roots, and what it shares.
 
-    `unreached` are the module-level objects that samples use and no copy reaches: they are shared too.
+    `unreached` are module-level objects that samples use but no copy contains, so they are shared too.
     """
     top: dict[int, int] = {}
     copied: dict[int, Piece] = {}
     shared: list[Piece] = []
     for i, node in plan.nodes.items():
         above = node.parent
-        # An attribute of a root stands for all below it; a cached function, for the function in it too.
+        # An attribute of a root represents all below it. A cached function also represents the function inside.
         alone = above is None or (
             plan.nodes[above].parent is None and type(plan.nodes[above].x) is not CACHED
         )

@@ -56,7 +56,7 @@ def check(dataset: str, samples: int, workers: int) -> None:
 
 
 def _read_in_child(path: str, samples: int, workers: int) -> tuple[str, bool]:
-    """Check the dataset at `path` in a child process, which its code may crash. Return the report, and True if ok.
+    """Check the dataset at `path` in a child process, because its code may crash. Return the report, and True if ok.
 
     Raise UsageError if there is nothing to check, and ClickException if importing or reading fails.
     """

@@ -185,6 +185,6 @@ def serve(
                 line = f"Error: server {number} of {of} has not saved: {in_one_line(error)}"
                 click.echo(line, err=True)
                 code = 1
-            # Workers keep streams open, for which the end of the interpreter would wait.
+            # Workers keep streams open, and the end of the interpreter would wait for them.
             sys.stdout.flush()
             os._exit(code)

@@ -22,7 +22,7 @@ _root_option = click.option(
 def store() -> None:
     """Keep data as named sets that all processes of this node map into memory.
 
-    A set has columns of tensors, numbers or texts, with one row per sample. The rows are divided into parts, of one
+    A set has columns of tensors, numbers or strings, with one row per sample. The rows are divided into parts, of one
     file each. By default, sets are in shared memory, and no server is needed. A program opens a set by its name:
     fastload.store.get("mnist").
 

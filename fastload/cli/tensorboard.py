@@ -54,7 +54,7 @@ def tensorboard(logdir: Path, port: int | None, bind_all: bool) -> None:
 
 @contextmanager
 def _ends() -> Iterator[Callable[[], int]]:
-    """Yield a function that waits for Ctrl-C or SIGTERM, counted from the start of the block, and returns the signal.
+    """Yield a function that returns the first Ctrl-C or SIGTERM since the start of the block, and waits for it.
 
     The signal may reach any thread of this process and its plugins, so the function waits on Python's wake-up
     descriptor. Afterwards Ctrl-C is ignored: a second one would interrupt the plugins while they end their processes,

@@ -12,7 +12,7 @@ import click
 from fastload.cli._common import Number, OnRanks, list_options, require, sigterm_raises
 
 _LARGEST_SEED = 2**63 - 1
-"""torch takes seeds of 64 bits; each rank adds its number to it."""
+"""torch takes seeds of 64 bits, and each rank adds its rank number to the seed."""
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 

@@ -4,5 +4,5 @@ twister2flow       Twister2Flow's pipelines; twister2graph: its module `Pipeline
 twister2           Twister2's environment, sources and TSets
 twister2deepnet    Twister2:DeepNet: MNIST, its hand-over in Parquet files, mini-batches, all_reduce
 alcf               the loader of ALCF's ImageNet example
-ranks              which rank a program of Twister2's is, and its process group
+ranks              the rank of a program written for Twister2, and its process group
 """

@@ -2,8 +2,8 @@
 
     from fastload.compat.alcf import ImageNetDataLoader, ImageNetDataset
 
-The example's loop runs as it is. What is different: each image of the rank's part is read once before any is read
-again; batches come in order; an image that cannot be read raises an error with its path; `stop()` returns at once.
+The example's loop runs unchanged. Four things differ. Each image of the rank's part is read once before any is read
+again. Batches come in order. An image that cannot be read raises an error with its path. `stop()` returns at once.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["ImageNetDataLoader", "ImageNetDataset"]
 
 
 class ImageNetDataset(ImageFileList):
-    """The images of a file list that are this rank's: sample `i` is `(image, class number)`.
+    """This rank's images of a file list. Sample `i` is `(image, class number)`.
 
     Args:
-        base_dir: relative paths of the list start here.
+        base_dir: folder from which relative paths of the list start.
         file_list_path: a file with a path on each line. An image's class is the name of its folder.
         id_to_index: the number of each class, from 0 without a gap.
         transform: called with the image, a PIL image of mode "RGB".
-        rank, world_size: this rank has every `world_size`-th image, from the one with number `rank`.
+        rank, world_size: this rank reads every `world_size`-th image, starting with image number `rank`.
 
-    Raises ValueError if a number of a class is missing, and what `ImageFileList` raises.
+    Raises ValueError if a class number is missing, and what `ImageFileList` raises.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ImageNetDataset(ImageFileList):
 
 
 class _Endless(Sampler[int]):
-    """All indices, again and again."""
+    """All indices in order, repeated without end."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -74,10 +74,10 @@ class ImageNetDataLoader:
 
     Args:
         dataset: any map-style dataset.
-        batch_size, num_workers: of `fastload.DataLoader`; workers are threads.
-        cache_size: how many batches wait for the loop at most.
+        batch_size, num_workers: see `fastload.DataLoader`. Workers are threads.
+        cache_size: maximum number of batches that are ready for the loop.
 
-    One loop at a time: another `iter()` begins with the first sample again.
+    Use one loop at a time. Another `iter()` begins with the first sample again.
 
     Raises ValueError if the dataset is empty.
     """
@@ -101,5 +101,5 @@ class ImageNetDataLoader:
         return iter(self._loader)
 
     def stop(self) -> None:
-        """End the threads. The loop that runs ends with an error."""
+        """End the threads. A running loop ends with an error."""
         self._loader.close()

@@ -1,4 +1,4 @@
-"""ElasticDL's names for leased shards: a service that gives the next record to read, and an image folder that asks it.
+"""ElasticDL's names for leased shards: a service that gives the next index to read, and an image folder that uses it.
 
 from fastload.compat.elasticdl import ElasticImageFolder, RecordIndexService
 
@@ -24,7 +24,7 @@ __all__ = ["ElasticImageFolder", "RecordIndexService"]
 
 @dataclass
 class _Begun:
-    """A lease, and how many of its records were not reported."""
+    """A lease, and how many of its records are not reported yet."""
 
     epoch: Epoch
     lease: Lease
@@ -35,11 +35,11 @@ class RecordIndexService:
     """Gives the indices of the shards that this worker leases, one by one, for all epochs.
 
     Args:
-        leases: of as many samples as the dataset has. Close them in the end.
-        epochs: how many epochs `fetch_record_index` gives.
-        shuffle, seed: the order of each epoch, as of `fastload.RankSampler`. The same for all workers.
+        leases: leases whose length is that of the dataset. The caller closes them at the end.
+        epochs: number of epochs whose indices `fetch_record_index` returns.
+        shuffle, seed: the order of each epoch, as in `fastload.RankSampler`. All workers give the same values.
 
-    Only the thread that made it may use it.
+    Only the thread that created it may use it.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class RecordIndexService:
         self._about = f"{shuffle=}, {seed=}"
         self._epochs = iter(range(epochs))
         self._epoch: Epoch | None = None
-        self._indices: Iterator[int] = iter(())  # of the latest lease
+        self._indices: Iterator[int] = iter(())  # the indices of the latest lease
         self._begun: deque[_Begun] = deque()
-        self._fetched = 0  # records that were fetched, and not reported
+        self._fetched = 0  # records that were fetched but not reported
 
     def fetch_record_index(self) -> int:
         """Return the next index. Raise StopIteration once all workers have reported all epochs.
 
-        At the end of an epoch this waits for other workers. Report first what was trained, or it raises RuntimeError.
+        At the end of an epoch, this waits for other workers. Report trained records first, or it raises RuntimeError.
         """
         self._check_thread()
         while (index := next(self._indices, None)) is None:
@@ -71,7 +71,7 @@ class RecordIndexService:
         return index
 
     def report_batch_done(self, batch_size: int) -> None:
-        """Count the next `batch_size` indices that were fetched as trained. Acknowledge the shards that this ends."""
+        """Count the next `batch_size` fetched indices as trained. Acknowledge the shards that this completes."""
         self._check_thread()
         if not 0 <= batch_size <= self._fetched:
             raise ValueError(
@@ -118,12 +118,12 @@ class RecordIndexService:
 class ElasticImageFolder(ImageFolder):
     """`fastload.datasets.ImageFolder` whose samples a `RecordIndexService` chooses, if it has one.
 
-    Then `dataset[any]` is the sample of `fetch_record_index()`, and `len()` is `sys.maxsize`, as in ElasticDL: the
-    service says when the data end.
+    With a service, `dataset[any]` is the sample at `fetch_record_index()`, and `len()` is `sys.maxsize`, as in
+    ElasticDL. The service decides when the data end.
 
     Args:
-        root, transform, options: of `ImageFolder`.
-        data_shard_service: gives the indices. None: this is an `ImageFolder`.
+        root, transform, options: see `ImageFolder`.
+        data_shard_service: service that gives the indices. None: this works as an `ImageFolder`.
     """
 
     def __init__(

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from fastload import distributed
 
 _added: dict[str, str] = {}
-"""What `set_variables` has set, with its values."""
+"""The variables that `set_variables` has set, with their values."""
 
 
 def set_variables() -> None:
     """Set OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE under a launcher that does not, such as MPICH's.
 
-    Without a launcher nothing is set: a job that this process starts would inherit it. Raises RankError.
+    Without a launcher, set nothing, because a job that this process starts would inherit it. Raises RankError.
     """
     rank = distributed.detect_rank().rank
     if rank.launcher == "none":
@@ -30,7 +30,7 @@ def set_variables() -> None:
 
 @contextmanager
 def _variables_of_the_launcher() -> Iterator[None]:
-    """Take back what `set_variables` has set: fastload would believe that Open MPI had started this process."""
+    """Unset in the block what `set_variables` has set. Otherwise fastload would take Open MPI for the launcher."""
     for name in _added:
         os.environ.pop(name, None)
     try:
@@ -40,12 +40,12 @@ def _variables_of_the_launcher() -> Iterator[None]:
 
 
 def join() -> distributed.Rank:
-    """Return this process's rank. The first call, by all ranks, makes the process group, over Gloo."""
+    """Return this process's rank. The first call, which all ranks make, creates the process group over Gloo."""
     with _variables_of_the_launcher():
         return distributed.init("gloo")
 
 
 def wait_for_all() -> None:
-    """Return when all ranks have called this."""
+    """Wait until all ranks have called this."""
     if join().world_size > 1:
         dist.barrier()

@@ -1,4 +1,4 @@
-"""Twister2's environment, sources and TSets, as far as programs that feed PyTorch use them. No Java is needed.
+"""Those parts of Twister2's environment, sources and TSets that programs feeding PyTorch use. No Java is needed.
 
 from fastload.compat.twister2 import SourceFunc, TSetContext, Twister2Environment
 
@@ -40,18 +40,18 @@ class TSetContext:
 
 
 class Collector:
-    """Takes what a function of `TSet.compute` hands on."""
+    """The collector to which a function of `TSet.compute` passes its results."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
 
     def collect(self, value: Any) -> None:
-        """Hand on a value."""
+        """Add a value to the results."""
         self.values.append(value)
 
 
 class TSet:
-    """The values of one rank. They are made when they are first needed, and kept."""
+    """The values of one rank. They are computed when they are first needed, and cached."""
 
     def __init__(self, make: Callable[[], Iterable[Any]], context: TSetContext) -> None:
         self._make = make
@@ -69,7 +69,7 @@ class TSet:
         return TSet(collected, self._context)
 
     def cache(self) -> TSet:
-        """Make the values, unless they are there; return this TSet."""
+        """Compute the values, unless they are cached. Return this TSet."""
         if self._values is None:
             self._values = list(self._make())
         return self
@@ -80,13 +80,13 @@ class TSet:
 
 
 class Twister2Environment:
-    """One of the ranks that run the program. All ranks make it.
+    """One of the ranks that run the program. All ranks create one.
 
     Args:
         resources: what Twister2 would start. The sum of their "instances" must be the number of ranks. The launcher
-            decides on processors and memory, so "cpu" and "ram" say nothing here, nor do other options.
+            decides on processors and memory, so "cpu", "ram" and other options are ignored.
 
-    Raises RankError with the command to start, if there are fewer or more ranks.
+    Raises RankError with the right command if the number of ranks is a different one.
     """
 
     def __init__(self, *, resources: Sequence[Mapping[str, Any]] = (), **_options: Any) -> None:
@@ -98,9 +98,9 @@ class Twister2Environment:
             self._expect(wanted, "the resources have", "instances")
 
     def create_source(self, source_func: SourceFunc, parallelism: int) -> TSet:
-        """Return the values of this rank's source. All ranks call it, and wait for one another.
+        """Return the values of this rank's source. All ranks call this, and wait for one another.
 
-        So a folder that one rank has made before is there for all.
+        So all ranks see a folder that one rank has created before the call.
 
         Raises RankError if `parallelism` is not the number of ranks.
         """

@@ -4,11 +4,11 @@
 
     plg = PipelineGraph.PipelineGraph(name="UNNAMED_TASK")
 
-The rest of such a program runs as it is. What is different: the tasks after one that failed do not run; each task has a
-log; two graphs share nothing; and no Twister2 is needed. A `Twister2Task` runs its script on the ranks of an MPI job.
+The rest of such a program runs unchanged. Four things differ. If a task fails, the tasks after it do not run. Each task
+has a log. Two graphs share nothing. No Twister2 is needed. A `Twister2Task` runs its script on the ranks of an MPI job.
 
-The programs that the tasks run find their names here too: those of `fastload.compat.twister2`, and those of
-`fastload.compat.twister2deepnet`, which is imported when the first of them is. See docs/twister2.md.
+The programs that the tasks run can import the names of `fastload.compat.twister2` and `fastload.compat.twister2deepnet`
+from here too. The latter is imported when one of its names is first used. See docs/twister2.md.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def __getattr__(name: str) -> Any:
 class Twister2Task(MPITask):
     """A Python script on the ranks of an MPI job, 4 by default. See `fastload.flow.MPITask` for the arguments.
 
-    The command "twister2 submit ..." stands for the usual one: the `mpiexec` that is there.
+    The command "twister2 submit ..." is replaced by the usual one, the `mpiexec` on PATH.
     """
 
     kind = "twister2"
 
     def set_command(self, command: str | Sequence[str | os.PathLike[str]] | None = None) -> None:
-        """Set what starts the ranks; None, or Twister2's own launcher: the `mpiexec` that is there."""
+        """Set the command that starts the ranks. None, or Twister2's own launcher: the `mpiexec` on PATH."""
         words = shlex.split(command) if isinstance(command, str) else list(command or ())
         super().set_command(None if words[:2] == ["twister2", "submit"] else words)

@@ -63,7 +63,7 @@ def _of_host_name() -> list[str]:
 
 
 def _of_route(target: str) -> list[str]:
-    """Return the own address on a route. Connecting a datagram socket sends nothing; the kernel only picks a route."""
+    """Return this machine's address towards `target`, if any. Connecting a datagram socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((target, 9))

@@ -30,7 +30,7 @@ Launcher = Literal["torchrun", "openmpi", "pals", "mpich", "environment", "slurm
 MPI_LAUNCHERS: tuple[Launcher, ...] = ("openmpi", "pals", "mpich")
 Field = Literal["rank", "world_size", "local_rank", "local_size"]
 Claims = dict[Field, dict[str, int]]
-"""The claimed values of each field, by source: a variable, or another."""
+"""The claimed values of each field, by source. A source is a variable, or another such as mpi4py."""
 
 _FIELDS: tuple[Field, ...] = ("rank", "world_size", "local_rank", "local_size")
 _PARTS: tuple[tuple[Field, Field], ...] = (("rank", "world_size"), ("local_rank", "local_size"))
@@ -67,7 +67,7 @@ _LAUNCHER_OF: dict[str, Launcher] = {
     "RANK": "environment",
     "SLURM_PROCID": "slurm",
 }
-"""The launcher, by its variable of the rank. The first variable that is set names it."""
+"""The launcher for each variable that gives the rank. The first variable that is set decides."""
 
 # From here, Slurm numbers steps that are not the user's srun: interactive 0xFFFFFFFA, batch, extern, pending.
 _SLURM_NO_STEP = 0xFFFF_FFFA
@@ -306,7 +306,7 @@ def _agreed(claims: Claims) -> dict[Field, int]:
 
 
 def _add_said(claims: Claims, values: Mapping[Field, int], said: Answer) -> None:
-    """Add the claims of mpi4py, else those that follow from the number of nodes, with the same ranks on each."""
+    """Add the claims of mpi4py, or else those that follow from the number of nodes if all run equally many ranks."""
     if said.mpi is not None:
         for field in _FIELDS:
             _say(claims, field, "mpi4py", said.mpi[field])

@@ -57,7 +57,7 @@ def are_here(hosts: Sequence[Host]) -> bool:
 def signal_options() -> list[str]:
     """Return the options that make torchrun pass on SIGUSR1 and SIGUSR2, or [] if this torch has none.
 
-    By default torchrun dies of these signals, and its ranks live on.
+    By default, these signals kill torchrun, and its ranks keep running.
     """
     from torch.distributed.launcher.api import LaunchConfig
 

@@ -26,11 +26,12 @@ class FolderStore(Store):
     whole, under a lock that the kernel releases if its holder ends.
 
     Args:
-        path: the folder, which is made if it does not exist. All processes must see it, on a file system with locks.
+        path: the folder, which is created if it does not exist. All processes must see it, on a file system with locks.
         timeout: time that `get` and `wait` wait for a key. `set_timeout` changes it.
 
     Reading a key takes about 20 us, and changing one about 250 us. `wait` checks its keys every 20 ms, because no file
-    system reports changes by other machines. Any thread may make any call. A store is kept until the process ends.
+    system reports changes by other machines. Any thread may make any call. A store stays in memory until the
+    process ends.
 
     Raises OSError if the folder is gone, or cannot be read or written, and `DistStoreError` if `wait` or `get` takes
     too long.
@@ -87,7 +88,7 @@ class FolderStore(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return True if all keys exist."""
-        # If the folder is gone, a key that is waited for never comes.
+        # Raise OSError if the folder is gone, because no key would ever appear.
         os.stat(self._folder)
         return all(os.path.exists(self._path(key)) for key in keys)
 
@@ -123,7 +124,7 @@ class FolderStore(Store):
         return os.path.join(self._folder, quote(f"k{key}", safe=""))
 
     def _changing(self) -> AbstractContextManager[None]:
-        # `locked_path` would make the folder again: a store that has lost its keys.
+        # `locked_path` would create a lost folder again, as a store without its old keys.
         os.stat(self._folder)
         return locked_path(os.path.join(self._folder, ".lock"))
 

@@ -55,7 +55,7 @@ _ALL_END_S = 3.0
 
 _joined: _Joined | None = None
 _groups_begun = 0
-"""How many groups were begun in this process: torchrun's store outlives them, and what the last one left there."""
+"""Number of groups begun in this process. It keeps their keys apart in torchrun's store, which outlives them."""
 
 
 def init(backend: str = "auto", *, timeout_s: float = 600.0) -> Rank:
@@ -197,8 +197,8 @@ def _set_soon(store: Store, key: str) -> bool:
 def cores() -> int:
     """Return the number of threads that this rank can keep busy: its share of the cores that it may run on, at least 1.
 
-    After `init()`, a core on which several ranks of the node may run counts in parts. Before, if a rank may run on all
-    cores of the machine, the ranks of the node are assumed to share them.
+    After `init()`, a core that k ranks of the node may use counts 1/k for each. Before `init()`, if a rank may run on
+    all cores of the machine, the ranks of the node are assumed to share them.
 
     Warn (UserWarning) if the launcher bound the rank to one core of several, and name the option to change.
     """

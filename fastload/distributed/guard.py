@@ -48,7 +48,7 @@ def forwarding(send: Callable[[int], None]) -> Iterator[None]:
 
 
 def main(submit: str, to_ranks: str, *command: str) -> int:
-    """Run `command`, and end all its processes with it or with the process `submit`. Return an exit code.
+    """Run `command`, and end all its processes when it or the process `submit` ends. Return an exit code.
 
     `to_ranks` is "ranks" if a signal that asks for an end goes to Open MPI's ranks, not to their launcher.
     """

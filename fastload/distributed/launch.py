@@ -98,7 +98,7 @@ def place(
 def classify(version: str, path: str) -> Launcher:
     """Return the launcher that an `mpiexec` is, from the output of `mpiexec --version` and the `path` of its file.
 
-    PALS is recognised by its path (/opt/cray/pals/...) too, because its versions print different texts.
+    PALS is also recognised by its path (/opt/cray/pals/...), because the output differs between its versions.
     """
     says = f"{version}\n{path}".lower()
     known: dict[str, Launcher] = {

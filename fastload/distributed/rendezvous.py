@@ -76,7 +76,7 @@ def rendezvous(
 def torchrun_store() -> Store | None:
     """Return the store of torchrun's agent, or None if torchrun did not start this process.
 
-    The agent keeps its store when it restarts the ranks. They begin anew, from a checkpoint, with other keys.
+    The agent keeps its store when it restarts the ranks. The new ranks use other keys in it.
     """
     agent = _agent_store(timedelta(seconds=300))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -95,8 +95,9 @@ def _by_torchrun(agent: Store, rank: Rank) -> Store:
     """Return a part of the agent's store that has no keys of ranks that have ended.
 
     The restart count cannot name that part: if a rank fails, all nodes restart their ranks, but only its own node
-    counts the restart. So rank 0 chooses the name. Each other rank calls, is answered with the name, and confirms it.
-    Rank 0 answers a rank's calls in their order until it finds that. The first may be those of a rank that has ended.
+    counts the restart. So rank 0 chooses the name. Each other rank writes a call, gets the name as an answer, and
+    confirms it. Rank 0 answers the calls of a rank in their order, until it finds the confirmation. The first calls may
+    be left from a rank that has ended.
     """
     own = secrets.token_hex(8)
     try:
@@ -119,7 +120,7 @@ def _by_torchrun(agent: Store, rank: Rank) -> Store:
 
 
 def _call(agent: Store, rank: int, text: str) -> None:
-    """Write a text after those that this rank wrote before, in earlier attempts too. No two attempts have the same."""
+    """Append a call to those of this rank, earlier attempts included. No two attempts write the same `text`."""
     numbers = itertools.count()
     while agent.compare_set(f"call/{rank}/{next(numbers)}", "", text).decode() != text:
         pass

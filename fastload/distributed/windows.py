@@ -1,9 +1,9 @@
 """Rows in the memory of all ranks, read without the owner's help, by MPI's one-sided communication.
 
 This is for MPICH and MPIs like it (Intel MPI, Cray MPICH). On one node the wheel of Open MPI 5.0 works as well, though
-its UCX prints an error. On a busy two-core machine, a row of 784 bytes of another rank took 0.01 to 0.06 ms with
-either MPI, 64 in a call, and 0.2 to 0.7 ms in a call of its own. If all ranks share a node, a set in shared memory
-(`fastload.store`) needs no MPI and no copy of the rows.
+its UCX prints an error. On a busy two-core machine, reading a row of 784 bytes from another rank took 0.01 to
+0.06 ms with either MPI when a call read 64 rows. It took 0.2 to 0.7 ms when a call read one row. If all ranks share a
+node, a set in shared memory (`fastload.store`) needs no MPI and no copy of the rows.
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ class WindowDataset(Dataset[Sample]):
 
     Args:
         columns: this rank's rows, by name: tensors on the CPU or arrays, dtype[rows, ...]. Names, dtypes and shapes of
-            a row are the same on all ranks. A rank may have more rows than another, or none. They are copied.
+            a row are the same on all ranks. A rank may have more rows than another, or none. The rows are copied.
         comm: an mpi4py communicator, such as `MPI.COMM_WORLD`. All its ranks make the dataset together.
 
     `close()` waits until all ranks call it. While a rank waits there, the others can still read its rows. If a rank
     ends without it, the others wait or fail at the end of MPI. After `fastload.distributed.init()`, an uncaught
-    exception ends all ranks. Between nodes without RDMA, MPICH answers for a rank only while it is in a call of MPI.
+    exception ends all ranks. Between nodes without RDMA, MPICH serves a rank's rows only while that rank is in an MPI
+    call.
 
     Memory: a copy of this rank's rows, until `close()`.
 
-    Raises ValueError on all ranks if the columns of one of them are not as above, and RuntimeError if MPI was not
-    started for several threads.
+    Raises ValueError on all ranks if the columns of one rank break these rules, and RuntimeError if MPI was not started
+    for several threads.
     """
 
     fastload_per_worker = ()
@@ -112,7 +113,7 @@ class WindowDataset(Dataset[Sample]):
         return [{name: value[k] for name, value in values.items()} for k in range(len(found))]
 
     def _fetched(self, indices: NDArray[np.int64]) -> Tensor:
-        """Return the bytes of these rows, uint8[len(indices), row bytes]. Neighbours travel together."""
+        """Return the bytes of these rows, uint8[len(indices), row bytes]. Consecutive rows are one request."""
         rows = torch.empty((len(indices), self._row_bytes), dtype=torch.uint8)
         ranks = np.searchsorted(self._ends, indices, side="right")
         breaks = np.flatnonzero((np.diff(indices) != 1) | (np.diff(ranks) != 0)) + 1
@@ -218,7 +219,7 @@ def _values_of(rows: Tensor, column: _Column) -> Tensor:
     """Return the values of a column, dtype[n, *shape], from its part of n rows."""
     if not rows.numel():
         return torch.empty((len(rows), *column.shape), dtype=column.dtype)
-    # Not `contiguous()`: of one row it may return a view, at an address that does not suit the dtype.
+    # Not `contiguous()`: for one row it may return a view, at an address that is not aligned for the dtype.
     return (
         rows.clone(memory_format=torch.contiguous_format).view(column.dtype).view(-1, *column.shape)
     )

@@ -30,7 +30,7 @@ class Terms:
         return -(-self.length // self.shard)
 
     def shared(self) -> str:
-        """Return what all workers must have in common."""
+        """Return the arguments that must be equal on all workers, as a string."""
         return f"length={self.length}, shard={self.shard}, lease_s={self.lease_s:g}, max_tries={self.max_tries}"
 
     def rows(self, number: int, begin: int = 0) -> range:
@@ -41,14 +41,14 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class LeasesState:
-    """What `Leases.state_dict` returns.
+    """The state that `Leases.state_dict` returns.
 
     Attributes:
-        length, shard: of the leases.
+        length, shard: as in `Leases`.
         order: describes the order of the samples.
         epoch: the number of the epoch.
         done: the shards that are done, as ranges [first, end).
-        partial: by the number of a shard that is not done, how many of its first rows are trained.
+        partial: for each shard that is partly trained, by its number: how many of its first rows are trained.
     """
 
     version: int = VERSION
@@ -60,7 +60,7 @@ class LeasesState:
     partial: dict[str, int] = field(default_factory=dict)
 
     def check(self, ours: LeasesState, *names: str) -> None:
-        """Raise StateError if one of these fields differs from that of the leases that load it."""
+        """Raise StateError if one of the fields `names` differs from `ours`, the state of the leases that load this."""
         for name in names:
             theirs, own = getattr(self, name), getattr(ours, name)
             if theirs != own:
@@ -72,7 +72,7 @@ class LeasesState:
 
 @dataclass(frozen=True)
 class Joined:
-    """This worker among the others."""
+    """The connection, the watch and the number of a worker that has joined the others."""
 
     connection: Connection
     watch: Watch
@@ -99,17 +99,20 @@ class Epoch:
         self._joined = joined
         self.number = number
         self._order = order
-        self._done: set[int] = set()  # of the shards, as far as this worker knows
+        self._done: set[int] = set()  # shards that this worker knows to be done
         self._complete = False
         self._fresh = True  # there may be a shard that no worker has asked for
         self._seen = -1  # changes of the watch when the last scan began
         self._held: dict[int, Lease] = {}
-        self._rows_trained: dict[int, int] = {}  # of the shards that are held
+        self._rows_trained: dict[int, int] = {}  # by number of a held shard
 
     # ---- leasing ----
 
     def lease(self) -> Lease | None:
-        """Lease a shard without waiting; None if all are done or held. Raise ShardError if one has failed too often."""
+        """Lease a shard without waiting, or return None if all are done or held.
+
+        Raise ShardError if one has failed too often.
+        """
         count = len(self._terms)
         while self._fresh:
             number = self._joined.connection.add(self._key("next"), 1) - 1
@@ -119,14 +122,14 @@ class Epoch:
                 return lease
         changes = self._joined.watch.changes
         if changes == self._seen:
-            return None  # nothing has changed since all shards were looked at
+            return None  # nothing has changed since the last scan of all shards
         lease = self._scan()
         if lease is None:
             self._seen = changes
         return lease
 
     def wait_for_lease(self) -> Lease | None:
-        """Lease a shard, after waiting for one if need be; None once all shards are acknowledged."""
+        """Lease a shard, and wait for one if none is free. Return None once all shards are acknowledged."""
         while not self.is_complete():
             changes = self._joined.watch.changes
             if (lease := self.lease()) is not None:
@@ -136,7 +139,7 @@ class Epoch:
         return None
 
     def is_complete(self) -> bool:
-        """Return whether all shards are acknowledged."""
+        """Return True if all shards are acknowledged."""
         count = len(self._terms)
         if not self._complete:
             self._complete = self._joined.connection.add(self._key("done"), 0) == count
@@ -147,7 +150,7 @@ class Epoch:
         return self._complete
 
     def _scan(self) -> Lease | None:
-        """Look at all shards for one that a worker gave back, or held or was about to lease when it died."""
+        """Search all shards for one that a worker gave back, or that it held or was about to lease when it died."""
         open_ = [k for k in range(len(self._terms)) if k not in self._done and k not in self._held]
         for number, text in self._read(open_):
             if (lease := self._try(number, text)) is not None:
@@ -155,7 +158,7 @@ class Epoch:
         return None
 
     def _try(self, number: int, text: str) -> Lease | None:
-        """Lease a shard if it can be leased. `text` is what the store is thought to say of it."""
+        """Lease a shard if it can be leased. `text` is its record in the store, as far as this worker knows."""
         joined = self._joined
         while True:
             found = Shard.parse(text)
@@ -271,7 +274,7 @@ class Epoch:
         return f"{self.number}/{what}"
 
     def _read(self, numbers: list[int]) -> Iterator[tuple[int, str]]:
-        """Yield each number, and what the store says of its shard."""
+        """Yield each number, with the record of its shard in the store."""
         for first in range(0, len(numbers), _CHUNK):
             chunk = numbers[first : first + _CHUNK]
             texts = self._joined.connection.read_all([self._key(number) for number in chunk])

@@ -35,15 +35,15 @@ class Leases:
             else one in this process. A run needs a store, or a `name`, that no run has used before.
         lease_s: seconds without a sign of life after which a worker is taken for dead. A worker gives eight signs in
             this time, on a thread of its own.
-        max_tries: how many workers may fail at a shard before it raises `ShardError` on all workers.
+        max_tries: number of workers that may fail at a shard before all workers raise `ShardError`.
         on_lost: "raise" `LeaseLostError`, or "warn", if this worker was taken for dead and another leased a shard that
             it has trained. The shard counts for the other worker alone.
-        name: tells several leases in one store apart.
+        name: name of these leases. Several leases in one store need different names.
 
-    Two threads and two connections to the store, for each `Leases` of a process, from the first lease to `close()`. A
-    shard costs four requests of 20 to 40 us each, or 250 us in a `FolderStore`.
+    From the first lease to `close()`, each `Leases` uses two threads and two connections to the store. A shard costs
+    four requests of 20 to 40 us each, or 250 us in a `FolderStore`.
 
-    Raises what the store raises, `StoreLostError` if it is gone.
+    Raises what the store raises, and `StoreLostError` if the store is gone.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Leases:
         self._store = store
         self._joined: Joined | None = None
         self._epoch: Epoch | None = None
-        self._state = LeasesState(length=count, shard=shard)  # that was loaded
+        self._state = LeasesState(length=count, shard=shard)  # the loaded state
 
     def __len__(self) -> int:
         """The number of shards in an epoch."""
@@ -101,10 +101,10 @@ class Leases:
             begun.trained(lease)
 
     def begin(self, number: int, *, order: str = "") -> Epoch:
-        """Begin an epoch, and give back what this worker holds of another. `LeaseSampler` calls this.
+        """Begin an epoch, and give back the shards of another epoch that this worker holds. `LeaseSampler` calls this.
 
         Args:
-            order: describes the order of the samples. Raises ValueError if another worker has another.
+            order: describes the order of the samples. Raises ValueError if another worker gave a different one.
         """
         joined = self._join()
         if self._epoch is not None:
@@ -126,21 +126,21 @@ class Leases:
         return self._epoch
 
     def _was_over(self, number: int) -> bool:
-        """Return whether the state that was loaded says that an epoch is over."""
+        """Return True if the loaded state says that an epoch is over."""
         state = self._state
         return number < state.epoch or (number == state.epoch and state.done == [[0, len(self)]])
 
     def state_dict(self) -> dict[str, Any]:
         """Return which shards of the epoch are done, as JSON values. Save it with the model.
 
-        A batch that the loop has received counts as trained: of a shard that this worker has half trained, a resumed
-        run reads the other half. A shard that another worker holds is read again as a whole.
+        A batch that the loop has received counts as trained. If this worker has trained half of a shard, a resumed run
+        reads the other half. A shard that another worker holds is read again as a whole.
         """
         self._forget_parent()
         return asdict(self._state if self._epoch is None else self._epoch.state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state: epochs before its own are over, and that begins with the shards that are not done.
+        """Continue from a state. Its epoch begins with the shards that are not done. Earlier epochs are over.
 
         Each worker calls this, before its first epoch.
 
@@ -181,12 +181,12 @@ class Leases:
             if self._epoch is not None:
                 self._epoch.give_back(failed=failed)
         except StoreLostError:
-            pass  # no store is left that they could be given back to
+            pass  # the store is gone, so the shards cannot be given back
         finally:
             joined.watch.close()
 
     def _forget_parent(self) -> None:
-        """Forget, in a fork, what the parent holds, and its connections, which the parent still uses."""
+        """Forget, in a forked process, the parent's shards and connections, because the parent still uses them."""
         if self._joined is not None and self._joined.watch.is_forked:
             self._joined = self._epoch = None
 

@@ -1,7 +1,7 @@
-"""What the store says of a shard, and which worker may change it how. Pure: no store is asked here.
+"""The record of a shard in the store, and the changes that each worker may make to it. Nothing here uses a store.
 
-A shard is free, leased, done or failed. Each change is one compare-and-set from the text that was read, so of two
-workers that want the same change one succeeds. Nothing leaves `done` or `failed`, so a shard is acknowledged once.
+A shard is free, leased, done or failed. Each change is one compare-and-set against the record that was read. If two
+workers try the same change, one succeeds. Nothing leaves `done` or `failed`, so a shard is acknowledged once.
 
     from            to       by
     free            leased   a worker that asks for a shard
@@ -22,12 +22,12 @@ Status = Literal["free", "leased", "done", "failed"]
 
 @dataclass(frozen=True)
 class Shard:
-    """What the store says of a shard.
+    """The record of a shard in the store.
 
     Attributes:
-        worker: the number of the worker that leased it last; 0 if none did.
+        worker: the number of the worker that leased it last, or 0 if none did.
         tries: how many leases of it began, except those that a worker gave back without an error.
-        begin: the first of its rows to be read. Those before it were trained before the state that was loaded.
+        begin: index of the first row to read. The rows before it were trained before the loaded state was saved.
     """
 
     status: Status = "free"
@@ -37,7 +37,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Return what `str()` of a shard gave; a free shard for the empty text."""
+        """Parse the `str()` of a shard. An empty string stands for a free shard."""
         if not text:
             return cls()
         status, worker, tries, begin = text.split()
@@ -51,7 +51,7 @@ class Shard:
     def leased_by(
         self, worker: int, is_dead: Callable[[int], bool], *, max_tries: int
     ) -> Shard | None:
-        """Return the shard as `worker` leases it, or as failed, or None if it cannot be leased now."""
+        """Return the shard as leased by `worker`, or as failed. Return None if it cannot be leased now."""
         if self.status == "leased" and not is_dead(self.worker):
             return None
         if self.status in ("done", "failed"):

@@ -27,17 +27,17 @@ class LeaseSampler(BatchSampler):
             torch.save({"model": model.state_dict(), "leases": leases.state_dict()}, path)
 
     The order of an epoch is that of `RankSampler` for one rank, cut into shards. A sample's random stream is that of
-    its place in this order. So an epoch's samples, and what is drawn for them, do not depend on the workers. No batch
-    has samples of two shards.
+    its position in this order. So an epoch's samples, and what is drawn for them, do not depend on the workers. No
+    batch has samples of two shards.
 
     A batch counts as trained when the loop asks for the batch after it. A shard is acknowledged when all of its batches
     are trained. The loop's epoch ends once the shards of all workers are acknowledged. A worker that starts late gets
     no batch in the epochs that have ended.
 
     Args:
-        leases: of as many samples as the dataset has.
+        leases: leases whose length is that of the dataset.
         batch_size: samples in a batch; the last batch of a shard may have fewer.
-        shuffle, seed, window, run: of `RankSampler`. All workers give the same.
+        shuffle, seed, window, run: see `RankSampler`. All workers give the same values.
 
     `len()` is the number of batches of all workers together. `loader.state_dict()` raises StateError: the state is that
     of the leases.
@@ -68,7 +68,7 @@ class LeaseSampler(BatchSampler):
         self._about = f"{shuffle=}, {seed=}, {window=}, {run=}"
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Return the batches of the sampler's epoch. Nothing is leased before the first is asked for."""
+        """Return the batches of the sampler's epoch. No shard is leased before the first batch is requested."""
         return LeasedBatches(self, self.sampler.epoch)
 
     def __len__(self) -> int:
@@ -101,16 +101,16 @@ class LeasedBatches(Iterator[list[int]]):
         self._sampler = sampler
         self._number = epoch
         self._epoch: Epoch | None = None
-        self._given = 0  # batches that the loop has not received
-        self._rows = range(0)  # of the latest lease, those that were not given
+        self._given = 0  # number of given batches that the loop has not received
+        self._rows = range(0)  # rows of the latest lease that were not given yet
         self._indices: list[int] = []  # of these rows
         self._leases: dict[int, Lease] = {}  # by shard, those with batches in flight
         self._ends: dict[int, int] = {}  # by shard: all rows before this position were received
-        self._early: dict[int, int] = {}  # [first, end) of rows received before those before them
+        self._early: dict[int, int] = {}  # [first, end) of rows received before earlier rows
         self._trained: deque[Lease] = deque()  # acknowledged once the loop asks for more
 
     def is_ready(self) -> bool:
-        """Return whether `next()` would give a batch, or end the epoch, without waiting for other workers."""
+        """Return True if `next()` would give a batch, or end the epoch, without waiting for other workers."""
         if self._rows:
             return True
         epoch = self._begun()
@@ -118,7 +118,7 @@ class LeasedBatches(Iterator[list[int]]):
         if lease is not None:
             self._take(lease)
             return True
-        # What is in flight has yet to be acknowledged, also if others have ended the epoch: they took its shards over.
+        # Batches in flight must be acknowledged first, even if other workers took their shards and ended the epoch.
         return not self._given and not self._trained and epoch.is_complete()
 
     def __next__(self) -> list[int]:
@@ -144,7 +144,7 @@ class LeasedBatches(Iterator[list[int]]):
 
     def delivered(self, batch: Batch) -> None:
         """Record that the loop has received a batch, and so has trained those before it."""
-        if not batch.size:  # the error of this iterator, in the place of a batch
+        if not batch.size:  # an error of this iterator, delivered instead of a batch
             return
         self._given -= 1
         self._acknowledge()

@@ -31,7 +31,7 @@ _NAP_S = 0.02
 
 def find_store() -> Store:
     """Return the store of `init()`, else torchrun's, else that of the process group, else one in this process."""
-    # That of `init()` is one for the ranks of all nodes, also after a restart that torchrun counts on some nodes only.
+    # The store of `init()` is the same on all nodes, even after a restart that torchrun counts on some nodes only.
     if (store := store_of_ranks() or torchrun_store()) is not None:
         return store
     if dist.is_available() and dist.is_initialized():
@@ -58,7 +58,7 @@ class Connection:
         inner = self._store
         while isinstance(inner, PrefixStore):
             inner = inner.underlying_store
-        if isinstance(inner, TCPStore):  # clones of others share their time-out with the user's
+        if isinstance(inner, TCPStore):  # clones of other stores share the timeout of the user's
             inner.set_timeout(_RECONNECT)
         self._polls = isinstance(inner, FolderStore)
 
@@ -67,7 +67,10 @@ class Connection:
         return Connection(self._store)
 
     def read_all(self, keys: Sequence[str]) -> list[str]:
-        """Return the texts of keys, "" for those that are absent: in two requests if none is. No key is a counter's."""
+        """Return the value of each key, or "" if it is absent. No key may be that of a counter.
+
+        If all keys exist, this takes two requests.
+        """
         if self._asked(lambda store: store.check(list(keys))):
             return [
                 value.decode() for value in self._asked(lambda store: store.multi_get(list(keys)))
@@ -75,9 +78,9 @@ class Connection:
         return [self.compare_set(key, "", "") for key in keys]
 
     def compare_set(self, key: str, expected: str, desired: str) -> str:
-        """Set a key to `desired` if it has `expected` ("": or is absent). Return what it has then.
+        """Set a key to `desired` if its value is `expected`, or if it is absent and that is "". Return its value then.
 
-        It is repeated if the connection breaks. So `desired` must be a text that no other worker sets here.
+        The request is repeated if the connection breaks. So `desired` must be a string that no other worker sets here.
         """
         return self._asked(lambda store: store.compare_set(key, expected, desired)).decode()
 
@@ -106,14 +109,14 @@ class Connection:
             return None
 
     def tell(self, key: str, text: str) -> bool:
-        """Set an absent key, to wake those that wait for it. Return False if another worker has set it."""
+        """Set an absent key, to wake the workers that wait for it. Return False if another worker has set it."""
         try:
             return bool(self._store.compare_set(key, "", text) == text.encode())
-        except _ERRORS:  # the store is gone; those that wait learn it by themselves
+        except _ERRORS:  # the store is gone, which the waiting workers notice by themselves
             return True
 
     def wait(self, key: str, closing: Event) -> None:
-        """Return once the key is there. A store in a folder is polled: if it is full, only `closing` ends the wait."""
+        """Wait until the key exists. A store in a folder is polled. If it is full, only `closing` ends the wait."""
         if not self._polls:
             self._asked(lambda store: store.wait([key], _FOREVER))
             return
@@ -121,7 +124,7 @@ class Connection:
             closing.wait(_NAP_S)
 
     def _asked(self, ask: Callable[[Store], T]) -> T:
-        """Return the answer. Raise StoreLostError if the store is gone, after some tries."""
+        """Return the store's answer. After some tries, raise StoreLostError."""
         for delay in _RETRY_S:
             try:
                 return ask(self._store)

@@ -24,14 +24,14 @@ _watches: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
 class Watch:
-    """What one worker knows of the others, and what wakes it.
+    """The heartbeats of other workers as one worker sees them, and the events that wake it.
 
     Args:
-        connection: to the store.
+        connection: connection to the store.
         worker: the number of this worker.
         lease_s: seconds after which a worker without a beat is dead.
 
-    The condition owns all that follows it. Both threads write it; the loop's thread reads it and waits.
+    The condition guards all attributes that follow it. Both threads write them; the loop's thread reads them and waits.
     """
 
     def __init__(self, connection: Connection, worker: int, lease_s: float) -> None:
@@ -43,12 +43,12 @@ class Watch:
         self._closing = threading.Event()
         self._condition = threading.Condition()
         self._looked = monotonic()
-        self._watched = 0.0  # seconds in which this worker has looked at the others
-        # By worker the text, and since when, of `_watched`, it has been the same.
+        self._watched = 0.0  # seconds in which this worker has watched the others
+        # By worker, its last beat, and the value of `_watched` when that beat was first seen.
         self._beats: dict[int, tuple[str, float]] = {}
         self._dead: set[int] = set()
         self._changes = 0
-        self._events = 1  # the number of the event that is waited for
+        self._events = 1  # the number of the next event
         self._told, self._beaten = count(), count()
         self._error: StoreLostError | None = None
         self._beat()
@@ -71,16 +71,16 @@ class Watch:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of the worker's: it has no threads, and the connection is its parent's."""
+        """True in a fork of the worker's process, which has no threads. The connection is the parent's."""
         return self._pid != os.getpid()
 
     def is_dead(self, worker: int) -> bool:
-        """Return whether a worker gave no sign of life for most of a lease."""
+        """Return True if a worker gave no sign of life for most of a lease."""
         with self._condition:
             return worker in self._dead
 
     def wait(self, changes: int) -> None:
-        """Return once `changes` is another number. Raise StoreLostError if the store is gone."""
+        """Wait until `self.changes` differs from `changes`. Raise StoreLostError if the store is gone."""
         with self._condition:
             while self._changes == changes and self._error is None:
                 self._condition.wait()
@@ -130,7 +130,7 @@ class Watch:
             self._condition.notify_all()
 
     def _beat(self) -> None:
-        """Beat, and look at the beats of the others."""
+        """Send a beat, and read the beats of the others."""
         self._connection.set(f"beat/{self._worker}", str(next(self._beaten)))
         others = [
             worker
@@ -138,7 +138,7 @@ class Watch:
             if worker != self._worker
         ]
         texts = self._connection.read_all([f"beat/{worker}" for worker in others])
-        # A worker that was stopped did not look, and the others may have been stopped with it.
+        # A worker that was stopped saw no beats, and the others may have been stopped with it.
         before, self._looked = self._looked, monotonic()
         now = self._watched = self._watched + min(self._looked - before, 2 * self._beat_s)
         for worker, text in zip(others, texts, strict=True):

@@ -28,9 +28,9 @@ class Record:
         state: "running", "done", "failed" or "stopped".
         began, ended: seconds since the epoch, or 0 if unknown.
         reason: why it failed, or "".
-        identity, script: fingerprints of the arguments and of the content of the script, before the run.
-        before: start of the last run of each task that it waits for. It identifies that run.
-        inputs, outputs: fingerprints of each file or folder: of inputs before the run, of outputs after it.
+        identity, script: fingerprints of the arguments and of the script's content, before the run.
+        before: for each task that it waits for, the start of that task's last run, which identifies the run.
+        inputs, outputs: a fingerprint of each file or folder: inputs before the run, outputs after it.
     """
 
     state: State = "waiting"
@@ -45,7 +45,7 @@ class Record:
 
 
 def before_run(graph: PipelineGraph, task: Task) -> Record:
-    """Return a record of everything on which a run of the task depends now."""
+    """Return a record of everything that a run of the task would depend on now."""
     folder, records = task.folder(graph.base), folder_of(graph)
     return Record(
         identity=fingerprint(task.identity()),
@@ -75,7 +75,7 @@ def _stamp(path: Path) -> str:
 
 
 def wrong_with(found: dict[str, str]) -> str:
-    """Return a text on the first path that is missing or unreadable by its stamp, or ""."""
+    """Describe the first path whose stamp says that it is missing or unreadable. Return "" if no stamp does."""
     wrong = (f"{path} {_WRONG[stamp]}" for path, stamp in found.items() if stamp in _WRONG)
     return next(wrong, "")
 

@@ -25,7 +25,7 @@ def as_text(graph: PipelineGraph) -> str:
 
 
 def _about(graph: PipelineGraph, name: str) -> tuple[str, str]:
-    """Return the state of a task after its last run, and a text on it."""
+    """Return the state of a task after its last run, and a description of it."""
     folder, task = folder_of(graph), graph.tasks[name]
     record = read(folder, name)
     if record.state == "waiting":

@@ -67,7 +67,7 @@ class Task:
 
     Args:
         name: 1 to 64 letters, digits and `_.-`. It is also the name of the log.
-        command: program with its arguments: a list, or a text that is split as a shell would.
+        command: program with its arguments: a list, or a string that is split as a shell would.
         script: script that the program runs. Its path follows `command`.
         args: extra arguments.
         exec_path: folder in which the task runs. Relative paths start from it. None: the folder of the graph.
@@ -270,8 +270,8 @@ class FunctionTask(Task):
 
     The process has the same `sys.path`. If the call needs the main script, the process first imports it as
     `__mp_main__`, as multiprocessing does. So put the code that the script runs under `if __name__ == "__main__":`.
-    Only such processes can read pickled objects of the script's own classes. If objects are kept, put their class into
-    a module.
+    Only such processes can unpickle objects of the script's own classes. If you save pickled objects, define their
+    class in a module.
     """
 
     kind = "function"
@@ -322,7 +322,7 @@ class FunctionTask(Task):
 
 
 def _main_script() -> dict[str, str] | None:
-    """Return how another process finds the main module, in multiprocessing's format, or None if it has no file."""
+    """Return what another process needs to find the main module, as multiprocessing has it, or None without a file."""
     main = sys.modules["__main__"]
     if main.__spec__ is not None:
         return {"init_main_from_name": main.__spec__.name}

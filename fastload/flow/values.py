@@ -21,28 +21,28 @@ def checked_name(of: str, value: object) -> str:
 
 
 def path_of(what: str, value: object) -> str:
-    """Return the path as a text. Raise TypeError if it is not a path."""
+    """Return the path as a string. Raise TypeError if it is not a path."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{what} must be a path, got {value!r}")
     return os.fspath(value)
 
 
 def paths_of(what: str, value: AnyPath | Iterable[AnyPath]) -> list[str]:
-    """Return one path or several as a list of texts. Raise TypeError if one is not a path."""
+    """Return one path or several as a list of strings. Raise TypeError if one is not a path."""
     if isinstance(value, str | os.PathLike):
         return [os.fspath(value)]
     return [path_of(what, one) for one in several(what, value)]
 
 
 def several(what: str, value: Iterable[object]) -> list[object]:
-    """Return the items as a list. Raise TypeError for a text, whose letters would be the items."""
+    """Return the items as a list. Raise TypeError for a string, whose characters would be the items."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise TypeError(f'{what} must be a list, such as ["--epochs", "3"], got {value!r}')
     return list(value)
 
 
 def variables(what: str, value: Mapping[str, object] | None) -> dict[str, str]:
-    """Return the environment variables as texts. Raise TypeError if the value is not a mapping."""
+    """Return the environment variables as strings. Raise TypeError if the value is not a mapping."""
     if not isinstance(value or {}, Mapping):
         raise TypeError(f'{what} must be a table, such as {{WORD = "yes"}}, got {value!r}')
     return {str(name): str(text) for name, text in (value or {}).items()}

@@ -149,7 +149,7 @@ def answer(work: Callable[[Any, int, Callable[[], None]], dict[str, Any]]) -> in
 
 
 def ending(status: int) -> str:
-    """Return a text on how a process ended that wrote no result."""
+    """Describe how a process ended that wrote no result."""
     if status < 0:
         name = signal.Signals(-status).name
         hint = ": the system may be out of memory" if name == "SIGKILL" else ""

@@ -22,7 +22,7 @@ class Source(Protocol):
     def __getitem__(self, index: int) -> tuple[Any, ...]: ...
 
     def locate(self, index: int) -> str:
-        """Return the place of a sample."""
+        """Return where a sample is stored."""
         ...
 
 
@@ -58,7 +58,7 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
         return missing
 
     def locate(self, index: int) -> str:
-        """Return the place of a sample, for the loader's error notes."""
+        """Return where a sample is stored, for the loader's error notes."""
         return self.dataset.locate(index)
 
 

@@ -1,23 +1,23 @@
-"""Parameters on servers: dense ones and tables of rows that do not fit, for workers that come and go.
+"""Parameters on servers, dense ones and large tables of rows, for workers that come and go.
 
 from fastload.parameters import PSClient, connect
 
 client = PSClient(connect(None))                  # one server in this process, without a socket
-client = PSClient(connect("file:///shared/run7")) # those of `fastload parameters serve --store /shared/run7`
+client = PSClient(connect("file:///shared/run7")) # servers of `fastload parameters serve --store /shared/run7`
 
 A worker:
-    client.py       connect, PSClient: the calls           partition.py    which server has what: pure
-    session.py      one client with all servers            link.py         with one, over broken connections
+    client.py       connect, PSClient: the calls           partition.py    which server has which parameter
+    session.py      one client and all its servers         link.py         one server, over broken connections
     embedding.py    a table as a layer                     prefetched.py   rows pulled ahead, never stale
 Between them:
-    transport.py    stubs: how clients reach servers       flight.py       over Arrow Flight
-    wire.py         values with tensors as bytes           gradients.py    what a push has for a server
+    transport.py    stubs: how clients reach servers       flight.py       calls over Arrow Flight
+    wire.py         values with tensors as bytes           gradients.py    the gradients of a push for one server
 A server:
-    server.py       Server: what calls do                  serve.py        as a process
-    parameters.py   those that it has                      optimizer.py    torch's rules, for tensors and rows
-    tables.py       rows by their ids                      row_index.py    places of ids: a hash table in NumPy
-    synchronous.py  pushes become steps                    journal.py      their order, as server 0 decides it
-    checkpoint.py   files
+    server.py       Server: the effects of calls           serve.py        a server as a process
+    parameters.py   the parameters of a server             optimizer.py    torch's rules, for tensors and rows
+    tables.py       rows by their ids                      row_index.py    positions of ids: a hash table in NumPy
+    synchronous.py  pushes become steps                    journal.py      the order of pushes, decided by server 0
+    checkpoint.py   files of checkpoints
 """
 
 from fastload.parameters.client import PSClient, connect

@@ -1,4 +1,4 @@
-"""Checkpoints: `version-V/part-I-of-N.arrow` for each server. One counts only if all of its parts are there.
+"""Checkpoints: `version-V/part-I-of-N.arrow` for each server. A checkpoint counts only if all of its parts exist.
 
 A part is an Arrow file: JSON in the metadata of its schema, and the bytes of all tensors. Nothing is pickled.
 """
@@ -25,26 +25,26 @@ _KEY = b"fastload.parameters"
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that is complete."""
+    """A complete checkpoint."""
 
     folder: str
     version: int
     of: int
 
     def read(self, number: int) -> dict[str, Any]:
-        """Return what server `number` saved. Raise ParametersError if the file is damaged."""
+        """Return the contents that server `number` saved. Raise ParametersError if the file is damaged."""
         return _read(_path(self.folder, self.version, number, self.of))
 
 
 Last = dict[str, tuple[int, int]]
-"""By worker its last push that a server has applied, and the version after it."""
+"""For each worker: the number of its last push that a server has applied, and the version after that push."""
 
 
 class Saves:
-    """The checkpoints of one server: those that it has written, and that may not be complete yet.
+    """The checkpoints to which one server has written its part, and which may not be complete yet.
 
     Attributes:
-        last: what was applied when the newest complete checkpoint was saved.
+        last: the last pushes that were applied when the newest complete checkpoint was saved.
     """
 
     def __init__(self, folder: str, number: int, of: int, *, keep: int) -> None:
@@ -55,8 +55,8 @@ class Saves:
     def load(self, *, rejoin: bool) -> list[dict[str, Any]]:
         """Return the parts of the newest complete checkpoint that this server needs.
 
-        That is its own part, or all parts if another number of servers saved them. Without `rejoin` its parts of newer
-        checkpoints are removed: the job resumes from this one.
+        It needs its own part, or all parts if the number of servers has changed. Without `rejoin`, its parts of newer
+        checkpoints are removed, because the job resumes from this one.
         """
         if not self._folder:
             return []
@@ -92,7 +92,7 @@ class Saves:
 
 
 def _write(folder: str, version: int, number: int, of: int, contents: dict[str, Any]) -> None:
-    """Write the part of one server. It is there completely, or not at all."""
+    """Write the part of one server, whole or not at all."""
     path = _path(folder, version, number, of)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     encoded = Encoded(contents)
@@ -114,12 +114,12 @@ def newest(folder: str) -> Found | None:
 
 
 def _is_complete(folder: str, version: int, of: int) -> bool:
-    """Return whether all parts are there."""
+    """Return True if all parts exist."""
     return all(os.path.exists(_path(folder, version, number, of)) for number in range(of))
 
 
 def _remove_newer(folder: str, version: int, number: int) -> None:
-    """Remove this server's parts of newer checkpoints, none of which is complete: it continues from `version`."""
+    """Remove this server's parts of newer, incomplete checkpoints, because it continues from `version`."""
     for found in _versions(folder):
         for name in os.listdir(_folder(folder, found)) if found > version else ():
             if name.startswith(f"part-{number}-of-"):
@@ -143,7 +143,7 @@ def _complete(folder: str) -> Iterator[Found]:
             int(found[1]) for n in names if (found := re.fullmatch(r"part-0-of-(\d+)\.arrow", n))
         }
         of = [size for size in sizes if _is_complete(folder, version, size)]
-        if of:  # if there are several, they are of the same version: the newest files
+        if of:  # of several checkpoints of one version, take that with the newest files
             last = max(of, key=lambda size: os.stat(_path(folder, version, 0, size)).st_mtime_ns)
             yield Found(folder, version, last)
 
@@ -177,7 +177,7 @@ def _read(path: str) -> dict[str, Any]:
         contents: dict[str, Any] = decode(about[_KEY], gathered.content)
         return contents
     except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        # Arrow's own errors have no number: with one, the file cannot be read.
+        # Arrow's own errors have no number. An error with a number means that the file cannot be read.
         if isinstance(error, OSError) and error.errno:
             raise
         raise ParametersError(

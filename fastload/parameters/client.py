@@ -1,4 +1,4 @@
-"""`connect` and `PSClient`: what a worker calls, under the names of ElasticDL's design for PyTorch."""
+"""`connect` and `PSClient`: the calls of a worker, with the names of ElasticDL's design for PyTorch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastload.parameters.transport import Stub, Where, stubs
 Named = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 """Tensors by name: a dict, or pairs such as `model.named_parameters()`."""
 RowGradients = Mapping[str, tuple[Tensor, Tensor] | Tensor]
-"""By table ids and a gradient for each, or a sparse gradient as `nn.Embedding(sparse=True)` has it."""
+"""For each table: ids with a gradient for each, or a sparse gradient as `nn.Embedding(sparse=True)` makes it."""
 
 
 def connect(
@@ -31,9 +31,9 @@ def connect(
 
     Args:
         where: None: a new server in this process. A `Server`, an address such as "grpc://node7:7000" or
-            "grpc+tls://node7:7000", or a list of these, in the order of the servers. Or the store that
-            `fastload parameters serve` writes addresses into: "file:///PATH" for the folder of its --store, or any
-            `torch.distributed.Store`. A server that restarts at another address is found again.
+            "grpc+tls://node7:7000", or a list of these, in the order of the servers. Or the store into which
+            `fastload parameters serve` writes addresses: "file:///PATH" for the folder of its --store, or any
+            `torch.distributed.Store`. With a store, clients find a server that restarts at another address.
         token: token of the servers. "": the content of the file `$FASTLOAD_TOKEN_FILE`, if it is set.
         authority: certificate, in PEM, of the authority that signed the servers' certificates. None: the content of
             the file `$FASTLOAD_TLS_CA`, if it is set.
@@ -52,14 +52,14 @@ def connect(
 
 
 class Flushed(Protocol):
-    """Pushes on a thread of its own."""
+    """A table whose pushes run on a thread of its own."""
 
     def flush(self) -> None:
-        """Wait for the push under way."""
+        """Wait for the push in progress."""
 
 
 class _Rows(NamedTuple):
-    """What a push has for one table: distinct ids, the sums of their gradients, and which server has each id."""
+    """The gradients of a push for one table: distinct ids, the sum of each id's gradients, and each id's server."""
 
     ids: Tensor
     gradients: Tensor
@@ -77,18 +77,19 @@ class PSClient:
 
     Args:
         ps_stubs: what `connect` returns, in the order of the servers.
-        worker: a name for messages. Two clients of one name are two workers all the same.
-        patience_s: seconds before a call raises: without an answer of a server, or while a server lacks what another
-            worker has to send again.
-        retained_bytes: size of the pushes kept for each server, to send them again if it restarts from its checkpoint.
+        worker: a name for messages. Two clients with the same name are still two workers.
+        patience_s: seconds before a call raises, if a server does not answer, or lacks pushes that another worker must
+            send again.
+        retained_bytes: maximum size of the pushes that the client keeps for each server. It sends them again if the
+            server restarts from its checkpoint.
 
-    Calls may be made from several threads. Pulls run at the same time; pushes go one after another. Each call goes to
-    all servers at once. It is repeated if a connection breaks, and a push is applied once all the same.
+    Several threads may make calls. Pulls run in parallel, and pushes one after another. A call is sent to all servers
+    at once. It is repeated if a connection breaks. Even then, a push is applied only once.
 
-    Raises `ParametersError` if a server refuses a call or gives no answer, `ParametersLostError` if one has restarted
-    without pushes that cannot be sent again.
+    Raises `ParametersError` if a server refuses a call or gives no answer. Raises `ParametersLostError` if a server has
+    restarted without pushes that cannot be sent again.
 
-    Every tensor that is returned is the caller's, on the CPU, and begins at a multiple of 64 bytes.
+    Every returned tensor belongs to the caller, is on the CPU, and begins at a multiple of 64 bytes.
     """
 
     def __init__(
@@ -112,23 +113,23 @@ class PSClient:
 
     @property
     def synchronous(self) -> bool:
-        """Whether the servers wait for the pushes of several workers before a step."""
+        """True if the servers wait for several pushes before each step."""
         self._session.connect()
         return self._session.grads_to_wait is not None
 
     # ---- dense parameters ----
 
     def partition_dense_parameters(self, names: Iterable[str]) -> None:
-        """Note which server has which dense parameter, by `string_to_id`. The other calls do so for new names."""
+        """Assign each dense parameter to a server, by `string_to_id`. The other calls do this for new names."""
         for name in names:
             if name not in self.parameter_to_ps:
                 number = self.parameter_to_ps[name] = string_to_id(name, self.ps_num)
                 self.ps_to_parameter.setdefault(number, []).append(name)
 
     def push_dense_parameters(self, parameters: Named, ps_id: int, version: int) -> bool:
-        """Give server `ps_id` the first values of those parameters that are its own; return whether it took them.
+        """Send server `ps_id` the first values of its own parameters. Return True if it accepted them.
 
-        The first worker's values are taken; later ones are not.
+        The server accepts the values of the first worker only.
         """
         self._session.connect()
         values = dict(parameters)
@@ -142,10 +143,10 @@ class PSClient:
     def pull_dense_parameters(
         self, ps_ids: Iterable[int], model_versions: list[int]
     ) -> tuple[dict[str, Tensor], list[int]]:
-        """Return the parameters of those servers that have newer ones, and the servers that have none yet.
+        """Return the parameters of all servers with newer versions, and the servers without parameters so far.
 
         Args:
-            model_versions: by server the version that the caller has, -1 for none. Changed to what it has now.
+            model_versions: for each server, the version that the caller has, or -1 for none. This list is updated.
         """
         self._expect_one_for_each_server(model_versions)
         self._session.connect()
@@ -170,13 +171,13 @@ class PSClient:
     def push_embedding_table_infos(
         self, infos: Iterable[TableInfo | tuple[str, int] | tuple[str, int, str]]
     ) -> None:
-        """Make tables, each `TableInfo` or (name, dim, initializer). Existing tables stay as they are."""
+        """Create tables, each a `TableInfo` or (name, dim, initializer). Existing tables stay unchanged."""
         self._session.connect()
         made = [info if isinstance(info, TableInfo) else TableInfo(*info) for info in infos]
         self._session.add_tables([asdict(info) for info in made])
 
     def pull_embedding_vectors(self, layer_name: str, embedding_ids: Tensor) -> Tensor:
-        """Return the row of each id, [n, dim], in their order. An id may come several times; new rows are made."""
+        """Return the row of each id, [n, dim], in their order. Ids may repeat. Missing rows are created."""
         self._session.connect()
         ids = flat_ids(embedding_ids)
         if self.ps_num == 1 or not len(ids):
@@ -199,12 +200,12 @@ class PSClient:
     def set_embedding_vectors(self, layer_name: str, embedding_ids: Tensor, values: Tensor) -> None:
         """Set the row of each id, such as those of a trained `nn.Embedding`. The state of the optimizer stays.
 
-        Call it before the training loop: rows that were prefetched stay as they were. Call `checkpoint` afterwards: a
-        server that restarts without it has other rows.
+        Call this before the training loop, because prefetched rows do not change. Call `checkpoint` afterwards. If a
+        server restarts without a checkpoint, it loses these rows.
 
         Args:
-            embedding_ids: distinct.
-            values: [n, dim].
+            embedding_ids: distinct ids.
+            values: their rows, [n, dim].
         """
         self._session.connect()
         ids, rows = flat_ids(embedding_ids), values.detach().cpu().float()
@@ -256,19 +257,20 @@ class PSClient:
         *,
         fresh: bool = False,
     ) -> tuple[bool, int] | tuple[bool, int, dict[str, tuple[Tensor, Tensor]]]:
-        """Push gradients to all servers; return whether they were accepted, and the newest version of a server.
+        """Push gradients to all servers. Return (accepted, newest version of any server).
 
-        Asynchronous servers accept all. Synchronous ones reject gradients that are too old, and those of rows that came
-        from a server that has restarted and waits for other workers: pull, compute and push again. Gradients of one id
-        add up. The arguments are not changed, and may be changed after the call.
+        Asynchronous servers accept all gradients. Synchronous ones reject gradients that are too old. They also reject
+        gradients if a server has restarted and its rows were pulled while it waited for other workers. After a
+        rejection, pull, compute and push again. Gradients of one id add up. This does not change its arguments, and the
+        caller may change them after the call.
 
         Args:
-            grads: of dense parameters; those without a gradient, None, are left out.
-            edl_grads: of rows, by table.
-            learning_rate: None: the servers'.
-            model_versions: by server the version that the gradients were computed with.
-            fresh: also return the rows that were named, by table: distinct ids, ascending, and their rows. Those of
-                asynchronous servers are as this push left them.
+            grads: gradients of dense parameters. Parameters whose gradient is None are left out.
+            edl_grads: gradients of rows, by table.
+            learning_rate: learning rate of this push. None: that of the servers.
+            model_versions: for each server, the version with which the gradients were computed.
+            fresh: also return the rows of the pushed ids, by table, as (distinct ids in ascending order, rows). From
+                asynchronous servers, these are the rows right after this push.
         """
         self._expect_one_for_each_server(model_versions)
         self._session.connect()
@@ -295,7 +297,7 @@ class PSClient:
         lr: float | None,
         versions: Sequence[int],
     ) -> list[Gradients]:
-        # A server in this process, or a repeated push, reads gradients later: the caller may have changed them.
+        # A server in this process, or a repeated push, reads the gradients later. The caller may change them before.
         kept = self._session.grads_to_wait or any(link.kept for link in self._session.links)
         found: list[Gradients] = []
         for i in range(self.ps_num):
@@ -313,7 +315,7 @@ class PSClient:
     # ---- the servers ----
 
     def checkpoint(self) -> int:
-        """Have all servers save, in their folder; return the version of the checkpoint.
+        """Have all servers save a checkpoint in their folder. Return its version.
 
         Raises ParametersError if the servers have no folder.
         """
@@ -323,7 +325,7 @@ class PSClient:
         return self._session.checkpoint()
 
     def flush_before_checkpoint(self, table: Flushed) -> None:
-        """Have `checkpoint` wait for the pushes of `table`, as long as the table lives."""
+        """Let each `checkpoint` wait for the pushes of `table` first, as long as the table exists."""
         self._flushed.add(table)
 
     def close(self) -> None:
@@ -333,14 +335,14 @@ class PSClient:
 
 
 def flat_ids(ids: Tensor) -> Tensor:
-    """Return ids as int64[n] on the CPU. Raise TypeError if they are no whole numbers."""
+    """Return ids as int64[n] on the CPU. Raise TypeError unless they are whole numbers."""
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"ids must be whole numbers, got {ids.dtype}")
     return ids.detach().cpu().reshape(-1).long().contiguous()
 
 
 def _dense(grads: Named) -> dict[str, Tensor]:
-    """Return the gradients that there are. Raise TypeError if one is sparse."""
+    """Return the gradients that are not None. Raise TypeError if one is sparse."""
     dense = {name: gradient for name, gradient in dict(grads).items() if gradient is not None}
     for name, gradient in dense.items():
         if gradient.layout != torch.strided:

@@ -1,4 +1,4 @@
-"""`Embedding`: a table on servers as a layer of a model, whose rows the loader's threads pull ahead."""
+"""`Embedding`: a table on servers as a layer of a model. The loader's threads can pull its rows ahead."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ class Embedding(nn.Module):
             table.push(0.05)
 
     Args:
-        name: of the table.
+        name: name of the table.
         dim: numbers in a row.
-        client: of the servers. None: a server in this process, with torch's SGD.
-        rows: ids must be below this; None: any int64. A row is made when its id is first pulled.
-        initializer: how a new row is drawn, as `TableInfo` has it.
-        staleness: 0: `push` returns once the servers have it. 1: it runs on a thread beside the next step, so a forward
-            pass may lack the newest push, and no other. An error of it is raised by the next forward pass, `push`,
-            `flush` or `close`.
-        kept_batches: batches whose rows are kept at most. Give more than the loader has on their way, which is
-            `prefetch_batches` and `num_workers` together. Memory: a batch's distinct rows for each, twice if all of
-            them are pushed.
+        client: client of the servers. None: a server in this process, with torch's SGD.
+        rows: upper limit of ids, which must be less than this. None: any int64. A row is created when its id is first
+            pulled.
+        initializer: how a new row is drawn, as in `TableInfo`.
+        staleness: 0: `push` returns after the servers have applied it. 1: `push` runs on a thread during the next step,
+            so a forward pass may lack the newest push, but no earlier one. The next forward pass, `push`, `flush` or
+            `close` raises its error.
+        kept_batches: maximum number of batches whose rows are kept. Give more than the loader has in flight, which is
+            `prefetch_batches` plus `num_workers`. Memory: the distinct rows of each kept batch, twice if all of them
+            are pushed.
 
-    The layer has no parameters: optimizers, DDP and `state_dict()` do not see it. `forward` makes gradients for `push`
-    in training, and only pulls in evaluation and without gradients. A process must have one `Embedding` for a table.
-    Raises `ParametersError` if the servers refuse a call or give no answer, IndexError if an id is outside `rows`.
+    The layer has no parameters, so optimizers, DDP and `state_dict()` do not see it. In training, `forward` prepares
+    gradients for `push`. In evaluation, and without gradients, it only pulls. A process must have only one `Embedding`
+    for a table. Raises `ParametersError` if the servers refuse a call or give no answer, and IndexError if an id is
+    outside `rows`.
     """
 
     def __init__(
@@ -76,11 +78,12 @@ class Embedding(nn.Module):
         """Return a `collate_fn` that also pulls the rows of a batch, on the loader's threads.
 
         Args:
-            key: where the ids are: `batch[key]`, or a function of the batch.
+            key: key of the ids in the batch, as in `batch[key]`, or a function that takes the batch and returns them.
             collate_fn: makes the batch, such as `torch.utils.data.default_collate`.
 
-        The batch is that of `collate_fn`. `forward` finds the rows by the values of the ids, so these may be pinned or
-        moved to a device. Several tables: `b.prefetching("b", a.prefetching("a", default_collate))`.
+        The returned function gives the batch of `collate_fn`. `forward` finds the rows by the values of the ids, so the
+        ids may be pinned or moved to a device. For several tables, nest the calls:
+        `b.prefetching("b", a.prefetching("a", default_collate))`.
         """
         self._refuse_synchronous("prefetching")
         self._prefetches = True
@@ -101,8 +104,8 @@ class Embedding(nn.Module):
         """Push the gradients of all backward passes since the last push, added up by id.
 
         Args:
-            learning_rate: None: the servers'. Servers with `scale_by_staleness` do not scale it: `push` does not know
-                the version of the rows.
+            learning_rate: learning rate of this push. None: that of the servers. Servers with `scale_by_staleness` do
+                not scale it, because `push` does not know the version of the rows.
         """
         self._refuse_synchronous("push")
         self.flush()
@@ -117,10 +120,10 @@ class Embedding(nn.Module):
         self._running = self._pool.submit(self._pulls.push, push)
 
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """Take what `push` would push: ids and their gradients, for `PSClient.push_gradients`.
+        """Remove and return what `push` would push: ids and their gradients, for `PSClient.push_gradients`.
 
-        This is for synchronous servers, which count a push of dense parameters and tables as one. It does not go
-        together with `prefetching`, which has to see each push.
+        This is for synchronous servers, for which dense parameters and tables must be in one push. It cannot be
+        combined with `prefetching`, which must see each push.
         """
         if self._prefetches:
             raise ValueError(
@@ -130,25 +133,25 @@ class Embedding(nn.Module):
         return self._taken()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients that were not pushed. `zero_grad()` of the model around it does not call this."""
+        """Drop the gradients that were not pushed. `zero_grad()` of the whole model does not call this."""
         self._gradients.clear()
         super().zero_grad(set_to_none)
 
     def train(self, mode: bool = True) -> Self:
-        """Begin training or evaluation. Evaluation has all pushes."""
+        """Begin training or evaluation. Evaluation first waits for all pushes."""
         if not mode:
             self.flush()
         return super().train(mode)
 
     def flush(self) -> None:
-        """Wait for the push under way, and raise its error."""
+        """Wait for the push in progress, and raise its error."""
         if (running := self._running) is not None:
             wait([running])
             self._running = None
             running.result()
 
     def close(self) -> None:
-        """Flush, and end the thread. A client that was given stays open."""
+        """Flush, and end the thread. A client that the caller gave stays open."""
         try:
             self.flush()
         finally:
@@ -169,7 +172,7 @@ class Embedding(nn.Module):
         return f"{self.name!r}, dim={self.dim}, rows={self.rows}, staleness={self.staleness}"
 
     def counts(self) -> dict[str, int]:
-        """Return how many batches were prefetched, how many pulled by `forward`, and how many rows were patched."""
+        """Return the numbers of batches that were prefetched, batches that `forward` pulled, and replaced rows."""
         return dict(self._pulls.counts)
 
     def _pull(self, ids: Tensor) -> Tensor:
@@ -181,7 +184,7 @@ class Embedding(nn.Module):
         return self._client.pull_embedding_vectors(self.name, ids)
 
     def _add(self, ids: Tensor, rows: Tensor) -> None:
-        """Take the gradient of rows at the end of a backward pass. The graph holds it, so nothing else keeps them."""
+        """Record the gradient of rows at the end of a backward pass. Only the graph holds this hook."""
         assert rows.grad is not None
         self._gradients.append((ids, rows.grad))
         rows.grad = None
@@ -194,7 +197,7 @@ class Embedding(nn.Module):
         return torch.cat(ids), torch.cat([each.cpu() for each in gradients])
 
     def _push(self, ids: Tensor, gradients: Tensor, lr: float | None) -> tuple[Tensor, Tensor]:
-        # No gradient is older: the versions of its rows are not known.
+        # The versions of the rows are unknown, so give one that is newer than any.
         never = [2**62] * self._client.ps_num
         named = {self.name: (ids, gradients)}
         _, _, fresh = self._client.push_gradients({}, named, lr, never, fresh=True)

@@ -1,8 +1,8 @@
 """A `Server` over Arrow Flight, and the stub that reaches it.
 
 A call is a message on a stream of DoExchange: record batches of one column of bytes, at most 64 MiB each. The first
-has metadata: the number of bytes in all, 8 bytes, and JSON. The answer has the same form. A stream is kept open and
-serves one call after another, in half the time of a new stream. A client has one for each call at a time.
+has metadata: the total number of bytes, in 8 bytes, then JSON. The answer has the same form. A stream stays open for
+further calls, which takes half the time of a new stream. A client has one stream for each call in progress.
 
 A call needs the header `authorization: Bearer TOKEN`, if the server has a token.
 """
@@ -33,7 +33,7 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a new client does not wait as long as one that failed
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.keepalive_time_ms", 330_000),  # servers end connections that are asked more often
+    ("grpc.keepalive_time_ms", 330_000),  # servers end connections on which pings are more frequent
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
 _CALL = flight.FlightDescriptor.for_command(b"call")
@@ -68,8 +68,8 @@ class ParameterServer(flight.FlightServerBase):  # type: ignore[misc]
     """Answers calls of clients with a `Server`.
 
     Args:
-        host, port: to listen on; port 0 is any free one.
-        token: that calls must bear. Without one only this machine may call.
+        host, port: address to listen on. Port 0 is any free port.
+        token: token that calls must send. Without a token, only this machine may call.
         certificate: (chain, key) in PEM, for TLS.
 
     `shutdown()` waits for clients to close their streams.
@@ -98,7 +98,7 @@ class ParameterServer(flight.FlightServerBase):  # type: ignore[misc]
         )
 
     def address(self, host: str) -> str:
-        """Return where clients reach it, by a name of this machine."""
+        """Return the address for clients, with `host` as the name of this machine."""
         return f"{self._scheme}://{host}:{self.port}"
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
@@ -113,7 +113,7 @@ class ParameterServer(flight.FlightServerBase):  # type: ignore[misc]
                 answer = self._server.answer(call["method"], call["arguments"])
             except ParametersError as error:
                 answer = {"error": str(error)}
-            except Exception as error:  # of a call that is none, or a full disk: the client says it
+            except Exception as error:  # such as a malformed call: the client raises it
                 answer = {"error": f"{type(error).__name__}: {error}"}
             _send(writer, answer)
 
@@ -147,9 +147,9 @@ class _Stream:
 
 
 class FlightStub:
-    """Reaches the server at the address that `find` returns. It is asked for each new connection.
+    """A stub for the server at the address that `find` returns, which is called for each new connection.
 
-    Without a token or an authority it uses those of the environment; see `connect`.
+    Without a token or an authority, it uses those of the environment; see `connect`.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class FlightStub:
         self.name = "the server"
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
-        """Send a call; return what waits for the answer."""
+        """Send a call. Return a function that waits for the answer."""
         stream: _Stream | None = None
         try:
             stream = self._stream()
@@ -195,7 +195,7 @@ class FlightStub:
         return answer
 
     def _broken(self, stream: _Stream | None, error: Exception) -> Exception:
-        """Return what a broken stream means, and close all of them: they lead to a server that may be gone."""
+        """Return the error to raise for a broken stream. Close all streams, because the server may be gone."""
         if stream is not None:
             stream.close()
         self.close()

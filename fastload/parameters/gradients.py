@@ -1,4 +1,4 @@
-"""`Gradients`: what a push has for one server. A client makes them, and `vars()` of them travel."""
+"""`Gradients`: the part of a push that is for one server. A client creates it, and sends its `vars()`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Rows = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Gradients:
-    """What a push has for one server.
+    """The gradients of a push for one server.
 
     Attributes:
-        version: the version of the parameters that they were computed with.
-        lr: learning rate; None: the server's.
+        version: the version of the parameters with which they were computed.
+        lr: learning rate. None: that of the server.
     """
 
     version: int = -1
@@ -52,7 +52,7 @@ class Gradients:
 
 
 def mean(pushes: Sequence[Gradients]) -> Gradients:
-    """Return the mean of pushes. A gradient that a push lacks is zero. The learning rate is the last push's."""
+    """Return the mean of pushes. A missing gradient counts as zero. The learning rate is that of the last push."""
     share = 1 / len(pushes)
     dense: dict[str, Tensor] = {}
     rows: dict[str, list[Rows]] = {}

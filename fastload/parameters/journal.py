@@ -1,4 +1,4 @@
-"""The order of synchronous pushes, as server 0 decides it: in memory, and in a file before it answers."""
+"""The order of synchronous pushes, which server 0 decides. It is in memory, and in a file before server 0 answers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from fastload.disk import replace_file, write_all
 Entry = tuple[str, int]
 """A push: its worker and its number."""
 MARK: Entry = ("", 0)
-"""All servers save here."""
+"""The entry at which all servers save."""
 _NAME = "journal.jsonl"
 _KEPT = 100_000
-"""Entries that are kept without a folder: no server can be restarted then."""
+"""Number of entries to keep if there is no folder. Without a folder, servers cannot be restarted."""
 
 
 class Journal:
     """Entries from position `base` on.
 
-    The file begins with a line that says what was before; each other line is an entry. A last line without its end
-    was never answered for, and is dropped.
+    The first line of the file summarises earlier entries. Each other line is an entry. An incomplete last line is
+    dropped, because no client has an answer to it.
 
     Args:
-        folder: that the file lies in; "": none.
-        base, pushes: position of the first entry, and how many pushes come before it.
-        resume: take what is in the file.
+        folder: folder of the file. "": no file.
+        base, pushes: position of the first entry, and the number of pushes before it.
+        resume: begin with the content of the file.
 
     Attributes:
-        pushes: how many were accepted, from the first one on.
+        pushes: number of accepted pushes since the first one.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Journal:
         self._path = os.path.join(folder, _NAME) if folder else ""
         self._file: io.FileIO | None = None
         self.base, self.pushes = base, pushes
-        self._last: dict[str, int] = {}  # by worker the number of its last push
+        self._last: dict[str, int] = {}  # number of the last push, by worker
         self._entries: list[Entry] = []
         if resume and self._path and os.path.exists(self._path):
             self._read()
@@ -52,19 +52,19 @@ class Journal:
         return self.base + len(self._entries)
 
     def has(self, push: Entry) -> bool:
-        """Return whether a push was accepted. A worker's pushes come in the order of their numbers."""
+        """Return True if a push was accepted. A worker's pushes arrive in the order of their numbers."""
         worker, sequence = push
         return self._last.get(worker, 0) >= sequence
 
     def append(self, entry: Entry) -> None:
-        """Add an entry. It survives the end of this process, and a loss of power, if there is a folder."""
+        """Add an entry. With a folder, it survives the end of this process and a power loss."""
         if self._file is not None:
             length = os.fstat(self._file.fileno()).st_size
             try:
                 write_all(self._file.fileno(), self._path, _line(entry))
                 os.fdatasync(self._file.fileno())
             except OSError:
-                # The next entry must not follow half of this one.
+                # Remove a partly written entry, so that the next one begins a line.
                 os.ftruncate(self._file.fileno(), length)
                 raise
         self._note(entry)
@@ -72,12 +72,12 @@ class Journal:
             self.forget(self.end - _KEPT)
 
     def since(self, position: int) -> tuple[int, list[Entry]]:
-        """Return the entries from a position on, and the position of the first: `base` if older ones are gone."""
+        """Return (position, entries from there on): the given position, or `base` if older entries were dropped."""
         start = max(position, self.base)
         return start, self._entries[start - self.base :]
 
     def forget(self, position: int) -> None:
-        """Drop the entries before a position: they are in a checkpoint of all servers."""
+        """Drop the entries before a position, because a checkpoint of all servers has them."""
         gone = len(self._entries[: max(position - self.base, 0)])
         if not gone:
             return
@@ -113,7 +113,7 @@ class Journal:
         about = {"base": self.base, "pushes": before, "last": self._last}
         with replace_file(self._path) as file:
             file.write(b"".join(map(_line, [about, *self._entries])))
-        self.close()  # not before: if the disk is full, the old file stays in use, and lacks nothing
+        self.close()  # only now: if the disk is full, the complete old file stays in use
         self._file = io.FileIO(self._path, "ab")
 
 

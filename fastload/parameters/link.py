@@ -1,4 +1,4 @@
-"""`Link`: one client's way to one server, which outlasts broken connections, and what was pushed on it."""
+"""`Link`: a client's link to one server. It survives broken connections, and keeps pushes to send them again."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class NoAnswerError(ParametersError):
 
 
 class Link:
-    """The way to one server.
+    """The link to one server.
 
     Attributes:
-        incarnation: of the server that this client has met, "" before that.
+        incarnation: incarnation of the server that this client knows, or "" before the first contact.
         next: the position in the order of synchronous pushes that the server needs next.
-        kept: the server has a folder of checkpoints, so it can be restarted.
-        initialised: it had its dense parameters.
-        floor: the server has, or had in a checkpoint, all pushes up to this one: they cannot be sent again.
+        kept: True if the server has a folder of checkpoints, so that it can be restarted.
+        initialised: True if the server had its dense parameters.
+        floor: number of the last push that this link no longer keeps, and so cannot send again.
     """
 
     def __init__(self, number: int, stub: Stub, *, patience_s: float, retained_bytes: int) -> None:
@@ -37,7 +37,7 @@ class Link:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all that was said to this server."""
+        """Forget all that this client knows of the server."""
         self.incarnation = ""
         self.next = 0
         self.kept = self.initialised = False
@@ -47,17 +47,17 @@ class Link:
 
     @property
     def name(self) -> str:
-        """What an error calls the server."""
+        """The name of the server in errors."""
         return self._stub.name
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
-        """Send a call; return what waits for the answer. `call` repeats it if the connection breaks."""
+        """Send a call. Return a function that waits for the answer. It repeats the call if the connection breaks."""
         wait: Callable[[], Answer] | None = None
         error: ParametersError | None = None
         try:
             wait = self._stub.start(method, arguments)
         except ServerGoneError:
-            pass  # it is made again below, beside those of other servers
+            pass  # `finish` repeats it, in parallel with the calls to other servers
         except ParametersError as refused:
             error = refused
 
@@ -99,20 +99,20 @@ class Link:
             self.floor = max(self.floor, self._drop_first())
 
     def replace(self, sequence: int, gradients: Gradients | None) -> None:
-        """Keep something else for the newest push, or nothing."""
+        """Replace the kept gradients of the newest push, or drop them if `gradients` is None."""
         if self._retained and self._retained[-1][0] == sequence:
             self._bytes -= self._retained.pop()[1].nbytes
         if gradients is not None:
             self.retain(sequence, gradients)
 
     def saved(self, sequence: int) -> None:
-        """Drop the pushes up to this one: they are in a checkpoint."""
+        """Drop the pushes up to this one, because a checkpoint has them."""
         self.floor = max(self.floor, sequence)
         while self._retained and self._retained[0][0] <= sequence:
             self._drop_first()
 
     def after(self, sequence: int) -> Sequence[tuple[int, Gradients]]:
-        """Return the pushes after this one that are kept."""
+        """Return the kept pushes after this one."""
         return [push for push in self._retained if push[0] > sequence]
 
     def _drop_first(self) -> int:

@@ -17,13 +17,13 @@ class Optimizer:
 
     Args:
         name: "sgd", "adagrad" or "adam": the rules of `torch.optim`.
-        lr: learning rate, if a push has none.
-        momentum: of "sgd".
-        betas: of "adam".
-        eps: of "adagrad" and "adam". None: torch's default, 1e-10 and 1e-8.
+        lr: learning rate for pushes without one.
+        momentum: momentum of "sgd".
+        betas: betas of "adam".
+        eps: eps of "adagrad" and "adam". None: torch's defaults, 1e-10 and 1e-8.
 
-    Each row of a table has its own state and its own count of steps. So a row that no push names is left as it is, as
-    `torch.optim` leaves a parameter without a gradient.
+    Each row of a table has its own state and its own count of steps. So a row without a gradient does not change, like
+    a parameter without a gradient in `torch.optim`.
     """
 
     name: Literal["sgd", "adagrad", "adam"] = "sgd"
@@ -54,7 +54,7 @@ class Optimizer:
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)
 
     def row_widths(self, dim: int) -> dict[str, int]:
-        """Return the state that a row of `dim` numbers has: by name, its numbers. All are 0 for a new row."""
+        """Return the sizes of the optimizer's states for a row of `dim` numbers, by name. New rows have zeros."""
         if self.name == "adagrad":
             return {"sum": dim}
         if self.name == "adam":
@@ -64,7 +64,7 @@ class Optimizer:
     def step_rows(
         self, rows: Tensor, gradients: Tensor, state: dict[str, Tensor], lr: float
     ) -> None:
-        """Change rows and their state, all with a row for each row, in place."""
+        """Apply gradients to rows in place. `gradients` and each tensor of `state` have one row for each of `rows`."""
         if self.name == "adagrad":
             total = state["sum"].addcmul_(gradients, gradients)
             rows.addcdiv_(gradients, total.sqrt().add_(self._eps), value=-lr)
@@ -84,7 +84,7 @@ class Optimizer:
 
 
 def checked_rate(lr: float | None) -> float | None:
-    """Return a push's learning rate; raise ValueError if it is not a finite number of 0 or more."""
+    """Return a push's learning rate. Raise ValueError if it is not a finite number of 0 or more."""
     if lr is not None and not (lr >= 0 and math.isfinite(lr)):
         raise ValueError(f"learning_rate must be a finite number of 0 or more, got {lr}")
     return lr

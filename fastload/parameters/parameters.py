@@ -1,4 +1,4 @@
-"""`Parameters`: those that one server has, and the one way in which gradients change them. Not thread-safe."""
+"""`Parameters`: the parameters of one server. Only `apply` changes them by gradients. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Parameters:
         self.tables: dict[str, Table] = {}
 
     def add_dense(self, values: Mapping[str, Tensor]) -> None:
-        """Add parameters that are not there."""
+        """Add the parameters that do not exist yet."""
         new = {name: value.detach().clone() for name, value in values.items()}
         if new:
             self._optimizers.append(self._optimizer.of(new.values()))
         self.dense |= new
 
     def add_table(self, info: TableInfo) -> None:
-        """Add a table, unless it is there. Raise ParametersError if it is another one of this name."""
+        """Add a table unless it exists. Raise ParametersError if a different table has its name."""
         there = self.tables.get(info.name)
         if there is None:
             self.tables[info.name] = Table(info, self._optimizer, seed=self._seed)
@@ -45,7 +45,7 @@ class Parameters:
             )
 
     def table(self, name: str) -> Table:
-        """Return a table. Raise ParametersError if there is none of this name."""
+        """Return the table of this name. Raise ParametersError if it does not exist."""
         if name not in self.tables:
             known = ", ".join(map(repr, self.tables)) or "none"
             raise ParametersError(
@@ -74,7 +74,7 @@ class Parameters:
                 )
 
     def apply(self, gradients: Gradients, *, divisor: int = 1) -> None:
-        """Apply gradients that were checked. The learning rate is divided by `divisor`."""
+        """Apply gradients that `check` has accepted. The learning rate is divided by `divisor`."""
         lr = (self._optimizer.lr if gradients.lr is None else gradients.lr) / divisor
         for name, gradient in gradients.dense.items():
             self.dense[name].grad = gradient.to(self.dense[name].dtype)
@@ -88,7 +88,7 @@ class Parameters:
             self.tables[name].apply(ids, values.float(), lr)
 
     def contents(self) -> dict[str, Any]:
-        """Return all of it as plain values and tensors, which hold until the next change."""
+        """Return everything as plain values and tensors, which are valid until the next change."""
         state: dict[str, dict[str, Tensor]] = {}
         names = {id(value): name for name, value in self.dense.items()}
         for optimizer in self._optimizers:
@@ -107,7 +107,7 @@ class Parameters:
         }
 
     def add_contents(self, contents: Mapping[str, Any], *, number: int, of: int) -> None:
-        """Add what belongs to server `number` of `of` out of the contents of any server's."""
+        """Add those parts of another server's `contents` that belong to server `number` of `of`."""
         if contents["optimizer"]["name"] != self._optimizer.name:
             raise ValueError(
                 f"the checkpoint was made with the optimizer {contents['optimizer']['name']!r}, but this server has "

@@ -1,4 +1,4 @@
-"""Which server has what, and gradients of rows added up: pure functions."""
+"""Pure functions: which server has which parameter, and sums of the gradients of rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def string_to_id(name: str, number: int) -> int:
-    """Return which of `number` servers has the dense parameter `name`: ElasticDL's rule, a hash that ignores sizes."""
+    """Return which of `number` servers has the dense parameter `name`. ElasticDL's rule hashes the name alone."""
     return int(hashlib.sha256(name.encode()).hexdigest(), 32) % number
 
 
@@ -19,7 +19,7 @@ def owners(ids: Tensor, number: int) -> Tensor:
 
 
 def merged(ids: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct ids, ascending, and of each the sum of its gradients. The arguments stay unchanged."""
+    """Return the distinct ids in ascending order, and the sum of each id's gradients. Arguments are not changed."""
     distinct, places = torch.unique(ids, return_inverse=True)
     sums = gradients.new_zeros((len(distinct), *gradients.shape[1:]))
     return distinct, sums.index_add_(0, places, gradients)

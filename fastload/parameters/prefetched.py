@@ -1,22 +1,23 @@
 """`Prefetched`: rows that were pulled for coming batches, and kept up to date until they are delivered.
 
-Why no row is stale. Let push n of this table have returned before a batch's rows are taken, and name one of them.
+Why no row is stale. Assume that push n of this table changed a row of a batch, and returned before `take` of the batch.
 
-- `_lock` owns the count of pushes, their fresh rows, and the pulls. It is never held during a request. `_order` is held
-  by a push from before its request until its fresh rows are noted, so pushes are noted in the order in which the
+- `_lock` guards the count of pushes, their fresh rows, and the pulls. It is never held during a request. A push holds
+  `_order` from before its request until its fresh rows are recorded. So pushes are recorded in the order in which the
   servers applied them, and `_count` is n or more.
-- A pull notes the count before it sends its request. If it noted n or more, the servers had applied push n before they
-  got the request: the pulled row has it.
-- If it noted less, the fresh rows of push n are still kept: a pull is dropped, under the same lock, as soon as a push
-  that it may lack is. They replace the pulled row, then those of the pushes after n. Each has all pushes before it.
-  `Pull.lock` is held meanwhile, so two threads cannot replace rows in another order. `take` does this once more with
-  the pushes that are left, and pulls again if one of them is no longer kept.
+- A pull records the count before it sends its request. If it recorded n or more, the servers had applied push n before
+  they got the request, so the pulled row includes it.
+- If it recorded less, the fresh rows of push n are still kept. If they had been dropped, the pull would have been
+  dropped too, under the same lock. The fresh rows replace the pulled row, then those of later pushes do. Each includes
+  all earlier pushes. `Pull.lock` is held meanwhile, so two threads cannot replace rows in a different order. `take`
+  repeats this with the remaining pushes. It pulls again if one of them is no longer kept.
 
-So a row lacks no push that has returned, whatever the threads did meanwhile. A push that raised may have been applied
-or not: it drops all pulls. Changes by other workers are as old as the pull, or as the push that replaced the row.
+So a row includes every push that has returned, whatever the threads did meanwhile. A push that raised may or may not
+have been applied, so it drops all pulls. Changes by other workers are as old as the pull, or as the push that replaced
+the row.
 
-A thread that pushes, or pulls ahead, replaces rows at once. So the training loop, which takes them, has little to do:
-its many short calls would each wait for the thread that pushes meanwhile.
+The thread that pushes or pulls ahead replaces rows at once. So little is left to do for `take` in the training loop,
+whose many short calls would each wait for a thread that pushes at the same time.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class Pull:
 
     Attributes:
         key: the batch's ids, as bytes.
-        ids: the distinct ones, ascending.
-        places: of each id of the batch its place in `ids`.
-        rows: of `ids`. `lock` owns them and `delivered`.
-        begun: how many pushes the rows have: those that had returned before the request was sent, and those whose rows
-            have replaced them.
+        ids: the distinct ids in ascending order.
+        places: for each id of the batch, its position in `ids`.
+        rows: the rows of `ids`. `lock` guards them and `delivered`.
+        begun: number of pushes that the rows include: those that had returned before the request was sent, and those
+            whose fresh rows were copied in since.
     """
 
     key: bytes
@@ -57,7 +58,7 @@ class Pull:
     rows: Tensor
     begun: int
     delivered: bool = False
-    """The rows are the caller's, and change no more."""
+    """True if the rows belong to the caller, and change no more."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -66,26 +67,26 @@ class Prefetched:
 
     Args:
         pull: returns the rows of distinct ids. None: nothing is pulled ahead.
-        kept: pulls, and pushes, that are kept at most. The oldest are dropped, and their batches pull once more.
+        kept: maximum number of kept pulls, and of kept pushes. The oldest are dropped, and their batches pull again.
     """
 
     def __init__(self, pull: Callable[[Tensor], Tensor] | None, *, kept: int) -> None:
         self._pull = pull
         self._pid = os.getpid()
-        self._order = threading.Lock()  # held by a push until its rows are noted
-        self._lock = threading.Lock()  # owns all below
+        self._order = threading.Lock()  # held by a push until its rows are recorded
+        self._lock = threading.Lock()  # guards all attributes below
         self._count = 0
         self._pushes: deque[Rows] = deque(maxlen=kept)  # the newest, up to push number `_count`
         self._pulls: deque[Pull] = deque(maxlen=kept)
-        self._taken: list[Pull] = []  # those that `take` brings up to date
+        self._taken: list[Pull] = []  # pulls that `take` is bringing up to date
         self._under_way: list[int] = []
         self.counts = {"prefetched": 0, "pulled": 0, "patched": 0}
 
     def __reduce__(self) -> Any:
-        return _nowhere, ()  # a process has no use for rows that another pulls
+        return _nowhere, ()  # a process cannot use rows that another one pulls
 
     def pull_ahead(self, ids: Tensor) -> None:
-        """Pull the rows of a coming batch. If the servers give none, the batch pulls again, and raises."""
+        """Pull the rows of a coming batch. If this fails, `take` pulls again, and raises the error."""
         if self._pull is None or os.getpid() != self._pid:
             return
         flat = flat_ids(ids)
@@ -107,7 +108,7 @@ class Prefetched:
             self._bring_up(pulled)
 
     def take(self, ids: Tensor) -> Pull:
-        """Return the rows of a batch, with all pushes that have returned. They are the caller's."""
+        """Return the rows of a batch, which include all pushes that have returned. They belong to the caller."""
         flat = flat_ids(ids)
         key = flat.numpy().tobytes()
         with self._lock:
@@ -129,7 +130,7 @@ class Prefetched:
         return self._pulled(flat, begun)
 
     def push(self, push: Callable[[], Rows]) -> None:
-        """Call `push`, which returns the fresh rows of the ids that it named."""
+        """Call `push`, which returns the fresh rows of the ids that it pushed."""
         with self._order:
             try:
                 fresh = push()
@@ -148,7 +149,7 @@ class Prefetched:
                 self._bring_up(pull)
 
     def _bring_up(self, pull: Pull, *, deliver: bool = False) -> bool:
-        """Replace the rows that pushes have changed. Return False if a push that the rows lack is not kept."""
+        """Replace the rows that pushes have changed. Return False if a push that the rows lack was dropped."""
         with pull.lock:
             if pull.delivered:
                 return False
@@ -171,7 +172,7 @@ class Prefetched:
         return Pull(flat.numpy().tobytes(), ids, places, self._pull(ids), begun)
 
     def _drop(self) -> None:
-        """Drop pulls that may lack a push that is not kept, and pushes that no pull lacks. The caller has the lock."""
+        """Drop pulls that may lack a dropped push, and pushes that no pull lacks. The caller holds the lock."""
         oldest = self._count - len(self._pushes)
         for pull in [each for each in self._pulls if each.begun < oldest]:
             self._pulls.remove(pull)
@@ -186,7 +187,7 @@ def _nowhere() -> Prefetched:
 
 
 def _replace(pull: Pull, fresh: Rows) -> int:
-    """Replace the rows of a pull that are among the fresh ones; return how many."""
+    """Replace the rows of a pull for which fresh rows exist. Return their number."""
     ids, rows = fresh
     if not len(pull.ids):
         return 0
@@ -197,9 +198,9 @@ def _replace(pull: Pull, fresh: Rows) -> int:
 
 
 class PrefetchingCollate:
-    """A `collate_fn` that pulls a table's rows for the batch that it has made.
+    """A `collate_fn` that also pulls a table's rows for the batch.
 
-    Each worker of a loader has its own copy of the `collate_fn` within; all share the pulls.
+    Each worker of a loader has its own copy of the inner `collate_fn`. All workers share the pulls.
     """
 
     fastload_per_worker = ("collate_fn", "key")
@@ -210,7 +211,7 @@ class PrefetchingCollate:
         self.collate_fn = collate_fn
 
     def __call__(self, samples: Any) -> Any:
-        """Return the batch of samples, once its rows are pulled."""
+        """Make the batch, pull its rows, and return the batch."""
         batch = self.collate_fn(samples)
         self.pulls.pull_ahead(self.key(batch) if callable(self.key) else batch[self.key])
         return batch

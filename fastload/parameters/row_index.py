@@ -1,35 +1,36 @@
-"""From the id of a row to its place in the arrays of a table: a hash table in NumPy, without a loop per row."""
+"""`RowIndex`: the positions of rows in a table's arrays, by id. It is a hash table in NumPy, without a loop per row."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-_GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2**64 by the golden ratio: spreads neighbours
+_GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2**64 / golden ratio: spreads neighbouring ids
 Ids = NDArray[np.int64]
 
 
 class RowIndex:
-    """The places of ids, counted from 0 in the order in which they were added.
+    """The positions of ids, counted from 0 in the order in which they were added.
 
-    Open addressing with linear probing, at most half full: 16 to 32 bytes a row, and 8 to 16 for its id.
+    The hash table uses open addressing with linear probing, and is at most half full. Memory: 16 to 32 bytes per row,
+    and 8 to 16 for its id.
     """
 
     def __init__(self) -> None:
         self._ids: Ids = np.empty(16, np.int64)
         self._count = 0
-        self._cells: Ids = np.full(64, -1, np.int64)  # a place, or -1
+        self._cells: Ids = np.full(64, -1, np.int64)  # a position, or -1
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def ids(self) -> Ids:
-        """The ids, by their places."""
+        """The ids, in the order of their positions."""
         return self._ids[: self._count]
 
     def find(self, ids: Ids) -> Ids:
-        """Return the place of each id, -1 if it has none."""
+        """Return the position of each id, or -1 for an unknown id."""
         places = np.full(len(ids), -1, np.int64)
         cells = self._first_cells(ids)
         left = np.arange(len(ids))
@@ -42,7 +43,7 @@ class RowIndex:
         return places
 
     def add(self, ids: Ids) -> None:
-        """Add distinct ids that are not there."""
+        """Add distinct new ids."""
         first, self._count = self._count, self._count + len(ids)
         if self._count > len(self._ids):
             grown = np.empty(max(self._count, 2 * len(self._ids)), np.int64)
@@ -58,7 +59,7 @@ class RowIndex:
         cells = self._first_cells(self._ids[places])
         while len(places):
             free = self._cells[cells] < 0
-            self._cells[cells[free]] = places[free]  # of several at one cell, one wins
+            self._cells[cells[free]] = places[free]  # if several want one cell, one wins
             go_on = self._cells[cells] != places
             places, cells = places[go_on], self._next(cells[go_on])
 

@@ -1,4 +1,4 @@
-"""A server as a process: it writes its address into a store, and saves when it is ended."""
+"""A server as a process: it writes its address into a store, and saves at its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _END = "fastload/parameters/end"
 
 
 def job_store(path: str | None) -> Store | None:
-    """Return the store in a folder, else torchrun's, else None."""
+    """Return the store in the folder `path`, or else torchrun's store, or else None."""
     return FolderStore(path) if path else torchrun_store()
 
 
@@ -31,7 +31,7 @@ def reached_as(host: str) -> str:
 
 
 def end(server: Server, store: Store | None) -> int:
-    """Save, and let the server answer no call any more; return the version of the checkpoint."""
+    """Stop answering calls, and save. Return the version of the checkpoint."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a launcher may send several
     server.lock.acquire()
@@ -43,9 +43,9 @@ def end(server: Server, store: Store | None) -> int:
 
 
 def _agreed(server: Server, store: Store) -> int:
-    """Return the version that all servers save under: theirs differ by the pushes that are on their way.
+    """Return the version under which all servers save. Their own versions differ by the pushes in flight.
 
-    Synchronous servers save under their own: parts of different versions are no checkpoint.
+    Synchronous servers do not use this, because their parts must have the same version.
     """
     found = newest(server.folder)
     proposed = b""
@@ -53,4 +53,4 @@ def _agreed(server: Server, store: Store) -> int:
         agreed = store.compare_set(_END, proposed.decode(), str(server.version))
         if found is None or int(agreed) >= found.version:
             return int(agreed)
-        proposed = agreed  # of an earlier end of single servers
+        proposed = agreed  # left from an earlier end of some servers

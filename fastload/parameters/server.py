@@ -1,4 +1,4 @@
-"""`Server`: the parameters that it has, and what the calls of clients do to them. An object without a socket."""
+"""`Server`: some parameters of a model, and the calls of clients on them. An object without a socket."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Server:
     Args:
         optimizer: how gradients change parameters.
         grads_to_wait: None: asynchronous, each push is applied at once. A number: synchronous, the mean of this many
-            pushes is one step, for dense parameters and for rows. So workers with equal batches train as one worker
+            pushes is one step, for dense parameters and for rows. So workers with equal batches train like one worker
             with all of their batches.
-        tolerance: how many versions old the gradients of a synchronous push may be.
+        tolerance: maximum age of the gradients of a synchronous push, in versions.
         scale_by_staleness: divide the learning rate of an asynchronous push by `max(1, version - gradients' version)`.
-        folder: where checkpoints lie, all servers' in one folder. The newest complete one is loaded. "": none.
-        checkpoint_every: save whenever the version is a multiple of this; 0: only when a client asks. Pushes wait
-            meanwhile.
-        keep: how many checkpoints are kept.
-        seed: of new rows, the same for all servers.
-        rejoin: this server was killed, and the other servers and the workers still run. Server 0 then reads the order
-            of synchronous pushes that it had decided. False: the whole job resumes from the checkpoint.
+        folder: folder of checkpoints, the same for all servers. The newest complete one is loaded. "": no checkpoints.
+        checkpoint_every: save whenever the version is a multiple of this. 0: save only if a client asks. Pushes wait
+            while a server saves.
+        keep: number of checkpoints to keep.
+        seed: seed of new rows, the same for all servers.
+        rejoin: True: this server was killed, but the other servers and the workers still run. Server 0 then reads the
+            order of synchronous pushes that it had decided. False: the whole job resumes from the checkpoint.
 
-    `answer` may be called from several threads. It makes one call after another; the calls themselves take no lock.
+    `answer` may be called from several threads. It makes the calls one after another. Other methods take no lock.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Server:
             raise TypeError(f"optimizer must be an Optimizer, got {optimizer!r}")
         self.number, self.of = number, of
         self.incarnation = secrets.token_hex(8)
-        self.lock = threading.Lock()  # owns all below
+        self.lock = threading.Lock()  # guards all attributes below
         self._own = Parameters(optimizer or Optimizer(), seed=seed)
         self.version = 0
         self._initialised = False
         self._last: Last = {}
         self._grads_to_wait = grads_to_wait
-        self.synchronous = grads_to_wait is not None  # pushes wait for others
+        self.synchronous = grads_to_wait is not None  # a step waits for several pushes
         self._tolerance = tolerance
         self._scales = scale_by_staleness
         self.folder = os.fspath(folder)
@@ -104,9 +104,9 @@ class Server:
     # ---- calls of clients ----
 
     def answer(self, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a call, with `incarnation`, which tells a restarted server from the one before.
+        """Return the answer to a call, with the `incarnation` of this server. A restarted server has a different one.
 
-        A call that names another `incarnation` is not made: this server may lack what was said to that one.
+        A call that names another `incarnation` is not made, because this server may lack earlier calls.
         """
         if method not in CALLS:
             raise ParametersError(
@@ -120,7 +120,7 @@ class Server:
             return {"incarnation": self.incarnation, **result}
 
     def hello(self, worker: str) -> dict[str, Any]:
-        """Return what this server is, and which push of this worker is the last that it has."""
+        """Return the state of this server, and the number of the last push that it has from this worker."""
         return {
             "number": self.number,
             "of": self.of,
@@ -133,7 +133,7 @@ class Server:
         }
 
     def initialise(self, values: Mapping[str, Tensor], version: int) -> dict[str, Any]:
-        """Take the first values of the dense parameters, once."""
+        """Accept the first values of the dense parameters. Later calls change nothing."""
         taken = not self._initialised
         if taken:
             self._own.add_dense(values)
@@ -142,7 +142,7 @@ class Server:
         return {"taken": taken}
 
     def add_tables(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Make tables, unless they are there."""
+        """Create those tables that do not exist yet."""
         for info in infos:
             self._own.add_table(TableInfo(**info))
         return {}
@@ -155,7 +155,7 @@ class Server:
         return {"initialised": self._initialised, "version": self.version, "values": values}
 
     def rows(self, table: str, ids: Tensor) -> dict[str, Any]:
-        """Return the rows of `ids`, in this order, and whether steps that were decided are still to be made."""
+        """Return the rows of `ids`, in this order. `incomplete`: decided steps are still to be made."""
         incomplete = bool(self._steps.missing())
         return {"rows": self._own.table(table).rows(ids), "incomplete": incomplete}
 
@@ -167,9 +167,10 @@ class Server:
     def push(
         self, worker: str, sequence: int, gradients: Mapping[str, Any], fresh: bool
     ) -> dict[str, Any]:
-        """Apply an asynchronous push, once. A worker's pushes come in the order of their numbers, from 1 on.
+        """Apply an asynchronous push, once. A worker's pushes arrive in the order of their numbers, from 1 on.
 
-        The answer has the `version`, and with `fresh` the new rows; `expected` alone if pushes before it are missing.
+        The answer has the `version`, and with `fresh` the new rows. If earlier pushes are missing, it has only
+        `expected`.
         """
         last, version = self._last.get(worker, (0, 0))
         if sequence > last + 1:
@@ -187,7 +188,7 @@ class Server:
         return {"version": version, "fresh": rows, "saved": self._saved_of(worker)}
 
     def stage(self, worker: str, sequence: int, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep this server's gradients of a synchronous push. Nothing is applied."""
+        """Keep this server's gradients of a synchronous push, without applying them."""
         pushed = Gradients.read(gradients)
         self._own.check(pushed)
         if sequence > self._last.get(worker, (0, 0))[0]:
@@ -208,18 +209,18 @@ class Server:
         return {"accepted": accepted, **self.decisions(since)}
 
     def decisions(self, since: int) -> dict[str, Any]:
-        """Return the order from position `since` on, and the version that it leads to, as server 0."""
+        """Return the order from position `since` on, and the version to which it leads. Only server 0 can."""
         return {"version": self._decided_version(), **self._steps.since(since)}
 
     def mark(self, since: int) -> dict[str, Any]:
-        """Have all servers save at this place of the order, as server 0. The answer is that of `decisions`."""
+        """Have all servers save at this position of the order, as server 0. The answer is that of `decisions`."""
         self._steps.decide(MARK)
         return self.decisions(since)
 
     def commit(
         self, worker: str, start: int, entries: Sequence[Sequence[Any]], discarded: int | None
     ) -> dict[str, Any]:
-        """Take the order from position `start` on, and make all steps that can be made."""
+        """Learn the order from position `start` on, and make all steps that are possible."""
         known = [(str(each), int(number)) for each, number in entries]
         self._steps.take(start, known, None if discarded is None else (worker, discarded))
         return {
@@ -243,13 +244,13 @@ class Server:
         return {}
 
     def close(self) -> None:
-        """Close its files."""
+        """Close the server's files."""
         self._steps.close()
 
     # ---- in calls ----
 
     def _decided_version(self) -> int:
-        """Return the version once all steps are made that are decided."""
+        """Return the version after all decided steps."""
         return self.version - self._steps_done + self._steps.decided()
 
     def _make_step(self, pushes: list[Entry], gradients: list[Gradients]) -> None:
@@ -264,7 +265,7 @@ class Server:
             self.save(self.version)
 
     def _saved_of(self, worker: str) -> int:
-        """Return the last push of a worker that is in a complete checkpoint: the worker need not send it again."""
+        """Return the last push of a worker that a complete checkpoint has. The worker never has to send it again."""
         position = self._saves.completed()
         if position is not None:
             self._steps.forget(position)

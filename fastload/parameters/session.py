@@ -1,8 +1,8 @@
-"""`Session`: one client with all its servers: its calls, its pushes, and what it sends again to one that restarts.
+"""`Session`: one client and all its servers: calls, pushes, and repeated pushes for a server that has restarted.
 
-A synchronous push goes in three rounds. The client stages each server's gradients. Server 0 decides: it rejects the
-push, or gives it a place in the order. The client then tells all servers the order, and each makes the steps that it
-has all gradients of. A restarted server lacks some that are decided: each client sends its own again.
+A synchronous push takes three rounds. The client stages each server's gradients. Server 0 rejects the push, or gives it
+a position in the order. The client then sends the order to all servers, and each makes the steps for which it has all
+gradients. A restarted server lacks the gradients of some decided pushes. Each client sends its own pushes again.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _NOTHING = Gradients()
 
 
 class Session:
-    """One client with its servers. Calls may be made from several threads; pushes go one after another.
+    """One client and its servers. Several threads may make calls. Pushes are made one after another.
 
-    A server that was killed and restarts has another incarnation. The first call that notices sends it again all that
-    its checkpoint lacks.
+    A server that was killed and restarted has a new incarnation. The first call that notices this sends again all
+    pushes that the server's checkpoint lacks.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Session:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        # A worker that was started again, or forked, is another one, which counts its pushes from 1 again.
+        # A restarted or forked worker is a new worker, which counts its pushes from 1 again.
         self.worker = f"{self._name}-{secrets.token_hex(6)}"
-        # Owns all below, the links' pushes, and what is known of the servers.
+        # Guards all attributes below, the links' pushes, and what the links know of the servers.
         self._lock = threading.RLock()
         self._sequence = 0
         self._missing: dict[tuple[int, str, int], float] = {}
@@ -58,7 +58,7 @@ class Session:
     # ---- calls ----
 
     def connect(self) -> None:
-        """Meet all servers, if this client has not."""
+        """Make the first contact with each server, if this client has not done so."""
         if self._pid != os.getpid():
             self._begin()
         for link in self.links:
@@ -70,7 +70,7 @@ class Session:
         return self._checked(link, method, arguments, link.call(method, _to(link, arguments)))
 
     def ask_each(self, calls: Sequence[tuple[int, str, Mapping[str, Any]]]) -> list[Answer]:
-        """Return the answers to calls (server, method, arguments), which are made at once. Raise the first error."""
+        """Make calls (server, method, arguments) in parallel, and return their answers. Raise the first error."""
         return _without_errors(self._tried(calls))
 
     def _tried(
@@ -99,7 +99,7 @@ class Session:
         return answer
 
     def add_tables(self, infos: Sequence[Mapping[str, Any]]) -> None:
-        """Make tables on all servers."""
+        """Create tables on all servers."""
         with self._lock:
             self._infos |= {info["name"]: info for info in infos}
         self.ask_each([(link.number, "add_tables", {"infos": infos}) for link in self.links])
@@ -139,7 +139,7 @@ class Session:
             )
 
     def _sent_again(self, link: Link, hello: Answer) -> list[str]:
-        """Send what the server lacks; return the incarnations that answered."""
+        """Send the tables and pushes that the server lacks. Return the incarnations that answered."""
         if not link.incarnation and not self._sequence:
             return []
         same = {"incarnation": hello["incarnation"]}
@@ -173,7 +173,7 @@ class Session:
     def push(
         self, gradients: Sequence[Gradients], *, fresh: bool
     ) -> tuple[bool, int, list[Mapping[str, Any]]]:
-        """Push to each server its gradients; return whether they were accepted, the version, and the fresh rows."""
+        """Push each server's gradients to it. Return (accepted, version, fresh rows)."""
         with self._lock:
             if self._has_old_rows:
                 # A server has restarted, and waits for pushes of other workers.
@@ -226,11 +226,11 @@ class Session:
         return accepted, max(versions)
 
     def _next(self) -> int:
-        """Return the first position in the order that a server needs."""
+        """Return the first position in the order that any server needs."""
         return min(link.next for link in self.links)
 
     def _rows_of(self, gradients: Sequence[Gradients]) -> list[Mapping[str, Any]]:
-        """Return from each server the rows that a push has named, as they are now."""
+        """Return each server's current rows of the ids in a push."""
         named = [
             (i, name, ids) for i, own in enumerate(gradients) for name, (ids, _) in own.rows.items()
         ]
@@ -243,7 +243,7 @@ class Session:
         return list(found)
 
     def _commit(self, order: Mapping[str, Any], discarded: int | None) -> list[int]:
-        """Tell all servers the order of pushes; return their versions."""
+        """Send the order of pushes to all servers. Return their versions."""
         if "end" in order and order["end"] < max(link.next for link in self.links):
             raise lost(self.links[0], -1, "the order of pushes that others have followed")
         about = {"worker": self.worker, "discarded": discarded}
@@ -260,7 +260,7 @@ class Session:
         return [answer["version"] for answer in answers]
 
     def _watch(self, missing: set[tuple[int, str, int]], answers: Sequence[Answer]) -> None:
-        """Raise ParametersLostError if a server lacks a push for `patience_s`: its worker has ended."""
+        """Raise ParametersLostError if a server lacks a push for `patience_s`, because its worker has ended."""
         now = time.monotonic()
         self._missing = {push: self._missing.get(push, now) for push in missing}
         for (number, worker, sequence), since in self._missing.items():
@@ -272,7 +272,7 @@ class Session:
     # ---- checkpoints ----
 
     def checkpoint(self) -> int:
-        """Have all servers save; return the version."""
+        """Have all servers save, and return the version."""
         with self._lock:
             calls = [(i, "hello", {"worker": ""}) for i in range(len(self.links))]
             found = self.ask_each(calls)
@@ -300,7 +300,7 @@ class Session:
 
 
 def _to(link: Link, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of a call that only the server that this client has met may answer."""
+    """Return the arguments of a call, with the incarnation that this client knows. Only that one makes the call."""
     return {**arguments, "incarnation": link.incarnation} if link.incarnation else arguments
 
 
@@ -310,7 +310,7 @@ def _drop(links: Sequence[Link], sequence: int) -> None:
 
 
 def _is_refusal(answer: Answer | ParametersError) -> bool:
-    """Return whether a server has refused a push for what is in it."""
+    """Return True if a server has refused a push because of its content."""
     return type(answer) is ParametersError
 
 
@@ -322,7 +322,7 @@ def _without_errors(answers: Sequence[Answer | ParametersError]) -> list[Answer]
 
 
 def lost(link: Link, version: int, what: str) -> ParametersLostError:
-    """Return the error of a server that has restarted without something."""
+    """Return the error for a server that has restarted and lacks `what`."""
     return ParametersLostError(
         f"{link.name} has restarted at version {version}, and lacks {what}. End all servers and workers, and start "
         "them again with another store. They resume from the newest checkpoint. More frequent checkpoints, or a "

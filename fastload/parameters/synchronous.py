@@ -1,7 +1,7 @@
-"""Synchronous pushes on one server: the gradients that are staged, the order that server 0 decides, and the steps.
+"""Synchronous pushes on one server: the staged gradients, the order that server 0 decides, and the steps.
 
 Each entry of the order is a push or the mark of a checkpoint. All servers read the same entries in the same order. So
-all take the same pushes into the same step, and all save the same version at a mark.
+each step has the same pushes on all servers, and all servers save the same version at a mark.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Steps:
     """Makes each step as soon as all of its pushes are decided and staged. Not thread-safe.
 
     Args:
-        pushes: how many make a step.
-        position: of the first entry that is not in a step yet. Entries are counted from 0.
-        journal: the order, on server 0; None: another server, which learns it by `take`.
-        save: is called at the mark of a checkpoint.
-        apply: makes a step.
+        pushes: number of pushes in a step.
+        position: position of the first entry that is not in a step yet. Entries are counted from 0.
+        journal: the order, on server 0. None: this is another server, which learns the order by `take`.
+        save: called at the mark of a checkpoint.
+        apply: called with the pushes and gradients of each step.
         oldest: returns the oldest version that gradients may have.
     """
 
@@ -40,7 +40,7 @@ class Steps:
         self._journal = journal
         self._save, self._apply, self._oldest = save, apply, oldest
         self._entries: list[Entry] = []
-        self._marked = position  # the marks before this one are dealt with
+        self._marked = position  # the marks before this position are done
         self._staged: dict[Entry, Gradients] = {}
 
     @property
@@ -56,7 +56,7 @@ class Steps:
         return self._journal
 
     def decided(self) -> int:
-        """Return how many steps the decided pushes make, from the first one on, as server 0."""
+        """Return the number of steps of all decided pushes since the first one. Only server 0 can."""
         return self.journal.pushes // self._pushes
 
     def stage(self, push: Entry, gradients: Gradients) -> None:
@@ -65,7 +65,7 @@ class Steps:
         self.advance()
 
     def decide(self, entry: Entry) -> None:
-        """Give a push, or a mark, its place, as server 0."""
+        """Give a push or a mark its position in the order, as server 0."""
         self.journal.append(entry)
         self.advance()
 
@@ -77,17 +77,17 @@ class Steps:
         self.advance()
 
     def since(self, position: int) -> dict[str, Any]:
-        """Return what was decided from a position on, as server 0."""
+        """Return the entries that were decided from a position on, as server 0."""
         start, entries = self.journal.since(position)
         return {"start": start, "entries": entries, "end": self.journal.end}
 
     def missing(self) -> list[Entry]:
-        """Return the pushes of the next step that are decided, and whose gradients this server lacks."""
+        """Return the decided pushes of the next step whose gradients this server lacks."""
         step, _ = self._following()
         return [push for push in step if push not in self._staged]
 
     def advance(self) -> None:
-        """Save at each mark, and make each step of which all is there, in their order."""
+        """Save at each mark, and make each step whose gradients are complete, in their order."""
         if self._journal is not None:
             self._add(*self._journal.since(self.next))
         while True:
@@ -105,7 +105,7 @@ class Steps:
         self._drop_stale()
 
     def forget(self, position: int) -> None:
-        """Drop what was decided before a position: it is in a complete checkpoint."""
+        """Drop the entries before a position, because a complete checkpoint has them."""
         if self._journal is not None:
             self._journal.forget(position)
 
@@ -115,12 +115,12 @@ class Steps:
             self._journal.close()
 
     def _add(self, start: int, entries: Sequence[Entry]) -> None:
-        """Take entries from position `start` on. Those that are known are skipped; after a gap, all of them."""
+        """Add entries from position `start` on. Skip known entries. If there is a gap before `start`, add none."""
         if start <= self.next:
             self._entries += entries[self.next - start :]
 
     def _drop_stale(self) -> None:
-        """Drop pushes that are too old, unless they are decided: server 0 will reject them."""
+        """Drop pushes that are too old and not decided, because server 0 will reject them."""
         oldest, decided = self._oldest(), set(self._entries)
         stale = [push for push, found in self._staged.items() if found.version < oldest]
         for push in stale:
@@ -128,7 +128,7 @@ class Steps:
                 del self._staged[push]
 
     def _following(self) -> tuple[list[Entry], int]:
-        """Return the pushes of the next step, as far as they are known, and how many entries that takes."""
+        """Return the known pushes of the next step, and how many entries of the order they span."""
         step: list[Entry] = []
         for number, entry in enumerate(self._entries, 1):
             if entry != MARK:

@@ -1,4 +1,4 @@
-"""`Table`: rows by their ids, made on demand, with the state of the optimizer beside them."""
+"""`Table`: rows by id, created on demand, with the optimizer's state for each row."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _DEFAULTS = {"uniform": 0.05, "normal": 0.05, "constant": 0.0, "zeros": 0.0}
 
 @dataclass(frozen=True)
 class TableInfo:
-    """What a table is.
+    """The description of a table.
 
     Args:
-        name: of the table, or of the layer that uses it.
-        dim: numbers in a row.
+        name: name of the table, or of the layer that uses it.
+        dim: number of values in a row.
         initializer: how a new row is drawn. "uniform(0.05)": from -0.05 to 0.05. "normal(0.05)": with this standard
             deviation. "constant(0)" or "zeros". These numbers are the defaults.
     """
@@ -42,7 +42,7 @@ class TableInfo:
         self.rule()
 
     def rule(self) -> tuple[str, float]:
-        """Return the name of the initializer and its number. Raise ValueError if there is none of this name."""
+        """Return the name of the initializer and its number. Raise ValueError if the initializer is unknown."""
         found = re.fullmatch(r"(\w+)(?:\(([-+.\deE]+)\))?", self.initializer)
         if found is None or found[1] not in _DEFAULTS:
             raise ValueError(
@@ -53,7 +53,7 @@ class TableInfo:
 
 
 def drawn(info: TableInfo, seed: int, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return new rows. A row depends on seed, name of the table, and id alone."""
+    """Return new rows. A row depends only on the seed, the name of the table, and the id."""
     kind, scale = info.rule()
     if kind in ("constant", "zeros"):
         return np.full((len(ids), info.dim), scale, np.float32)
@@ -74,7 +74,7 @@ def drawn(info: TableInfo, seed: int, ids: NDArray[np.int64]) -> NDArray[np.floa
 class Table:
     """The rows of one table that a server has. Not thread-safe.
 
-    Memory: the arrays double as they grow, so up to twice what the rows need, and three times while they do.
+    Memory: up to twice the size of the rows, because the arrays double when they are full; three times while they grow.
     """
 
     def __init__(self, info: TableInfo, optimizer: Optimizer, *, seed: int = 0) -> None:
@@ -90,12 +90,12 @@ class Table:
         return len(self._index)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return the rows of `ids`, in this order, a copy. Rows that are not there are made."""
+        """Return a copy of the rows of `ids`, in this order. Missing rows are created."""
         places = self._places(ids)  # first: it may replace the arrays
         return self._values.index_select(0, places)
 
     def set_rows(self, ids: Tensor, values: Tensor) -> None:
-        """Set the rows of distinct `ids`. Raise ValueError if they have another length."""
+        """Set the rows of distinct `ids`. Raise ValueError if `values` have rows of another length."""
         if values.shape[1] != self.info.dim:
             raise ValueError(
                 f"rows of table {self.info.name!r} have {self.info.dim} numbers, got {values.shape[1]}"
@@ -114,7 +114,7 @@ class Table:
             kept.index_copy_(0, places, state[name])
 
     def columns(self) -> dict[str, Tensor]:
-        """Return ids, values and the optimizer's state of all rows: views, which hold until the next change."""
+        """Return ids, values and optimizer state of all rows, as views that are valid until the next change."""
         count = len(self)
         state = {name: kept[:count] for name, kept in self._state.items()}
         return {
@@ -124,7 +124,7 @@ class Table:
         }
 
     def add(self, columns: dict[str, Tensor]) -> None:
-        """Add rows of `columns()` of another table. Raise ValueError if another optimizer made them."""
+        """Add rows from `columns()` of another table. Raise ValueError if they are of another optimizer."""
         if columns.keys() != {"id", "value", *self._state}:
             raise ValueError(
                 f"table {self.info.name!r} was saved with the columns {', '.join(sorted(columns))}, but the optimizer "
@@ -149,7 +149,7 @@ class Table:
         return torch.from_numpy(places)
 
     def _grow(self, ids: NDArray[np.int64]) -> int:
-        """Add rows of zeros; return the place of the first."""
+        """Add rows of zeros, and return the position of the first."""
         first = len(self)
         self._index.add(ids)
         if len(self) > len(self._values):

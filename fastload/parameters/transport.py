@@ -18,15 +18,15 @@ _KEY, _COUNT = "fastload/parameters/{}", "fastload/parameters/servers"
 
 
 class ServerGoneError(ConnectionError):
-    """A call has no answer: the connection broke, or there is none. It may have been done, or not."""
+    """A call has no answer, because the connection broke or could not be made. The server may have made the call."""
 
 
 class Stub(Protocol):
-    """The way to one server. All methods can be called from several threads."""
+    """The link to one server. All methods can be called from several threads."""
 
     @property
     def name(self) -> str:
-        """Return what an error calls the server."""
+        """Return the name of the server in errors."""
 
     def start(self, method: str, arguments: Mapping[str, Any]) -> Callable[[], Answer]:
         """Send a call; return a function that waits for the answer, and must be called.
@@ -39,7 +39,7 @@ class Stub(Protocol):
 
 
 class InProcess:
-    """A server in this process: calls are made when they are started, and tensors are not copied on the way there."""
+    """A server in this process. `start` makes the call at once, and does not copy its tensors."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -51,7 +51,7 @@ class InProcess:
         return lambda: answer
 
     def close(self) -> None:
-        """Close nothing: the server is its maker's."""
+        """Do nothing, because the server belongs to the caller who created it."""
 
 
 Where = None | Server | Store | str | Sequence[Server | str]
@@ -81,7 +81,7 @@ def stubs(
 
 
 def _checked(address: str) -> str:
-    """Return an address. Raise ValueError if it has none of the schemes that servers print."""
+    """Return an address. Raise ValueError if it does not begin with grpc:// or grpc+tls://."""
     if not address.startswith(("grpc://", "grpc+tls://")):
         raise ValueError(
             f"{address!r} is not a server address. Use grpc://HOST:PORT or grpc+tls://HOST:PORT. For a folder given "
@@ -91,7 +91,7 @@ def _checked(address: str) -> str:
 
 
 def servers_in(store: Store, wait_s: float) -> int:
-    """Return how many servers have written their addresses into a store, after waiting for all of them."""
+    """Wait until all servers have written their addresses into a store. Return their number."""
     try:
         store.wait([_COUNT], timedelta(seconds=wait_s))
         number = int(store.get(_COUNT))
@@ -121,5 +121,5 @@ def publish(store: Store, number: int, of: int, address: str) -> None:
 
 
 def is_published(store: Store, number: int) -> bool:
-    """Return whether a server has written its address before."""
+    """Return True if a server has written its address before."""
     return bool(store.check([_KEY.format(number)]))

@@ -1,6 +1,6 @@
-"""Plain values with tensors in them, as JSON and one array of bytes: what travels, and what lies in a checkpoint.
+"""The form of messages and checkpoints: plain values with tensors in them, as JSON and one array of bytes.
 
-Nothing is pickled. A tensor of any dtype travels as its bytes, with its dtype by name.
+Nothing is pickled. A tensor of any dtype is stored as its bytes, with the name of its dtype.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MARK = _TENSOR.encode()
 
 
 class Encoded:
-    """A value as JSON, `text`, and the bytes of its tensors, `size` of them. Each tensor begins at a multiple of 64."""
+    """A value as JSON, in `text`, and its tensors as `size` bytes. Each tensor begins at a multiple of 64."""
 
     def __init__(self, value: Any) -> None:
         self._arrays: list[NDArray[np.uint8]] = []
@@ -100,7 +100,7 @@ def aligned(batch: pa.RecordBatch) -> Tensor | None:
 
 
 class Gathered:
-    """An aligned array that is filled from batches, as they come."""
+    """An aligned array that is filled from batches as they arrive."""
 
     def __init__(self, size: int) -> None:
         self.content = torch.empty(size, dtype=torch.uint8)
@@ -108,7 +108,7 @@ class Gathered:
 
     @property
     def missing(self) -> int:
-        """How many bytes are still to come."""
+        """The number of bytes that have not arrived yet."""
         return len(self.content) - self._filled
 
     def add(self, batch: pa.RecordBatch) -> None:

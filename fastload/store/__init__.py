@@ -1,8 +1,8 @@
 """Sets of columns: prepared once, mapped by every process of a node, without a server. Needs the extra `arrow`.
 
-`put` makes a set of data, `prepare` makes one of many sources on any executor, and `get` opens a set as a map-style
-dataset. `features` and `predictions` make a set of what a model returns for the samples of a dataset. By default sets
-lie in shared memory; with `root=`, or as a path, on a disk.
+`put` writes data as a set, `prepare` builds a set from many sources on any executor, and `get` opens a set as a
+map-style dataset. `features` and `predictions` run a model over a dataset and store its outputs as a set. By default,
+sets lie in shared memory. With `root=`, or with a path as name, they can lie on a disk.
 """
 
 try:

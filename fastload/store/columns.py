@@ -20,13 +20,13 @@ _NUMBERS = "iuf"  # kinds of NumPy's dtypes
 
 
 def record_batch(columns: Any) -> pa.RecordBatch:
-    """Return the columns as Arrow's, each of one length: dim 0 is the row.
+    """Return columns as an Arrow record batch. All have the same length, and dim 0 is the row.
 
     Args:
-        columns: a mapping of names to tensors, arrays, or sequences of texts, bytes, or arrays of one shape; a record
-            batch or table of Arrow; a frame of pandas.
+        columns: a mapping of names to tensors, arrays, or sequences of strings, bytes, or arrays of one shape; an Arrow
+            record batch or table; a pandas frame.
 
-    A column of numbers of one dimension becomes a plain one, of more dimensions a `fixed_shape_tensor`.
+    A one-dimensional column of numbers becomes a plain Arrow column, and one of more dimensions a `fixed_shape_tensor`.
     Raises TypeError and ValueError with the name of the column, and of the row if one is at fault.
     """
     if isinstance(columns, pa.Table):
@@ -65,7 +65,7 @@ def record_batch(columns: Any) -> pa.RecordBatch:
 
 
 def _named(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
-    """Return a column. Raises TypeError or ValueError, which name it."""
+    """Return a column as Arrow's. Raises TypeError or ValueError, which name the column."""
     try:
         return _column(name, values)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
@@ -88,7 +88,7 @@ def _column(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
         )
     if not isinstance(values, np.ndarray):
         _expect_no_nulls(name, values)
-        # Of a series of pandas, its values. A frame's text and its cells that are arrays are objects.
+        # A pandas series gives its values. A frame stores strings and cells that are arrays as objects.
         values = values.to_numpy() if hasattr(values, "to_numpy") else _stacked(name, values)
     if np.ma.is_masked(values):
         row = int(np.argwhere(np.ma.getmaskarray(values))[0][0])
@@ -104,7 +104,7 @@ def _column(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
 
 
 def _expect_no_nulls(name: str, values: Any) -> None:
-    """Raise ValueError if a series of a type that has nulls has one: as an array it would be a NaN, or a float."""
+    """Raise ValueError if a nullable series has a null. An array would show it as NaN, and integers as floats."""
     if isinstance(getattr(values, "dtype", None), np.dtype) or not hasattr(values, "to_numpy"):
         return
     nulls = getattr(values, "isna", None) or getattr(values, "is_null", None)
@@ -116,7 +116,7 @@ def _expect_no_nulls(name: str, values: Any) -> None:
 
 
 def _stacked(name: str, values: Iterable[Any]) -> Any:
-    """Return cells as one array if they are arrays or numbers, or as a list of texts or bytes."""
+    """Return cells as one array if they are arrays or numbers, or else as a list of strings or bytes."""
     cells = list(values)
     kinds = {type(cell) for cell in cells}
     if kinds <= {str} or kinds <= {bytes}:
@@ -174,7 +174,7 @@ def _of_tensor(name: str, tensor: torch.Tensor) -> tuple[pa.Field, pa.Array]:
 
 
 def _of_arrow(field: pa.Field, array: pa.Array) -> tuple[pa.Field, pa.Array]:
-    """Return a column of Arrow's as it is, but for nulls, which are refused, and lists of one length: a tensor."""
+    """Return an Arrow column unchanged, or as a tensor if its lists have one length. Raise ValueError for nulls."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()  # a value of the dictionary may be null
     if array.null_count:
@@ -208,7 +208,7 @@ def _fixed(array: pa.Array) -> pa.Array:
 
 
 def _expect_whole_rows(field: pa.Field, array: pa.Array) -> None:
-    """Raise ValueError if a row that becomes a tensor has a null, or its values in another order than its shape."""
+    """Raise ValueError if a row of a tensor has a null, or if its values are not in row-major order."""
     if isinstance(field.type, pa.FixedShapeTensorType):
         permutation = field.type.permutation
         if permutation and permutation != sorted(permutation):
@@ -233,7 +233,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def torch_dtype(field: pa.Field) -> torch.dtype | None:
-    """Return the dtype of a column's tensors, or None if its values are Python's, such as texts."""
+    """Return the dtype of a column's tensors, or None if its values are Python objects, such as strings."""
     about = json.loads((field.metadata or {}).get(b"fastload", b"{}"))
     if "dtype" in about:
         return _KEPT_AS[about["dtype"]]
@@ -253,21 +253,21 @@ def shape_of(field: pa.Field) -> tuple[int, ...]:
 
 
 def view(array: pa.Array, field: pa.Field, memory: mmap.mmap) -> NDArray[Any]:
-    """Return a column of numbers as an array, [rows, *shape], of the `memory` in which Arrow has found it."""
+    """Return a column of numbers as an array, [rows, *shape], that shares the mapped `memory` of its part."""
     storage = array.storage if isinstance(array, pa.ExtensionArray) else array
     values = storage.flatten() if pa.types.is_fixed_size_list(storage.type) else storage
     dtype = np.dtype(values.type.to_pandas_dtype())
-    # Arrow's own view of it cannot be written to.
+    # Arrow's own view of it is read-only.
     begin = values.buffers()[1].address - np.frombuffer(memory, np.uint8).ctypes.data
     found = np.frombuffer(memory, dtype, len(values), begin + values.offset * dtype.itemsize)
     return found.reshape(len(array), *shape_of(field))
 
 
 def memory_rows(like: torch.Tensor) -> torch.Tensor:
-    """Return the memory of this process as rows, each of the shape and dtype of `like`, which is contiguous.
+    """Return the address space of this process as a tensor of rows, each like `like`, which is contiguous.
 
-    A row begins at each element: row `k` lies at the address `MEMORY_BEGIN + k * like.element_size()`. Nothing is read
-    here. The caller answers for the rows that are read: their memory must be mapped.
+    A row begins at each element: row `k` lies at the address `MEMORY_BEGIN + k * like.element_size()`. This call
+    reads nothing. Callers may only read rows whose memory is mapped.
     """
     # Addresses are multiples of the element's size, as Arrow aligns each column to 8 bytes at least.
     whole: Any = (ctypes.c_char * (_MEMORY_END - MEMORY_BEGIN)).from_address(MEMORY_BEGIN)
@@ -286,5 +286,5 @@ def copy_on_one_core(memory: torch.Tensor, rows: NDArray[np.int64], out: torch.T
 _OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 MAX_ROW = 2**14
 """Longest row of `memory_rows` in bytes, because a tensor must have fewer than 2**63 elements."""
-MEMORY_BEGIN = mmap.PAGESIZE  # a buffer at address 0 would be none
-_MEMORY_END = 2**47  # of a process on x86-64 and on arm64: maps beyond it have to be asked for
+MEMORY_BEGIN = mmap.PAGESIZE  # address 0 would be a null pointer
+_MEMORY_END = 2**47  # on x86-64 and arm64, mmap returns higher addresses only on request

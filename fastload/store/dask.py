@@ -1,4 +1,4 @@
-"""The partitions of a Dask collection, and what each is as a part of a set."""
+"""The partitions of a Dask collection, and how each becomes a part of a set."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def current_client(client: Any) -> Any:
 
 
 def partitions(data: Any) -> list[Delayed]:
-    """Return what computes each partition, in order. Text stays what it was: no cell is made a text of Arrow's.
+    """Return the delayed object of each partition, in order. Cells are not converted to Arrow strings.
 
-    Raises TypeError for what is no frame, array or bag of Dask, nor a mapping of arrays or a list of delayed parts.
+    Raises TypeError unless `data` is a Dask frame, array or bag, a mapping of arrays, or a list of delayed parts.
     """
     with dask.config.set({"dataframe.convert-string": False}):
         if isinstance(data, Mapping):
@@ -59,9 +59,9 @@ def _of_array(array: Any) -> list[Delayed]:
 
 
 def _without_conversion(expr: Any) -> Any:
-    """Return a frame's expression as if `dataframe.convert-string` had been off when it was built.
+    """Return a frame's expression without the conversion of `dataframe.convert-string`.
 
-    With it on, a cell that is an array becomes the text that NumPy prints for it.
+    With that conversion, a cell that is an array becomes the string that NumPy prints for it.
     """
     from dask.dataframe.dask_expr._expr import ArrowStringConversion, Expr
 
@@ -89,7 +89,7 @@ def as_part(part: Any) -> Any:
 
 
 def local_parts(data: Any) -> Iterator[Any]:
-    """Yield the partitions, each computed here when it is written: there is no client."""
+    """Yield the partitions for a put without a client. This process computes each just before it is written."""
     for number, delayed in enumerate(partitions(data)):
         with dask.config.set({"dataframe.convert-string": False}):
             part = delayed.compute()
@@ -99,7 +99,7 @@ def local_parts(data: Any) -> Iterator[Any]:
 
 @contextmanager
 def naming(number: int) -> Iterator[None]:
-    """Say in errors which partition it was."""
+    """Add the number of the partition to errors of the block."""
     try:
         yield
     except UnicodeError:

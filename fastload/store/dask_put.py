@@ -4,7 +4,7 @@
     write   each partition becomes a part, on its worker
     seal    one worker for each root writes the index, which all roots share, and gives the set its name
 
-A `_Folder` is the result of a task. If the put fails, or the client ends, Dask drops it, and the files go with it.
+A `_Folder` is the result of a task. If the put fails, or the client ends, Dask drops it, and it deletes its files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fastload.store.work import Note
 
 
 class _Folder:
-    """The folder of one put in the root of a worker. It is locked, by all workers that have this root."""
+    """The folder of one put in the root of a worker. All workers with this root hold a shared lock on it."""
 
     descriptor = -1
 
@@ -69,7 +69,7 @@ class _Folder:
         raise TypeError("the folder of a put stays on its worker")
 
     def close(self) -> None:
-        """Delete what was not sealed, unless another worker still has it too: the last one deletes it."""
+        """Delete the folder if it was not sealed. If several workers share it, the last one to close deletes it."""
         if self.descriptor < 0:
             return
         with suppress(OSError):
@@ -80,7 +80,7 @@ class _Folder:
         self.descriptor = -1
 
     def __del__(self) -> None:
-        """Close it when the client has ended. If two workers close at the same time, `gc` deletes their leftovers."""
+        """Close the folder after the client has ended. If two workers close it at once, `gc` deletes the leftovers."""
         self.close()
 
 
@@ -133,11 +133,11 @@ class DaskPut:
         self.folders: dict[str, Any] = {}
         self.tasks: list[Any] = []
         self.sealers: list[str] = []  # a worker for each root
-        self.names: dict[str, str] = {}  # of the shards, by those of the partitions' files
+        self.names: dict[str, str] = {}  # of shards, by the names of partitions' files
         self._watched: set[str] = set()
         self._needed: set[str] = set()  # workers that the client waits for, ...
         self._awaited: list[Any] = []  # ... and their tasks, which are cancelled if one ends
-        self._gone = ""  # that one
+        self._gone = ""  # the worker that ended
 
     def __enter__(self) -> DaskPut:
         return self
@@ -145,7 +145,7 @@ class DaskPut:
     def __exit__(self, *_: object) -> None:
         """Close the folders one after another, so that the last worker of a root sees that it is the last."""
         for task in self.tasks:
-            task.release()  # those that have not begun never will
+            task.release()  # so that tasks that have not begun never begin
         for worker, folder in self.folders.items():
             if folder.status in ("finished", "pending"):
                 with suppress(Exception):
@@ -281,18 +281,18 @@ class DaskPut:
         raise PrepareError(f"worker {self._gone} ended during the put. Call put again")
 
     def _watch(self, workers: set[str]) -> None:
-        """End the wait for a worker if it ends. Raises PrepareError if one has ended already."""
+        """Have `_results` stop waiting when one of `workers` ends. Raises PrepareError if one has ended already."""
         for worker in workers - self._watched:
             self.client.subscribe_topic(worker, functools.partial(self._see, worker))
         if workers - self._watched:
-            # The scheduler handles this after the subscriptions. An end that it does not report is seen below.
+            # The scheduler handles this task after the subscriptions. The check below finds workers that ended before.
             self.client.submit(int, pure=False).result()
         self._watched |= workers
         if ended := workers - set(self.client.nthreads()):
             raise PrepareError(f"worker {min(ended)} ended during the put. Call put again")
 
     async def _see(self, worker: str, event: tuple[float, Any]) -> None:
-        """Take an event of a worker, on the client's thread."""
+        """Handle an event of a worker, on the client's thread."""
         ended = isinstance(event[1], dict) and event[1].get("action") == "remove-worker"
         if ended and worker in self._needed:
             self._gone = worker

@@ -38,12 +38,12 @@ class SetDataset(Dataset[Any]):
         label: the column with the label: a sample is `(data, label)`.
         transform: called with the data of each sample. Without it, batches are gathered column by column.
         rows: the rows of the set in their order, int64[len(self)]. None: all rows.
-        order: name of the choice of `rows`. A dataset can resume from the state of one with the same set and `order`.
+        order: a name for this choice of `rows`. A dataset can load the state of another with the same set and `order`.
         index: index of the set, if it was read already.
 
-    A value is a tensor with the column's dtype and shape. Plain numbers have no dimensions. Texts and similar columns
-    give a `str` or other Python value. A value is a copy. A part is mapped when it is first read. It takes address
-    space, but only the pages that are read take memory, which all processes of a node share.
+    A value is a tensor with the column's dtype and shape. Plain numbers have no dimensions. Columns of strings and
+    the like give a `str` or other Python value. A value is a copy. A part is mapped when it is first read. It takes
+    address space, but only the pages that are read take memory, which all processes of a node share.
 
     Attributes:
         path, set_id: the set. `set_id` depends on the set and on `order`.
@@ -84,7 +84,7 @@ class SetDataset(Dataset[Any]):
         self._begins = np.cumsum([0, *(shard.rows for shard in index.shards)])
         self._rows = rows
         self._length = index.rows if rows is None else len(rows)
-        # The numbers of the parts that have rows of it.
+        # The numbers of the parts that have rows of this dataset.
         self._numbers = list(range(len(index.shards)))
         if rows is not None:
             self._numbers = np.unique(self._parts_of(rows)).tolist()
@@ -136,7 +136,7 @@ class SetDataset(Dataset[Any]):
         return self.transform is None and in_memory(self.path)
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if samples cannot be filled by the run; see `fastload.rows`."""
+        """Return an empty sample, or None if `fill_rows` cannot fill these samples; see `fastload.rows`."""
         tensors = self._part(self._numbers[0]).tensors
         if self.transform is not None or not tensors.keys() >= {*self._columns.names}:
             return None
@@ -176,7 +176,7 @@ class SetDataset(Dataset[Any]):
     def _gather(
         self, name: str, rows: NDArray[np.int64], numbers: NDArray[np.int64], out: Tensor
     ) -> None:
-        """Copy the values of `rows`, in the parts `numbers`, to `out`: in one call, or one a part if rows are long."""
+        """Copy the values of `rows`, in the parts `numbers`, to `out`. Very long rows are copied part by part."""
         if len(self._numbers) == 1:
             part, begin = self._part(self._numbers[0]), self._begins[self._numbers[0]]
             self._gatherer.gather(part.tensors[name], rows - begin, out)
@@ -204,16 +204,16 @@ class SetDataset(Dataset[Any]):
     def _part(self, number: int) -> _Part:
         part = self._parts.get(number)
         if part is None:
-            # Two threads may both open it. One mapping is kept, and the other one was never used.
+            # Two threads may both open the part. The dict keeps one mapping, and nothing has used the other.
             opened = _Part(self.path, self._shards[number], self.schema)
             self._expect_same_set()
             part = self._parts.setdefault(number, opened)
         return part
 
     def _expect_same_set(self) -> None:
-        """Raise PackedDataError if the part that was just opened may be of another set, which has the name now.
+        """Raise PackedDataError if another set has taken the name, because the part just opened may be of that set.
 
-        A set is replaced by a rename of its whole folder. So a part that was opened before the index is of its set.
+        A set is replaced as a whole, by a rename. So if the index read after the part has our id, the part is ours.
         """
         about = os.stat(os.path.join(self.path, INDEX))
         seen = (about.st_dev, about.st_ino, about.st_mtime_ns)
@@ -228,7 +228,7 @@ class SetDataset(Dataset[Any]):
 
 
 class _Part:
-    """A mapped part: `batch` as Arrow has it, `tensors` are its columns of numbers, [rows, *shape]."""
+    """A mapped part. `batch` is its Arrow record batch. `tensors` are its columns of numbers, [rows, *shape]."""
 
     def __init__(self, folder: str, shard: Shard, schema: tuple[tuple[str, str], ...]) -> None:
         self.batch, memory = open_part(folder, shard, schema)
@@ -240,7 +240,10 @@ class _Part:
 
 
 class _Memory:
-    """Place of a column: row `k` of the set is `rows[origins[part] + k * row_size]`, unless the part is `missing`."""
+    """The addresses of a column. Row `k` of the set is `rows[origins[part] + k * row_size]`.
+
+    A part in `missing` has no origin yet.
+    """
 
     def __init__(self, row: Tensor, parts: int) -> None:
         self.row_size, self.row_bytes = row.numel(), row.nbytes
@@ -249,8 +252,8 @@ class _Memory:
         self.missing = set(range(parts))
 
     def add(self, part: int, tensor: Tensor, begin: int) -> None:
-        """Record the place of a part whose first row is `begin`. It must stay mapped. Two threads may add the same."""
+        """Record where a part lies whose first row is `begin`. It must stay mapped. Two threads may add one part."""
         place = (tensor.data_ptr() - MEMORY_BEGIN) // tensor.element_size()
         self.origins[part] = place - begin * self.row_size
-        # After the origin: a thread that does not find the part here reads the origin at once.
+        # Only after the origin is set: a thread that finds the part not missing reads the origin at once.
         self.missing.discard(part)

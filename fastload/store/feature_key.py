@@ -1,4 +1,4 @@
-"""The key of a set of features: what they were made of, in named parts that can be compared one by one."""
+"""The key of a set of features: a hash of each thing that they depend on, by name, to compare one by one."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def key_of(
 
     Args:
         loader: the arguments of the loader that change samples.
-        version: names the samples of the dataset, which is then not looked at; "" if it is to be.
-        dtype: of what is kept. None: the model decides.
+        version: version of the samples, used instead of a hash of the dataset. "": hash the dataset.
+        dtype: dtype of the stored outputs. None: that of the model.
 
-    Raises TypeError if the dataset cannot be told from another one, and `version` is "".
+    Raises TypeError if `version` is "" and the dataset has no fingerprint.
     """
     key = {
         "weights": _weights(model),
@@ -58,7 +58,7 @@ def key_of(
 
 
 def random_transforms(dataset: Any) -> list[str]:
-    """Return the names of the transforms of a dataset that draw random numbers, as far as their names say so."""
+    """Return the names of a dataset's transforms that draw random numbers, judged by the names alone."""
     names = (
         type(found).__name__ for transform in transforms_of(dataset) for found in _within(transform)
     )
@@ -101,7 +101,7 @@ def _structure(model: Any) -> str:
 
 
 def _is_setting(name: str, value: Any) -> bool:
-    """Return True if an attribute of a module says what it computes. Its mode does not: it is always that of eval."""
+    """Return True if an attribute affects what a module computes. `training` does not: the model runs in eval mode."""
     settings = (*_PLAIN, tuple, list, types.FunctionType)
     return not name.startswith("_") and name != "training" and isinstance(value, settings)
 
@@ -113,13 +113,13 @@ def _source(dataset: Any, version: str) -> str:
         return _hash("dataset", _KeyContent(paths=True).of_dataset(dataset))
     except TypeError as error:
         raise TypeError(
-            f"{error}, so fastload cannot detect changed samples. Pass version=, a text that you change whenever the "
-            "samples change"
+            f"{error}, so fastload cannot detect changed samples. Pass version=, a string that you change whenever "
+            "the samples change"
         ) from error
 
 
 def hash_of(value: Any, what: str) -> str:
-    """Return the hash of a value by its content. Raises TypeError, which calls it `what`, if it has none."""
+    """Return the hash of a value's content. If it cannot be hashed, raise TypeError, which calls it `what`."""
     return _hash(what, _KeyContent().of(value))
 
 
@@ -135,9 +135,9 @@ def _hash(what: str, pieces: Iterator[bytes]) -> str:
 
 
 class _KeyContent(Content):
-    """Yields the bytes that stand for values, and for datasets by what they read. Folders do not count.
+    """Yields bytes that represent values. A dataset is represented by what it reads. Paths of folders do not count.
 
-    Raises what pickle raises for an object that it cannot keep.
+    Raises what pickle raises for an object that cannot be pickled.
     """
 
     def of_text(self, value: str | os.PathLike[str]) -> Iterator[bytes]:
@@ -152,7 +152,7 @@ class _KeyContent(Content):
         if isinstance(value, Dataset):
             yield from self.of_dataset(value)
         elif isinstance(value, types.FunctionType | type):
-            yield from Content().of(value)  # code may name what pickle cannot keep, such as a lock
+            yield from Content().of(value)  # code may use what cannot be pickled, such as a lock
         else:
             yield from super().of_compound(value)
 
@@ -188,7 +188,7 @@ def _may_be_path(text: str) -> bool:
 
 
 def _says_how_to_read(name: str, value: Any) -> bool:
-    """Return True if an attribute of a dataset counts whose samples are known by its files or its id."""
+    """Return True if an attribute counts in the key of a dataset whose files or id identify its samples."""
     is_path = isinstance(value, str) and os.sep in value
     return (
         not name.startswith("_")
@@ -199,7 +199,7 @@ def _says_how_to_read(name: str, value: Any) -> bool:
 
 
 def _index_of(dataset: Any) -> bytes | None:
-    """Return the index of a packed set, which has the checksums of all that it has; None of another dataset."""
+    """Return the index of a packed set, with the checksums of its content, or None for another dataset."""
     path = getattr(dataset, "path", None)
     try:
         with open(os.path.join(path or "", INDEX), "rb") as file:
@@ -209,7 +209,7 @@ def _index_of(dataset: Any) -> bytes | None:
 
 
 def _files_of(dataset: Any) -> Sequence[tuple[str, Any]] | None:
-    """Return (path, class number) of each sample of an image folder or list; None of another dataset."""
+    """Return (path, class number) of each sample of an image folder or list, or None for another dataset."""
     samples = getattr(dataset, "samples", None)
     if not isinstance(samples, Sequence) or not len(samples):
         return None

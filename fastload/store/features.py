@@ -40,21 +40,21 @@ def features(
     replace: bool = False,
     progress: bool = False,
 ) -> SetDataset:
-    """Run a model over a dataset once, keep what it returns as a set, and open the set. All ranks of a job call this.
+    """Run a model over a dataset once, store what it returns as a set, and open the set. All ranks of a job call this.
 
     Row `i` is the sample `i` of the dataset. The column "x" has what the model returns for it, and "y" its label, int64
-    if it is a whole number. There is no "y" if samples are single tensors. If the set is there, neither the dataset nor
+    if it is a whole number. There is no "y" if samples are single tensors. If the set exists, neither the dataset nor
     the model runs.
 
     Args:
-        name: of the set, or its path. All ranks must see its folder.
+        name: name of the set, or its path. All ranks must see its folder.
         dataset: map-style, of samples `(x, y)`, of single tensors `x`, or of dicts.
         model: gets batches of `x` and returns a tensor [batch, ...], which is stored as it is; see `backbone`. It runs
             in eval mode, without gradients. Its modes are restored afterwards.
         loader: arguments of the `DataLoader` that reads the dataset. Default: batches of 64, a thread for each core
             of this rank, and `seed=0`. The order is always that of the dataset.
-        data, label: of samples that are dicts, the keys of `x` and `y`.
-        dtype: of the column "x".
+        data, label: the keys of `x` and `y`, if samples are dicts.
+        dtype: dtype of the column "x".
         device: device of the model, which is moved there and back. None: its current device.
         parts: number of parts of the set, of nearly equal size. None: one per 512 rows, and at most 64. A rank holds
             one part in its memory.
@@ -112,7 +112,7 @@ def _x(outputs: Any) -> dict[str, Any]:
 
 
 def _split(batch: Any, data: str | None, label: str | None) -> tuple[Any, Any]:
-    """Return what the model gets of a batch, and its labels, or None."""
+    """Return the model's input from a batch, and the batch's labels or None."""
     if isinstance(batch, Mapping):
         missing = [name for name in (data, label) if name is not None and name not in batch]
         if data is None or missing:

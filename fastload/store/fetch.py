@@ -78,7 +78,7 @@ class FolderSource:
 
 
 def fetch_index(root: str, name: str, sources: Sequence[Source]) -> None:
-    """Make the set here, with only its index, unless it exists. Raise FileNotFoundError if no source has it."""
+    """Create the set here, with only its index, unless it exists. Raise FileNotFoundError if no source has it."""
     path = os.path.join(root, name)
     if os.path.exists(os.path.join(path, INDEX)):
         return

@@ -73,7 +73,7 @@ def _naming(path: str) -> Iterator[None]:
     except (ValueError, TypeError, zipfile.BadZipFile, pa.ArrowException) as error:
         raise ValueError(f"{path}: {error}") from error
     except OSError as error:
-        if error.errno is None:  # Arrow's, of a damaged file
+        if error.errno is None:  # Arrow raises this for a damaged file
             raise ValueError(f"{path}: {error}") from error
         error.filename = error.filename or path
         raise

@@ -105,7 +105,7 @@ class StoreServer(flight.FlightServerBase):  # type: ignore[misc]
         return [("set", "The index of a set, and the names of its parts on this node.")]
 
     def _index(self, name: str) -> Index:
-        """Return the index of a set: the name cannot lead out of the root."""
+        """Return the index of a set. A name that would lead out of the root is an error."""
         try:
             return read_index(self._path(check_name(name)))
         except (OSError, ValueError) as error:

@@ -110,7 +110,7 @@ def _first_rows(path: str, index: Index, records: int) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value, cut off if it is long."""
+    """Return a value as a string, cut off if it is long."""
     if isinstance(value, torch.Tensor) and value.dim():
         first = [f"{one:.4g}" for one in islice(value.flatten().tolist(), 6)]
         return f"[{' '.join(first)}{' ...' if value.numel() > len(first) else ''}]"

@@ -60,7 +60,7 @@ class Listing:
 
 
 def listed(root: str) -> Listing:
-    """Return what a root has. The root need not be there."""
+    """Return the sets of a root, or none if the root does not exist."""
     if not os.path.isdir(root):
         return Listing(root, 0, 0, [])
     usage = shutil.disk_usage(root)

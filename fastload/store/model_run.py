@@ -22,8 +22,8 @@ Part = tuple[str, range]
 class _Batches:
     """A batch sampler of the rows of parts. A batch never has rows of two parts.
 
-    So the samples of a batch, and what they draw, are the same, whichever process makes the part, and whatever parts it
-    has made before.
+    So the samples of a batch, and their random numbers, do not depend on the process that makes the part, nor on the
+    parts that it has made before.
     """
 
     def __init__(self, parts: Iterable[Part], size: int) -> None:
@@ -43,10 +43,10 @@ def batches_of(
 ) -> Generator[tuple[Part, Iterator[tuple[int, Any]]], None, None]:
     """Yield each part with its batches, which have to be read before the next part: (number of samples, batch).
 
-    One loader reads on from part to part. It takes a part from `parts` when it begins to read that part.
+    One loader reads all parts, and reads ahead across them. It takes a part from `parts` when it begins to read it.
 
     Args:
-        options: of the loader, with `batch_size`.
+        options: arguments of the loader, with `batch_size`.
     """
     options = dict(options)
     size = options.pop("batch_size")
@@ -66,13 +66,13 @@ def _of_part(rows: int, size: int, first: Any, batches: Iterator[Any]) -> Iterat
 
 @dataclass(frozen=True)
 class Forward:
-    """What a model gets of a batch, and what is kept of what it returns.
+    """A model, how a batch becomes its input, and how its output becomes columns.
 
     Attributes:
-        model: what runs.
-        split: returns the model's input and the labels of a batch; None as labels: there are none to keep.
+        model: the model.
+        split: returns the model's input and the labels of a batch, or None as labels to store none.
         named: returns the columns that the model's output has, by name.
-        dtype: of these columns; None: their own.
+        dtype: dtype of these columns. None: that of the model's output.
     """
 
     model: Any
@@ -82,10 +82,10 @@ class Forward:
 
 
 class Run:
-    """Makes the columns of parts.
+    """The run of a model, which computes the columns of parts.
 
     Args:
-        forward: what runs, and what is kept.
+        forward: the model, its input and its columns.
         device: device of the model.
         rows: maximum number of rows to make.
         folder: folder in which the set is made.
@@ -104,7 +104,7 @@ class Run:
         self._forward, self._device, self._folder = forward, device, folder
         self._left = rows
         self._made = made
-        self._layout: dict[str, str] = {}  # of a row, by column
+        self._layout: dict[str, str] = {}  # dtype and shape of a row, by column
 
     def columns(self, rows: int, batches: Iterator[tuple[int, Any]]) -> dict[str, Any]:
         """Return the columns of a part of `rows` rows."""
@@ -131,7 +131,7 @@ class Run:
         return kept if labels[0] is None else {**kept, "y": _labels(labels, rows)}
 
     def _outputs(self, inputs: Any, size: int) -> Mapping[str, Tensor]:
-        """Run the model on a batch. Raises TypeError unless all that is kept are tensors of a row for each sample."""
+        """Run the model on a batch. Raises TypeError unless each output column is a tensor with one row per sample."""
         inputs = map_tensors(inputs, lambda part: part.to(self._device, non_blocking=True))
         with torch.inference_mode():
             returned = self._forward.model(inputs)
@@ -151,7 +151,7 @@ class Run:
         return f"{kind}{list(outputs.shape[1:])}"
 
     def _expect_layout(self, found: dict[str, str]) -> None:
-        """Raise TypeError if rows differ from those before."""
+        """Raise TypeError if the rows differ in columns, shape or dtype from those of earlier batches."""
         before, self._layout = self._layout or found, found
         if before.keys() != found.keys():
             raise TypeError(
@@ -167,7 +167,7 @@ class Run:
                 )
 
     def _expect_room(self, outputs: Mapping[str, Tensor], *, of_label: int) -> None:
-        """Raise StoreFullError if the rows that are to come will not fit."""
+        """Raise StoreFullError if the remaining rows will not fit."""
         of_a_row = of_label
         for found in outputs.values():
             of_a_row += found[0].numel() * (self._forward.dtype or found.dtype).itemsize
@@ -203,7 +203,7 @@ def _labels(labels: Sequence[Any], rows: int) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return what a value is, as errors say it: dtype and shape of a tensor, or a type."""
+    """Describe a value for an error: dtype and shape of a tensor, or else the type."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, tuple | list):

@@ -47,10 +47,10 @@ class ModelSet:
 
     Attributes:
         kind: "features" or "predictions", the name of the function that makes it.
-        dataset, forward: what runs over what.
-        key: what the set is made of, in named parts that can be compared.
+        dataset, forward: the dataset, and the model that runs over it.
+        key: a hash of each thing that the set depends on, by name.
         ranges: the rows of each part.
-        options: of the loader.
+        options: arguments of the loader.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class ModelSet:
         replace: bool,
         progress: bool,
     ) -> str:
-        """Make the set if it is not there; return its path. All ranks call this."""
+        """Make the set unless it exists, and return its path. All ranks call this."""
         ranks.expect_same(self.key)
         place = ranks.each(lambda: os.path.join(*locate(name, root)))
         with ExitStack() as stack:
@@ -105,7 +105,7 @@ class ModelSet:
         return place
 
     def _is_there(self, place: str, *, replace: bool) -> bool:
-        """Return True if the set of this key is at `place`. Raise FileExistsError if another set is."""
+        """Return True if the set with this key is at `place`. Raise FileExistsError if a different set is there."""
         try:
             there = read_index(place).made.get(self.kind)
         except FileNotFoundError:
@@ -172,7 +172,7 @@ class ModelSet:
 def loader_options(
     given: Mapping[str, Any] | None, dataset: Any, kind: str, ranks: Ranks
 ) -> dict[str, Any]:
-    """Return the arguments of the loader. Raise TypeError or ValueError for those that it cannot have."""
+    """Return the arguments of the loader. Raise TypeError or ValueError for those that cannot be given."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
             f"{kind} need a map-style dataset, with a length and samples by index, got {type(dataset).__name__}"

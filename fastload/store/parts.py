@@ -21,9 +21,9 @@ _FOOTER = b"ARROW1"
 def write_part(
     path: str, batch: pa.RecordBatch, *, checksum: bool, durable: bool, node: str = ""
 ) -> Shard:
-    """Write a record batch to a new file at `path`; return what the index says of it.
+    """Write a record batch to a new file at `path`, and return its entry for the index.
 
-    Raises StoreFullError if the file system has no room, OSError. The file is deleted then.
+    Raises OSError, and StoreFullError if the file system has no room. The file is then deleted.
     """
     expect_room(path, batch.nbytes)
     sink = _Sink(path, checksum=checksum)
@@ -60,11 +60,11 @@ class _Sink:
         return count
 
     def tell(self) -> int:
-        """Return how many bytes there are."""
+        """Return the number of bytes written."""
         return self.at
 
     def flush(self) -> None:
-        """Do nothing: nothing is held back."""
+        """Do nothing, because `write` buffers nothing."""
 
     def close(self) -> None:
         """Close the file, if it is open."""
@@ -83,7 +83,7 @@ def open_part(
 ) -> tuple[pa.RecordBatch, mmap.mmap]:
     """Map a part; return its columns in the mapped memory, and that memory. No row is read yet.
 
-    The mapping is private: what is written into it is seen by this process only, and never reaches the file.
+    The mapping is private: only this process sees what is written into it, and nothing reaches the file.
     Raises PackedDataError if the file is missing, is cut off, has other rows, or columns other than `schema`.
     """
 

@@ -56,7 +56,7 @@ def parts_elsewhere(path: str, index: Index) -> dict[str, list[Shard]]:
     nodes = {shard.node for shard in index.shards}
     found: dict[str, list[Shard]] = {}
     for shard in index.shards:
-        # The parts of one node are all here, whatever the name of the node is now.
+        # If all parts are of one node, they are here, even if the node has a new name.
         elsewhere = len(nodes) > 1 and shard.node not in ("", this_node())
         if elsewhere and not is_here(path, shard):
             found.setdefault(shard.node, []).append(shard)

@@ -27,7 +27,7 @@ def rows_of_nodes(shards: Sequence[Shard]) -> dict[str, NDArray[np.int64]]:
 def balanced(
     rows: dict[str, NDArray[np.int64]], balance: Balance | None
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the rows that each node reads, the same number on each, unless `balance` is None: then its own.
+    """Return the rows that each node reads: the same number on each, or its own rows if `balance` is None.
 
     "drop": the first rows of each node, as many as the poorest one has. "pad": a node's own rows, again from the
     first one, as many as the richest one has. "fetch": every row once; rich nodes keep their first rows, and poor ones

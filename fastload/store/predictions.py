@@ -36,14 +36,14 @@ def predictions(
     replace: bool = False,
     progress: bool = False,
 ) -> SetDataset:
-    """Run a model over a dataset, keep its answers as a set, and open the set. All ranks of a job call this.
+    """Run a model over a dataset, store its answers as a set, and open the set. All ranks of a job call this.
 
     Row `i` is the answer for sample `i` of the dataset. A model that returns a tensor [batch, ...] gives the column
     "y"; one that returns a dict of such tensors, a column for each key; one that returns a tuple, "y0", "y1" ... Each
-    has the dtype of its tensor. If the set is there, neither the dataset nor the model runs.
+    has the dtype of its tensor. If the set exists, neither the dataset nor the model runs.
 
     Args:
-        name: of the set, or its path. All ranks must see its folder.
+        name: name of the set, or its path. All ranks must see its folder.
         dataset: map-style.
         model: runs in eval mode, without gradients. Its modes are restored afterwards.
         inputs: takes a batch, and returns what the model gets. None: the first item of a batch that is a tuple or list,
@@ -61,7 +61,7 @@ def predictions(
 
     Ranks lease the missing parts one after another, so a slow rank makes fewer. Each part is made by one rank, without
     padding. Rank 0 seals the set after all ranks are done. The others wait for that, and then open it. A part does not
-    depend on the number of ranks. No batch has samples of two parts, and what a sample draws depends only on its place
+    depend on the number of ranks. No batch has samples of two parts, and what a sample draws depends only on its index
     in the dataset.
 
     A part is written as soon as it is complete. If a rank ends or fails, complete parts are kept. The next call, on any

@@ -29,8 +29,8 @@ class Prepared:
     """The result of `prepare`.
 
     Attributes:
-        path, id, rows: of the set.
-        made, reused: the number of parts made by this call, and of those that were there.
+        path, id, rows: path, id and number of rows of the set.
+        made, reused: number of parts that this call made, and number of parts that existed before.
         skipped: (source, reason) of each source that failed, with `on_error="skip"`.
     """
 
@@ -51,10 +51,10 @@ class Preparation:
     """A set that is being prepared. Other processes may get a copy of this, and write parts into `work`.
 
     Attributes:
-        name: of the set.
+        name: name of the set.
         work: the folder in which parts are written.
         given: fingerprint and source of each part, in the order of the set.
-        missing: sources whose parts are not there, by fingerprint; none if the set itself is there.
+        missing: sources whose parts do not exist, by fingerprint. Empty if the set itself exists.
     """
 
     name: str
@@ -68,9 +68,9 @@ class Preparation:
     _is_there: bool
 
     def seal(self, reasons: Mapping[str, str] | None = None) -> Prepared:
-        """Make the set of the parts, all of which are there but those with `reasons`: why a source failed.
+        """Make the set from the parts. All must exist, except those of failed sources, which are in `reasons`.
 
-        Only the process that has opened this may call it, once.
+        Only the process that called `preparation` may call this, and only once.
         """
         reasons, reused = reasons or {}, len(self.given) - len(self.missing)
         if self._is_there:
@@ -110,7 +110,7 @@ def preparation(
 
     Args:
         base: the fingerprint of what makes a part of a source.
-        strict: whether a set that was made without some sources counts as another one.
+        strict: treat a set that was made without some sources as a different one.
         out, root, checksums, classes, made, replace, progress: see `prepare`.
 
     Raises FileExistsError if there is another set of this name, ValueError if there are no sources.

@@ -103,7 +103,7 @@ def prepare(
 
 
 def _check(sources: Any, executor: Any, workers: int | None, on_error: str) -> None:
-    """Raise TypeError, ValueError or RuntimeError if `prepare` cannot be called so."""
+    """Raise TypeError, ValueError or RuntimeError if `prepare` cannot run with these arguments, or here."""
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error must be "raise" or "skip", got {on_error!r}')
     if isinstance(sources, str | os.PathLike):
@@ -132,9 +132,9 @@ def _make(
     *,
     skip: bool,
 ) -> dict[str, str]:
-    """Make a part of each source; return why those failed that did, by fingerprint. Raises PrepareError."""
+    """Make a part of each source. Return the reasons of failed sources, by fingerprint. Raises PrepareError."""
     reasons = {}
-    # Dask answers a call that it knows with the result that it has, be it a failure.
+    # The token makes the calls new to Dask, which would return the old result, even a failure, of a call it knows.
     call = partial(_make_part, work, function, secrets.token_hex(4))
     for found, result in _results(call, sources, executor):
         try:
@@ -145,7 +145,7 @@ def _make(
                 f"{bar.n} of {bar.total} parts are complete and kept. Call prepare again to continue"
             ) from error
         except OSError:
-            raise  # of the part's file
+            raise  # the part's file could not be written
         except Exception as error:  # each engine has its own, such as Dask's KilledWorker
             reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
             raise PrepareError(
@@ -163,7 +163,7 @@ def _make(
 def _results(
     call: Callable[[str, Any], str | None], sources: Mapping[str, Any], executor: Executor | None
 ) -> Iterator[tuple[str, Callable[[], str | None]]]:
-    """Yield each fingerprint, and what returns the result of `call` for it, as they come."""
+    """Yield each fingerprint with a function that returns the result of `call` for it, in order of completion."""
     if executor is None:
         for found, source in sources.items():
             yield found, partial(call, found, source)
@@ -173,8 +173,8 @@ def _results(
         for future in as_completed(futures):
             yield futures[future], future.result
     finally:
-        # Those that run, so that no worker writes after the set is given up. Not those that were cancelled: if the
-        # result of a call comes at that moment, Dask's executor never wakes a thread that waits for it.
+        # Wait for running calls, so that no worker writes after the set is given up. Do not wait for cancelled ones: if
+        # a call returns while it is cancelled, Dask's executor never wakes a thread that waits for it.
         wait([future for future in futures if not _cancel(future)])
 
 
@@ -190,7 +190,7 @@ def _make_part(
 ) -> str | None:
     """Make one part, in a worker; return why its source failed, or None. Raises StoreFullError, OSError.
 
-    `attempt` makes each preparation's calls different ones.
+    `attempt` is a token that makes the calls of each preparation unique.
     """
     if work.note(found) is not None:
         return None  # Dask runs a task again if the worker that had its result died
@@ -213,7 +213,7 @@ def _executor(
     if executor is not None or not workers or not parts:
         yield executor
         return
-    # Not fork: the threads of torch, and of a loader, do not live on in the child, and the locks that they hold do.
+    # Not fork: the child would inherit locks that threads of torch or a loader hold, without those threads.
     pool = ProcessPoolExecutor(
         min(workers, parts),
         mp_context=get_context("spawn"),
@@ -225,7 +225,7 @@ def _executor(
 
 
 def _begin(parent: int) -> None:
-    """Have this worker process end silently on Ctrl-C, and with its parent, also if that is killed."""
+    """Make this worker process end silently on Ctrl-C, and when its parent ends, even if the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with suppress(OSError, AttributeError):  # systems without prctl(2)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -27,8 +27,8 @@ class Ranks:
     """The ranks of a job. Each calls the same methods in the same order. One rank alone waits for nothing.
 
     Args:
-        control: by which they agree.
-        store: in which they lease parts. None: that of the process group.
+        control: collective calls, by which the ranks agree.
+        store: store in which they lease parts. None: that of the process group.
     """
 
     def __init__(self, control: Control, store: Store | None = None) -> None:
@@ -45,7 +45,7 @@ class Ranks:
 
         Args:
             parts: those that are missing.
-            name: of the leases: the same on all ranks, and used by no other leases in the store.
+            name: name of the leases, the same on all ranks, and used by no other leases in the store.
         """
         if self.rank.world_size == 1:
             yield Shares(parts, None)
@@ -82,7 +82,7 @@ class Ranks:
         return value
 
     def first(self, function: Callable[[], T]) -> T:
-        """Call `function` on rank 0 alone. Return what it returns there, on other ranks a copy that was pickled.
+        """Call `function` on rank 0 alone, and return its result. Other ranks get a pickled copy of it.
 
         If it raises an OSError, all raise that. If it raises another error, the others raise PrepareError with the
         reason.
@@ -105,14 +105,14 @@ class Ranks:
         return found  # type: ignore[return-value]
 
     def expect_same(self, key: Mapping[str, str]) -> None:
-        """Raise PrepareError, on all ranks, if a rank has other parts of a key than rank 0."""
+        """Raise PrepareError, on all ranks, if the key of a rank differs from that of rank 0."""
         keys = self._together(lambda: self._control.gather(dict(key)))
         for rank, other in enumerate(keys):
             differing = [name for name in key if other[name] != keys[0][name]]
             if differing:
                 raise PrepareError(
-                    f"rank {rank} of {len(keys)} has other {' and other '.join(differing)} than rank 0. Give all "
-                    "ranks the same model and dataset, with the same weights"
+                    f"rank {rank} of {len(keys)} differs from rank 0 in {' and '.join(differing)}. Give all ranks the "
+                    "same model and dataset, with the same weights"
                 )
 
     def _together(self, call: Callable[[], T]) -> T:
@@ -154,7 +154,7 @@ class Shares(Iterable[T]):
             self._epoch.trained(self._begun.popleft())
 
     def abandon(self) -> None:
-        """Acknowledge the parts that were begun and not made, so that no other rank fails at them too."""
+        """Acknowledge unfinished parts, so that no other rank retries them."""
         while self._begun:
             self.made()
 
@@ -165,7 +165,7 @@ def _reason(error: Exception | None) -> str | None:
 
 @contextmanager
 def meet(rank: Rank | None) -> Iterator[Ranks]:
-    """Yield the ranks of this job, once all of them are here. `rank` None: what the launcher says.
+    """Wait for all ranks of this job, and yield them. `rank` None: the rank that the launcher sets.
 
     Raise RankError if the launcher has started this process as another rank.
     """

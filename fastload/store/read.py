@@ -33,7 +33,7 @@ def get(
     """Open the set `name` as a map-style dataset; see `SetDataset` for its samples.
 
     Args:
-        name: of the set, or its path.
+        name: name of the set, or its path.
         data, label, transform: see `SetDataset`.
         parts: the rows to read, if the parts of the set are in the memories of several nodes. "local": those of this
             node. Sample them with `RankSampler(dataset, rank=local_rank, world_size=local_world_size)`. "all": all
@@ -79,7 +79,7 @@ def _rows(
         raise ValueError(f'parts must be "local" or "all", got {parts!r}')
     if balance not in (None, *BALANCES):
         raise ValueError(f'balance must be "drop", "pad", "fetch" or None, got {balance!r}')
-    # The parts of one node are all here, whatever the name of the node is now.
+    # If all parts are of one node, they are here, even if the node has a new name.
     if parts == "all" or len({shard.node for shard in index.shards}) == 1:
         if balance is not None:
             raise ValueError(

@@ -63,7 +63,7 @@ def locate(
 ) -> tuple[str, str]:
     """Return the root and the name of a set, whose `name` may be a path: "sets/mnist" lies in the root "sets".
 
-    With `make`, make the root if it is not there.
+    With `make`, create the root if it does not exist.
     Raises ValueError if a set cannot have the name, or if both a path and a root are given.
     """
     path = os.fspath(name)
@@ -84,7 +84,7 @@ def in_memory(path: str) -> bool:
 
 
 def this_node() -> str:
-    """Return the name by which parts say which node has them; $FASTLOAD_NODE, or else the host name."""
+    """Return the name of this node, which parts record: $FASTLOAD_NODE, or else the host name."""
     return os.environ.get("FASTLOAD_NODE") or socket.gethostname()
 
 
@@ -152,7 +152,7 @@ def seal(folder: str, root: str, name: str, index: Index) -> str:
         file.write(encoded)
     path = os.path.join(root, name)
     try:
-        os.rename(folder, path)  # onto a folder that has files it fails
+        os.rename(folder, path)  # fails if `path` is a folder with files
     except OSError:
         expect_free(root, name)
         raise
@@ -167,7 +167,7 @@ def unsealed_path(root: str, name: str, token: str = "") -> str:
 
 
 def lock_path(folder: str) -> str:
-    """Return the path of the lock of such a folder."""
+    """Return the path of the lock file of such a folder."""
     return f"{folder}.lock"
 
 
@@ -205,7 +205,7 @@ def size_of(path: str) -> int:
 
 
 def find(root: str, name: str) -> str:
-    """Return the path of a set. Raises FileNotFoundError with the names that there are."""
+    """Return the path of a set. Raises FileNotFoundError with the existing names."""
     path = os.path.join(root, check_name(name))
     if not os.path.exists(os.path.join(path, INDEX)):
         known = ", ".join(found.name for found in sets(root)) or "none"
@@ -244,7 +244,7 @@ def _delete(path: str) -> None:
 
 
 def owner() -> dict[str, object]:
-    """Return what tells whether this process still lives: node, boot, namespace, id, and when it began."""
+    """Return what identifies this process: node, boot, PID namespace, PID and start time."""
     pid = os.getpid()
     where = {"node": socket.gethostname(), "boot": _boot(), "space": _space()}
     return {**where, "pid": pid, "began": _began(pid)}
@@ -253,7 +253,7 @@ def owner() -> dict[str, object]:
 def is_alive(about: dict[str, object]) -> bool:
     """Return True if the owner of a set may still live: False only if it certainly ended, on this node."""
     if about.get("node") != socket.gethostname() or about.get("space") != _space():
-        return True  # in a container of this node, ids are others
+        return True  # a container of this node has its own PIDs
     pid = about.get("pid")
     return (
         about.get("boot") == _boot() and isinstance(pid, int) and about.get("began") == _began(pid)
@@ -316,7 +316,7 @@ def collect(root: str, *, delete: bool = True) -> list[tuple[str, int]]:
 
 
 def _is_incomplete(path: str) -> bool:
-    """Return True if the folder has a copy by `fastload stage` that is not whole."""
+    """Return True if the folder has an incomplete copy by `fastload stage`."""
     note, index = os.path.join(path, STAGING, INDEX), os.path.join(path, INDEX)
     return os.path.exists(note) and not os.path.exists(index)
 
@@ -331,7 +331,7 @@ def _folders(path: str) -> list[str]:
 
 @contextmanager
 def _left(path: str, delete: bool) -> Iterator[bool]:
-    """Yield True if no writer holds this lock; none takes it before the block ends. With `delete`, delete it then."""
+    """Yield True if no writer holds this lock. It stays free until the block ends. With `delete`, delete it then."""
     with ExitStack() as stack:
         try:
             file = stack.enter_context(open(path, "rb"))

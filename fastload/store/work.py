@@ -4,7 +4,7 @@
     ROOT/.unsealed/NAME/FINGERPRINT.json    its note, written after the part
     ROOT/.unsealed/NAME.lock                held by the one process that prepares NAME
 
-Each file gets its name by a rename. A part that two workers make at once is twice the same, so either may stay.
+Each file gets its name by a rename. Two workers that make the same part write equal files, so either may stay.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fastload.store.root import this_node
 
 @dataclass(frozen=True)
 class Note:
-    """What a part is: its `shard` has no name yet, and no rows if there is no file."""
+    """The description of a part. Its `shard` has no name yet. If it has no rows, the part has no file."""
 
     shard: Shard
     schema: pa.Schema
@@ -38,7 +38,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Work:
-    """The folder in which parts are written, and the way of writing. Workers get a copy of it."""
+    """The folder in which parts are written, with the options for writing. Workers get a copy of this."""
 
     folder: str
     checksums: bool
@@ -86,7 +86,7 @@ class Work:
         return found
 
     def note(self, fingerprint: str) -> Note | None:
-        """Return the note of a part, or None if the part is not here, whole."""
+        """Return the note of a part, or None if the part is missing or incomplete."""
         try:
             with open(self._name(f"{fingerprint}.json"), "rb") as file:
                 about = json.load(file)

@@ -123,7 +123,7 @@ def index_of(
 
 
 def is_dask(data: Any) -> bool:
-    """Return True if data are a collection of Dask, or have some. Imports nothing."""
+    """Return True if `data` is a Dask collection, or contains some. Imports nothing."""
     if isinstance(data, Mapping):
         data = list(data.values())
     some = data if isinstance(data, list | tuple) else [data]
@@ -131,7 +131,7 @@ def is_dask(data: Any) -> bool:
 
 
 def parts_of(data: Any) -> Iterator[Any]:
-    """Yield the parts of what `put` is given."""
+    """Yield the parts of the data that `put` is given."""
     if isinstance(data, str | os.PathLike):
         data = [data]
     if isinstance(data, list | tuple) and all(isinstance(one, str | os.PathLike) for one in data):

@@ -85,13 +85,15 @@ def predict(
 
 
 class Answers(Iterable[tuple[str | int | float, Any]]):
-    """The result of `predict`: one pass over (key, answer). Its end closes the source, as that of a `with` block does.
+    """The result of `predict`: an iterable of (key, answer) for one pass.
+
+    The source is closed at the end of the pass, or of a `with` block.
 
     Attributes:
         answered, failed: numbers of messages.
     """
 
-    fastload_per_worker = ()  # `decode` may call `stop`
+    fastload_per_worker = ()  # workers share it, because `decode` may call `stop`
 
     def __init__(
         self,

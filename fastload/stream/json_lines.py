@@ -226,8 +226,8 @@ def _end_with_a_line(descriptor: int, name: str) -> None:
 class JSONLinesSink(_Lines):
     """Answers as lines {"key": ..., "answer": ...}, appended to a file. None: standard output.
 
-    The operating system has a line before its message is acknowledged, so a killed process loses none. Afterwards,
-    messages come again, so a key may have two lines: *at least once*.
+    The operating system has a line before its message is acknowledged, so a killed process loses none. After a restart,
+    unacknowledged messages come again, so a key may have two lines: *at least once*.
     """
 
     def write(self, answers: Sequence[tuple[Message, Any]]) -> None:

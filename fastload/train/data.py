@@ -129,7 +129,7 @@ def cached(recipe: Recipe, dataset: Source, indices: Sequence[int]) -> Cached:
     try:
         files = [path for path in files if _tells(path)]
         return Cached(cached_share(files), len(files))
-    except OSError:  # The loader will report the missing file, and its place in the list.
+    except OSError:  # The loader will report the missing file, and its position in the list.
         return Cached(None, 0)
 
 

@@ -140,7 +140,7 @@ def _set_precision(precision: Precision) -> None:
 
 
 def describe(learner: Learner, *, weights: Path | None, simulated: bool) -> str:
-    """Return a text on the model: its name, its size, and why it was chosen."""
+    """Describe the model: its name, its size, and why it was chosen."""
     parameters = sum(parameter.numel() for parameter in learner.model.parameters())
     text = f"{learner.about['model']}, {parameters:,} parameters, {learner.precision}, on {learner.device}"
     text += ", initially random" if weights is None else f", from {weights}"

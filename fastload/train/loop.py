@@ -43,7 +43,7 @@ def train(
     """Train by the recipe on this rank of a job. Call this in the main thread.
 
     Args:
-        recipe: the same on all ranks.
+        recipe: settings of the run, the same on all ranks.
         say: called with each line of the run, on rank 0 only.
         on_step: called after each step on each rank. It gets the number of the step, from 1, and the indices of the
             samples of this rank in the step, int64[B] on the device.

@@ -92,7 +92,7 @@ def _load_weights(model: nn.Module, name: str, path: Path) -> None:
 
 
 def mismatch(ours: dict[str, Any], theirs: Any, *, here: str) -> str | None:
-    """Return a text on the first parameter of a file that does not fit a model, or None if all fit."""
+    """Describe the first parameter of a file that does not fit a model. Return None if all fit."""
     if not isinstance(theirs, dict):
         return f"expected a state_dict, found a {type(theirs).__name__}"
     for name, value in ours.items():

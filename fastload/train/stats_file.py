@@ -25,7 +25,7 @@ def check_table(path: Path, columns: Sequence[str]) -> None:
 
 
 def append_row(path: Path, row: Mapping[str, object]) -> None:
-    """Append a line to the table (CSV) at `path`. Make the table, with a header, if it does not exist.
+    """Append a line to the table (CSV) at `path`. Create the table, with a header, if it does not exist.
 
     Several processes may append at the same time, from several nodes too if the file system has locks. A line that a
     crash cut off stays a separate line. Raise `StatsFileError` if the header has other names.

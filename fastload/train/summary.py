@@ -324,6 +324,6 @@ _COLUMNS: dict[str, _Value] = {
     "torch": lambda _: torch.__version__,
 }
 COLUMNS = tuple(_COLUMNS)
-"""Columns of stats.csv. First come those of the document that the file comes from, except `testing_s`, because nothing
-is tested. `folder` is that of the run's profile and scalars, next to the file. Rates are samples per second in the
-steady time. Seconds, quantiles, cached share, loss and bound are those of rank 0."""
+"""Columns of stats.csv. The first ones are those of the document that defined the file, except `testing_s`, because
+nothing is tested. `folder` is the folder of the run's profile and scalars, next to the file. Rates are samples per
+second in the steady time. Seconds, quantiles, cached share, loss and bound are those of rank 0."""

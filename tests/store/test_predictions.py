@@ -412,7 +412,7 @@ def test_a_rank_with_other_weights_is_named(
     results, seen = predict_on(3, tmp_path / "set", monkeypatch, other_on_two)
     for error in results:
         assert isinstance(error, PrepareError)
-        assert str(error).startswith("rank 2 of 3 has other weights than rank 0. Give all ranks")
+        assert str(error).startswith("rank 2 of 3 differs from rank 0 in weights. Give all ranks")
     assert not any(seen)
 
 

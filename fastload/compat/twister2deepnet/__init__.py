@@ -7,8 +7,8 @@
 Importing this sets the variables OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE, which such programs read, under a
 launcher that does not set them, such as MPICH's. The values are those of `fastload.distributed.detect_rank()`.
 
-    mnist.py         MNIST, MnistDistributed: which rows a rank has
-    tables.py        UtilPanda, ArrowUtils, FileUtils: the hand-over in Parquet files
+    mnist.py         MNIST, MnistDistributed: the rows of each rank
+    tables.py        UtilPanda, ArrowUtils, FileUtils: arrays as Parquet files
     utils.py         DataUtil and functions: mini-batches and their shapes
     distributed.py   torch.distributed for these programs
 """

@@ -2,8 +2,8 @@
 
     import fastload.compat.twister2deepnet.distributed as dist
 
-The process group works over Gloo; the ranks meet as in `fastload.distributed.init`. The first call that needs it makes
-it, so a program need not. All other names are those of `torch.distributed`.
+The process group uses Gloo, and the ranks connect as in `fastload.distributed.init`. The first call that needs the
+group creates it, so a program need not. All other names are those of `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ def __getattr__(name: str) -> Any:
 def init_process_group(
     backend: str = "mpi", *, rank: int | None = None, world_size: int | None = None
 ) -> None:
-    """Make the process group, over Gloo whatever the backend. All ranks call it.
+    """Create the process group, over Gloo for any `backend`. All ranks call this.
 
-    Raises RankError if rank or world size are not what the launcher says, and RendezvousError.
+    Raises RankError if `rank` or `world_size` differs from the launcher's, and RendezvousError if the ranks cannot
+    connect.
     """
     joined = join()
     if (rank, world_size) not in ((None, None), (joined.rank, joined.world_size)):
@@ -48,7 +49,7 @@ def get_world_size() -> int:
 
 
 def all_reduce(tensor: Tensor, op: Any = ReduceOp.SUM) -> Tensor:
-    """Reduce a tensor over all ranks, in its place, and return it."""
+    """Reduce a tensor over all ranks in place, and return it."""
     if get_world_size() > 1:
         torch_distributed.all_reduce(tensor, op)
     return tensor

@@ -1,4 +1,4 @@
-"""MNIST, and which of its rows a rank has."""
+"""MNIST, and the rows of each rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastload import datasets
 from fastload.sampler import RankSampler
 
 Rows = tuple[NDArray[np.uint8], NDArray[np.int64], int]
-"""Images uint8[n, 784], labels int64[n], and the rows of a batch on this rank."""
+"""Images uint8[n, 784], labels int64[n], and the number of rows in a batch on this rank."""
 
 
 class MNIST:
@@ -30,19 +30,19 @@ class MNIST:
         self.transform = transform
 
     def download(self) -> datasets.MNIST:
-        """Download MNIST, unless the split is there; return it. Raises NoDatasetError."""
+        """Download MNIST unless the split exists, and return the split. Raises NoDatasetError."""
         return datasets.MNIST(self.source_dir, self.train, self.transform, download=True)
 
 
 class MnistDistributed:
     """A rank's rows of MNIST, in a random order that is always the same.
 
-    All ranks have equally many rows, as they take their steps together. Each row is on one rank; if they do not
-    divide evenly, at most `parallelism - 1` rows are on two.
+    All ranks have the same number of rows, because they make their steps together. Each row is on one rank. If the rows
+    do not divide evenly, at most `parallelism - 1` of them are on two ranks.
 
     Args:
         source_dir: the folder with the folders "train" and "test", in which `MNIST` has put the splits.
-        parallelism, world_rank: the number of ranks, and which one this is.
+        parallelism, world_rank: the number of ranks, and the rank of this process.
     """
 
     def __init__(
@@ -54,12 +54,18 @@ class MnistDistributed:
 
     @property
     def train_data(self) -> Rows:
-        """The training rows, and 128 over the number of ranks. Reads them. Raises NoDatasetError."""
+        """The training rows, read at each access. The batch size is 128 divided by the number of ranks, at least 1.
+
+        Raises NoDatasetError.
+        """
         return self._rows("train", 128)
 
     @property
     def test_data(self) -> Rows:
-        """The test rows, and 16 over the number of ranks, but 1 at least. Reads them. Raises NoDatasetError."""
+        """The test rows, read at each access. The batch size is 16 divided by the number of ranks, at least 1.
+
+        Raises NoDatasetError.
+        """
         return self._rows("test", 16)
 
     def _rows(self, split: str, batch_size: int) -> Rows:

@@ -1,4 +1,4 @@
-"""Arrays handed over in Parquet files. Needs pyarrow (extra `arrow`) and pandas."""
+"""Arrays in Parquet files, to pass them to another program. Needs pyarrow (extra `arrow`) and pandas."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ArrowUtils:
 
     @staticmethod
     def write_to_table(table: pa.Table, save_path: str | os.PathLike[str]) -> None:
-        """Write a table to a Parquet file, which is there whole or not at all."""
+        """Write a table to a Parquet file, whole or not at all."""
         from pyarrow import parquet
 
         with replace_file(save_path) as file:
@@ -57,5 +57,5 @@ class FileUtils:
 
     @staticmethod
     def mkdir_branch_with_access(path: str | os.PathLike[str]) -> None:
-        """Make a folder and those above it. The umask decides on access, so not all users may write to it."""
+        """Create a folder and its parents. The umask decides on access, so not all users may write to it."""
         os.makedirs(path, exist_ok=True)

@@ -1,7 +1,7 @@
 """Mini-batches of arrays, and their shapes.
 
-Row i of the data and row i of the targets are in the same place of the same batch, though each is batched by a call of
-its own: rows keep their order, and only the last `rows % batch` are left out.
+Data and targets are batched by separate calls. Still, row i of both is at the same position in the same batch, because
+rows keep their order, and only the last `rows % batch` rows are left out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def fix_array_shape(array: NDArray[Any]) -> NDArray[Any]:
 def generate_minibatches(
     input_data: ArrayLike, world_size: int = 4, init_batch_size: int = 128
 ) -> Tensor:
-    """Return a rank's rows as batches; all ranks' batches together have about `init_batch_size` rows.
+    """Return a rank's rows as batches. The batches of all ranks for one step have about `init_batch_size` rows.
 
     See `DataUtil.generate_minibatches`.
     """
