@@ -178,7 +178,7 @@ class SampledOrder(Order):
         )
 
     def _rest(self) -> Iterator[Any]:
-        """Return the rest of the sampler's indices. If the sampler draws, run it again and skip the indices before."""
+        """Return the rest of the sampler's indices. If the sampler draws, run it again and skip the earlier ones."""
         had = self._delivered
         if had.draws is None:
             return _sliced(self._sampler, self.epoch, self._position)

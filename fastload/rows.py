@@ -1,4 +1,4 @@
-"""How a dataset fills the rows of a batch itself: it is called once for a run of samples, not for each.
+"""How a dataset fills the rows of a batch itself, in one call for each run of samples.
 
 A class needs two methods, `empty_sample()` and `fill_rows(run)`. docs/rows.md says what they must do.
 """

@@ -1,4 +1,4 @@
-"""Lines of threads that wait to be woken, and the one lock of the process."""
+"""Lines of threads that wait to be woken, and the one lock that belongs to the whole process."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Copier(Protocol):
         """Return whether the elements of a container are data, although its attributes are copied."""
 
     def memory(self, x: Any) -> Any:
-        """Return an array, tensor or buffer over the worker's copy of its memory."""
+        """Return an array, tensor or buffer like `x`, over the worker's copy of its memory."""
 
 
 class Attributes:

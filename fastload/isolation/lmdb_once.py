@@ -39,7 +39,7 @@ os.register_at_fork(
 
 
 class _Opened:
-    """An environment, its arguments (None if unknown), and how often it was opened and not yet closed."""
+    """An environment, its arguments (None if unknown), and how many users have not closed it yet."""
 
     def __init__(self, env: Any, settings: _Settings | None) -> None:
         self.env = weakref.ref(env)

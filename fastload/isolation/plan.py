@@ -244,7 +244,7 @@ class Plan:
     # ---- what is known of an object ----
 
     def is_made(self, x: Any) -> bool:
-        """Return whether a protocol made an object for one copy."""
+        """Return whether a class's copy protocol created `x`, for one copy only."""
         return id(x) in self._made
 
     def path(self, x: Any) -> str:

@@ -140,9 +140,9 @@ def remove() -> None:
 
 
 def enter(own: Callable[[], Random] | None) -> None:
-    """From now on, let `random` act on what `own()` returns, in this thread. None: on the global generator.
+    """From now on, let `random` act on the generator that `own()` returns, in this thread.
 
-    `own` is called for every draw. It may seed the generator that it returns.
+    `own` is called for every draw, and may seed the generator. If it is None, `random` acts on the global generator.
     """
     _thread.own = own
 

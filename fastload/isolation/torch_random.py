@@ -99,9 +99,9 @@ def unusable() -> str | None:
 
 
 def enter(own: Own | None) -> None:
-    """From now on, let torch draw from what `own()` returns, in this thread. None: from the global generator.
+    """From now on, let torch draw from the generator that `own()` returns, in this thread.
 
-    `own` is called for every draw. If it returns None, torch's global generator draws.
+    `own` is called for every draw. If it is None or returns None, torch draws from its global generator.
     """
     _thread.own = own
     if _show is not None:
