@@ -79,7 +79,7 @@ class DecodeError(FastloadError, ValueError):
     """A file exists but is not an image that can be decoded.
 
     `path` is the file, or the position in it. `reason` is a clause that says what is wrong. If the error comes from
-    one of torch's worker processes, `path` is empty, and `reason` is torch's text with both.
+    one of torch's worker processes, `path` is empty, and `reason` is torch's message with both.
     """
 
     def __init__(self, path: str, reason: str | None = None) -> None:
@@ -114,7 +114,7 @@ class PackedDataError(FastloadError, ValueError):
 
     `path` is the set's directory, `shard` the file in it, and `record` the record's number in that shard. `shard` and
     `record` are None if the fault lies elsewhere. `reason` is a clause that says what was found and what was expected.
-    If the error comes from one of torch's worker processes, `path` is empty, and `reason` is torch's text with all.
+    If the error comes from one of torch's worker processes, `path` is empty, and `reason` is torch's message with all.
     """
 
     def __init__(

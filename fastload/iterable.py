@@ -176,7 +176,7 @@ class Lane:
             try:
                 self.take()
             except BaseException as exc:
-                contained(exc)  # Ctrl-C passes; any other error was delivered in its place
+                contained(exc)  # re-raises Ctrl-C; any other error was delivered before
 
     def take(self) -> Any:
         """Return the next sample. After the last one, set `ended` and return None."""

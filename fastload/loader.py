@@ -62,10 +62,10 @@ class DataLoader(TorchDataLoader[T]):
             does not touch torch's global random state, and `generator` must be None. None: the loader
             draws as torch's DataLoader does: the same order after the same `torch.manual_seed`, and the same
             batches if samples draw no random numbers.
-        on_error: what to do when a sample raises. "raise": the batch raises in its place, and `next()`
-            continues after it. "skip": the batch is one sample shorter; it is never refilled, and the error is
-            logged. A callable gets `(index, exception)` on a worker thread and returns a sample, or
-            `fastload.SKIP`. A batch that loses all its samples raises `EmptyBatchError`.
+        on_error: what to do when a sample raises. "raise": `next()` raises the error instead of
+            returning the batch; the next call returns the next batch. "skip": the batch is one sample shorter; it is
+            never refilled, and the error is logged. A callable gets `(index, exception)` on a worker thread and returns
+            a sample, or `fastload.SKIP`. A batch that loses all its samples raises `EmptyBatchError`.
         max_errors: the most samples that `on_error` may skip or replace in one epoch. One more raises
             `TooManyErrorsError` in place of its batch. None: any number.
         copy_dataset: "state": each worker reads through its own copy of every object that your code can

@@ -64,7 +64,7 @@ class Order(ABC):
         """Return the next batch to read. At the end set `exhausted` and raise StopIteration."""
 
     def is_ready(self) -> bool:
-        """Return False if `next()` would wait for something that is still to come, as messages in a stream are."""
+        """Return False if `next()` would have to wait, for example for the next message of a stream."""
         return True
 
     @abstractmethod

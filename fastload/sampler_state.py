@@ -75,7 +75,7 @@ def own_state(sampler: Any) -> Any:
     except Exception as exc:
         error = StateError(
             f"sampler_state: JSON cannot hold what state_dict() of {type(single).__name__} returned "
-            f"({type(exc).__name__}: {shown(exc, str)}). Return numbers, texts, lists and dicts from it"
+            f"({type(exc).__name__}: {shown(exc, str)}). Return numbers, strings, lists and dicts from it"
         )
         error.__cause__ = exc
         return error

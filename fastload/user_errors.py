@@ -74,7 +74,7 @@ def sharing_note(shared: str | None, exc: BaseException) -> str:
     """
     if shared is None or not (shared or "thread" in shown(exc, str).lower()):
         return ""
-    clause = shared or "its text mentions threads"
+    clause = shared or "its message mentions threads"
     return (
         f"this error may come from sharing objects between threads: {clause}. If num_workers=0 does not raise it, "
         "sharing is the cause. Then copy_dataset=True copies more for each worker, and `fastload check` shows what "

@@ -18,7 +18,7 @@ from typing import Any
 
 
 class CannotReopen(Exception):
-    """A file cannot be opened once more. The text is the reason, as one clause."""
+    """A file cannot be opened once more. The message is the reason, as one clause."""
 
 
 def reopened(file: Any) -> Any:

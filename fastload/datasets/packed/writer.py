@@ -82,7 +82,7 @@ class PackedWriter:
             raise ValueError(f"classes must be names, got {self.classes[:3]}")
         if json.loads(json.dumps(self.made)) != self.made:
             raise ValueError(
-                "made must be what JSON can hold: objects with names, lists, numbers, text"
+                "made must be JSON values: objects with string keys, lists, numbers, strings"
             )
         self.shard_bytes = shard_bytes
         self.schema = schema_of(mode, extras)
