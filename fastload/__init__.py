@@ -8,18 +8,18 @@
 The way of an index, file by file:
 
     loader        DataLoader, which a training loop holds      settings: its arguments, checked
-    epochs        which epoch runs, and what was delivered     state: what is saved of it
+    epochs        which epoch runs, and what was delivered     state: what is saved of both
     iterator      the loop's side: fills the window, takes     reports: counts, warnings, `on_stats`
     sampler       RankSampler: a rank's part of an epoch       partition: which part is a rank's
     order         the batches of an epoch, in order            sampler_state: what a sampler's indices depend on
-    batch         what travels
+    batch         the ticket that carries samples
     window        the bounded, ordered hand-off                waiting: lines of threads
     run_length    how much a worker claims at once
     workers       starts and ends the threads                  worker_context: what each works with
     fetch         reads and finishes a batch                   choose_fetcher
     filling       lets the dataset fill rows of a batch        rows: how a dataset does so
     iterable      reads an iterable dataset                    read_ahead: in a second thread, for `max_wait_ms`
-    collate       samples become a batch                       layout: how a sample lies in one
+    collate       samples become a batch                       layout: where a sample lies in it
     slots         the memory of batches
     prefetch      copies batches to a device ahead of the loop
 
@@ -27,14 +27,14 @@ What all of these stand on:
 
     randomness    a random stream for each sample              stream_keys, global_draws, hashing
     isolation/    what each worker owns
-    telemetry/    what threads measure, and the report         epoch_counts; notices: what the loop is to warn of
-    user_errors   what user code raises                        errors: what fastload raises
-    torch_private all that torch does not promise              cores, disk, fingerprint, nested (containers of tensors)
-    evaluating    a model in eval mode, for a while
+    telemetry/    what threads measure, and the report         epoch_counts; notices: warnings for the loop
+    user_errors   errors of user code                          errors: fastload's own
+    torch_private torch's private names                        cores, disk, fingerprint, nested (containers of tensors)
+    evaluating    puts a model into eval mode for a block
 
 What they never import:
 
-    datasets, image         readers of files, and plans        check         does a dataset suit threads
+    datasets, image         readers of files, and plans        check         can threads read a dataset?
     store                   sets in shared memory              distributed   ranks that meet and average
     elastic                 leased shards                      parameters    parameters on servers
     train, bench            the commands; both use measure     flow          commands as a graph
@@ -75,7 +75,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name at its first use. Torch takes seconds, and commands such as `fastload flow` do without."""
+    """Load a public name at its first use. Importing torch takes seconds, and `fastload flow` does not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":

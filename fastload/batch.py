@@ -22,15 +22,15 @@ class Batch(Ticket):
 
     Args:
         units: units of work, see `Ticket`.
-        indices: what the sampler gave, as a sequence with an element for each sample.
-        size: samples, as the sampler gave them.
-        keys: make the keys of the random streams.
-        recorders: of the epoch, by worker.
+        indices: the sampler's indices, as a sequence with one element for each sample.
+        size: the number of samples that the sampler gave.
+        keys: computes the keys of the random streams.
+        recorders: the epoch's recorders, by worker.
         epoch: the epoch's number.
         ordinal: the batch's number in the epoch.
-        position: that of the first sample, in this loader's order.
+        position: the first sample's position in this loader's order.
         lane: see `Ticket`.
-        checksum: of all indices of the epoch up to this batch; 0 unless the sampler draws, see `sampler_state`.
+        checksum: covers all indices of the epoch up to this batch; 0 unless the sampler draws, see `sampler_state`.
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Batch(Ticket):
         self.checksum = checksum
         self.builder: BatchBuilder | None = None
         self._sample_keys: NDArray[np.uint64] | None = None
-        # Position -> error and its place. The batch raises the one at the lowest position.
+        # Position -> the error, and where it happened. The batch raises the one at the lowest position.
         self.failed: dict[int, tuple[Exception, str]] = {}
         self.first_failed = units  # a position in `failed`, not always the lowest; or `units`
         self.handled: dict[int, Exception] = {}  # position -> error that on_error handled
@@ -100,7 +100,7 @@ class Batch(Ticket):
         return f"batch {self.ordinal} of epoch {self.epoch}"
 
     def release(self) -> None:
-        """Drop the samples. A user may keep an error, which keeps this batch by its traceback."""
+        """Drop the samples. If a user keeps an error, its traceback keeps this batch alive."""
         self.builder = DISCARD
         self.data = None
 
@@ -109,14 +109,14 @@ class Batch(Ticket):
         return next(islice(self.indices, start, None), None)
 
     def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
-        """Return the key of the random stream of the sample at a position, or of the batch if that is None."""
+        """Return the key of the random stream of the sample at a position, or of the batch if `at` is None."""
         if at is None:
             return self.keys.batch(self.position, next(iter(self.indices), None), seeded=seeded)
         return self.keys.sample(self.position + at, self.indices[at], seeded=seeded)
 
     def stream_keys(self, start: int, stop: int) -> NDArray[np.uint64]:
         """Return the keys of the random streams of samples `start` to `stop`, uint64[stop - start]."""
-        # All at once. Threads that race here compute the same.
+        # All keys at once. Threads that race here compute the same keys.
         if self._sample_keys is None:
             self._sample_keys = self.keys.samples(self.position, self.indices)
         return self._sample_keys[start:stop]

@@ -1,4 +1,4 @@
-"""Chooses how a loader's batches are read."""
+"""The choice of how a loader's batches are read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fastload.slots import SlotPool
 def make_fetcher(settings: Settings, pool: SlotPool, notices: Notices) -> Fetcher:
     """Return the fetcher of a loader.
 
-    The first that applies of: lanes of an iterable dataset; single samples without batching; rows that the dataset
-    fills; one call of `__getitems__`; sample by sample into slots, or into a list for a `collate_fn`.
+    The first way that applies is chosen: lanes of an iterable dataset; single samples without batching; rows that the
+    dataset fills; one call of `__getitems__`; sample by sample into slots, or into a list for a `collate_fn`.
     """
     arguments = settings, pool, notices
     dataset = settings.dataset
@@ -40,7 +40,7 @@ def make_fetcher(settings: Settings, pool: SlotPool, notices: Notices) -> Fetche
 
 
 def _reads_batches(dataset: Any) -> bool:
-    """Return whether the dataset has `__getitems__`. Torch's Subset has one that only loops if its dataset has none."""
+    """Return whether the dataset has its own `__getitems__`. That of torch's Subset may only loop over samples."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return bool(getattr(dataset, "__getitems__", None))

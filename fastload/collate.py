@@ -1,12 +1,12 @@
-"""Make a batch of samples: large rows go straight into preallocated memory, all else through `default_collate`.
+"""Builders of batches: large rows go straight into preallocated memory, all else through `default_collate`.
 
 Every batch has a *builder*. Any number of workers put samples into it, each at its own position. The worker that
 delivers the last sample makes the batch.
 
-`ListBuilder` keeps the samples for a collate function. `SlotBuilder` replaces torch's `default_collate`. The first
+`ListBuilder` stores the samples for a collate function. `SlotBuilder` replaces torch's `default_collate`. The first
 sample that arrives fixes the layout. Each large dense tensor or array becomes a row of a *slot*, the memory of one
-batch. The workers write the rows in parallel. All other leaves are kept, and `default_collate` gets them once the
-batch is complete.
+batch. The workers write the rows in parallel. All other leaves are stored, and `default_collate` gets them once
+the batch is complete.
 
 If a sample does not fit the layout, `default_collate` gets all samples of the batch, and raises what it raises. So a
 slot saves a copy and changes no result.
@@ -28,23 +28,23 @@ from fastload.slots import SlotPool
 
 
 class BatchBuilder(Protocol):
-    """Collects the samples of one batch, at positions 0 to n-1, and makes the batch."""
+    """Collects the samples of one batch, at positions 0 to n-1, and builds the batch."""
 
     def put(self, position: int, sample: Any) -> None:
-        """Keep `sample`. Any thread may call this, at most once for a position."""
+        """Store `sample`. Any thread may call this, at most once for a position."""
 
     def make(self, absent: Collection[int], collate_fn: Callable[[list[Any]], Any]) -> Any:
         """Return the batch, without the positions in `absent`. Called once, after the last `put`.
 
-        `collate_fn` is that of the worker that makes the batch.
+        `collate_fn` belongs to the worker that calls this.
         """
 
 
 class ListBuilder:
-    """Keeps the samples of a batch for a collate function."""
+    """Stores the samples of a batch for a collate function."""
 
     def __init__(self, samples: Any) -> None:
-        """Keep `samples`: a list with a place for each sample, or what `__getitems__` returned."""
+        """Store `samples`: a list with one element for each sample, or what `__getitems__` returned."""
         self._samples = samples
 
     def put(self, position: int, sample: Any) -> None:
@@ -52,7 +52,7 @@ class ListBuilder:
         self._samples[position] = sample
 
     def shorten(self, n: int) -> None:
-        """Keep the first `n` places: no more samples came."""
+        """Keep only the first `n` elements: no more samples came."""
         del self._samples[n:]
 
     def make(self, absent: Collection[int], collate_fn: Callable[[list[Any]], Any]) -> Any:
@@ -78,7 +78,7 @@ DISCARD: BatchBuilder = _Discard()
 def data_bytes(data: Any) -> int:
     """Return the bytes of the tensors, arrays and byte strings in a batch.
 
-    Only containers whose iteration runs no user code are searched, each of them once.
+    Search only containers whose iteration runs no user code, and each of them once.
     """
     nbytes, todo, seen = 0, [data], set[int]()
     while todo:
@@ -126,7 +126,7 @@ def _leaf_bytes(leaf: Any) -> int:
 
 
 def make_builder(n: int, pool: SlotPool) -> BatchBuilder:
-    """Return a builder that makes what `default_collate` makes of `n` samples, in a slot if they have large rows."""
+    """Return a builder of the batch that `default_collate` would return for `n` samples. Large rows go into a slot."""
     layout = pool.layout
     return SlotBuilder(n, pool) if layout is None or layout.rows else ListBuilder([None] * n)
 
@@ -144,7 +144,7 @@ class SlotBuilder:
         self._n = n
         self._pool = pool
         self._layout = layout
-        # None or one entry: two workers may come first at once, and dict.setdefault is atomic.
+        # At most one entry. Two workers may both come first: dict.setdefault, which is atomic, picks one.
         self._slot: dict[None, tuple[Layout, Slot]] = {}
         self._odd: dict[int, Any] = {}  # samples that do not fit the layout
 

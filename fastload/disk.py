@@ -1,4 +1,4 @@
-"""Write files that exist completely or not at all, also after a loss of power. Lock files among processes."""
+"""Files that exist completely or not at all, even after a power loss, and file locks between processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any, BinaryIO
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-"""What flock(2) fails with on a file system that has no locks, as Lustre mounted without them."""
+"""The errors of flock(2) on a file system without locks, such as Lustre mounted without them."""
 
 
 @contextmanager
@@ -22,15 +22,15 @@ def replace_file(
     mode: int = 0o666,
     durable: bool = True,
 ) -> Iterator[BinaryIO]:
-    """Yield a temporary file. After the block it takes the place of the file at `path`, all at once.
+    """Yield a temporary file. After the block it atomically replaces the file at `path`.
 
     If the block or the writing fails, the temporary file is deleted, and the old file stays.
 
     Args:
-        partial: the temporary file, on the file system of `path`; what is there is overwritten. By default a new
-            hidden file beside `path`. An OSError about that one, or about no file, names `path` instead.
+        partial: path of the temporary file, on the file system of `path`. An existing file is overwritten. By default
+            it is a new hidden file beside `path`. An OSError that names the hidden file, or none, then names `path`.
         mode: the permissions, less the umask.
-        durable: sync the file before it gets its name, and then its folder, so that both survive a loss of power.
+        durable: sync the file before it is renamed, and its folder afterwards, so that both survive a power loss.
     """
     path = os.fspath(path)
     folder, name = os.path.split(path)
@@ -46,7 +46,7 @@ def replace_file(
         if durable:
             sync_folder(folder or ".")
     except BaseException as error:
-        with suppress(OSError):  # the first error is the one to tell
+        with suppress(OSError):  # the first error is the one to raise
             os.unlink(temporary)
         if not partial and isinstance(error, OSError) and error.filename in (None, temporary):
             error.filename = path
@@ -54,7 +54,7 @@ def replace_file(
 
 
 def sync_folder(path: str | os.PathLike[str]) -> None:
-    """Make the names in a folder survive a loss of power."""
+    """Sync a folder, so that the names in it survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -63,7 +63,7 @@ def sync_folder(path: str | os.PathLike[str]) -> None:
 
 
 def write_all(descriptor: int, name: str, content: Any) -> int:
-    """Write all of `content`, a buffer of bytes; return its length. An OSError, as on a full disk, has `name`."""
+    """Write all of `content`, a buffer of bytes, and return its length. An OSError, as on a full disk, names `name`."""
     done = 0
     with memoryview(content) as whole:
         while done < len(whole):
@@ -120,9 +120,9 @@ def locked_path(
     wait: bool | Callable[[], object] = True,
     needed: bool = True,
 ) -> Iterator[None]:
-    """Hold the lock of the file at `path`, which is made if it is not there, with the arguments of `lock`.
+    """Hold the lock of the file at `path` in the block, with the arguments of `lock`. Create the file if needed.
 
-    The file may be deleted by the process that holds its lock: those that wait then lock the next file.
+    The process that holds the lock may delete the file. Processes that wait then lock the next file at `path`.
     """
     while True:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -138,7 +138,7 @@ _own: set[int] = set()  # descriptors of files whose locks only this process may
 
 @contextmanager
 def _not_inherited(descriptor: int) -> Iterator[None]:
-    """Have forked children not hold the lock of a file: they may live on after this process is killed."""
+    """Keep forked children from holding a file's lock in the block: they may outlive this process."""
     _own.add(descriptor)
     try:
         yield
@@ -147,7 +147,7 @@ def _not_inherited(descriptor: int) -> Iterator[None]:
 
 
 def _forget_locks() -> None:
-    """Let go, in a forked child, of the locks of its parent. The numbers stay open: their files close them."""
+    """Release the parent's locks in a forked child. The descriptors stay open: their file objects close them."""
     while _own:
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), _own.pop(), inheritable=False)

@@ -30,7 +30,7 @@ class EpochCounts:
         self._final = NO_STATS
 
     def begin(self, epoch: int, window: Window[Batch], recorders: list[Recorder]) -> None:
-        """Start from 0. `window` and `recorders` count the rest; the window restarts with its own `recount()`."""
+        """Restart the counts at 0. `window` and `recorders` count the rest. `window.recount()` restarts its own."""
         self.epoch = epoch
         self.samples = 0
         self.batches = 0
@@ -44,7 +44,7 @@ class EpochCounts:
         self._window = window
 
     def stats(self) -> Stats:
-        """Return a snapshot; after the end, the last one."""
+        """Return a snapshot of the counts. After `end()`, return the final one."""
         window = self._window
         if window is None:
             return self._final
@@ -74,7 +74,7 @@ class EpochCounts:
         )
 
     def end(self) -> None:
-        """Keep the final figures. Drop the window, because it holds batches in flight."""
+        """Store the final counts. Drop the window, because it holds batches in flight."""
         self._final = replace(self.stats(), ended=True)
         self._window = None
 

@@ -18,7 +18,7 @@ from fastload.state import State, as_int
 
 
 class Epochs:
-    """The numbers of a loader's epochs, and the place in the latest one.
+    """The numbers of a loader's epochs, and the position in the latest one.
 
     Args:
         samplers: the samplers that may know of epochs: the batch sampler, what it batches, the sampler.
@@ -28,14 +28,14 @@ class Epochs:
         self._samplers = samplers
         self._next = 0
         self.number = -1
-        """Of the latest `iter()`."""
+        """The epoch of the latest `iter()`."""
         self.is_set = False
         """Whether `set` chose the epoch of the next `iter()`."""
         self._sampler_epoch: int | None = None
         self._order: Order | None = None
         self.resume: State | None = None
         """The state that the next epoch resumes from."""
-        self._seed_of_workers: int | None = None  # of the ended epoch that was loaded
+        self._seed_of_workers: int | None = None  # of a loaded epoch that had ended
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to copy. A copy continues to count, but does not own the running epoch."""
@@ -52,7 +52,7 @@ class Epochs:
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
-        """Go to the next epoch, which the block begins. If the block raises, undo this."""
+        """Advance to the next epoch, which the block begins. If the block raises, go back."""
         ours = [s for s in self._samplers if isinstance(s, RankSampler)]
         before, epochs = dict(vars(self)), [(s, s.epoch, s.is_set) for s in ours]
         try:
@@ -65,7 +65,7 @@ class Epochs:
             raise
 
     def _begin(self) -> None:
-        """Go to the next epoch. Drop a loaded state of another epoch."""
+        """Advance to the next epoch. Drop a loaded state of another epoch."""
         self.number = self._to_come()
         for sampler in self._samplers:
             if isinstance(sampler, RankSampler):
@@ -86,7 +86,7 @@ class Epochs:
             self.resume = None
 
     def make_order(self, settings: Settings, fetcher: Fetcher) -> Order:
-        """Return the order of the latest epoch; it resumes after the loaded state, if there is one.
+        """Return the order of the latest epoch. It resumes after the loaded state, if there is one.
 
         Raises StateError if the sampler gives other indices than when the state was saved.
         """
@@ -118,7 +118,7 @@ class Epochs:
     def began(self, order: Order) -> None:
         """Record that `order` reads the epoch from now on."""
         self._order = order
-        self.resume = None  # only now: another thread's `state_dict()` must find one of the two
+        self.resume = None  # only now: another thread's `state_dict()` needs `_order` or `resume`
 
     def fresh_state(self, settings: Settings) -> State:
         """Return the loader's state as the latest epoch begins."""
@@ -148,8 +148,8 @@ class Epochs:
     def _to_come(self) -> int:
         """Return the epoch of the next `iter()`.
 
-        A RankSampler counts epochs itself. For another sampler, its own epoch counts if it changed since the last
-        look; otherwise the loader counts on.
+        A RankSampler counts epochs itself. For another sampler, return its own epoch if that has
+        changed since the loader last read it. Otherwise return the loader's next number.
         """
         for sampler in self._samplers:
             if isinstance(sampler, RankSampler):

@@ -2,8 +2,8 @@
 
 For a wrong argument of a constructor, fastload raises a plain ValueError or TypeError, as torch does.
 
-Each can be made from its text alone. Torch rebuilds an error of a worker process in this way, and raises RuntimeError
-if it cannot.
+Each can be created from its message alone. Torch rebuilds an error of a worker process in this way, and raises
+RuntimeError if it cannot.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EmptyBatchError(FastloadError, RuntimeError):
 
 
 class DatasetCopyError(FastloadError, RuntimeError):
-    """A dataset holds an object that workers can neither copy nor share. The message names its place."""
+    """A dataset holds an object that workers can neither copy nor share. The message says where."""
 
 
 class SharedStateWarning(UserWarning):
@@ -64,7 +64,7 @@ class StreamError(FastloadError, RuntimeError):
 
 
 class LeaseLostError(FastloadError, RuntimeError):
-    """Another worker has leased a shard that this worker has trained, because this one gave no sign of life."""
+    """Another worker has leased a shard that this worker trained on. This worker gave no sign of life in time."""
 
 
 class ShardError(FastloadError, RuntimeError):
@@ -72,14 +72,14 @@ class ShardError(FastloadError, RuntimeError):
 
 
 class StoreLostError(FastloadError, ConnectionError):
-    """The store of the leases does not answer. The epoch is not at its end."""
+    """The store of the leases does not answer. The epoch has not ended."""
 
 
 class DecodeError(FastloadError, ValueError):
     """A file exists but is not an image that can be decoded.
 
-    `path` is the file, or the place in it. `reason` is a clause that says what is wrong. If the error comes from one of
-    torch's worker processes, `path` is empty, and `reason` is torch's text with both.
+    `path` is the file, or the position in it. `reason` is a clause that says what is wrong. If the error comes from
+    one of torch's worker processes, `path` is empty, and `reason` is torch's message with both.
     """
 
     def __init__(self, path: str, reason: str | None = None) -> None:
@@ -91,13 +91,13 @@ class DecodeError(FastloadError, ValueError):
 
 
 class IdxError(FastloadError, ValueError):
-    """An IDX file, as MNIST's are, is damaged or not what its name says; the message names it and what was expected."""
+    """An IDX file, such as MNIST's, is damaged or not what its name says. The message says what was expected."""
 
 
 class NoDatasetError(FastloadError, FileNotFoundError, RuntimeError):
-    """A dataset's files are not there and were not downloaded; the message says where to put or how to get them.
+    """A dataset's files are missing and were not downloaded. The message says how to get them, or where to put them.
 
-    It is a RuntimeError too, as torchvision raises.
+    It is a RuntimeError too, because torchvision raises that.
     """
 
 
@@ -106,15 +106,15 @@ class FileListError(FastloadError, ValueError):
 
 
 class ParquetError(FastloadError, ValueError):
-    """A Parquet file cannot be read as what the dataset expects; the message names file, row group and expectation."""
+    """A Parquet file is not what the dataset expects. The message names file, row group and expectation."""
 
 
 class PackedDataError(FastloadError, ValueError):
     """A packed set cannot be read: it is damaged, truncated, incomplete, or of another version.
 
     `path` is the set's directory, `shard` the file in it, and `record` the record's number in that shard. `shard` and
-    `record` are None if the fault is not in one. `reason` is a clause that says what was found and what was expected.
-    If the error comes from one of torch's worker processes, `path` is empty, and `reason` is torch's text with all.
+    `record` are None if the fault lies elsewhere. `reason` is a clause that says what was found and what was expected.
+    If the error comes from one of torch's worker processes, `path` is empty, and `reason` is torch's message with all.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class PackedDataError(FastloadError, ValueError):
 
 
 class StoreFullError(FastloadError, OSError):
-    """There is no room for a set. Nothing of it is left there.
+    """The file system has no room for a set. No part of the set is left behind.
 
     `filename` is the folder or file, `needed` and `free` are bytes. If the error comes from one of torch's worker
     processes, all are None.
@@ -183,11 +183,11 @@ class ParametersError(FastloadError, RuntimeError):
 
 
 class ParametersLostError(ParametersError):
-    """A server has restarted without pushes that no worker can send again. The message names server and version."""
+    """A server restarted and lost pushes that no worker can send again. The message names server and version."""
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return a user's error as the line that a command prints, without type, notes and traceback."""
+    """Return a user's error as one line for a command to print, without type, notes and traceback."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         text = f"{error.filename}: {error.strerror}"
     else:
@@ -196,7 +196,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def needs(what: str, package: str, extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """Return the error of an optional library that is not installed, which says how to install it."""
+    """Return the error for an optional library that is missing. It says how to install the library."""
     return ModuleNotFoundError(
         f'{what} needs {package}, which is not installed: pip install "fastload[{extra}]"',
         name=error.name,

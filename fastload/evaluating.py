@@ -12,10 +12,10 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: Any, device: torch.device | str | None) -> Iterator[torch.device]:
-    """Put the model into eval mode and on `device`, and yield where it is. Afterwards all is as before.
+    """Move the model to `device`, put it into eval mode, and yield its device. Undo both after the block.
 
-    A callable that is no module stays as it is. Raises ValueError if the model lies on several devices and `device` is
-    given.
+    A callable that is not a module is left as it is. Raises ValueError if `device` is given and the model lies on
+    several devices.
     """
     if not isinstance(model, nn.Module):
         yield torch.device(device or "cpu")

@@ -1,7 +1,7 @@
 """How a worker reads a batch: fetchers read samples, put them into the batch, and finish it.
 
-A batch carries what user code raised, at its place in the order. Only Ctrl-C and SystemExit in the main thread pass
-through. `choose_fetcher.make_fetcher` chooses the fetcher of a loader.
+If user code raises, the batch carries the error, and the loop gets it in the batch's turn. Only Ctrl-C and SystemExit
+in the main thread pass through. `choose_fetcher.make_fetcher` chooses the fetcher of a loader.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ RETRY_SECONDS = 0.1
 
 
 class Reader(Protocol):
-    """What a fetcher needs of the worker that reads; `WorkerContext` has it."""
+    """What a fetcher needs from the worker that reads. `WorkerContext` implements it."""
 
     dataset: Any
     stream: Stream
     filler: Filler | None
-    """Fills rows from `dataset`. None: read it sample by sample."""
+    """Fills rows from `dataset`, or None to read it sample by sample."""
     wait: Callable[[Callable[[], bool], float | None], None]
     """Waits until a condition holds, for at most a number of seconds; see `Changes.wait`."""
 
@@ -93,7 +93,7 @@ class Fetcher(ABC):
         self._pool = pool
 
     def reader(self, worker: int, window: Window[Batch]) -> Callable[[Any, Stream], None] | None:
-        """Return what reads a worker's dataset in a second thread, until the window is closed. None: no thread does."""
+        """Return a function that reads a worker's dataset in a second thread, or None if no second thread is needed."""
         return None
 
     def claim(self, window: Window[Batch], lane: int, reader: Reader) -> Claim[Batch] | None:
@@ -101,11 +101,11 @@ class Fetcher(ABC):
         return window.claim(lane)
 
     def filler_of(self, dataset: Any) -> Filler | None:
-        """Return what fills rows from a worker's own dataset, or None to read samples one by one."""
+        """Return the filler of a worker's own dataset, or None to read its samples one by one."""
         return None
 
     def is_light(self, batch_size: int | None) -> bool:
-        """Return whether the loop makes a batch faster than a thread could hand it over, without user code."""
+        """Return whether copying a batch takes less time than a hand-over between threads, and runs no user code."""
         return False
 
     @abstractmethod
@@ -227,7 +227,7 @@ class IndexFetcher(Fetcher):
 
     @abstractmethod
     def batch(self, indices: Any, **place: Any) -> Batch:
-        """Return a new batch of the indices that the sampler gave. `place` are the other arguments of `Batch`."""
+        """Return a new batch of the indices that the sampler gave. `place` holds the other arguments of `Batch`."""
 
 
 class SingleFetcher(IndexFetcher):

@@ -17,11 +17,11 @@ from fastload.slots import SlotPool
 from fastload.user_errors import contained, shown
 
 LIGHT_BYTES = 1024 * 1024
-"""Gathering a batch of this size takes about as long as handing it to a thread and back: some 100 us."""
+"""Gathering a batch of this size takes some 100 us, about as long as handing it to a thread and back."""
 
 
 class _NoStream:
-    """The stream in `fill_rows`, which raises: which samples share a call depends on timing, so none may draw."""
+    """The stream during `fill_rows`. A draw raises: which samples share a call depends on timing."""
 
     def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
         raise RuntimeError(
@@ -34,7 +34,7 @@ _NO_STREAM = _NoStream()
 
 
 def find_filler(dataset: Any, notices: Notices) -> Filler | None:
-    """Return what fills the rows of `dataset`, or None to read its samples one by one. Warn if that raises."""
+    """Return the filler of `dataset`, or None to read its samples one by one. Warn if `empty_sample()` raises."""
     try:
         return filler(dataset)
     except Exception as error:
@@ -115,7 +115,7 @@ class FillingFetcher(SlotFetcher):
             indices = batch.indices if stop - start == batch.units else batch.indices[start:stop]
             run = Run(indices, builder.rows(start, stop), lambda: batch.stream_keys(start, stop))
         except Exception:
-            return every  # no memory or strange indices: reading a sample raises it in its place
+            return every  # no memory, or unusable indices: reading a sample raises the error
         try:
             return [every[k] for k in positions(found.fill(run), len(every))]
         except NotPositions as exc:

@@ -1,4 +1,4 @@
-"""A short text that changes if a function or its source does: a part with the same one need not be made again."""
+"""A fingerprint: a short string that changes with a function or its source. A part is reused if it is the same."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def fingerprint(*values: Any, paths: bool = False) -> str:
     """Return 32 hex digits that depend on the content of `values`.
 
     Args:
-        paths: texts may be paths. Of a file its size and time of change count, of a folder those of all its files.
+        paths: strings may be paths. A file counts by its size and modification time, a folder by those of its files.
 
-    Of a function count its code, its defaults, its closure, its attributes, and what it names: functions, classes,
-    values. Of a class count its members and its bases, of an object its class and what pickle would keep of it. Code
-    that is installed counts by its name, unless it is of the package of one of `values`. Of tensors, arrays and plain
-    values the content counts. An object with a text `fastload_fingerprint` counts by that text.
+    A function counts by its code, defaults, closure and attributes, and by the functions, classes and values that it
+    names. A class counts by its members and bases, an object by its class and by what pickle would store of it.
+    Installed code counts by its name, unless one of `values` belongs to the same package. Tensors, arrays and plain
+    values count by their content. An object with a string `fastload_fingerprint` counts by that string.
 
-    With `paths`, raises TypeError for an object that pickle cannot keep, as it cannot be told from others of its type.
+    With `paths`, raises TypeError for an object that pickle cannot store: two of its type would look the same.
     """
     followed = {_package(_root(value)) for value in values}
     return digest_of(Content(paths=paths, followed=followed).of(values))
@@ -41,7 +41,7 @@ def digest_of(pieces: Iterable[bytes]) -> str:
 
 
 def _is_installed(value: Any) -> bool:
-    """Return whether code belongs to Python, an installed package or fastload, so that its name stands for it."""
+    """Return whether code belongs to Python, an installed package or fastload, so that its name identifies it."""
     module = str(getattr(value, "__module__", None) or "builtins")
     if _package(value) == "fastload" or _package(value) in sys.stdlib_module_names:
         return True
@@ -50,7 +50,7 @@ def _is_installed(value: Any) -> bool:
 
 
 def _root(value: Any) -> Any:
-    """Return the function or class whose package a value is of."""
+    """Return the function or class that tells which package a value belongs to."""
     while isinstance(value, functools.partial):
         value = value.func
     value = getattr(value, "__wrapped__", getattr(value, "__func__", value))
@@ -61,7 +61,7 @@ _NUMBERS = {bool, int, float, complex}
 
 
 class Content:
-    """Yields the bytes that stand for values. It enters no value twice: functions may be recursive.
+    """Yields the bytes that stand for values. It visits no value twice: functions may be recursive.
 
     Args:
         paths: see `fingerprint`.
@@ -94,14 +94,14 @@ class Content:
         elif isinstance(text := getattr(value, "fastload_fingerprint", None), str):
             yield text.encode()
         else:
-            # Whether two equal tuples are one is the compiler's choice.
+            # The compiler decides whether two equal tuples are one object.
             if not isinstance(value, tuple | frozenset):
-                self._met[id(value)] = len(self._met), value  # which keeps its id its own
+                self._met[id(value)] = len(self._met), value  # so its id stays its own
             yield type(value).__qualname__.encode()
             yield from self.of_compound(value)
 
     def of_text(self, value: str | os.PathLike[str]) -> Iterator[bytes]:
-        """Yield a text and, if it may be a path, what is there."""
+        """Yield a string and, if it may be a path, its file or folder."""
         yield from of_path(os.fspath(value)) if self.paths else [os.fsencode(value)]
 
     def of_compound(self, value: Any) -> Iterator[bytes]:
@@ -163,7 +163,7 @@ class Content:
                 yield from self.of(member)
 
     def of_object(self, value: Any, without: Sequence[str] = ()) -> Iterator[bytes]:
-        """Yield an object's class, and what pickle would keep of it, but no attribute of the names `without`."""
+        """Yield an object's class, and what pickle would store of it, except the attributes named in `without`."""
         yield from self.of(type(value))
         kept = self.kept(value)
         if isinstance(kept, str):
@@ -175,11 +175,11 @@ class Content:
             yield from self.of(list(part) if isinstance(part, Iterator) else part)
 
     def kept(self, value: Any) -> Any:
-        """Return what pickle would keep of an object: "" if it keeps nothing."""
+        """Return what pickle would store of an object, or "" if pickle cannot store it."""
         try:
             return reduced(value)
         except Exception as error:
-            if self.paths:  # two open files have one type, and would be one source
+            if self.paths:  # otherwise two open files would count as one source
                 raise TypeError(
                     f"prepare() cannot tell the source {value!r:.100} from others of its type: "
                     f"{type(value).__module__}.{type(value).__qualname__} cannot be pickled. "
@@ -189,7 +189,7 @@ class Content:
 
 
 def reduced(value: Any) -> Any:
-    """Return what pickle would keep of an object. Raises what pickle raises."""
+    """Return what pickle would store of an object. Raises what pickle raises."""
     reduce: Callable[[Any], Any] | None = copyreg.dispatch_table.get(type(value))
     return value.__reduce_ex__(4) if reduce is None else reduce(value)
 
@@ -221,14 +221,14 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def of_path(text: str, above: Set[tuple[int, int]] = frozenset()) -> Iterator[bytes]:
-    """Yield a path, and the size and the time of change of the file there, or of all files of the folder.
+    """Yield a path, with the size and modification time of its file, or of all files in its folder.
 
-    A link to a folder `above` it, of this device and inode, is not entered: what is there counts already.
+    Do not enter a link to a folder in `above`, which holds device and inode: its files count already.
     """
     yield os.fsencode(text)
     try:
         about = os.stat(text)
-    except (OSError, ValueError):  # a text that is no path
+    except (OSError, ValueError):  # a string that is not a path
         return
     if not os.path.isdir(text):
         yield repr((about.st_size, about.st_mtime_ns)).encode()

@@ -24,15 +24,15 @@ def shared_draws(state: str) -> str:
 class GlobalDraws:
     """Notices draws from Python's and NumPy's global random state in runs of one thread.
 
-    A profile function of the thread sees every call of Python's global generator. If the module is routed, only a
-    method that code took from it earlier, and keeps in no module, still calls that generator.
+    A profile function of the thread sees every call of Python's global generator. If `random` is routed, one way to
+    that generator is left: a method that code took from it earlier, and stores outside of modules.
 
     NumPy's functions cause no profile event. So this compares NumPy's state before and after, for some 50 us. The loop
     may draw meanwhile, so only the first four runs count, and only if the state changed in each.
 
     Args:
-        noticed: takes the sentences of `shared_draws`.
-        numpy: look at NumPy's state, because it is not routed.
+        noticed: the set to which the warnings of `shared_draws` are added.
+        numpy: look at NumPy's state too, because NumPy is not routed.
     """
 
     def __init__(self, noticed: set[str], *, numpy: bool) -> None:
@@ -43,7 +43,7 @@ class GlobalDraws:
         self._profiling = False
 
     def begin(self) -> None:
-        """Begin to look: user code runs."""
+        """Begin to look, before user code runs."""
         if self._looks_at_numpy:
             self._numpy = _numpy_state()
         if not is_profiled():
@@ -51,7 +51,7 @@ class GlobalDraws:
             sys.setprofile(self._saw)
 
     def end(self) -> None:
-        """Put what drew into `noticed`: user code has ended."""
+        """Stop looking, after user code ran, and add warnings about draws to `noticed`."""
         if self._profiling:
             sys.setprofile(None)
             self._profiling = False
@@ -68,7 +68,7 @@ class GlobalDraws:
 
 
 def is_profiled() -> bool:
-    """Return whether this thread has a profile function; not if Ctrl-C kept `GlobalDraws` from removing its own."""
+    """Return whether this thread has a profile function, other than one that `GlobalDraws` left after Ctrl-C."""
     profile = sys.getprofile()
     return profile is not None and getattr(profile, "__func__", None) is not GlobalDraws._saw
 

@@ -34,5 +34,5 @@ def finalized(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def hash64(text: str) -> int:
-    """Hash a text to 64 bits."""
+    """Hash a string to 64 bits."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,7 +1,7 @@
 """Iterable datasets. Each worker reads its own copy in its own *lane*; batches come from the lanes in turn.
 
 The order is torch's: the lanes take turns, and a lane that has ended is skipped. So the order depends on the number of
-workers, as does what a dataset makes of `get_worker_info()`.
+workers. So may the samples, if the dataset calls `get_worker_info()`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LaneBatch(Batch):
         return f"batch {self.ordinal} of epoch {self.epoch}, from worker {self.lane}"
 
     def first_index(self, start: int) -> None:
-        """Return None: no sample can be found again by a number."""
+        """Return None: a sample cannot be read again by its number."""
 
 
 class LaneFetcher(Fetcher):
@@ -116,7 +116,7 @@ class LaneFetcher(Fetcher):
         builder.shorten(batch.size)
 
     def _open(self, batch: LaneBatch, lane: Lane) -> ListBuilder:
-        """Give a batch its place in the lane, and no samples yet."""
+        """Set a batch's position in the lane, and give it an empty builder."""
         batch.size = 0
         batch.position = lane.samples
         batch.indices = range(lane.samples, lane.samples + self.batch_size)
@@ -126,7 +126,7 @@ class LaneFetcher(Fetcher):
     def _lane_failed(
         self, batch: LaneBatch, k: int, dataset: Any, exc: BaseException, *, dead: bool
     ) -> None:
-        """Record the error of sample `k`. `dead`: it has ended a generator."""
+        """Record the error of sample `k`. `dead`: the error has ended a generator."""
         self._sample_failed(batch, k, dataset, exc)
         if dead and k in batch.handled:
             self.notices.warn(
@@ -148,9 +148,9 @@ class Lane:
         self._iterator: Iterator[Any] = iter(())
 
     def begin(self, batch: LaneBatch, stream: Stream, dropped: Callable[[], bool]) -> None:
-        """Make the iterator and bring it to the lane's saved state, unless the batch is dropped meanwhile.
+        """Create the iterator and bring it to the lane's saved state, unless the batch is dropped meanwhile.
 
-        Load the state into the dataset or its iterator. If neither keeps one, read again up to there.
+        Load the state into the dataset or its iterator. If neither keeps a state, read its samples again and skip them.
         """
         saved = batch.saved
         # A pass that is read again draws what it drew before. A pass that begins here draws from a new stream.
@@ -176,7 +176,7 @@ class Lane:
             try:
                 self.take()
             except BaseException as exc:
-                contained(exc)  # Ctrl-C passes; any other error was delivered in its place
+                contained(exc)  # re-raises Ctrl-C; any other error was delivered before
 
     def take(self) -> Any:
         """Return the next sample. After the last one, set `ended` and return None."""
@@ -247,8 +247,8 @@ class _Delivered(NamedTuple):
 class LaneOrder(Order):
     """The batches of one epoch of an iterable dataset, from its lanes in turn.
 
-    With `apart`, a lane that waits for its samples does not hold the others up: the next batch is asked of the lane
-    that has the fewest in flight.
+    With `apart`, a lane that waits for its samples does not hold the others up: the lane with the fewest batches in
+    flight gets the next one.
     """
 
     initial: IterableState
@@ -304,7 +304,7 @@ class LaneOrder(Order):
         )
 
     def delivered(self, batch: Batch) -> None:
-        """See `Order`. A batch that is left out may say that its lane had ended."""
+        """See `Order`. A batch that is left out may report that its lane had ended."""
         assert isinstance(batch, LaneBatch)
         self._in_flight[batch.lane] -= 1
         turn, lanes, _ = self._delivered

@@ -115,7 +115,7 @@ class ThreadIterator(Iterator[Any]):
         base_seed = self._epochs.drawn_seed(settings)
         twice = settings.num_workers and settings.seed is None and not settings.iterable
         if base_seed is None and twice:
-            iter(settings.sampler)  # as in torch: what draws in `__iter__` itself draws twice
+            iter(settings.sampler)  # as in torch: a draw in `__iter__` itself happens twice
             base_seed = settings.base_seed(self._epochs.number)
         order = self._epochs.make_order(settings, self._fetcher)
         if base_seed is None:
@@ -281,7 +281,7 @@ class ThreadIterator(Iterator[Any]):
         return batch
 
     def _issue(self, *, waits: bool = False) -> None:
-        """Fill the window, if there are workers. `waits`: for an order that is not ready, if no batch is in flight."""
+        """Fill the window, if there are workers. `waits`: if no batch is in flight, wait for the order."""
         if self._inline:
             return
         order = self._ahead or self._order
@@ -304,7 +304,7 @@ class ThreadIterator(Iterator[Any]):
                 self._window.complete(batch)
 
     def _read_here(self) -> Batch | None:
-        """Read the next batch in this thread, in the modes of a fresh one. Return None at the end. Without workers."""
+        """Read the next batch without workers: in this thread, in the modes of a fresh one. Return None at the end."""
         assert self._loop_context is not None
         started = perf_counter()
         with span("sampler"):
@@ -369,7 +369,7 @@ def _is_light(settings: Settings, fetcher: Fetcher) -> bool:
 def _streams_and_isolation(
     settings: Settings, fetcher: Fetcher, *, inline: bool
 ) -> tuple[Streams, Isolation | None]:
-    """Return what makes the random streams, and what gives each worker its dataset (None if the loop needs nothing).
+    """Return the `Streams`, and the `Isolation` that gives each worker its dataset, or None if the loop needs none.
 
     Raises what `Isolation.check` raises.
     """

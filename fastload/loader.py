@@ -58,15 +58,15 @@ class DataLoader(TorchDataLoader[T]):
     These arguments are beyond torch's, and keyword-only.
 
     Args:
-        seed: the order of `shuffle=True` becomes a pure function of (seed, epoch), on every machine;
-            torch's global random state is not touched, and `generator` must be None. None: the loader
+        seed: makes the order of `shuffle=True` a pure function of (seed, epoch), on every machine. The loader
+            does not touch torch's global random state, and `generator` must be None. None: the loader
             draws as torch's DataLoader does: the same order after the same `torch.manual_seed`, and the same
             batches if samples draw no random numbers.
-        on_error: what to do when a sample raises. "raise": the batch raises in its place, and `next()`
-            continues after it. "skip": the batch is one sample shorter; it is never refilled, and the error is
-            logged. A callable gets `(index, exception)` on a worker thread and returns a sample, or
-            `fastload.SKIP`. A batch that loses all its samples raises `EmptyBatchError`.
-        max_errors: how many samples `on_error` may skip or replace in one epoch. One more raises
+        on_error: what to do when a sample raises. "raise": `next()` raises the error instead of
+            returning the batch; the next call returns the next batch. "skip": the batch is one sample shorter; it is
+            never refilled, and the error is logged. A callable gets `(index, exception)` on a worker thread and returns
+            a sample, or `fastload.SKIP`. A batch that loses all its samples raises `EmptyBatchError`.
+        max_errors: the most samples that `on_error` may skip or replace in one epoch. One more raises
             `TooManyErrorsError` in place of its batch. None: any number.
         copy_dataset: "state": each worker reads through its own copy of every object that your code can
             change: dataset, transforms, `collate_fn` and `worker_init_fn`, copied at `iter()` as one graph.
@@ -76,9 +76,9 @@ class DataLoader(TorchDataLoader[T]):
             is never data. True: data is copied too. False: all workers share one dataset. A class that is safe
             in threads says so: `fastload_per_worker = ()` shares its instances, `("transform",)` all but their
             attribute `transform`. See docs/threads.md; `fastload check` prints what is copied.
-        random_modules: whose global random functions draw from the sample's own stream in workers, and with a seed
-            also without workers: `("python", "numpy")`, one of the two, or `()`. None: what the environment
-            variable FASTLOAD_RANDOM_MODULES says ("python,numpy", "python", "numpy" or "none"), or both. See
+        random_modules: the modules whose global random functions draw from the sample's own stream: in workers, and
+            with a seed also without workers. `("python", "numpy")`, one of the two, or `()`. None: the value of the
+            environment variable FASTLOAD_RANDOM_MODULES ("python,numpy", "python", "numpy" or "none"), or both. See
             docs/random.md.
         prefetch_batches: the most batches in flight. It has no effect with `num_workers=0`.
         prefetch_bytes: about how many bytes may be in flight, for samples of very different size. A batch
@@ -93,11 +93,11 @@ class DataLoader(TorchDataLoader[T]):
             come from any worker that has one. Random numbers of samples do not depend on the time, batches do.
             If the dataset has a method `fastload_decode(sample)`, one thread reads it, as worker 0 of 1, at most
             `2 * batch_size` samples ahead. All workers decode its samples as they arrive, each with its own copy.
-        memory_format: of the 4-dimensional tensors, N samples [C, H, W], that the default collate makes.
-            Give `torch.channels_last` if the model uses it. Samples that are channels-last themselves
-            (those of a plan, PIL images) are then not transposed.
+        memory_format: the memory format of 4-dimensional tensors, N samples [C, H, W], from the default collate.
+            Pass `torch.channels_last` if the model uses it. Samples that are channels-last already
+            (from a plan or a PIL image) then need no transposing.
         on_stats: a function that the loop's thread calls with `stats()` at the end of each epoch, and every
-            ten seconds during it: for loggers. `next()` raises what it raises; no batch is lost.
+            ten seconds during it: for loggers. If it raises, `next()` raises its error; no batch is lost.
         worker_method: "thread", or "process" for torch's own iterator: the fallback for datasets
             that hold the GIL.
     """
@@ -197,8 +197,8 @@ class DataLoader(TorchDataLoader[T]):
         if self.worker_method == "process":
             super().check_worker_number_rationality()
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's names a class of its own
-        """Begin the next epoch. Persistent workers drop what is left of the epoch before."""
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch annotates a class of its own
+        """Begin the next epoch. Persistent workers drop the rest of the previous epoch."""
         if not self._threaded:
             with self._epochs.beginning():
                 return super().__iter__()
@@ -264,7 +264,7 @@ class DataLoader(TorchDataLoader[T]):
     # ---- beyond torch's interface ----
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next `iter()`, also in samplers with `set_epoch`. Later epochs count on from it."""
+        """Set the epoch of the next `iter()`, also in samplers with `set_epoch`. Later epochs count up from it."""
         self._epochs.set(epoch)
 
     def stats(self) -> Stats:
@@ -272,7 +272,7 @@ class DataLoader(TorchDataLoader[T]):
         return NO_STATS if self._counts is None else self._counts.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the loop is in the latest epoch, as plain JSON values. Any loader like this one can load it.
+        """Return the loop's position in the latest epoch, as plain JSON values. Any loader like this one can load it.
 
         The state counts the batches that the loop received, not those read ahead. A batch that raised counts.
 
@@ -281,9 +281,9 @@ class DataLoader(TorchDataLoader[T]):
         saved after the last batch resumes an empty epoch. After the loop saw the end of the epoch, it resumes with the
         next epoch.
 
-        To resume, the loader runs a sampler that draws again. The state holds what it draws from: torch's global
-        random state, the sampler's `generator` if that is a torch.Generator, and what the sampler's `state_dict()`
-        returned before the epoch. It also holds a checksum of the indices that were delivered.
+        If the sampler draws random numbers, resuming runs it again. So the state holds what it draws from: torch's
+        global random state, the sampler's `generator` if that is a torch.Generator, and what the sampler's
+        `state_dict()` returned before the epoch. It also holds a checksum of the indices that were delivered.
 
         Raises what `state_dict()` of an iterable dataset raised, and `StateError` if JSON cannot hold what
         `state_dict()` of the sampler returned.
@@ -362,14 +362,14 @@ def _named(dataset: Any) -> str:
 
 
 def _is_spent(sampler: Any, state: SampledState) -> bool:
-    """Return whether all of an epoch's batches were delivered, as far as the sampler knows how many there are."""
+    """Return whether all of an epoch's batches were delivered, if the sampler knows their number."""
     length = known_length(sampler)
     return length is not None and state.batches >= length
 
 
 def _is_lightning() -> bool:
     """Return whether Lightning called the method that calls this."""
-    # Lightning takes `len(loader)` batches and never asks for the end of the epoch. After its last batch the epoch
-    # is over; for a `for` loop that stopped there it is not. State and calls are the same, so only the caller tells.
+    # Lightning takes `len(loader)` batches and never asks for the end of the epoch. For it, the epoch is
+    # over after the last batch. For a `for` loop that stops there, it is not. Only the caller tells the two apart.
     name: str = sys._getframe(2).f_globals.get("__name__", "")
     return name.partition(".")[0] in ("lightning", "pytorch_lightning")

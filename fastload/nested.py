@@ -1,4 +1,4 @@
-"""Replace the leaves of nested containers, such as samples and batches: tuples, lists and mappings of anything."""
+"""Functions on the leaves of nested containers, such as samples and batches: tuples, lists and mappings of anything."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 
 def map_tensors(nested: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return `nested` with `function` of every tensor in it; see `map_leaves`."""
+    """Apply `function` to every tensor in `nested`; see `map_leaves`."""
     return map_leaves(nested, lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
 def map_leaves(nested: Any, function: Callable[[Any], Any]) -> Any:
-    """Return `nested` with `function` of every leaf. A container of which nothing changes is kept.
+    """Apply `function` to every leaf of `nested`, and return the result. An unchanged container is returned itself.
 
     Containers keep their types. A mapping that cannot be made from a dict becomes a dict.
     """

@@ -6,13 +6,14 @@ from collections import deque
 
 
 class Notices:
-    """Collects warnings, which the loop gives. It needs no lock: appending to and popping from a deque are atomic.
+    """Collects warnings, which the loop issues. It needs no lock: appending to and popping from a deque are atomic.
 
     Attributes:
         warnings: kinds and sentences. The loop warns once for each kind.
-        noticed: categories, and what samples seem to do that depends on other threads, as ends of "the dataset seems
-            to ...". The loop warns once for each.
-        shared: a clause that names a state which the workers share; "" if there is none, None without workers.
+        noticed: pairs of a warning category and the end of a sentence "the dataset seems to ...": what samples do
+            that depends on other threads. The loop warns once for each.
+        shared: a clause that names a state which the workers share; "" if there is none, None if no
+            workers run.
     """
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ class Order(ABC):
         """Return the next batch to read. At the end set `exhausted` and raise StopIteration."""
 
     def is_ready(self) -> bool:
-        """Return False if `next()` would wait for something that is still to come, as messages in a stream are."""
+        """Return False if `next()` would have to wait, for example for the next message of a stream."""
         return True
 
     @abstractmethod
@@ -170,7 +170,7 @@ class SampledOrder(Order):
         return order
 
     def _keep_draws(self) -> None:
-        """Keep the random states before the first index, beside those before `iter(sampler)`."""
+        """Store the random states before the first index, beside those before `iter(sampler)`."""
         had = self._delivered
         assert had.draws is not None
         self._delivered = had._replace(
@@ -178,7 +178,7 @@ class SampledOrder(Order):
         )
 
     def _rest(self) -> Iterator[Any]:
-        """Return the rest of the sampler's indices. Run a sampler that draws again, up to here."""
+        """Return the rest of the sampler's indices. If the sampler draws, run it again and skip the earlier ones."""
         had = self._delivered
         if had.draws is None:
             return _sliced(self._sampler, self.epoch, self._position)
@@ -319,9 +319,9 @@ def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> 
 
 
 def position_after(sampler: Any, world_size: int, batches: int) -> int | None:
-    """Return the global position after `batches` batches, or None if it is no function of their number.
+    """Return the global position after `batches` batches, or None if their number does not determine it.
 
-    It is the same on all ranks, also if some of them had fewer samples in the last batch.
+    It is the same on all ranks, even if some of them had fewer samples in the last batch.
     """
     if not has_pure_order(sampler):
         return None
@@ -332,7 +332,7 @@ def position_after(sampler: Any, world_size: int, batches: int) -> int | None:
 
 
 def _is_plain(sampler: Any, *kinds: type) -> bool:
-    """Return whether `sampler`, or what torch's BatchSampler batches, is of one of these classes (no subclass)."""
+    """Return whether `sampler`, or the sampler in torch's BatchSampler, is exactly of one of these classes."""
     single = single_sampler(sampler)
     return type(single) in kinds and type(sampler) in (BatchSampler, type(single))
 
@@ -353,7 +353,7 @@ def fits_any_world(sampler: Any) -> bool:
 
 
 def _sliced(sampler: Any, epoch: int, samples: int) -> Iterator[Any]:
-    """Return the indices after the first `samples` of an epoch, of a sampler that draws nothing."""
+    """Return an epoch's indices after the first `samples`, if the sampler draws nothing."""
     single = single_sampler(sampler)
     rest: Iterator[int]
     if type(single) is RankSampler:
@@ -361,7 +361,7 @@ def _sliced(sampler: Any, epoch: int, samples: int) -> Iterator[Any]:
     elif type(single) is SequentialSampler:
         rest = iter(range(samples, len(single)))
     elif not samples:
-        return iter(sampler)  # it may read the sampler's epoch as late as at its first index
+        return iter(sampler)  # it may read the sampler's epoch only at its first index
     else:
         rest = islice(iter(single), samples, None)
     if sampler is single:
@@ -370,7 +370,7 @@ def _sliced(sampler: Any, epoch: int, samples: int) -> Iterator[Any]:
 
 
 def _drawn(sampler: Any) -> Iterator[Any]:
-    """Return the indices of an epoch, of a sampler that draws."""
+    """Return an epoch's indices, if the sampler draws."""
     single = single_sampler(sampler)
     if type(sampler) is BatchSampler and type(single) is RandomSampler and not single.replacement:
         return random_batches(sampler)
@@ -378,7 +378,7 @@ def _drawn(sampler: Any) -> Iterator[Any]:
 
 
 def _set_id(dataset: Any) -> str | None:
-    """Return what names the set that a dataset reads, also through torch's wrappers; None if it reads no set."""
+    """Return the id of the set that a dataset reads, even through torch's wrappers, or None if it reads no set."""
     if isinstance(dataset, Subset):
         return _set_id(dataset.dataset)
     if isinstance(dataset, ConcatDataset):

@@ -28,7 +28,7 @@ def partition(sampler: Any, dataset: Any) -> tuple[int, int]:
 
 
 def _part_of_rank(dataset: Any) -> Any:
-    """Return the dataset, or one in torch's wrappers, that holds only the samples of its rank; None if none does."""
+    """Return the dataset, or one inside torch's wrappers, that has only its rank's samples. Return None if none has."""
     if getattr(dataset, "partitioned_by_rank", False):
         return dataset
     held: Iterable[Any] = ()
@@ -45,7 +45,7 @@ def refuse_two_partitions(dataset: Any, samplers: list[Any]) -> None:
     """Raise ValueError if a sampler would divide among ranks what is already one rank's part."""
     part = _part_of_rank(dataset)
     for sampler in samplers:
-        # Lightning's sampler of a sampler takes that for a dataset, which holds it as `_sampler`.
+        # Lightning's DistributedSamplerWrapper divides another sampler, its `dataset._sampler`, among ranks.
         inner = getattr(getattr(sampler, "dataset", None), "_sampler", None)
         held = inner if _ranks(inner) > 1 else part
         if held is not None and _ranks(sampler) > 1:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 def prefetch_to(
     loader: Iterable[T], device: torch.device | str | int, *, depth: int = 1
 ) -> DeviceLoader[T]:
-    """Return the batches of `loader` on `device`, each copied while the loop computes on the one before.
+    """Return the batches of `loader` on `device`, each copied while the loop computes on the previous one.
 
         for images, labels in fastload.prefetch_to(loader, "cuda"):
             ...
@@ -37,9 +37,9 @@ def prefetch_to(
     Args:
         loader: a `fastload.DataLoader`, torch's, or any iterable of batches. Each `iter()` begins an epoch of it.
         device: the device to copy to. "cuda" is the current device at `iter()`.
-        depth: batches on the device, or on their way to it, beside the one in the loop. To look ahead never waits for
+        depth: batches on the device, or on their way to it, beside the one in the loop. Looking ahead never waits for
             a `fastload.DataLoader` and never makes it read samples: if the next batch is not ready, it is copied when
-            the loop asks for it. Any other iterable is waited for, but not before the first batch.
+            the loop asks for it. It waits for any other iterable, but not before the first batch.
 
     Memory on the device: at most (depth + batches kept by the loop + 1) x bytes of a batch.
 
@@ -232,7 +232,7 @@ class _DeviceIterator(Iterator[T]):
         try:
             return self._ours.state_dict()
         except Exception as exc:
-            return exc.with_traceback(None)  # with its frames it would keep the iterator
+            return exc.with_traceback(None)  # its frames would keep the iterator alive
 
 
 # ---- the copies ----
@@ -271,8 +271,8 @@ class _SideStream:
         return map_tensors(batch, take_over)
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        # Unknown streams use a tensor on a device, and a tensor with parts cannot move between streams. `finish` copies
-        # both, in the current stream.
+        # Streams that we do not know may use a tensor on a device. Sparse and nested ones cannot move between streams.
+        # `finish` copies all of these, in the current stream.
         if tensor.device.type != "cpu" or not _is_plain(tensor):
             return tensor
         # The owner of unpinned memory may overwrite it as soon as we drop it. CUDA has read it by then, but not every

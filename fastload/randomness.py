@@ -72,17 +72,17 @@ def routed(names: Collection[str]) -> Iterator[None]:
 
 
 class Source(Protocol):
-    """What has random streams: a batch has one for each position, and one (None) for itself."""
+    """Something with random streams. A batch has one for each position, and one for itself (None)."""
 
     def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
-        """Return 64 bits for the stream at a place. With `seeded=False` they do not depend on the seed."""
+        """Return the 64-bit key of the stream at a position. With `seeded=False` it does not depend on the seed."""
 
 
 class Stream:
     """The random numbers of the sample or batch that a thread works on. The thread owns it and enters it by `entered`.
 
-    To go to the next sample, the thread sets `source`, `at` and `stale`: three stores. Keys and generators are made
-    only if something draws: about 2 us for torch, 4 us for Python, 10 us for NumPy.
+    To go to the next sample, the thread sets `source`, `at` and `stale`: three stores. Keys and generators are
+    created only if something draws: about 2 us for torch, 4 us for Python, 10 us for NumPy.
 
     Args:
         modules: which of `MODULES` draw from this stream while it is entered.
@@ -101,7 +101,7 @@ class Stream:
     ) -> None:
         self.source: Source | None = None
         self.at: int | None = None
-        self.stale = True  # whether the generators are those of the previous place
+        self.stale = True  # whether the generators are those of the previous position
         self.modules = modules
         self.held = held
         self.keyed = keyed
@@ -118,10 +118,10 @@ class Stream:
         self._twin = np.random.MT19937()
         self._seed_twin = np.random.RandomState(self._twin).seed
         self._twin_fresh = False
-        self._words = 0  # that the twin gave, and that torch's generator must skip
+        self._words = 0  # drawn from the twin, which torch's generator must skip
 
     def move(self, source: Source | None, at: int | None) -> None:
-        """Go to a place, and begin its stream."""
+        """Move to a position, and begin its stream."""
         self.source = source
         self.at = at
         self.stale = True
@@ -129,7 +129,7 @@ class Stream:
             self.held.begin(source.stream_key(at, seeded=self.seeded))
 
     def begin_pass(self, key: int) -> None:
-        """Let the modules draw from one stream from now on, as in a worker process, not from one for each sample.
+        """Let the modules draw from one stream from now on, not from one for each sample. A worker process does so too.
 
         Workers of an iterable dataset may seed once, and draw the same numbers to partition the data.
         """
@@ -137,7 +137,7 @@ class Stream:
         self._python_fresh = self._numpy_fresh = False
 
     def python(self) -> random.Random:
-        """Return what Python's `random` functions act on here. Between two places, that of the previous place."""
+        """Return the generator that `random` functions use here. Between two samples it is the previous sample's."""
         if self.source is not None:
             self._refresh()
         if not self._python_fresh:
@@ -146,7 +146,7 @@ class Stream:
         return self._python
 
     def numpy(self) -> numpy_random.State:
-        """Return what NumPy's global functions act on here. Between two places, that of the previous place."""
+        """Return the state that NumPy's global functions use here. Between two samples it is the previous sample's."""
         if self.source is not None:
             self._refresh()
         if not self._numpy_fresh:
@@ -158,7 +158,7 @@ class Stream:
         return (self._key if self._pass_key is None else self._pass_key) or 0
 
     def generator(self) -> torch.Generator:
-        """Return torch's generator for this place. It is valid until the stream moves on."""
+        """Return torch's generator for this position. It is valid until the stream moves on."""
         self._refresh()
         if not self._torch_fresh:
             assert self._key is not None
@@ -172,13 +172,13 @@ class Stream:
         return self._torch
 
     def of_sample(self) -> torch.Generator | None:
-        """Return `generator()`, from which torch draws here, or None between two places: torch's global one."""
+        """Return `generator()`, or None between two samples: torch then draws from its global generator."""
         return None if self.source is None else self.generator()
 
     def words(self) -> Callable[[], int] | None:
-        """Return a function that gives the next 32 bits of torch's generator for this place, without torch.
+        """Return a function that draws the next 32 bits of torch's generator for this position, without torch.
 
-        Return None if torch's generator itself is in use at this place.
+        Return None if torch's generator itself is already in use at this position.
         """
         self._refresh()
         if self._torch_fresh:
@@ -198,7 +198,7 @@ class Stream:
         return int(self._twin.random_raw())
 
     def rng(self) -> np.random.Generator:
-        """Return NumPy's generator for this place: Philox, with the place's key."""
+        """Return NumPy's generator for this position: Philox, with the position's key."""
         self._refresh()
         if self._rng is None:
             self._rng = np.random.Generator(np.random.Philox(key=self._key))
@@ -245,7 +245,7 @@ def current_stream() -> Stream | None:
 
 
 def _seeded() -> torch.Generator | None:
-    """Return what `torch.manual_seed()` seeds in this thread, or None for torch's default generator."""
+    """Return the generator that `torch.manual_seed()` seeds in this thread, or None for torch's default one."""
     stream = current_stream()
     return None if stream is None else stream.of_sample()
 
@@ -279,7 +279,7 @@ def _enter(stream: Stream | None, modules: Collection[str]) -> None:
 
 
 def leave(stream: Stream, outer: Stream | None) -> None:
-    """Return this thread to the stream `outer`, also if Ctrl-C struck while it entered or left `stream`."""
+    """Return this thread to the stream `outer`, even if Ctrl-C struck while it entered or left `stream`."""
     stream.move(None, None)  # so that it keeps no batch
     if current_stream() is not outer or getattr(_local, "entering", False):
         _enter(outer, stream.modules)
@@ -337,16 +337,16 @@ def sample_generator() -> torch.Generator:
 
 
 def sample_words() -> Callable[[], int] | None:
-    """Return a function that gives the next 32 bits of `sample_generator()`, in 0.3 us and without torch.
+    """Return a function that draws the next 32 bits of `sample_generator()`, in 0.3 us and without torch.
 
-    Use it before `sample_generator()`: return None if the generator of the sample is in use, or outside of a loader.
+    Return None if torch's generator is already in use for this sample, or outside of a loader.
     """
     stream = current_stream()
     return None if stream is None or not stream.source else stream.words()
 
 
 def sample_rng() -> np.random.Generator:
-    """Return a NumPy generator for the sample or the batch that this thread works on. To make it takes 10 us.
+    """Return a NumPy generator for the sample or the batch that this thread works on. Creating it takes 10 us.
 
     Use it for all draws that are not torch's: `rng.random()`, `rng.integers(n)`, `rng.shuffle(list)`. Outside of a
     loader and of `random_stream`, it is a new one, seeded by a draw from torch's default generator.

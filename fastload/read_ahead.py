@@ -7,7 +7,7 @@ or at the deadline:
     reader: next(dataset) -> line -> worker: a batch, collate -> loop
 
 Each worker has its own reader, unless the dataset has a method `fastload_decode(sample)`. Then one reader serves all
-workers. Each takes the next sample of the batch as it arrives, and decodes it while later ones are still to come.
+workers. Each takes the next sample of the batch as it arrives, and decodes it while the reader waits for more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fastload.window import Claim, Window
 
 
 class _Sample(NamedTuple):
-    """What the reader hands over: a sample, an error, or the end; and the lane as it is after it."""
+    """What the reader hands over: a sample, an error, or the end, and the lane's state after it."""
 
     value: Any
     error: Exception | None
@@ -45,15 +45,15 @@ class _Sample(NamedTuple):
 
 
 class LineLane(Lane):
-    """One pass over a worker's dataset, in one epoch, as its workers see it: the samples come out of a line.
+    """One pass over a worker's dataset, in one epoch. To its workers, the samples come out of a line.
 
     The reader appends to the line, and one worker at a time takes from it. A deque needs no lock for that. Both wait in
     the window.
 
     Args:
-        first: the first batch of the pass, which has the state to begin with.
+        first: the first batch of the pass, which has the state to begin from.
         bound: the most samples in the line.
-        window: of the loader.
+        window: the loader's window.
     """
 
     def __init__(self, dataset: Any, first: LaneBatch, bound: int, window: Window[Any]) -> None:
@@ -100,7 +100,7 @@ class LineReader:
         self._asked: LineLane | None = None
 
     def begin(self, dataset: Any, first: LaneBatch, bound: int) -> LineLane:
-        """Begin another pass, drop the one before, and return the worker's side of it. The worker calls this."""
+        """Begin another pass, drop the previous one, and return the worker's side of it. The worker calls this."""
         lane = self._asked = LineLane(dataset, first, bound, self._window)
         self._window.changes.tell()
         return lane
@@ -113,7 +113,7 @@ class LineReader:
             self._window.changes.wait(partial(self._is_over, lane))
 
     def _is_over(self, lane: LineLane | None) -> bool:
-        """Return whether another pass was asked for."""
+        """Return whether the worker has begun another pass."""
         return self._asked is not lane
 
     def _read(self, target: LineLane, dataset: Any, stream: Stream) -> None:
@@ -235,7 +235,7 @@ class DeadlineFetcher(LaneFetcher):
             batch.builder = None
 
     def _next(self, batch: LaneBatch, lane: LineLane, reader: Reader) -> _Sample | None:
-        """Take the next sample out of the line, and wait for it until the deadline. Return None if none came."""
+        """Take the next sample out of the line. Wait for it until the deadline. Return None if no sample came."""
         line = lane.line
         if lane.ended:
             return None
@@ -244,7 +244,7 @@ class DeadlineFetcher(LaneFetcher):
             reader.wait(lambda: bool(line) or batch.dropped, left)
         if not line or batch.dropped:
             return None
-        if not batch.size:  # what has come by now belongs to the batch, whenever it came
+        if not batch.size:  # samples in the line belong to the batch, however old
             lane.deadline = max(line[0].arrived + self._max_wait_s, perf_counter())
         if line[0].arrived > lane.deadline:
             return None
@@ -265,7 +265,7 @@ class DecodingFetcher(DeadlineFetcher):
     """
 
     decodes = True
-    run_seconds = 0.0  # always one unit, as `claim` takes one sample
+    run_seconds = 0.0  # always one unit, because `claim` takes one sample
     # The reader refills a line that is half empty, and a batch must not wait for that.
     bound_in_batches = 2
 

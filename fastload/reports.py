@@ -41,7 +41,7 @@ class Reports:
 
     def count(self, batch: Batch) -> None:
         """Count a batch that the loop takes, and log what `on_error="skip"` left out of it."""
-        # A function has the errors already.
+        # A callable on_error has seen the errors already.
         told = self._settings.on_error == "skip"
         for k, exc in sorted(batch.handled.items()) if told else ():
             index, text = batch.indices[k], shown(exc, str)
@@ -95,7 +95,7 @@ class Reports:
             self.tell()
 
     def warn(self) -> None:
-        """Give the workers' warnings. Call it before a batch is taken: if warnings are errors, no batch is lost."""
+        """Issue the workers' warnings. Call it before a batch is taken: if warnings are errors, no batch is lost."""
         while self._notices.warnings:
             kind, what = self._notices.warnings.popleft()
             if kind not in self._warned:

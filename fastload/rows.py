@@ -1,4 +1,4 @@
-"""How a dataset fills the rows of a batch itself: one call for a run of samples, not one for each sample.
+"""How a dataset fills the rows of a batch itself, in one call for each run of samples.
 
 A class needs two methods, `empty_sample()` and `fill_rows(run)`. docs/rows.md says what they must do.
 """
@@ -61,13 +61,13 @@ class Filler:
     sample: Any
     """What `empty_sample()` returned."""
     fill: Callable[[Run], Iterable[int]]
-    """Takes a run and returns the positions that it could not do."""
+    """Takes a run, and returns the positions that it could not fill."""
     copies: bool = False
     """Whether it only copies memory: no user code runs, and nothing is drawn."""
 
 
 def filler(dataset: Any) -> Filler | None:
-    """Return what fills the rows of `dataset`, or None to read its samples one by one."""
+    """Return the filler of `dataset`, or None to read its samples one by one."""
     kind: Any = type(dataset)
     own = getattr(dataset, "__dict__", {})
     if not own.keys().isdisjoint(_READS):
@@ -97,7 +97,7 @@ _READS = ("__getitem__", "__getitems__", "__getattr__", "__getattribute__")
 
 
 def _methods(kind: type) -> set[str] | None:
-    """Return what an instance must not override, or None if `kind` has no `fill_rows` that holds for it."""
+    """Return the names that an instance must not override. None: `kind` has no `fill_rows`, or overrides its code."""
     ways = kind.__mro__
     owner = next((base for base in ways if "fill_rows" in vars(base)), None)
     if owner is None or not hasattr(kind, "empty_sample"):
@@ -134,14 +134,14 @@ def as_indices(indices: Sequence[Any], length: int | None = None) -> NDArray[np.
 
 
 class NotPositions(ValueError):
-    """`fill_rows` returned something else, such as a mask or None."""
+    """`fill_rows` returned something other than positions, such as a mask or None."""
 
 
 def positions(missing: Iterable[Any] | None, n: int) -> list[int]:
     """Return the positions that `fill_rows` returned for `n` samples, each once. Raises NotPositions."""
     found = set()
     if isinstance(missing, Iterable):
-        for k in missing:  # a generator may fill while it is asked, and raise
+        for k in missing:  # a generator may fill rows as it is iterated, and raise
             if type(k) in _BOOLS or not hasattr(k, "__index__") or not 0 <= operator.index(k) < n:
                 break
             found.add(operator.index(k))
@@ -207,7 +207,8 @@ class Gatherer:
         """Copy `tensor[rows]` to `out`. Raises IndexError or RuntimeError if a row is out of range.
 
         Args:
-            on_one_core: does the same on one core, or nothing and returns False. None: for any tensor.
+            on_one_core: copies on one core and returns True, or does nothing and returns False. By default a function
+                that takes any tensor.
         """
         if self._on_one_core:
             self._on_one_core -= 1
@@ -222,7 +223,7 @@ class Gatherer:
 def _take(tensor: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> bool:
     """Copy rows on one core; if that is not possible, do nothing and return False."""
     kind = _OF_SIZE.get(tensor.element_size())  # NumPy lacks some of torch's dtypes
-    # The negative bit, with which the memory holds other values, may be set at any time.
+    # The negative bit, which makes the values differ from those in memory, may be set at any time.
     if kind is None or tensor.is_complex() or tensor.is_neg() or tensor.requires_grad:
         return False
     # NumPy would first copy the whole of a tensor that is not contiguous.
@@ -246,7 +247,8 @@ def _take(tensor: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> b
 
 
 _LATE_S = 1e-3
-"""The loop's thread gathers at most 1 MB, in 0.2 ms. In a worker, `index_select` has one core anyway."""
+"""A longer call waited for a core: the loop's thread gathers at most 1 MB, in 0.2 ms. In a worker, `index_select` has
+one core anyway."""
 _OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -326,7 +328,7 @@ def _concatenated(dataset: ConcatDataset[Any]) -> Filler | None:
 def _fill_some(
     found: Filler, run: Run, places: NDArray[np.intp], indices: list[int]
 ) -> Iterable[int]:
-    """Fill the samples at `places` of a run, and return those that could not be done."""
+    """Fill the samples at positions `places` of a run, and return the positions that could not be filled."""
     start, stop = int(places[0]), int(places[-1]) + 1
     if stop - start == len(places):
         rows = map_leaves(run.rows, lambda leaf: leaf[start:stop])

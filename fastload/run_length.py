@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 RUN_SECONDS = 250e-6
-"""How long a run (neighbours in a batch, claimed at once) should last. It is 50 times the cost of claiming and
-delivering, and so short that a slow run holds back few cheap samples."""
+"""How long a run (neighbours in a batch, claimed at once) should last. That is 50 times the cost of claiming and
+delivering, but short enough that a slow run holds back few cheap samples."""
 
 FILL_SECONDS = 2e-3
-"""The same if the dataset fills a run in one call: about 16 images, so that the overhead of a call is negligible."""
+"""How long a run should last if the dataset fills it in one call: about 16 images, so that a call costs little."""
 
 
 class RunLength:
@@ -26,7 +26,7 @@ class RunLength:
     def learn(self, unit_seconds: float) -> None:
         """Take a step of at most 25 % towards what a unit cost, so that the estimate follows the median run.
 
-        A thread that lost its core, or a sample from a cache, does not decide about the next runs.
+        A single slow or fast unit, from a thread that lost its core or from a cache, hardly changes the next runs.
         """
         known = self._unit_seconds
         self._unit_seconds = (

@@ -1,7 +1,7 @@
 """The order of the samples, a pure function of (seed, epoch), and each rank's part of it.
 
 No order is ever stored. A keyed permutation gives the sample at any position. So an epoch of a billion samples starts
-as fast as one of ten, needs no memory, and resumes in the middle by slicing.
+as fast as one of ten samples. It needs no memory, and resumes in the middle by slicing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fastload.hashing import MASK, finalized, mix64, mix64s
 _CHUNK = 8192  # positions computed at a time: large enough to hide NumPy's call overhead, small enough for the cache
 _Words = npt.NDArray[np.uint64]
 _LARGEST = 1 << 62  # window or run: beyond any length, and an int64
-# Added to a key to select the order of runs, and the place of the short run. The order in window w adds w itself.
+# Added to a key to select the order of runs, and the position of the short run. The order in window w adds w itself.
 _RUNS, _LAST_RUN = 0x7275_6E73_0000_0000, 0x6C61_7374_0000_0000
 
 
 def integer(name: str, value: object) -> int:
-    """Return `value` as an int. Raise TypeError with the argument's name if it is none."""
+    """Return `value` as an int. Raise TypeError with the argument's name if it is not an integer."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -37,7 +37,7 @@ def integer(name: str, value: object) -> int:
 
 
 def epoch_number(value: object) -> int:
-    """Return `value` as the number of an epoch. Raise TypeError or ValueError if it is none."""
+    """Return `value` as the number of an epoch. Raise TypeError or ValueError if it is not one."""
     epoch = integer("epoch", value)
     if epoch < 0:
         raise ValueError(f"epoch must be 0 or more, got {epoch}")
@@ -104,7 +104,7 @@ def permuted_by_window(
     for length, here in ((window, number < tail), (n % window, number == tail)):
         keys = mix64s(np.uint64(key & MASK) ^ mix64s(number[here].astype(np.uint64)))
         places[here] += permuted(positions[here] % window, length, keys)
-    # The last run may be shorter. It lands at any place among the others with equal probability.
+    # The last run may be shorter. It lands at any position among the others with equal probability.
     full, rest = n // run, n % run
     begin = mix64(key ^ _LAST_RUN) % (full + 1) * run if rest else n
     images = np.empty_like(places)
@@ -134,14 +134,14 @@ class RankSampler(Sampler[int]):
             the order, "drop" leaves out the last ones: all ranks get the same number of samples. "uneven" gives
             every sample exactly once, so that ranks differ by one sample. It is for evaluation; in DDP
             training it hangs the last step.
-        window, run: shuffle by windows, for storage that is slow at jumps. Give both, in samples. The sampler
+        window, run: shuffle by windows, for storage that is slow at random access. Give both, in samples. The sampler
             shuffles runs of `run` neighbours (the last one may be shorter), and then the samples in each
-            piece of `window` samples. So the samples of a window lie in about `window / run` places of the
-            dataset. If `window` is at least the dataset's length, the order is as random as without.
+            piece of `window` samples. So the samples of a window lie in about `window / run` stretches of the
+            dataset. If `window` is at least the dataset's length, the order is as random as without windows.
             This window is not the loader's: it has nothing to do with batches in flight.
 
-    `iter()` gives the indices of `epoch`. A `fastload.DataLoader` goes to the next epoch by itself each
-    time that `iter(loader)` is called. In any other loop, call `set_epoch(e)` before each epoch, as with torch's
+    `iter()` gives the indices of `epoch`. A `fastload.DataLoader` advances to the next epoch by itself
+    each time that `iter(loader)` is called. In any other loop, call `set_epoch(e)` before each epoch, as with torch's
     DistributedSampler.
     """
 
@@ -222,7 +222,7 @@ class RankSampler(Sampler[int]):
         return max(0, -(-(self.length - missing) // self.world_size))
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the epoch that the next `iter()` gives."""
+        """Set the epoch that the next `iter()` gives."""
         self.epoch = epoch_number(epoch)
         self.is_set = True
 
@@ -232,7 +232,7 @@ class RankSampler(Sampler[int]):
         return self.epoch if self.is_set else self.epoch + 1
 
     def begin_epoch(self) -> None:
-        """Go to `next_epoch`. A fastload loader calls this at `iter()`."""
+        """Advance to `next_epoch`. A fastload loader calls this at `iter()`."""
         self.epoch = self.next_epoch
         self.is_set = False
 
@@ -278,7 +278,7 @@ class PlacedBatch(list[int]):
 
 
 def random_batches(sampler: BatchSampler) -> Iterator[list[int]]:
-    """Yield what a BatchSampler of a RandomSampler without replacement yields, and draw the same at the same moments.
+    """Yield the batches of a BatchSampler of a RandomSampler without replacement. Draw the same at the same times.
 
     Torch's own passes each index through two generators, which costs 0.3 us an index.
     """

@@ -1,7 +1,7 @@
 """The state that a sampler's indices depend on, as JSON values, and a checksum of the indices that it gives.
 
-A sampler gives the same indices again if it draws from torch's global generator, from a `torch.Generator` in its
-attribute `generator`, or from its `state_dict()`. The checksum tells if it gives others.
+A sampler can repeat its indices if it draws from torch's global generator or from a `torch.Generator` in its attribute
+`generator`, or if it has a `state_dict()`. The checksum tells if it gives others.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def own_state(sampler: Any) -> Any:
     except Exception as exc:
         error = StateError(
             f"sampler_state: JSON cannot hold what state_dict() of {type(single).__name__} returned "
-            f"({type(exc).__name__}: {shown(exc, str)}). Return numbers, texts, lists and dicts from it"
+            f"({type(exc).__name__}: {shown(exc, str)}). Return numbers, strings, lists and dicts from it"
         )
         error.__cause__ = exc
         return error
@@ -102,7 +102,7 @@ def checksum(given: Any, before: int) -> int:
 def checksum_of_next(indices: Iterator[Any], count: int, before: int) -> int:
     """Return the checksum of the next `count` elements of `indices`, continued from `before`.
 
-    Skip what raises: an error took its place in the epoch too. After the end, count None.
+    Skip an element that raises: its error counted as a batch too. After the end, count None.
     """
     for _ in range(count):
         with suppress(Exception):

@@ -70,7 +70,7 @@ class Settings:
     def followed(self, loader: Any) -> Self:
         """Return the settings of another epoch with the same workers.
 
-        What only the loop uses is read from the loader again. The workers keep their arguments, as in torch.
+        Arguments that only the loop uses are read from the loader again. The workers keep their arguments, as in torch.
         """
         return replace(
             self,
@@ -102,7 +102,7 @@ class Settings:
             raise ValueError(
                 f'copy_dataset must be "state", True or False, got {self.copy_dataset!r}'
             )
-        chosen_modules(self.random_modules)  # or it raises
+        chosen_modules(self.random_modules)  # raises if they are not valid
         self._check_memory_format()
         if self.seed is not None and self.generator is not None:
             raise ValueError(
@@ -204,7 +204,7 @@ class Settings:
 
     @property
     def batches_in_order(self) -> bool:
-        """Whether the loop gets batches in order. A decoded stream always comes so, as its state is one position."""
+        """Whether the loop gets batches in order. A decoded stream always does: its state is one position."""
         return (self.in_order or self.decodes) and not self.lanes_apart
 
     @property
@@ -223,7 +223,7 @@ class Settings:
         if num_workers == 0:
             return 1
         if self.prefetch_batches is not None:
-            # Each lane of a stream needs a place of its own: one that gets no samples must not hold the others up.
+            # Each lane of a stream needs room of its own: one that gets no samples must not hold the others up.
             return max(self.prefetch_batches, self.lanes if self.lanes_apart else 0)
         if self.prefetch_factor is not None:
             return self.prefetch_factor * num_workers
@@ -232,7 +232,7 @@ class Settings:
         return 2 + math.ceil(num_workers / (self.samples_per_batch or 1))
 
     def isolation(self) -> Isolation:
-        """Return what gives each worker its own dataset."""
+        """Return the `Isolation` that gives each worker its own dataset."""
         return Isolation(
             self.dataset,
             self.collate_fn,
@@ -242,7 +242,7 @@ class Settings:
         )
 
     def base_seed(self, epoch: int) -> int:
-        """Return what `get_worker_info().seed` counts from: a function of (seed, epoch), or torch's draw."""
+        """Return the number that `get_worker_info().seed` counts from: a function of (seed, epoch), or torch's draw."""
         if self.seed is not None:
             return mix64(mix64(self.seed) ^ epoch) >> 1
         drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
@@ -250,7 +250,7 @@ class Settings:
 
 
 def _at_least(least: int, otherwise: str = "", **arguments: int | None) -> None:
-    """Raise ValueError if an argument is below `least`; None is any number."""
+    """Raise ValueError if an argument is below `least`. None passes."""
     for name, value in arguments.items():
         if value is not None and integer(name, value) < least:
             raise ValueError(f"{name} must be {least} or more{otherwise}, got {value}")

@@ -1,6 +1,6 @@
-"""The state of a loader, as a value: what was delivered, and what another loader must agree on to load it.
+"""The state of a loader, as a value: what was delivered, and what another loader must have in common to load it.
 
-`Order.state` makes it.
+`Order.state` creates it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class State:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Return the state that `to_json` returned. Raise `StateError` if a field is missing or has another type."""
+        """Return the state that `value` holds. Raise `StateError` if a field is missing or has another type."""
         if not isinstance(value, dict) or "version" not in value:
             raise StateError(
                 f"this is not the state of a fastload loader: {value!r:.100}. Pass what state_dict() returned"
@@ -131,7 +131,7 @@ _MADE_BY = {
 
 
 def check(state: State, ours: State, *, rank: int, any_world: bool) -> None:
-    """Raise `StateError` if a loader whose own state is `ours` cannot load `state`: with field, both values and remedy.
+    """Raise `StateError` if a loader with the state `ours` cannot load `state`. Name field, both values and remedy.
 
     `any_world` says whether the loader can resume what another number of ranks began.
     """
@@ -156,19 +156,19 @@ def _compare(field: str, theirs: Any, ours: Any) -> None:
 
 
 def _shown(field: str, value: Any) -> str:
-    """Return `value` as text. After a sampler's name add the arguments with which a loader makes that sampler."""
+    """Return `value` as a string. After a sampler's name add the loader's arguments that give that sampler."""
     made_by = _MADE_BY.get(value) if field == "sampler" else None
     return f"{value!r} (or {made_by})" if made_by else repr(value)
 
 
 def _has_type(value: Any, kind: Any) -> bool:
-    """Return whether `value` has the type of a field. A bool is no int."""
+    """Return whether `value` has the type of a field. A bool is not an int."""
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     return Any in kinds or type(value) in [get_origin(one) or one for one in kinds]
 
 
 def as_int(value: Any) -> int | None:
-    """Return `value` as an int, or None if it is no integer."""
+    """Return `value` as an int, or None if it is not an integer."""
     try:
         return operator.index(value)
     except TypeError:
@@ -176,7 +176,7 @@ def as_int(value: Any) -> int | None:
 
 
 def known_length(it: Any) -> int | None:
-    """Return `len(it)`, or None if that raises: torch never calls it, so it may."""
+    """Return `len(it)`, or None if that raises. Torch never calls it, so it may raise."""
     try:
         return len(it)
     except Exception:

@@ -1,4 +1,4 @@
-"""Fakes for tests of loaders and of code around them: datasets that are slow, that fail, or that wait for others."""
+"""Fakes for tests of loaders and of code around them: slow datasets, failing ones, and threads in a forced order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SlowDataset(Dataset[int]):
 
 
 class FailingDataset(Dataset[Any]):
-    """`dataset`, but to read an index in `failures` raises a copy of its exception."""
+    """`dataset`, except that reading an index in `failures` raises a copy of its exception."""
 
     def __init__(self, dataset: Any, *, failures: Mapping[int, BaseException]) -> None:
         self.dataset = dataset
@@ -47,7 +47,7 @@ class FailingDataset(Dataset[Any]):
 
 
 class Sequencer:
-    """Forces the order in which threads pass places that a test chooses.
+    """Forces the order in which threads pass the numbered places of a test.
 
     `with sequencer(n):` waits until threads have left the blocks 0 to n-1. Use every number once. A wait of 30 s, which
     only a deadlock can cause, raises TimeoutError.
@@ -72,7 +72,7 @@ class Sequencer:
         self._turn = threading.Condition()  # owns _next
 
     def __call__(self, place: int) -> _Place:
-        """Return a context manager that waits for `place`, runs the block, and lets the next one pass."""
+        """Return a context manager that waits for the turn of `place`, runs the block, and lets the next place pass."""
         return _Place(self, place)
 
     def _enter(self, place: int) -> None:

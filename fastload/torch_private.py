@@ -106,7 +106,7 @@ def seed_in_threads(generator: Callable[[], torch.Generator | None]) -> None:
 
 
 _KERNELS_KEY = "TESTING_ONLY_GenericMode"
-"""A dispatch key for which torch itself has no kernels. A thread that includes it looks at it before all others."""
+"""A dispatch key for which torch itself has no kernels. A thread that includes it tries it before all others."""
 
 _Library: Any = torch.library.Library  # Any: it has no types
 _libraries: list[Any] = []  # kept, because a registration lasts as long as its library
@@ -144,7 +144,7 @@ def overload(name: str) -> Any:
 
 
 def takes_generator(operator: Any) -> bool:
-    """Return whether an operator, as `overload` returns it, has an argument of that name."""
+    """Return whether an operator, as `overload` returns it, has an argument `generator`."""
     return any(argument.name == "generator" for argument in operator._schema.arguments)
 
 
@@ -152,7 +152,7 @@ _default_generator: Any = torch.default_generator  # Any: the stubs do not know 
 
 
 def is_default_generator(generator: Any) -> bool:
-    """Return whether it is torch's default generator. Kernels get a new Python object for it at each call."""
+    """Return whether `generator` is torch's default generator. Kernels get a new Python object for it at each call."""
     return bool(generator._cdata == _default_generator._cdata)
 
 
@@ -194,7 +194,7 @@ def is_shared(tensor: torch.Tensor) -> bool:
 
 
 def collate_handler(kind: type) -> Callable[..., Any] | None:
-    """Return the function that `default_collate` applies to samples of type `kind`, also one that a user registered.
+    """Return the function that `default_collate` applies to samples of type `kind`, even one that a user registered.
 
     Return None if `default_collate` treats such a sample as a container, or refuses it.
     """
@@ -244,7 +244,7 @@ def resize_antialiased(
     This is the kernel of `torch.nn.functional.interpolate`, without 20 us of Python around it.
     """
     # Permute [1, h, w, 3]. If [h, w, 3] is permuted before a dimension is added, the strides are not those of
-    # channels-last memory. Then the kernel makes planes of input and output, in twice the time.
+    # channels-last memory. Then the kernel converts input and output to planes, which doubles the time.
     image = torch.from_numpy(pixels.reshape(1, *pixels.shape).transpose(0, 3, 1, 2))
     if out is None:
         out = np.empty((*size, 3), np.uint8)

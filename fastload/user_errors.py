@@ -1,4 +1,4 @@
-"""What user code raises: which of it may end the loop, and notes that say where it happened."""
+"""Errors of user code: which of them may end the loop, and notes that say where they happened."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _TRANSIENT = {
 def contained(exc: BaseException) -> Exception:
     """Return the error to deliver if user code raised `exc`.
 
-    That is `exc` itself, or a RuntimeError with `exc` as its cause if `exc` is StopIteration or no Exception: these
-    would end the epoch or a thread.
+    Return `exc` itself, unless it is a StopIteration or not an Exception: such an error would end the epoch or a
+    thread. Then return a RuntimeError with `exc` as its cause.
 
-    In the main thread, raise KeyboardInterrupt and SystemExit again: Python runs signal handlers there, and the loop
-    runs the sampler there, and without workers the samples.
+    In the main thread, raise KeyboardInterrupt and SystemExit again. Python runs signal handlers there, the loop runs
+    the sampler there and, without workers, reads the samples there.
     """
     if isinstance(exc, Exception) and not isinstance(exc, StopIteration):
         return exc
@@ -49,13 +49,13 @@ def contained(exc: BaseException) -> Exception:
 
 
 def transient_errno(exc: BaseException) -> int | None:
-    """Return the errno of a transient error of the operating system, as of a network file system; otherwise None."""
+    """Return the errno of a transient error of the operating system, as of a network file system, or None."""
     number = exc.errno if isinstance(exc, OSError) else None
     return number if isinstance(number, int) and number in _TRANSIENT else None
 
 
 def annotate(error: BaseException, *said: str) -> None:
-    """Add notes that say where and why `error` happened; skip empty texts.
+    """Add notes that say where and why `error` happened. Skip empty strings.
 
     Replace our earlier notes: some code raises the same object again.
     """
@@ -67,14 +67,14 @@ def annotate(error: BaseException, *said: str) -> None:
 
 
 def sharing_note(shared: str | None, exc: BaseException) -> str:
-    """Return a note if sharing between workers may be the cause of an error, otherwise an empty text.
+    """Return a note if sharing between workers may be the cause of an error, otherwise "".
 
-    It may be if the workers share a state, which the clause `shared` names, or if the error mentions threads.
+    It may be the cause if the workers share a state, which the clause `shared` names, or if the error mentions threads.
     `shared` is None without workers.
     """
     if shared is None or not (shared or "thread" in shown(exc, str).lower()):
         return ""
-    clause = shared or "its text mentions threads"
+    clause = shared or "its message mentions threads"
     return (
         f"this error may come from sharing objects between threads: {clause}. If num_workers=0 does not raise it, "
         "sharing is the cause. Then copy_dataset=True copies more for each worker, and `fastload check` shows what "
@@ -83,7 +83,7 @@ def sharing_note(shared: str | None, exc: BaseException) -> str:
 
 
 def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
-    """Return a user's object as text, or its type's name if `form` raises: no message may hide the first error."""
+    """Return a user's object as a string, or its type's name if `form` raises: no message may hide the first error."""
     try:
         return form(value)
     except Exception as exc:
@@ -91,7 +91,7 @@ def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
 
 
 def shown_indices(indices: Any) -> str:
-    """Return the indices of a batch as text: the first eight of a sequence, or the object itself."""
+    """Return the indices of a batch as a string: the first eight of a sequence, or the object itself."""
     if not isinstance(indices, Sequence):
         return shown(indices)
     more = f", ... {len(indices)} in all" if len(indices) > 8 else ""
@@ -99,7 +99,7 @@ def shown_indices(indices: Any) -> str:
 
 
 def file_note(dataset: Any, index: Any, exc: BaseException) -> str:
-    """Return `; file: ...` with the file that the error or the dataset names, or an empty text.
+    """Return `; file: ...` with the file that the error or the dataset names, or "".
 
     An OSError may name a program or a host, so its name counts only if such a file exists.
     """
@@ -128,6 +128,6 @@ def file_of(dataset: Any, index: Any) -> str:
 
 
 def _existing(name: Any) -> str:
-    """Return the name of a file that exists, or an empty text for anything else."""
+    """Return the name of a file that exists, or "" for anything else."""
     path = os.fspath(name) if isinstance(name, str | os.PathLike) else ""
     return path if isinstance(path, str) and os.path.isfile(path) else ""

@@ -1,4 +1,4 @@
-"""Lines of threads that wait to be woken, and the one lock of the process."""
+"""Lines of threads that wait to be woken, and the one lock that belongs to the whole process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ starting = threading.Lock()
 
 
 class Line:
-    """A line of waiting threads, each at its own lock. Call all methods under the lock of the line's owner.
+    """A line of threads, each of which waits for its own lock. Call all methods under the lock of the line's owner.
 
     A thread that finds nothing to do joins the line under the owner's lock, and acquires its turn without that lock:
 
@@ -99,7 +99,7 @@ class Changes:
             turn.acquire(timeout=min(left, threading.TIMEOUT_MAX))
 
     def tell(self) -> None:
-        """Let the threads that wait look again."""
+        """Let the threads that wait check their conditions again."""
         with self._lock:
             self._line.wake()
 

@@ -10,7 +10,7 @@ reads the batch. The only bound is on places, not on the lengths of queues:
     issued - oldest ticket not yet taken <= depth
 
 So late tickets cannot fill the window while an early one is missing. The data ends if nothing is in flight and nothing
-more is issued: there are no sentinels, and time-outs are no control flow. `close()` wakes every waiting thread.
+more is issued. There are no sentinels, and no time-out controls the flow. `close()` wakes every waiting thread.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Window(Generic[T]):
             self._takes = 0
 
     def discard(self) -> None:
-        """Forget every ticket in flight. What runs in progress deliver is discarded."""
+        """Forget every ticket in flight. Discard what workers still deliver of them."""
         with self._lock:
             dropped = tuple(self._flight)
             for ticket in dropped:
@@ -187,7 +187,7 @@ class Window(Generic[T]):
             return self._flight[0] if self._flight else None
 
     def issue(self, ticket: T) -> None:
-        """Put `ticket` in the next place, after `has_room()` returned True. No other thread issues.
+        """Put `ticket` into the next place, after `has_room()` returned True. No other thread issues.
 
         The caller completes a ticket without units, which failed before it could be read.
         """
@@ -302,7 +302,7 @@ class Window(Generic[T]):
             return ticket.delivered == ticket.units and not ticket.dropped
 
     def complete(self, ticket: T) -> None:
-        """Hand `ticket`, whose batch is made, to the collector or to the loop."""
+        """Hand `ticket`, whose batch is finished, to the collector or to the loop."""
         with self._lock:
             if ticket.dropped:
                 return

@@ -32,13 +32,13 @@ class WorkerContext:
     Args:
         worker: the worker's id, which selects its recorder.
         own: the worker's copies of dataset and functions.
-        info: what `get_worker_info()` returns in the dataset. None, for the loop: it returns what it returned before,
-            which is an outer worker's info if the loop runs in a sample.
+        info: what `get_worker_info()` returns in the dataset. None, for the loop, changes nothing: if the loop runs
+            inside a sample, the dataset sees the outer worker's info.
         stream: the random stream.
         wait: waits until a condition holds, see `Changes.wait`.
         lane: the window's lane from which the worker claims.
 
-    `filler` fills rows from the worker's dataset, if anything does.
+    The attribute `filler` fills rows from the worker's dataset. It is None if the dataset cannot do that.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class WorkerContext:
 
     @contextmanager
     def looking(self, stage: str) -> Iterator[None]:
-        """Notice what makes samples depend on other threads, in the block.
+        """Notice, in the block, whatever makes samples depend on other threads.
 
         Look in the first four blocks of a stage, and then in each whose number is a power of two.
         """
@@ -127,7 +127,7 @@ def read_run(
     """Read units `start` to `stop` of a batch, and return the seconds that it took."""
     recorder = batch.recorders[context.worker]
     started = perf_counter()
-    if fetcher.copies:  # without the preparations for user code: a batch may take 30 us in all
+    if fetcher.copies:  # skip the preparations for user code: a batch may take only 30 us
         samples = fetcher.read(batch, start, stop, context)
         cpu_s = perf_counter() - started
     else:

@@ -1,4 +1,4 @@
-"""Start, set up and join the threads of a loader, and give them work. No other file creates a loader's threads.
+"""A loader's threads: how they start, are set up, get work and end. No other file creates such threads.
 
 A thread holds the window and the fetcher, never the iterator that the user holds. So an iterator that the user drops
 is collected, its finalizer closes the window, and the threads end by themselves.
@@ -117,7 +117,7 @@ def start(
         with _torch_threads_kept() as torch_threads, _random_states_kept(isolation.initialises):
             several = num_workers > 1 or fetcher.decodes
             if fetcher.decodes and (read := fetcher.reader(0, window)) is not None:
-                own = own_copies()  # apart from those of the workers, beside which it runs
+                own = own_copies()  # apart from the workers' copies: the reader runs beside them
                 info = make_worker_info(0, 1, base_seed, own.dataset)
                 run = partial(_read_ahead, read, info)
                 begin("reader", run, own, info, replace(streams, keyed=False))
@@ -303,9 +303,9 @@ def _current_device() -> int | None:
 def _torch_threads_kept() -> Iterator[int]:
     """Yield the number of torch's threads, and restore it after the block.
 
-    To set it in any thread also sets it for new threads, and for the main thread unless that has read its own before.
-    So this reads it, lets the workers set theirs, and restores it. Only one thread does so at a time, or one would
-    read what another has set.
+    Setting it in any thread also sets it for new threads, and for the main thread unless that has read its own before.
+    So this reads it, lets the workers set theirs, and restores it. Only one thread does so at a time. Otherwise one
+    would read what another has set.
     """
     known: int | None = getattr(_local, "torch_threads", None)
     if known is not None:  # in a worker, whose own number is 1 and must stay 1

@@ -1,6 +1,6 @@
-"""Readers that feed the loader; each reader is a plain map-style dataset, good for any DataLoader.
+"""Readers that feed the loader. Each reader is a plain map-style dataset, and works with any DataLoader.
 
-They are imported when they are asked for: files need Pillow, packed sets and Parquet pyarrow.
+A reader is imported at its first use: image files need Pillow, packed sets and Parquet need pyarrow.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Columns of Arrow, as they come out of a file, become tensors and Python values."""
+"""Arrow columns, as they come out of a file, converted to tensors and Python values."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Kind:
-    """How the values of a column stand in samples."""
+    """The form that the values of a column take in samples."""
 
     dtype: torch.dtype | None
-    """Of its tensors; None: values are Python's."""
+    """The dtype of its tensors, or None if values are Python objects."""
     shape: tuple[int, ...] = ()
     ragged: bool = False
-    """Each row is a list of its own length: a tensor of one dimension."""
+    """Whether each row is a list of its own length: a tensor of one dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """The values of some rows of a column.
 
-    `values` are `dtype[rows, *shape]`; if the column is ragged, `dtype[elements]`, of which row `k` has those from
-    `offsets[k]` to `offsets[k + 1]`; an array of Arrow if it has Python values. `valid`, bool[rows], is False for a
-    row that is null or has a null in it; None if none is.
+    `values` are `dtype[rows, *shape]`. If the column is ragged, they are `dtype[elements]`, and row `k` has the
+    elements from `offsets[k]` to `offsets[k + 1]`. If the column has Python values, they are an Arrow array. `valid`,
+    bool[rows], is False for a row that is null or has a null in it. It is None if no row has a null.
     """
 
     values: Any
@@ -39,21 +39,21 @@ class Column:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Bytes of memory that the column takes."""
         arrays = (self.valid, self.offsets)
         python = isinstance(self.values, pa.Array | pa.ChunkedArray)
         own = self.values.get_total_buffer_size() if python else self.values.nbytes
         return int(own) + sum(array.nbytes for array in arrays if array is not None)
 
     def row(self, k: int) -> Any:
-        """Return the value of one row that is in no dense tensor: a tensor of a list, or a Python value."""
+        """Return the value of one row of a column that is not dense: the tensor of a list, or a Python value."""
         if self.offsets is not None:
             return self.values[self.offsets[k] : self.offsets[k + 1]].clone()
         return self.values[k].as_py()
 
 
 def kind_of(field: pa.Field) -> Kind:
-    """Return how a column is read. Raises TypeError that names the column if it cannot be."""
+    """Return how a column is read. Raises TypeError, which names the column, if it cannot be read."""
     kind, types = field.type, pa.types
     if types.is_dictionary(kind):
         kind = kind.value_type
@@ -78,7 +78,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _dense_kind(kind: pa.DataType) -> Kind | None:
-    """Return dtype and shape of rows that all have the same shape, or None if they have none."""
+    """Return dtype and shape of rows that all have the same shape, or None if the rows differ in shape."""
     if isinstance(kind, pa.FixedShapeTensorType):
         inner = _dense_kind(kind.value_type)
         return None if inner is None else Kind(inner.dtype, _logical_shape(kind))
@@ -98,12 +98,12 @@ def _logical_shape(kind: pa.FixedShapeTensorType) -> tuple[int, ...]:
 
 
 def fill_value(field: pa.Field, value: Any) -> Any:
-    """Return what stands for nulls in a column: a number for NumPy, or a scalar of Arrow. Raises TypeError."""
+    """Return the value that replaces nulls in a column: a number for NumPy, or an Arrow scalar. Raises TypeError."""
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     while not _is_text(kind) and hasattr(kind, "value_type"):
         kind = kind.value_type
     try:
-        # Arrow makes no float16 of Python's numbers.
+        # Arrow cannot convert Python's numbers to float16.
         scalar = pa.scalar(value, pa.float32() if pa.types.is_float16(kind) else kind)
         if scalar.is_valid and not pa.types.is_floating(kind) and scalar.as_py() != value:
             raise ValueError(f"{value!r} would become {scalar}")
@@ -162,7 +162,7 @@ def _valid(array: pa.Array) -> NDArray[np.bool_] | None:
 
 
 def _dense(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """Return the values, [rows, *shape], and which of them are there; None: all are."""
+    """Return the values, [rows, *shape], and a mask of those that are not null, or None if none is null."""
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
         values, valid = _dense(array.storage)
@@ -186,14 +186,14 @@ def _dense(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
 
 
 def _numbers(array: pa.Array) -> NDArray[Any]:
-    """Return the numbers of an array without lists; what stands for a null is undefined."""
+    """Return the numbers of an array without lists. The number at a null is undefined."""
     if pa.types.is_boolean(array.type):
         return _numbers(array.cast(pa.uint8())).view(np.bool_)
     dtype = np.dtype(array.type.to_pandas_dtype())
     memory = array.buffers()[1]
     if memory is None or not len(array):
         return np.zeros(len(array), dtype)
-    # Arrow's own memory must not be written to, and the file's other columns would stay with it.
+    # A copy: Arrow's memory must not be written to, and would keep the file's other columns alive.
     return np.frombuffer(memory, dtype, len(array), array.offset * dtype.itemsize).copy()
 
 
@@ -205,7 +205,7 @@ def rows_as_list(column: Column, kind: Kind, rows: Sequence[int]) -> list[Any]:
 
 
 def indexable(tensor: Tensor) -> Tensor:
-    """Return a tensor over the same memory that torch can index: of unsigned integers of several bytes it cannot."""
+    """Return a view of a tensor that torch can index. It cannot index unsigned integers of several bytes."""
     return tensor.view(_SIGNED.get(tensor.dtype, tensor.dtype))
 
 

@@ -1,8 +1,8 @@
 """Synthetic digits in MNIST's files: drawn from strokes, for a machine that cannot download MNIST.
 
-A digit is a few strokes: lines and arcs. Each image bends, turns, stretches and moves them, and draws them with a pen
-of its own thickness on a noisy ground. So a convolutional network learns them, and a linear model does so less well.
-They are not MNIST, and no accuracy on them says anything of MNIST.
+A digit is a few strokes: lines and arcs. Each image bends, turns, stretches and moves them. It draws them with a pen
+of its own thickness on a noisy ground. So a convolutional network learns them, and a linear model learns them less
+well. They are not MNIST, and an accuracy on them says nothing about MNIST.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def generate_digits(
 ) -> Path:
     """Write a synthetic set in MNIST's layout below `root`, and return the folder of its files, `root/MNIST/raw`.
 
-    Four IDX files, as MNIST has them, and SYNTHETIC.txt, which says that they are not MNIST. Labels are drawn evenly
-    from 0 to 9. Image k is a function of (seed, split, k) and the version of NumPy: a larger set begins with a smaller
-    one. Each file is there whole or not at all. After a killed run, the same call writes what is missing. Of two runs
-    at once, the second waits for the first.
+    It writes four IDX files, as MNIST has them, and SYNTHETIC.txt, which says that they are not MNIST. Labels are drawn
+    evenly from 0 to 9. Image k is a function of (seed, split, k) and the version of NumPy: a larger set begins with the
+    images of a smaller one. Each file exists completely or not at all. After a killed run, the same call writes the
+    missing files. If two runs start at once, the second waits for the first.
 
     Args:
-        root: what `fastload.datasets.MNIST` takes.
-        train, test: images for training and for testing.
+        root: the folder to pass to `fastload.datasets.MNIST`.
+        train, test: number of images for training and for testing.
         seed: same seed, same digits.
         progress: True for a bar on standard error if that is a terminal, or a callable that gets (images done, all).
 
-    Raise ValueError for arguments out of range, and FileExistsError if there is a set that was not made here, or was
-    made with other arguments. Nothing is overwritten.
+    Raises ValueError for arguments out of range, and FileExistsError if the folder has a set that fastload did not
+    write, or wrote with other arguments. Nothing is overwritten.
     """
     for name, value, low in (("train", train, 1), ("test", test, 1), ("seed", seed, 0)):
         high = MAX_SEED if name == "seed" else MAX_IMAGES
@@ -91,7 +91,7 @@ def generate_digits(
 
 @contextmanager
 def _claim(root: Path, folder: Path, made: dict[str, int]) -> Iterator[None]:
-    """Lock the set against other runs. Write the marker first: synthetic files never lie there without it."""
+    """Lock the set against other runs. Write the marker first, so that synthetic files never exist without it."""
     marker, wanted = folder / MARKER, json.dumps(made)
     folder.mkdir(parents=True, exist_ok=True)
     with hold(folder):
@@ -131,7 +131,7 @@ def _draw(
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return n images, uint8[n, SIDE, SIDE], and their labels, uint8[n].
 
-    Random numbers are drawn for a whole block and cut: so the first n images do not depend on n.
+    It draws the random numbers of a whole block and uses the first: so the first n images do not depend on n.
     """
     labels = rng.integers(10, size=_BLOCK)[:n]
     variants = rng.integers(fields.shape[1], size=_BLOCK)[:n]
@@ -200,13 +200,13 @@ def _line(*points: tuple[float, float]) -> NDArray[Any]:
 def _arc(
     x: float, y: float, width: float, height: float, begin: int = 0, end: int = 360
 ) -> NDArray[Any]:
-    """Return points on an ellipse about (x, y), from angle to angle: 0 is right, 90 is below."""
+    """Return points on an ellipse about (x, y), from angle `begin` to `end`. 0 is right, 90 is below."""
     angles = np.radians(np.linspace(begin, end, max(2, (end - begin) // 18 + 1)))
     return np.stack([x + width * np.cos(angles), y + height * np.sin(angles)], axis=-1)
 
 
 _TOP_RING, _LOW_RING = _arc(0, -0.42, 0.45, 0.45), _arc(0, 0.42, 0.48, 0.48)
-# Of each digit its variants, and of each of these its strokes, from -1 to 1; y points down.
+# The variants of each digit, and the strokes of each variant, from -1 to 1. y points down.
 _STROKES: list[list[list[NDArray[Any]]]] = [
     [[_arc(0, 0, 0.55, 0.9)], [_arc(0, 0, 0.42, 0.85)]],
     [[_line((0, -0.9), (0, 0.9))], [_line((-0.3, -0.55), (0.05, -0.9), (0.05, 0.9))]],

@@ -1,4 +1,4 @@
-"""Text files that list images, and those that list classes: one name a line."""
+"""Text files that list images or classes: one name a line."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def read_list(
     Args:
         file_list: the list.
         base: the folder that relative paths start from.
-        classes: all classes that there may be, or None for any.
+        classes: all classes that may occur, or None for any.
 
-    Raise FileListError if the list cannot be read, or a path has no parent directory with the name of a class.
+    Raises FileListError if the list cannot be read, or if a path's parent directory does not name a class.
     """
     known = None if classes is None else set(classes)
     joined: dict[bytes, bytes] = {}
@@ -42,7 +42,7 @@ def read_list(
 
 
 def read_classes(classes: Sequence[str] | str | os.PathLike[str]) -> list[str]:
-    """Return the class names of a sequence, or of a file with one a line. Raise FileListError if two are equal."""
+    """Return the class names of a sequence, or of a file with one a line. Raises FileListError if two are equal."""
     if isinstance(classes, str | os.PathLike):
         source = f"the class list {os.fspath(classes)}"
         names = [os.fsdecode(name) for _, name in _read_lines(os.fspath(classes), "class list")]
@@ -57,7 +57,7 @@ def read_classes(classes: Sequence[str] | str | os.PathLike[str]) -> list[str]:
 
 
 def _read_lines(path: str, kind: str) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number from 1, text without white space around) of every line that is not blank."""
+    """Yield (line number from 1, line without white space around it) of every line that is not blank."""
     try:
         with open(path, "rb") as file:
             beginning = file.peek()

@@ -17,18 +17,18 @@ from fastload.errors import IdxError
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CODES = {np.dtype(name): code for code, name in _DTYPES.items()}
 _GZIP = b"\x1f\x8b"
-_MAX_DIMENSIONS = 32  # of an array in NumPy 1
+_MAX_DIMENSIONS = 32  # the limit of NumPy 1
 _PIECE = 1 << 20  # bytes; a forged size gets no more memory than this beyond what the file holds
 
 
 def read_idx(path: str | os.PathLike[str]) -> NDArray[Any]:
     """Return the array in an IDX file, gzipped or not, in the byte order of this machine.
 
-    The first bytes say whether the file is gzipped, not its name. The dtype is uint8, int8, int16, int32, float32 or
+    The file's first bytes, not its name, tell whether it is gzipped. The dtype is uint8, int8, int16, int32, float32 or
     float64.
 
-    Raise IdxError, which names the file, what was found and what was expected, if the file is no IDX file, is cut off
-    or too long, or its gzip stream is damaged. Raise OSError if it cannot be read.
+    Raises IdxError if the file is not an IDX file, is cut off or too long, or has a damaged gzip stream. The message
+    names the file, what was found and what was expected. Raises OSError if the file cannot be read.
     """
     name = os.fspath(path)
     with open(name, "rb") as file:
@@ -78,7 +78,7 @@ def _read(file: BinaryIO, name: str) -> NDArray[Any]:
         )
     try:
         array: NDArray[Any] = np.frombuffer(content, dtype).reshape(shape)
-    except ValueError as error:  # no values, in dimensions beyond an address
+    except ValueError as error:  # no values, but dimensions too large for an address
         raise IdxError(
             f"{name}: the header gives the shape {[*shape]}, which no array can have"
         ) from error
@@ -93,7 +93,7 @@ def _header(file: BinaryIO, size: int, name: str) -> bytes:
 
 
 def _up_to(file: BinaryIO, size: int) -> bytearray:
-    """Return the next `size` bytes, or what there is of them."""
+    """Return the next `size` bytes, or fewer at the end of the file."""
     content = bytearray()
     while piece := file.read(min(_PIECE, size - len(content))):
         content += piece

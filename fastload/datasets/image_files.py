@@ -1,4 +1,4 @@
-"""Images in files of their own: a list of them, or a tree with one directory per class."""
+"""Images in single files: from a list, or from a tree with one directory per class."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", 
 class ImageFiles(Dataset[tuple[Any, Any]]):
     """Base of both readers: a map-style dataset of `(transform(image), class number)`.
 
-    The class number is an int below `len(classes)`, to which `target_transform` is applied if it is given. If the
-    transform is a plan of `fastload.image`, an image is decoded, cropped and resized in one go, to uint8[3, H, W]. Any
+    The class number is an int below `len(classes)`. `target_transform`, if given, is applied to it. If the
+    transform is a plan of `fastload.image`, it decodes, crops and resizes in one step, to uint8[3, H, W]. Any
     other callable gets an RGB `PIL.Image.Image`, as from torchvision's readers. Transforms run on the loader's threads.
 
-    Memory: 20 bytes a sample and its file name (see `PathTable`). A million samples are a handful of objects, so a fork
-    copies nothing and the garbage collector has nothing to walk.
+    Memory: 20 bytes a sample, plus its file name (see `PathTable`). A million samples are only a few objects. So a fork
+    copies nothing, and the garbage collector has nothing to visit.
 
     Attributes:
-        classes, class_to_idx: the class names in order, and the number of each. They are those of the
-            whole set, so every rank has the same. `id_to_index` is another name of `class_to_idx`.
+        classes, class_to_idx: the class names in order, and the number of each. They cover the whole set, so
+            every rank has the same. `id_to_index` is another name of `class_to_idx`.
         image_paths: the sequence of paths.
         targets: the class numbers, int64[len(self)].
         samples: the sequence of `(path, class number)`.
-        rank, world_size: which part of the set this is, `files[rank::world_size]`. The lengths of parts differ
+        rank, world_size: say which part of the set this is: `files[rank::world_size]`. The lengths of parts differ
             by at most one sample. If every rank must take the same number of steps (DDP), read the whole set on
             each rank and give the loader a `fastload.RankSampler`, which pads or drops.
         partitioned_by_rank: `world_size > 1`. The loader refuses to partition such a set again.
@@ -57,7 +57,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         transform: Callable[[Any], Any] | None,
         target_transform: Callable[[Any], Any] | None,
     ) -> None:
-        """Take `class_names`, one for each of `paths.directories`."""
+        """Set up the dataset. `class_names` has one name for each of `paths.directories`."""
         self.classes = list(classes)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         numbers = np.array([self.class_to_idx[name] for name in class_names], dtype=np.int64)
@@ -81,8 +81,8 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
     def load_image(self, index: int) -> tuple[Any, Any]:
         """Read, decode and transform sample `index`.
 
-        Raises OSError with its `filename` if the file is missing or cannot be read, `DecodeError` with its
-        `path` if it is not an image, IndexError if `index` is not in 0..len(self)-1.
+        Raises OSError, with its `filename`, if the file is missing or cannot be read. Raises `DecodeError`, with its
+        `path`, if it is not an image, and IndexError if `index` is not in 0..len(self)-1.
         """
         path = self.locate(index)
         with stage("read"):
@@ -103,7 +103,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         return self.load_image(index)
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if samples vary or cannot be filled by the run; see `fastload.rows`."""
+        """Return an empty sample, or None if samples vary or cannot be filled in runs; see `fastload.rows`."""
         image = empty_result(self.transform) if self._can_fill(self.transform) else None
         return None if image is None else (image, 0)
 
@@ -111,7 +111,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         return self.target_transform is None and not getattr(plan, "upright", False)
 
     def fill_rows(self, run: Run) -> Sequence[int]:
-        """Make the images and labels of a run in the batch; see `fastload.rows`."""
+        """Write the images and labels of a run into the batch; see `fastload.rows`."""
         images, labels = run.rows
         plan: Any = self.transform  # read once: it may be replaced at any time
         indices = as_indices(run.indices, len(self))
@@ -137,21 +137,22 @@ class ImageFileList(ImageFiles):
     Blank lines are skipped, and so is white space around a path. A line may occur more than once.
 
     Args:
-        file_list: the list, in UTF-8 (or whatever bytes the file names are made of).
+        file_list: the list, in UTF-8 (or the bytes that the file names consist of).
         base_dir: the folder of relative paths in the list (default: the folder of the list). Absolute
             paths stay as they are.
         transform: a plan of `fastload.image`, which decodes, crops and resizes in one call, or any callable, which gets
             an RGB `PIL.Image.Image`. None returns the image.
         target_transform: is applied to the class number.
         classes: the class names in the order of their numbers, or a file with one name a line (default: the
-            sorted names in the whole list, on every rank). Give a list that may lack a class, as for validation, the
-            `classes` of the training set: otherwise its numbers differ.
+            sorted names in the whole list, on every rank). If the list may lack a class, as for validation, pass the
+            `classes` of the training set: otherwise the numbers differ.
         rank, world_size: take only every `world_size`-th path, from number `rank` on.
 
-    Raises `FileListError`, which names file and line, if `base_dir` is not a directory, or the list is missing, empty,
-    not a text, or has fewer paths than there are ranks. It also raises it for a path without a parent directory, or of
-    a class that is not in `classes`. It does not check that the listed files exist: that takes a system call for each.
-    A missing file raises FileNotFoundError when it is read, with a note of its place in the list.
+    Raises `FileListError`, which names file and line, if `base_dir` is not a directory. It does so too if the list is
+    missing, empty, not a text file, or has fewer paths than there are ranks. The same error is raised for a path
+    without a parent directory, or of a class that is not in `classes`. Listed files are not checked for existence: that
+    takes a system call for each. A missing file raises FileNotFoundError when it is read. A note names its line in the
+    list.
     """
 
     fastload_per_worker = ("transform", "target_transform")
@@ -190,7 +191,7 @@ class ImageFileList(ImageFiles):
         )
 
     def load_image(self, index: int) -> tuple[Any, Any]:
-        """See `ImageFiles`. The error of a missing file names its line in the list."""
+        """See `ImageFiles`. The error about a missing file says which path of the list it is."""
         try:
             return super().load_image(index)
         except FileNotFoundError as error:
@@ -201,7 +202,7 @@ class ImageFileList(ImageFiles):
             error.add_note(note)
             raise
 
-    fill_rows = ImageFiles.fill_rows  # it stands for this class's `load_image` too
+    fill_rows = ImageFiles.fill_rows  # valid for this class's `load_image` too
 
     def __repr__(self) -> str:
         return self._described(self.file_list)
@@ -210,20 +211,20 @@ class ImageFileList(ImageFiles):
 class ImageFolder(ImageFiles):
     """The images below `root`, one directory per class: a drop-in for torchvision's ImageFolder.
 
-    Classes are the sorted names of the directories in `root`. Files are found in them at any depth
-    (links followed) by their `extensions`, whatever the case, and ordered by class, directory, name:
-    the same samples in the same order as torchvision's.
+    Classes are the sorted names of the directories in `root`. Files are found in them at any depth, through
+    links too, by their `extensions` in any case. They are ordered by class, directory and name: the same
+    samples in the same order as torchvision's.
 
     Args:
         root: the folder.
         transform: a plan of `fastload.image`, which decodes, crops and resizes in one call, or any callable, which gets
             an RGB `PIL.Image.Image`. None returns the image.
         target_transform: is applied to the class number.
-        extensions: of the files to take, such as ".jpg".
+        extensions: the extensions of the files to take, such as ".jpg".
         rank, world_size: take only every `world_size`-th file, from number `rank` on.
 
-    Raises FileNotFoundError if `root` does not exist or has no directory, or a class has no image, NotADirectoryError
-    if `root` is a file, `FileListError` if there are fewer images than ranks.
+    Raises FileNotFoundError if `root` does not exist or has no directory, or if a class has no image. Raises
+    NotADirectoryError if `root` is a file, and `FileListError` if there are fewer images than ranks.
     """
 
     fastload_per_worker = ("transform", "target_transform")
@@ -272,7 +273,7 @@ class ImageFolder(ImageFiles):
 
 
 class _Lazy(Sequence[T]):
-    """A sequence that makes an element when it is read. A slice of it is a list."""
+    """A sequence that creates an element when it is read. A slice of it is a list."""
 
     @abstractmethod
     def _at(self, position: int) -> T:
@@ -299,15 +300,15 @@ class _Lazy(Sequence[T]):
 
 
 class PathTable(_Lazy[str]):
-    """Packed paths: each directory is held once, and file names lie end to end in one buffer.
+    """Packed paths: each directory is stored once, and file names lie end to end in one buffer.
 
     A path costs 12 bytes and its file name (36 for ImageNet's), however long its directory is. As a str it costs 57
-    bytes and its whole length. `total` counts the paths of all ranks. `directories` are those of all ranks, each with
-    its trailing slash, in order of appearance. `directory_of`, int32[len(self)], says in which of them a path is.
+    bytes and the whole path. `total` counts the paths of all ranks. `directories` are those of all ranks, each with
+    its trailing slash, in order of appearance. `directory_of`, int32[len(self)], gives the directory of each path.
     """
 
     def __init__(self, files: Iterable[tuple[bytes, bytes]], *, rank: int, world_size: int) -> None:
-        """Keep the rank's part of `files`: (directory with trailing slash, file name)."""
+        """Store the rank's part of `files`: (directory with trailing slash, file name)."""
         if not 0 <= rank < world_size:
             raise ValueError(f"expected 0 <= rank < world_size, got {rank=} and {world_size=}")
         numbers: dict[bytes, int] = {}
@@ -348,9 +349,9 @@ class _Samples(_Lazy[tuple[str, int]]):
 def _walk(
     root: str, classes: Iterable[str], extensions: tuple[str, ...]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (directory, file name) of every image, by class, directory and name: sorted as str, as torchvision does.
+    """Yield (directory, file name) of every image, by class, directory and name. Sort them as str, as torchvision does.
 
-    Bytes sort differently if names are not UTF-8 or go beyond U+FFFF.
+    Bytes would sort differently for names that are not UTF-8, or that have characters beyond U+FFFF.
     """
     for name in classes:
         top = os.path.join(root, name)

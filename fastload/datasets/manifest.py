@@ -1,14 +1,14 @@
-"""The index of a set: which Arrow files it has, what is in them, how it was made. Without it, no set can be opened.
+"""The index of a set: which Arrow files it has, what is in them, how it was written. No set opens without it.
 
-    SET/index.json         written last, in one piece
+    SET/index.json         written last, atomically
     SET/shard-00000.arrow  Arrow IPC file format, uncompressed
     SET/rejected.txt       the inputs that were left out, if any: name, tab, reason
-    SET/.staging           of a copy: the lock of `fastload stage`; until it is whole, the index to come
+    SET/.staging           of a copy: the lock of `fastload stage`, and until it is complete, its index
 
-The text of an index has one form only and ends with a CRC-32 of what stands before it, so any change is noticed.
+An index has only one valid form, which ends with a CRC-32 of the text before it. So any change is noticed.
 
 A set has a mode. In a set of mode "columns", a shard is one record batch of whole columns, without nulls; see
-`fastload.store`. Sets of the other modes keep payloads, such as JPEGs; see `fastload.datasets.packed`.
+`fastload.store`. Sets of the other modes hold payloads, such as JPEGs; see `fastload.datasets.packed`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _TAIL = re.compile(r',\n "checksum": \d+\n}\n\Z')
 
 @dataclass(frozen=True)
 class Shard:
-    """What the index knows of a shard.
+    """The entry of a shard in the index.
 
     Attributes:
-        name: of the file.
-        rows, bytes: how many it has.
-        checksum: the CRC-32 of all bytes of the file but payloads; None, in mode "columns" only, if none was computed.
+        name: the name of the file.
+        rows, bytes: the number of its rows and bytes.
+        checksum: the CRC-32 of all bytes of the file except payloads. None, only in mode "columns", if not computed.
         payload: (offset, length) of each record batch's payloads in the file, in bytes; none in mode "columns".
         node: the name of the node that has the file, in mode "columns"; "" if all nodes see it.
-        fingerprint: of what it was prepared from; "" if `fastload.store.prepare` did not.
+        fingerprint: the fingerprint of its source; "" if `fastload.store.prepare` did not write it.
     """
 
     name: str
@@ -58,16 +58,16 @@ class Shard:
 
 @dataclass(frozen=True)
 class Index:
-    """What a set is.
+    """The content of an index: what a set is.
 
     Attributes:
-        mode: what its shards have.
-        rows: the records or rows of all shards.
-        classes: class names in the order of their numbers; () if labels are no class numbers.
+        mode: what its shards hold.
+        rows: the number of records or rows of all shards.
+        classes: class names in the order of their numbers; () if labels are not class numbers.
         schema: the name and the Arrow type of each column.
-        made: how the set was made.
-        shards: in the order of their rows.
-        id: in mode "columns", names the content: sets of one id have the same rows in the same order.
+        made: how the set was written.
+        shards: the shards, in the order of their rows.
+        id: in mode "columns", the content's name: sets with the same id have the same rows in the same order.
     """
 
     mode: Mode
@@ -80,7 +80,7 @@ class Index:
 
 
 def described(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
-    """Return the name and the type of each column, as the index has them."""
+    """Return the name and the type of each column, as the index stores them."""
     return tuple((field.name, str(field.type)) for field in schema)
 
 
@@ -90,7 +90,7 @@ def shard_name(number: int) -> str:
 
 
 def dump_index(index: Index) -> bytes:
-    """Return the one text of an index: JSON that ends in the CRC-32 of what stands before its checksum."""
+    """Return the encoded index: JSON that ends with the CRC-32 of the text before its checksum."""
     about = {"format": FORMAT, "version": VERSION, **_without_empty(asdict(index), "id")}
     shards = [
         json.dumps(_without_empty(shard, "node", "fingerprint")) for shard in about.pop("shards")
@@ -107,7 +107,7 @@ def _without_empty(fields: dict[str, Any], *names: str) -> dict[str, Any]:
 def read_index(path: str) -> Index:
     """Read and check the index of the set at `path`.
 
-    Raises FileNotFoundError if there is no index, `PackedDataError` if it is damaged or of another version.
+    Raises FileNotFoundError if the index is missing, `PackedDataError` if it is damaged or of another version.
     """
     name = os.path.join(path, INDEX)
     try:
@@ -123,7 +123,7 @@ def read_index(path: str) -> Index:
 
 
 def parse_index(path: str, encoded: bytes) -> Index:
-    """Return the index whose text is `encoded`. Raises `PackedDataError` if it is none."""
+    """Return the index that `encoded` holds. Raises `PackedDataError` if it does not hold a valid one."""
 
     def fail(reason: str) -> PackedDataError:
         return PackedDataError(path, f"{INDEX} {reason}")

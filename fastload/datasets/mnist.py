@@ -1,4 +1,4 @@
-"""Read MNIST from its IDX files, or any set in the same files: a drop-in for torchvision's class."""
+"""A reader of MNIST, or of any set in the same IDX files: a drop-in for torchvision's class."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastload.rows import Gatherer, Run, as_indices
 
 SIDE = 28  # pixels of an image of MNIST
 MARKER = "SYNTHETIC.txt"
-"""A file beside those of a synthetic set."""
+"""The name of a file that marks a synthetic set."""
 
 _DOWNLOAD = ".download-"
 _NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -43,11 +43,11 @@ class MNIST(Dataset[tuple[Any, Any]]):
         root: the folder.
         train: True for train-*, False for t10k-*.
         transform, target_transform: called with the image and with the label. Transforms run on the loader's threads.
-        download: True to download MNIST into `root/MNIST/raw` if the split is not there: by torchvision, which must be
-            installed, from its mirrors, with checksums. Of several processes at once, one downloads and the others
-            wait. With a synthetic set there, nothing is downloaded, and a warning says so.
-        tensors: True for images as tensors, uint8[1, 28, 28] from 0 to 255, with no need of Pillow. Without
-            transforms, the loader then copies whole batches out of `data`, with no call for a sample (docs/rows.md).
+        download: True to download MNIST into `root/MNIST/raw` if the split is missing. torchvision, which must be
+            installed, downloads it from its mirrors and checks it. Of several processes at once, one downloads and the
+            others wait. If the folder holds a synthetic set, this downloads nothing and warns.
+        tensors: True for images as tensors, uint8[1, 28, 28] from 0 to 255, without Pillow. Without
+            transforms, the loader then copies whole batches out of `data`, with no call for each sample (docs/rows.md).
             Scale on the device: `images.to(device).float().div_(255)`. A `transform` gets the tensor.
 
     Attributes:
@@ -57,7 +57,7 @@ class MNIST(Dataset[tuple[Any, Any]]):
         folder: where the files were found.
         synthetic: whether SYNTHETIC.txt lies beside them.
 
-    Raise NoDatasetError if the files are not there or cannot be downloaded, and IdxError if a file is damaged, or is
+    Raises NoDatasetError if the files are missing or cannot be downloaded. Raises IdxError if a file is damaged, or is
     not what its name says.
     """
 
@@ -159,7 +159,7 @@ class MNIST(Dataset[tuple[Any, Any]]):
 
 
 def raw_folder(root: str | os.PathLike[str]) -> str:
-    """Return the folder below `root` in which torchvision has MNIST's files."""
+    """Return the folder below `root` in which torchvision stores MNIST's files."""
     return os.path.join(os.path.expanduser(os.fspath(root)), "MNIST", "raw")
 
 
@@ -176,7 +176,7 @@ def hold(folder: str | os.PathLike[str]) -> Iterator[bool]:
     try:
         yield lock(descriptor, needed=False)
     finally:
-        os.close(descriptor)  # and frees the lock
+        os.close(descriptor)  # this also frees the lock
 
 
 def _find(root: str, train: bool) -> tuple[str, str] | None:
@@ -209,7 +209,7 @@ def _read(path: str, dimensions: int) -> np.ndarray[Any, Any]:
 def _download(root: str, train: bool) -> None:
     """Let torchvision download MNIST, in one process at a time.
 
-    It downloads into a folder of its own, because torchvision takes a truncated file for a whole one.
+    It downloads into a folder of its own, because torchvision accepts a truncated file as complete.
     """
     try:
         from torchvision.datasets import MNIST as TorchvisionMNIST
@@ -228,7 +228,7 @@ def _download(root: str, train: bool) -> None:
                 f"{folder} holds a part of a synthetic set, which must not be mixed with MNIST. Delete that folder, or "
                 f"complete the set: run `fastload mnist --synthetic {root}` again"
             )
-        if alone:  # what killed processes have left
+        if alone:  # delete what killed processes have left
             for name in os.listdir(folder):
                 if name.startswith(_DOWNLOAD):
                     shutil.rmtree(os.path.join(folder, name), ignore_errors=True)

@@ -1,6 +1,6 @@
 """`ParquetDataset`: the rows of Parquet files, by position. Needs the extra `arrow`.
 
-`row_groups` reads and keeps row groups, `arrow_columns` makes tensors of their columns.
+`row_groups` reads and caches row groups. `arrow_columns` converts their columns to tensors.
 """
 
 from __future__ import annotations
@@ -39,43 +39,43 @@ class ParquetDataset(Dataset[Any]):
     """The rows of Parquet files as a map-style dataset. Row `i` is always the same row, in the order of the files.
 
     Args:
-        path: a file; a folder, of which all `*.parquet` are read, sorted by name; or a list of files. All must have the
-            same columns, of the same types.
+        path: a file; a folder, whose `*.parquet` files are read in the order of their names; or a list of files. All
+            must have the same columns, of the same types.
         columns: the column, or columns, of a sample. One name: a sample is its value. Several: a tuple of values.
             None: a dict of all columns but that of `label`. Other columns are not read.
         label: the column that follows them: a sample is `(data, label)`.
-        filters: keep only the rows that pass: an expression of `pyarrow.compute`, or a list as
+        filters: keep only the rows that pass it: an expression of `pyarrow.compute`, or a list as
             `pyarrow.parquet.read_table` takes it.
-        fill: what stands for nulls: one value for all columns, or a mapping of columns to values.
-        cache_bytes: how many bytes of decoded row groups to keep (default 256 MiB). The newest is kept in any case.
+        fill: the value that replaces nulls: one for all columns, or a mapping of columns to values.
+        cache_bytes: bytes of decoded row groups to cache (default 256 MiB). The newest one always stays.
 
-    A number or bool is a tensor of the column's dtype, of no dimensions. Fixed-shape tensors and lists of fixed size
-    are tensors of their shape, other lists of numbers tensors of one dimension. Texts and bytes are Python values.
-    Other types, such as timestamps and decimals, are refused. If the lists of a column vary in length, torch's collate
-    raises its own error: pass a `collate_fn`.
+    A number or bool becomes a tensor of the column's dtype, without dimensions. Fixed-shape tensors and lists of fixed
+    size become tensors of their shape, and other lists of numbers become tensors of one dimension. Strings and bytes
+    are Python values. Other types, such as timestamps and decimals, raise TypeError. If the lists of a column vary in
+    length, torch's collate raises its own error: pass a `collate_fn`.
 
-    A sample that is null, or has a null in it, raises `ParquetError` when it is read, unless `fill` is given. A null in
-    place of a list of no fixed length cannot be filled.
+    A sample that is null, or has a null in it, raises `ParquetError` when it is read, unless `fill` is given. A list
+    without a fixed length cannot be filled if it is null itself.
 
     Cost: the constructor reads all footers. With filters it also reads the columns that these name, except in row
-    groups that the files' statistics rule out, and keeps 8 bytes for each row that passes. Reading one row decodes its
-    row group, in 8 workers at most 8 at once, and keeps it in memory. Threads share what is kept; processes do not.
-    So read in order, or with row groups small enough for `cache_bytes`. A full shuffle of a set larger than
+    groups that the files' statistics rule out. It then stores 8 bytes for each row that passes. Reading one row decodes
+    its row group, in 8 workers at most 8 at once, and caches it. Threads share the cache; processes do not. So read in
+    order, or with row groups small enough for `cache_bytes`. A full shuffle of a set larger than
     `cache_bytes` decodes a row group for nearly every row. Shuffle by windows instead, with
     `RankSampler(window=, run=)` and a `run` of about a row group, or put the files into mapped memory once, with
     `fastload.store.put(path, name)`.
 
-    May be pickled, copied and used after a fork: no file stays open. Flipped bits are found for sure if the file has
-    page checksums (`write_page_checksum=True`).
+    The dataset can be pickled, copied and used after a fork: no file stays open. Flipped bits are certain to be found
+    only if the file has page checksums (`write_page_checksum=True`).
 
     Attributes:
         files: the files, in order.
         schema: names and types of all columns, a `pyarrow.Schema`.
-        columns, label, filters: as given.
-        set_id: hash of the files' names, sizes and footers, and of the filters. A loader's state keeps it.
+        columns, label, filters: the arguments.
+        set_id: hash of the files' names, sizes and footers, and of the filters. A loader's state contains it.
 
-    Raises FileNotFoundError if there is no file, `ParquetError` if one cannot be read, differs in its columns or is
-    replaced later, KeyError if there is no such column, TypeError if it has a type that is not read.
+    Raises FileNotFoundError if there is no file. Raises `ParquetError` if a file cannot be read, has other columns or
+    is replaced later. Raises KeyError for an unknown column, and TypeError for one of an unsupported type.
     """
 
     fastload_per_worker = ()
@@ -93,7 +93,7 @@ class ParquetDataset(Dataset[Any]):
         if cache_bytes < 0:
             raise ValueError(f"cache_bytes must be 0 or more, got {cache_bytes}")
         self.files = _files_of(path)
-        # Few files show no bar: it comes after 5 s.
+        # The bar appears after 5 s, so a few files show none.
         footers = tqdm(self.files, unit="footer", delay=5, leave=False, disable=None)
         parts = [ParquetPart(file) for file in footers]
         self.schema = _common_schema(parts)
@@ -105,7 +105,7 @@ class ParquetDataset(Dataset[Any]):
         self._decoder = Decoder(parts, self._kinds, _fills(fill, fields))
         sizes = [size for part in parts for size in part.groups]
         self._begins = np.cumsum([0, *sizes])  # of each row group, among all rows
-        self._rows: NDArray[np.int64] | None = None  # those that pass
+        self._rows: NDArray[np.int64] | None = None  # the rows that pass
         self._starts = self._begins  # of each row group, among the rows of this dataset
         if filters is not None:
             self._rows = np.flatnonzero(np.concatenate([*_passing(parts, filters, self.schema)]))
@@ -123,7 +123,7 @@ class ParquetDataset(Dataset[Any]):
         return f"ParquetDataset({files}: {len(self)} rows, columns {', '.join(self._sample.data_names)}{label})"
 
     def locate(self, index: int) -> str:
-        """Return the file and the row in it of sample `index`."""
+        """Return the file of sample `index`, and its row in the file."""
         number, local = self._places(self._checked([index]))
         return self._where(int(number[0]), int(local[0]))
 
@@ -147,9 +147,9 @@ class ParquetDataset(Dataset[Any]):
         return samples
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if samples cannot be filled by the run; see `fastload.rows`.
+        """Return an empty sample, or None if samples cannot be filled in runs; see `fastload.rows`.
 
-        A list of no fixed length is taken to be as long as that of the first row; others are read one by one.
+        A list without a fixed length is assumed to be as long as the first row's. Samples with others are read singly.
         """
         if not len(self) or any(kind.dtype is None for kind in self._kinds.values()):
             return None
@@ -163,7 +163,7 @@ class ParquetDataset(Dataset[Any]):
         try:
             return self[0]
         except (FastloadError, OSError):
-            return None  # the error comes in its place, as the first sample is read
+            return None  # the error is raised when the first sample is read
 
     def fill_rows(self, run: Run) -> Sequence[int]:
         """Copy the rows of a run into the batch; see `fastload.rows`."""
@@ -178,14 +178,14 @@ class ParquetDataset(Dataset[Any]):
                 for name, out in leaves:
                     done[places] &= self._fill(group.columns[name], out, places, local)
         except (FastloadError, OSError):
-            pass  # reading the samples that are not done raises it again, in its place
+            pass  # reading the missing samples raises it again
         missing: list[int] = np.flatnonzero(~done).tolist()
         return missing
 
     def _fill(
         self, column: Column, out: Tensor, places: NDArray[np.int64], local: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Copy the rows `local` of a row group to `out[places]`; return which of them could be."""
+        """Copy the rows `local` of a row group to `out[places]`. Return a mask of those that could be copied."""
         there = np.ones(len(local), bool) if column.valid is None else column.valid[local]
         if column.offsets is not None:
             begins, ends = column.offsets[local], column.offsets[local + 1]
@@ -195,7 +195,7 @@ class ParquetDataset(Dataset[Any]):
         elif len(places) == len(out):
             self._gatherer.gather(indexable(column.values), local, indexable(out))
         else:
-            # In NumPy: each small call of torch's hands over the GIL, and workers wait for it most of the time.
+            # In NumPy: each small torch call would release the GIL, and workers would mostly wait for it.
             out.numpy()[places] = column.values.numpy()[local]
         return there
 
@@ -208,14 +208,14 @@ class ParquetDataset(Dataset[Any]):
         return found
 
     def _places(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the row group that each index lies in, and the row among those of it that pass."""
+        """Return the row group of each index, and its row among the group's passing rows."""
         numbers = np.searchsorted(self._starts, indices, side="right") - 1
         return numbers, indices - self._starts[numbers]
 
     def _pieces(
         self, indices: NDArray[np.int64]
     ) -> Iterator[tuple[int, RowGroup, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield each row group of `indices`: its number, itself, the positions in `indices`, the rows in it."""
+        """Yield for each row group of `indices`: its number, the group, positions in `indices`, rows in the group."""
         numbers, local = self._places(indices)
         order = np.argsort(numbers, kind="stable")
         for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
@@ -228,7 +228,7 @@ class ParquetDataset(Dataset[Any]):
         return self._cache.get(number, lambda: self._decoder.decode(number, kept))
 
     def _kept(self, number: int) -> NDArray[np.int64] | None:
-        """Return which rows of a row group pass, counted within it; None if there is no filter."""
+        """Return the rows of a row group that pass, counted within it, or None if there is no filter."""
         if self._rows is None:
             return None
         begin, end = self._starts[number : number + 2]
@@ -274,7 +274,7 @@ def _files_of(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
 
 
 def _common_schema(parts: Sequence[ParquetPart]) -> pa.Schema:
-    """Return the columns that all files have. Raises ParquetError that names the file and column that differ."""
+    """Return the columns that all files have. Raises ParquetError, which names the file and column that differ."""
     first = parts[0]
     if twice := [name for name in first.schema.names if first.schema.names.count(name) > 1]:
         raise ParquetError(f"{first.path}: two columns have the name {twice[0]!r}. Rename one")
@@ -295,7 +295,7 @@ def _typed(kind: pa.DataType | None) -> str:
 
 
 def _fills(fill: Any, fields: Mapping[str, pa.Field]) -> dict[str, Any]:
-    """Return what stands for nulls in each column."""
+    """Return the value that replaces nulls, for each column."""
     if fill is None:
         return {}
     given = fill if isinstance(fill, Mapping) else dict.fromkeys(fields, fill)
@@ -310,11 +310,11 @@ def _fills(fill: Any, fields: Mapping[str, pa.Field]) -> dict[str, Any]:
 def _passing(
     parts: Sequence[ParquetPart], filters: Any, schema: pa.Schema
 ) -> Iterator[NDArray[np.bool_]]:
-    """Yield, for each file, which of its rows pass."""
+    """Yield, for each file, a mask of its rows that pass."""
     expression = filters
     if not isinstance(filters, pads.Expression):
         expression = pq.filters_to_expression(filters)
-    # What is wrong with the expression is said here, and not taken for a fault of a file.
+    # Checked here, so that a wrong expression is not reported as a fault of a file.
     try:
         pads.dataset([], schema=schema).to_table(columns=[], filter=expression)
     except pa.ArrowException as error:

@@ -1,4 +1,4 @@
-"""The row groups of Parquet files: decoded when they are needed, each by one thread, the last used ones kept."""
+"""The row groups of Parquet files: decoded when they are needed, each by one thread. The last used ones are cached."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fastload.telemetry import stage
 
 
 class ParquetPart:
-    """One file: its footer, read once, and what says that it is still the same file.
+    """One file: its footer, read once, and its identity, which tells if the file is replaced.
 
-    Raises FileNotFoundError, OSError, ParquetError if it has no right footer.
+    Raises FileNotFoundError or OSError, and ParquetError if the file has no valid footer.
     """
 
     def __init__(self, path: str) -> None:
@@ -41,7 +41,7 @@ class ParquetPart:
 
     @contextmanager
     def guarded(self, expected: str) -> Iterator[None]:
-        """Turn what Arrow raises for bad bytes into a ParquetError; raise one too if the file is another meanwhile."""
+        """Turn Arrow's error about bad bytes into a ParquetError. Raise one too if the file was replaced."""
         self._check()
         try:
             yield
@@ -49,7 +49,7 @@ class ParquetPart:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
             self._check()
-            # An error of the system has a number; what Arrow raises for bad bytes has none.
+            # A system error has a number. Arrow's error about bad bytes has none.
             if isinstance(error, OSError) and error.errno is not None:
                 error.filename = error.filename or self.path
                 raise
@@ -61,12 +61,12 @@ class ParquetPart:
         found = _identity(self.path)
         if found != self.identity:
             raise ParquetError(
-                f"{self.path}: the file was replaced or changed since the dataset was made. The file has {found[2]:,} "
-                f"bytes now, and had {self.identity[2]:,} then. Make the dataset again"
+                f"{self.path}: the file was replaced or changed since the dataset was created. The file has "
+                f"{found[2]:,} bytes now, and had {self.identity[2]:,} then. Create the dataset again"
             )
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return a row group. In a worker without threads of Arrow: there the workers run side by side."""
+        """Return a row group. In a worker it uses no Arrow threads, because the workers already run in parallel."""
         rows = self.groups[group]
         with (
             self.guarded(f"row group {group}: expected {rows:,} rows"),
@@ -102,8 +102,8 @@ class Decoder:
 
     Args:
         parts: the files.
-        kinds: how each column to read stands in samples.
-        fills: what stands for nulls, by column.
+        kinds: the form that each column to read takes in samples.
+        fills: the value that replaces nulls, by column.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Decoder:
         self.parts = parts
         self.kinds = kinds
         self.fills = fills
-        # Of each row group of all files: its file, and its number there.
+        # For each row group of all files: its file, and its number in that file.
         self.places = [(part, k) for part in parts for k in range(len(part.groups))]
 
     def decode(self, number: int, kept: NDArray[np.int64] | None) -> RowGroup:
@@ -134,10 +134,10 @@ class Decoder:
 
 
 class RowGroupCache:
-    """Keeps the row groups that were used last, of at most `limit` bytes; the newest stays, whatever its size.
+    """Caches the row groups that were used last, up to `limit` bytes. The newest stays, whatever its size.
 
-    Threads that need one row group at the same time wait for the first of them to decode it. There is no lock: whoever
-    puts a future into the dict first decodes, and always ends that future; every step on the dict is atomic.
+    Threads that need the same row group wait for the first of them to decode it. This takes no lock: the thread that
+    first puts a future into the dict decodes, and always ends that future. Every step on the dict is atomic.
 
     A copy, and the child of a fork, begins empty: the thread that decodes in the parent is not in the child.
     """
@@ -159,11 +159,11 @@ class RowGroupCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the row groups that are kept now."""
+        """Bytes of the row groups that are cached now."""
         return sum(held.nbytes for held in [*self._held.values()])
 
     def get(self, number: int, decode: Callable[[], RowGroup]) -> RowGroup:
-        """Return a row group, which `decode()` makes if it is not kept. Raises what that raises."""
+        """Return a row group. Call `decode()` if it is not cached, and raise what that raises."""
         if self._pid != os.getpid():
             self._forget()
         while True:
@@ -172,14 +172,14 @@ class RowGroupCache:
                 found = self._decoded(number, decode)
             else:
                 held.used = next(self._ticks)
-                # Not the future first: threads that look at one at the same time would wait at its lock.
+                # The group before the future: threads that look at a future at the same time wait for its lock.
                 found = held.group or held.future.result()
-            # None: the thread that decoded it failed. This thread tries for itself, and raises an error of its own.
+            # None: the thread that decoded it failed. This thread tries again, and may raise an error of its own.
             if found is not None:
                 return found
 
     def _decoded(self, number: int, decode: Callable[[], RowGroup]) -> RowGroup | None:
-        """Decode a row group and keep it; None if another thread began to do so just before."""
+        """Decode and cache a row group. Return None if another thread has just begun to do so."""
         own, held = _Held(next(self._ticks)), self._held
         try:
             if held.setdefault(number, own) is not own:
@@ -190,13 +190,13 @@ class RowGroupCache:
             self._evict(held, own)
             return found
         finally:
-            if not own.future.done():  # waiters are woken, whatever happened
+            if not own.future.done():  # wake the waiting threads, whatever happened
                 if held.get(number) is own:
                     del held[number]
                 own.future.set_result(None)
 
     def _evict(self, all_held: dict[int, _Held], newest: _Held) -> None:
-        # Two threads may both do so at once: then more goes than must.
+        # Two threads may evict at once: then they evict more than they must.
         done = [(held.used, number, held) for number, held in [*all_held.items()] if held.nbytes]
         total = sum(held.nbytes for _, _, held in done)
         for _, number, held in sorted(done, key=lambda entry: entry[0]):
@@ -208,7 +208,7 @@ class RowGroupCache:
 
 
 class _Held:
-    """A row group that is kept, or is being decoded."""
+    """A row group that is cached, or is being decoded."""
 
     __slots__ = ("future", "group", "nbytes", "used")
 

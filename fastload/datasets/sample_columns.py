@@ -1,4 +1,4 @@
-"""Which columns of a table make a sample, and in what containers."""
+"""The columns of a table that form a sample, and its containers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class SampleColumns:
     Args:
         data: one name: the data is its value. Several: a tuple of values. None: a dict of all of `known` but `label`.
         label: the column that follows the data: a sample is `(data, label)`. None: a sample is the data.
-        known: the columns that there are.
-        where: what has them, for the error.
+        known: the columns of the table.
+        where: the table's name, for the error.
 
     Attributes:
         data_names: the columns of the data.
@@ -55,7 +55,7 @@ class SampleColumns:
         return data if self.label is None else (data, values[self.label])
 
     def leaves(self, sample: Any) -> list[tuple[str, Any]]:
-        """Return what stands in a sample, with the name of its column. A column may stand in it twice."""
+        """Return the leaves of a sample, each with the name of its column. A column may occur twice."""
         data, labels = (
             (sample, []) if self.label is None else (sample[0], [(self.label, sample[1])])
         )

@@ -1,4 +1,4 @@
-"""Make sample images from a seed: JPEG files that cost as much to read and decode as photographs.
+"""Sample images from a seed: JPEG files that cost as much to read and decode as photographs.
 
 An image is laid out as photographs are. It has surfaces in front of each other, each with its own colour, brightness
 and texture. Borders are sharp or out of focus. Textures have an amplitude spectrum of about 1/f (Field, "Relations
@@ -33,13 +33,13 @@ Plane = NDArray[np.float32]
 SIDES = (300, 640)  # pixels, both inclusive
 QUALITY = 92  # of the JPEGs; with _CONTRAST it sets their size, 80 to 110 KB on average
 
-_FORMAT = 1  # raise it when the same seed gives other images: a set is never a mixture
+_FORMAT = 1  # raise it when the same seed gives other images: no set mixes two formats
 _FIELDS, _FIELD_SIDE = 12, 1024
 _ASPECTS = (4 / 3, 4 / 3, 3 / 2, 5 / 4, 1.0, 16 / 9)
 _CONTRAST = 34.0
 
-_STRIP = 1 / 12  # of the height is the strip of the number
-_ROWS, _COLUMNS = 2, 20  # of blocks in it, one a bit
+_STRIP = 1 / 12  # the strip's share of the height
+_ROWS, _COLUMNS = 2, 20  # blocks in the strip, one for each bit
 _BITS = _ROWS * _COLUMNS  # one black, one white, 30 of the number, 8 of its checksum
 
 
@@ -52,23 +52,23 @@ def generate_images(
     workers: int | None = None,
     progress: bool | Callable[[int, int], None] = False,
 ) -> Path:
-    """Make `count` JPEG files below `out`, and return the path of the list of them.
+    """Write `count` JPEG files below `out`, and return the path of their list.
 
     The layout is ImageNet's: `train/n00000011/n00000011_42.JPEG` is image number 42, of class `42 % classes` (ids count
     from n00000001). Line k (from 0) of `filelist.txt` is the relative path of number k. Sides are 300 to 640 pixels,
     files 80 to 110 KB on average. `read_number` reads the number back from the pixels.
 
     An image is a function of (seed, classes, number) and the versions of NumPy and Pillow, not of `count` or `workers`.
-    Each file is there whole or not at all, and the list is written last. After a killed run, the same call makes the
-    missing images, and a larger `count` adds images. If two runs start at once, the second waits for the first.
+    Each file exists completely or not at all, and the list is written last. After a killed run, the same call writes
+    the missing images. A larger `count` adds images. If two runs start at once, the second waits for the first.
 
     Args:
-        workers: threads that paint. None is one per CPU that this process may use, 0 only the calling thread.
+        workers: threads that paint. None: one for each CPU that this process may use. 0: only the calling thread.
         progress: True for a bar on standard error if that is a terminal, or a callable that gets (images done,
             `count`).
 
-    Raises ValueError for arguments out of range, FileExistsError if `out` holds images of another seed or number of
-    classes, or images that were not made here.
+    Raises ValueError for arguments out of range. Raises FileExistsError if `out` holds images of another seed or number
+    of classes, or images that fastload did not write.
     """
     _check("count", count, 1, 2**30)
     _check("seed", seed, 0, 2**63 - 1)
@@ -91,7 +91,7 @@ def generate_images(
 
 
 def read_number(image: Any) -> int:
-    """Read the number of an image made here back from its pixels.
+    """Return the number of a synthetic image, read from its pixels.
 
     `image` is a PIL image, or an array or CPU tensor [H, W], [H, W, C] or [C, H, W] of any scale. It must be the whole
     image, perhaps resized to 256 x 256 or normalised, but neither cropped nor flipped. Raises ValueError if it shows no
@@ -120,7 +120,7 @@ def read_number(image: Any) -> int:
 
 
 class _Easel(Dataset[int]):
-    """Sample k paints number `missing[k]`, writes its file and is that number."""
+    """A dataset that paints. Sample k paints image `missing[k]`, writes its file, and is its number."""
 
     fastload_per_worker = ()
 
@@ -189,7 +189,7 @@ def _surface(
 
 
 def _shape(rng: np.random.Generator, height: int, width: int) -> tuple[slice, slice, Plane]:
-    """Return the place of a tilted ellipse or rectangle, and how much of each pixel it covers, 0 to 1."""
+    """Return the position of a tilted ellipse or rectangle, and how much of each pixel it covers, 0 to 1."""
     size = np.hypot(height, width)
     a, b = size * rng.uniform(0.06, 0.3, 2)
     reach = int(np.hypot(a, b)) + 1
@@ -232,7 +232,7 @@ def _code(number: int) -> NDArray[np.bool_]:
 
 
 def _block(height: int, width: int, position: int, *, inset: float = 0.0) -> tuple[slice, slice]:
-    """Return the place of bit `position` in an image, less `inset` of the block on each side."""
+    """Return the block of bit `position` in an image, cut by `inset` of its size on each side."""
     row, column = divmod(position, _COLUMNS)
     top, row_height = height * (1 - _STRIP), height * _STRIP / _ROWS
     rows = (round(top + row_height * (row + part)) for part in (inset, 1 - inset))
@@ -249,8 +249,8 @@ def _name(number: int, classes: int) -> str:
 def _claim(out: Path, made: dict[str, int]) -> Iterator[Path]:
     """Lock `out` against other runs, and yield a directory in it for incomplete files.
 
-    The lock is on the file that says how the images are `made`, and ends with the process. So the holder may delete
-    what a killed run has left in the directory.
+    The lock is on the file that says how the images are `made`. It ends with the process, so its holder may delete what
+    a killed run has left in the directory.
     """
     out.mkdir(parents=True, exist_ok=True)
     marker, wanted = out / "synthetic.json", json.dumps(made)
@@ -278,7 +278,7 @@ def _claim(out: Path, made: dict[str, int]) -> Iterator[Path]:
 
 
 def _write(path: Path, scratch: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all."""
+    """Write a file that exists completely or not at all."""
     partial = scratch / path.name
     partial.write_bytes(content)
     partial.replace(path)
@@ -287,9 +287,9 @@ def _write(path: Path, scratch: Path, content: bytes) -> None:
 def _report(
     numbers: Iterator[int], done: int, count: int, progress: bool | Callable[[int, int], None]
 ) -> None:
-    """Take all `numbers`, as the images are done, and tell the caller."""
+    """Take all `numbers`, as the images are done, and report progress."""
     hidden = None if progress is True else True  # None: hidden unless standard error is a terminal
-    with tqdm(total=count, initial=done, unit="picture", disable=hidden) as bar:
+    with tqdm(total=count, initial=done, unit="image", disable=hidden) as bar:
         for now_done, _ in enumerate(numbers, done + 1):
             bar.update()
             if callable(progress):

@@ -1,4 +1,4 @@
-"""Decode files to images: Pillow's for unmodified transforms, arrays of pixels for plans."""
+"""Decoders of image files: to Pillow's images for unmodified transforms, to arrays of pixels for plans."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def decode_rgb(path: str | os.PathLike[str]) -> Image.Image:
 def read_file(name: str) -> bytes:
     """Return all bytes of a file, in four system calls. Pillow's own reading takes dozens.
 
-    Each call releases the GIL, and beside a busy loop it takes some 50 us to get it back.
+    Each call releases the GIL. Beside a busy loop, it takes some 50 us to get the GIL back.
     """
     try:
         file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(file).st_size
-            if not size:  # also of files that are made as they are read
+            if not size:  # also if the kernel creates the file as it is read
                 with open(file, "rb", closefd=False) as whole:
                     return whole.read()
             encoded = os.read(file, size)
-            while len(encoded) < size:  # a signal, a network file system
+            while len(encoded) < size:  # cut short by a signal or a network file system
                 more = os.read(file, size - len(encoded))
                 if not more:
                     break
@@ -63,7 +63,7 @@ def read_file(name: str) -> bytes:
         finally:
             os.close(file)
     except OSError as error:
-        # Unlike that of open(), an error of read() does not say which file it was.
+        # Unlike an error of open(), that of read() does not name the file.
         error.filename = name
         raise
 
@@ -71,33 +71,34 @@ def read_file(name: str) -> bytes:
 def open_rgb(encoded: Encoded, *, name: str) -> Image.Image:
     """Decode the bytes of a whole image: RGB, 8 bits a channel.
 
-    It takes any format that Pillow knows, and recognises it by its content, not by its name. Pillow converts grey,
-    palette and CMYK images and those with alpha to RGB. Of 16 bits it takes the upper 8. Like torchvision, it does not
-    apply the EXIF orientation. Many threads may call it at once: the pixels are decoded with the GIL released.
+    It accepts any format that Pillow knows, and recognises it by its content, not by its name. Pillow converts grey,
+    palette and CMYK images, and images with alpha, to RGB. 16-bit channels are reduced to their upper 8 bits. Like
+    torchvision, it does not apply the EXIF orientation. Many threads may call it at once: the pixels are decoded with
+    the GIL released.
 
-    Raises `DecodeError`, with `name`, if the bytes cannot be decoded: they are empty, truncated, damaged or not an
-    image, have more pixels than twice `PIL.Image.MAX_IMAGE_PIXELS`, or have no obvious RGB (floating point).
+    Raises `DecodeError`, with `name`, if the bytes are empty, truncated, damaged or not an image. It raises it too if
+    the image has more pixels than twice `PIL.Image.MAX_IMAGE_PIXELS`, or no obvious RGB (floating point).
     """
     return _decoding(name, encoded, lambda: as_rgb(Image.open(io.BytesIO(encoded))))
 
 
 class Header(NamedTuple):
-    """What the header of an image says; height and width in pixels, as stored."""
+    """The header of an image. Height and width are in pixels, as stored."""
 
     height: int
     width: int
     decoder: Decoder
-    picture: Any  # what the decoder continues with
+    picture: Any  # the decoder's own, to continue with
 
 
 class Decoder(Protocol):
-    """A row of `DECODERS`, which reads some formats."""
+    """An element of `DECODERS`, which reads some formats."""
 
     def header(self, encoded: Encoded) -> Header | None:
         """Return the header, or None if another decoder must read these bytes."""
 
     def pixels(self, encoded: Encoded, header: Header, height: int, width: int) -> Pixels:
-        """Return uint8[H, W, 3] in RGB: the whole image, possibly smaller, but at least `height` by `width`.
+        """Return the whole image in RGB, uint8[H, W, 3]. It may be scaled down, but not below `height` by `width`.
 
         The pixels are valid until this thread decodes again.
         """
@@ -114,12 +115,12 @@ class SimpleJpeg:
             height, width, colors, _ = simplejpeg.decode_jpeg_header(encoded)
         except ValueError:
             return None
-        if colors not in ("YCbCr", "RGB", "Gray"):  # CMYK, which only Pillow makes RGB
+        if colors not in ("YCbCr", "RGB", "Gray"):  # CMYK, which only Pillow converts to RGB
             return None
         return Header(height, width, self, None)
 
     def pixels(self, encoded: Encoded, header: Header, height: int, width: int) -> Pixels:
-        """See `Decoder`. Smaller by libjpeg's own scaling, from a half down: 7/8 takes longer than all of it."""
+        """See `Decoder`. libjpeg scales to a half or less: decoding at 7/8 takes longer than decoding the full size."""
         smaller = {"min_height": height, "min_width": width, "min_factor": 2}
         try:
             pixels: Pixels = simplejpeg.decode_jpeg(
@@ -129,7 +130,7 @@ class SimpleJpeg:
                 **smaller,
             )
         except ValueError:
-            # What libjpeg has any objection to; Pillow knows which of them matter.
+            # libjpeg objects to something. Pillow knows which objections matter.
             picture = Image.open(io.BytesIO(encoded))
             return ANY.pixels(encoded, Header(*picture.size[::-1], ANY, picture), height, width)
         return pixels
@@ -147,20 +148,20 @@ class AnyPillow:
         """See `Decoder`."""
         picture = header.picture
         if header.height >= 2 * height and header.width >= 2 * width:
-            picture.draft("RGB", (width, height))  # a JPEG's own scaling; nothing for other formats
+            picture.draft("RGB", (width, height))  # a JPEG scales itself; no effect on others
         return np.asarray(as_rgb(picture))
 
 
 ANY = AnyPillow()
 DECODERS: tuple[Decoder, ...] = (SimpleJpeg(), ANY)
-"""The first that knows the bytes reads them. The last one takes everything, or raises what is wrong."""
+"""The first decoder that knows the bytes reads them. The last one accepts everything, or raises an error."""
 
 
 def read_header(encoded: Encoded, *, name: str) -> Header:
     """Return the header of an image, from the first decoder that knows it. A JPEG takes some 2 us.
 
     Raises `DecodeError` if it is not an image, or has more pixels than twice `PIL.Image.MAX_IMAGE_PIXELS`: a small file
-    can ask for gigabytes.
+    can claim gigabytes.
     """
 
     def read() -> Header:
@@ -184,9 +185,9 @@ def check_pixels(height: int, width: int) -> None:
 def pixels_at_least(
     encoded: Encoded, header: Header, height: int, width: int, *, name: str
 ) -> Pixels:
-    """Return the pixels of a whole image, uint8[H, W, 3], smaller if that is cheaper: see `Decoder.pixels`.
+    """Return the pixels of a whole image, uint8[H, W, 3], scaled down if that is cheaper: see `Decoder.pixels`.
 
-    The memory is this thread's own, and valid until it decodes again.
+    The memory belongs to this thread, and is valid until it decodes again.
     """
     return _decoding(name, encoded, lambda: header.decoder.pixels(encoded, header, height, width))
 
@@ -197,7 +198,7 @@ def orientation(encoded: Encoded, *, name: str) -> int:
     def read() -> int:
         picture = Image.open(io.BytesIO(encoded))
         if picture.format == "TIFF":
-            picture.load()  # Pillow itself turns it then, and takes the tag away
+            picture.load()  # Pillow then turns the image itself, and removes the tag
         tag = picture.getexif().get(0x0112, 1)
         return tag if isinstance(tag, int) and 1 <= tag <= 8 else 1
 
@@ -216,7 +217,7 @@ def upright(pixels: Pixels, tag: int) -> Pixels:
 
 
 def _decoding(name: str, encoded: Encoded, decode: Callable[[], T]) -> T:
-    """Return what `decode()` returns. Raises `DecodeError` for any error of it that is about the bytes."""
+    """Return what `decode()` returns. Raises `DecodeError` if `decode()` raises an error about the bytes."""
     if not encoded:
         raise DecodeError(name, "the file is empty")
     try:
@@ -228,8 +229,8 @@ def _decoding(name: str, encoded: Encoded, decode: Callable[[], T]) -> T:
     except UnidentifiedImageError as error:
         raise DecodeError(name, "not an image in a format that Pillow can read") from error
     except Exception as error:
-        # No file is touched here, so this is about the bytes. Pillow's decoders meet damaged ones
-        # with OSError, SyntaxError, ValueError, IndexError, struct.error, zlib.error and others.
+        # No file is touched here, so the error is about the bytes. For damaged bytes, Pillow's decoders raise
+        # OSError, SyntaxError, ValueError, IndexError, struct.error, zlib.error and others.
         raise DecodeError(name, f"cannot be decoded: {error or type(error).__name__}") from error
 
 
@@ -240,7 +241,7 @@ class _Unfit(ValueError):
 def as_rgb(picture: Image.Image) -> Image.Image:
     """Return `picture` in RGB, as `open_rgb` does. Raises ValueError if the conversion is not obvious."""
     mode = picture.mode
-    if mode.startswith("I"):  # "I;16" and its kin; Pillow's own conversion cuts them off at 255
+    if mode.startswith("I"):  # "I;16" and its kin; Pillow's own conversion clips them at 255
         values = np.asarray(picture)
         if values.size and (values.min() < 0 or values.max() > 0xFFFF):
             raise _Unfit("grey values beyond 16 bits. Expected 8 or 16 bits per channel")
@@ -251,7 +252,7 @@ def as_rgb(picture: Image.Image) -> Image.Image:
 
 
 def _buffer(nbytes: int) -> Pixels:
-    """Return memory of this thread, which its next image overwrites: fresh memory costs a page fault per 4 KiB."""
+    """Return memory of this thread. Its next image overwrites it: fresh memory costs a page fault per 4 KiB."""
     if nbytes > _BUFFER_BYTES:
         return np.empty(nbytes, np.uint8)
     buffer: Pixels | None = getattr(_local, "buffer", None)

@@ -1,7 +1,7 @@
-"""Draw the random numbers of plans: those that torchvision's calls draw from the same generator, bit for bit.
+"""Random numbers of plans: bit for bit those that torchvision's calls draw from the same generator.
 
 The numbers of a sample's own stream are computed from the generator's words, without torch. Each call of torch releases
-the GIL: beside other workers, five of them cost an image 25 us, and wake the others for nothing.
+the GIL. Beside other workers, five such calls cost 25 us for each image, and wake the others for nothing.
 
 Source of the formulas: ATen/core/TransformationHelper.h, DistributionsHelper.h.
 """
@@ -18,12 +18,12 @@ import torch
 
 from fastload.randomness import sample_generator, sample_words
 
-_BITS = 0xFFFFFF  # of a word, those that a float32 of [0, 1) is made of
+_BITS = 0xFFFFFF  # the bits of a word from which a float32 of [0, 1) is computed
 _UNIT = 2.0**-24
 
 
 class Draws(Protocol):
-    """A source of random numbers. Each call takes 32 bits of it."""
+    """A source of random numbers. Each call uses 32 bits of it."""
 
     def uniform(self, low: float, high: float) -> float:
         """Return a float32 of [low, high), as `torch.empty(1).uniform_(low, high)` does."""
@@ -33,7 +33,7 @@ class Draws(Protocol):
 
 
 class GeneratorDraws:
-    """Draws by torch, from a generator of torch's. None is the default generator."""
+    """Draws by torch, from a torch.Generator. None is the default generator."""
 
     def __init__(self, generator: torch.Generator | None) -> None:
         self._generator = generator
@@ -80,12 +80,12 @@ class KeyDraws:
 
     def of(self, key: int) -> Draws:
         """Return the draws of a sample, valid until the next call."""
-        self._seed(key & 0xFFFF_FFFF)  # torch takes no more of it
+        self._seed(key & 0xFFFF_FFFF)  # torch uses only these bits
         return self._draws
 
 
 def sample_draws() -> Draws:
-    """Return draws from the stream of the sample that this thread reads, or torch's default one outside of a loader."""
+    """Return draws from the stream of this thread's sample, or from torch's default outside of a loader."""
     uniform = uniform_of_word()
     word = None if uniform is None else sample_words()
     if word is None or uniform is None:
@@ -99,9 +99,9 @@ def exp32(x: float) -> float:
 
 
 def fused(word: int, low: float, high: float) -> float:
-    """Return the float32 of [low, high) that a word makes, rounded once."""
-    # In doubles nothing is rounded before the end. The product of two times 24 bits is exact. So is the sum, while
-    # neither bound is 2**4 times their distance. Beyond that, one draw in 2**28 might differ in its last bit.
+    """Return the float32 of [low, high) that belongs to a word, rounded once."""
+    # In doubles nothing is rounded before the end. The product of two times 24 bits is exact. So is the sum, unless a
+    # bound is 2**4 times their distance. Beyond that, one draw in 2**28 might differ in its last bit.
     base, width = base_and_span(low, high)
     return float(np.float32((word & _BITS) * _UNIT * width + base))
 
@@ -120,9 +120,9 @@ def base_and_span(low: float, high: float) -> tuple[float, float]:
 
 @lru_cache(maxsize=1)
 def uniform_of_word() -> Callable[[int, float, float], float] | None:
-    """Return what torch makes of a word on this machine: it rounds `word * width + low` once or twice, as compiled.
+    """Return the function by which torch on this machine turns a word into a number. It rounds once or twice.
 
-    Return None if torch does neither: then torch itself must draw.
+    This depends on how torch was compiled. Return None if torch does neither: then torch itself must draw.
     """
     generator = torch.Generator()
     words = [int(w) for w in np.random.RandomState(0).randint(2**32, size=256, dtype=np.uint32)]
@@ -139,10 +139,10 @@ def uniform_of_word() -> Callable[[int, float, float], float] | None:
 
 
 class _Scratch(threading.local):
-    """A thread's own tensors to draw into, read as arrays: making a tensor costs as much as a draw."""
+    """A thread's own tensors to draw into, and arrays to read them: creating a tensor costs as much as a draw."""
 
     def __init__(self) -> None:
-        # A tensor made in inference mode could not be drawn into outside of it.
+        # Outside of inference mode, nothing could be drawn into a tensor that was created in it.
         with torch.inference_mode(mode=False):
             self.number = torch.empty(1, dtype=torch.float32, device="cpu")
             self.place = torch.empty(1, dtype=torch.int64, device="cpu")

@@ -1,4 +1,4 @@
-"""Encode images as JPEG files."""
+"""Encoders of images as JPEG."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def encode_jpeg(ycbcr: NDArray[np.uint8], *, quality: int) -> bytes:
     """Encode `ycbcr`, uint8[3, H, W] of luma and the two chroma planes, as a JPEG.
 
     `quality` is libjpeg's, 1 to 95. Chroma is stored at half the resolution (4:2:0), as most
-    photographs are. The same planes give the same bytes with the same Pillow.
+    photographs are. The same planes give the same bytes with the same version of Pillow.
     """
     planes = [Image.fromarray(plane) for plane in ycbcr]
     buffer = io.BytesIO()

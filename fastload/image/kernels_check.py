@@ -1,4 +1,4 @@
-"""Ask torch whether the compiled kernels give its results, to the bit. Another build of torch may round otherwise."""
+"""A check that the compiled kernels give torch's results to the bit. Another build of torch may round otherwise."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fastload.image.kernels.tables import DONE, PICTURE, UNDECIDED
 from fastload.image.plans import Plan, RandomResizedCrop, Resize, ResizeCenterCrop
 from fastload.image.render import plan_table
 
-# Height and width of the pictures.
+# Height and width of the images.
 _SIDES = ((1, 1), (1, 90), (77, 1), (40, 64), (131, 97), (64, 300))
 _ARENA_BYTES = 4 << 20
 
 
 def agrees_with_torch(call: Mapping[str, Callable[..., int]]) -> bool:
-    """Return whether the entry points make of small pictures what the plans make of them by torch, draws included."""
+    """Return whether the entry points render small images as the plans do by torch, with the same random draws."""
     random = np.random.default_rng(13)
     arena = np.empty(_ARENA_BYTES, np.uint8)
     for height, width in _SIDES:
@@ -50,7 +50,7 @@ def _render(
     row: torch.Tensor,
     arena: NDArray[np.uint8],
 ) -> int:
-    """Make `row` of `pixels`, uint8[H, W, 3], with the random stream of `key`; return the picture's state."""
+    """Render `pixels`, uint8[H, W, 3], into `row`, with the random stream of `key`. Return the image's state."""
     picture = np.zeros(1, PICTURE)
     picture["key"], picture["file"], picture["checksum"] = key, -1, -1
     picture["source"], picture["length"] = pixels.ctypes.data, pixels.size

@@ -1,7 +1,7 @@
 """The libjpeg-turbo inside Pillow's wheel, found and checked for the kernel that decodes only the box of a JPEG.
 
-The kernel calls libjpeg by addresses and reads its structs. So it takes only libraries that it was tested with, and
-only after a check in a child process on this machine: decode, fail and decode again (`libjpeg_check`).
+The kernel calls libjpeg by addresses and reads its structs. So it uses only libraries that it was tested with. Before,
+a child process on this machine checks the library: decode, fail and decode again (`libjpeg_check`).
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Library(NamedTuple):
 
 
 class Unusable(Exception):
-    """The region decoder cannot be used here; the text says why."""
+    """The region decoder cannot be used here. The message says why."""
 
 
 class Decoder:
-    """What a thread needs to decode boxes: memory for one decompressor at a time, at `address`."""
+    """A thread's memory to decode boxes, at `address`: one decompressor at a time."""
 
     def __init__(self, kernels: Kernels, library: Library) -> None:
         room = np.zeros(DECODER.itemsize + 64, np.uint8)
@@ -77,14 +77,14 @@ class Decoder:
 
 
 def region_decoder() -> Callable[[], Decoder] | None:
-    """Return what makes a thread's decoder, if that may be used now, else None: never waits, never raises.
+    """Return the function that creates a thread's decoder, or None if it may not be used yet. Never wait, never raise.
 
-    The first calls begin what is lacking: the kernels, and the check in a child process.
+    The first calls start what is missing: compiling the kernels, and the check in a child process.
     """
     state = _state
     if state.factory is None and not state.given_up:
         if not state.lock.acquire(blocking=False):
-            return None  # another thread is at it
+            return None  # another thread advances the state
         try:
             state.advance()
         except Unusable as error:
@@ -97,14 +97,14 @@ def region_decoder() -> Callable[[], Decoder] | None:
 
 
 def wait() -> None:
-    """Wait until it is known whether regions can be decoded here."""
+    """Wait until the check has found whether regions can be decoded here."""
     compiled.wait()
     while region_decoder() is None and not _state.given_up and _state.check is not None:
         _state.check.wait(CHECK_S)
 
 
 def state() -> str:
-    """Say in a line whether boxes can be decoded here, as far as that is known; begins nothing."""
+    """Return a line that says whether boxes can be decoded here, as far as that is known. Start nothing."""
     if _state.factory is not None or _state.given_up:
         return _state.text
     try:
@@ -120,7 +120,7 @@ def state() -> str:
 
 @lru_cache(maxsize=1)
 def library() -> Library:
-    """Return the libjpeg that Pillow uses. Raises Unusable if it is none of the tested ones."""
+    """Return the libjpeg that Pillow uses. Raises Unusable if it was not tested."""
     functions, paths = [], set()
     for name in FUNCTIONS:
         try:
@@ -139,7 +139,7 @@ def library() -> Library:
 
 
 def verdict_name(kernels: Kernels, library: Library) -> str:
-    """Return the name, in the cache, of what a check of these two has found."""
+    """Return the name, in the cache, of the result of the check of these two."""
     parts = (kernels.path.name, library.sha256, importlib.metadata.version("simplejpeg"))
     return f"libjpeg-{sha256(' '.join(parts).encode()).hexdigest()[:32]}"
 
@@ -148,10 +148,10 @@ def verdict_name(kernels: Kernels, library: Library) -> str:
 
 
 class _State:
-    """How far this process has come."""
+    """How far this process has come towards a decoder."""
 
     def __init__(self) -> None:
-        # Owns the rest, while a thread advances it; the others do not wait.
+        # Owns the other fields. One thread advances them, and the others do not wait.
         self.lock = threading.Lock()
         self.factory: Callable[[], Decoder] | None = None
         self.given_up = False
@@ -159,7 +159,7 @@ class _State:
         self.check: subprocess.Popen[bytes] | None = None
 
     def give_up(self, reason: str) -> None:
-        """Never try again in this process."""
+        """Store the reason, and never try again in this process."""
         self.text, self.given_up = f"off: {reason}", True
 
     def advance(self) -> None:
@@ -182,7 +182,7 @@ class _State:
         self.factory = lambda: Decoder(kernels, found)
 
     def _verdict(self, name: str) -> str | None:
-        """Return what the check has found: "" if all is well, None if it is not known yet."""
+        """Return the result of the check: "" if all is well, a reason if not, or None if it is not known yet."""
         if self.check is not None and self.check.poll() is None:
             return None
         if cached := cache.find(name):
@@ -191,7 +191,7 @@ class _State:
             self.check = _start_check(name)
             return None
         verdict = f"the check ended with status {self.check.returncode}"
-        # Whatever else ended it, the next process checks again.
+        # If anything else ended it, the next process checks again.
         if -self.check.returncode in _CRASHES:
             with suppress(OSError):
                 cache.store(name, verdict.encode())
@@ -202,7 +202,7 @@ _state = _State()
 
 
 def _forget() -> None:
-    """Begin anew in a forked process, if there is no decoder yet: the child that checks is not its own."""
+    """Start again in a forked process if there is no decoder yet: the checking child belongs to the parent."""
     global _state
     if _state.factory is None:
         _state = _State()
@@ -218,7 +218,7 @@ def _start_check(name: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-        start_new_session=True,  # so that it sees no Ctrl-C
+        start_new_session=True,  # so that Ctrl-C does not reach it
     )
 
 
@@ -236,7 +236,7 @@ class _Symbol(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def _pillow() -> ctypes.CDLL:
-    """Return a handle that finds what Pillow's decoders find."""
+    """Return a handle that finds the symbols that Pillow's decoders find."""
     from PIL import _imaging
 
     return ctypes.CDLL(_imaging.__file__)
@@ -249,7 +249,7 @@ def _standard_errors() -> Any:
 
 
 def _file_of(address: int) -> Path | None:
-    """Return the file that what lies at `address` was loaded from."""
+    """Return the file from which the memory at `address` was loaded."""
     lookup = ctypes.CDLL(None).dladdr
     lookup.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Symbol)]
     symbol = _Symbol()

@@ -1,6 +1,6 @@
 """A trial of the region decoder: `python -m fastload.image.libjpeg_check NAME`, the child process of `libjpeg`.
 
-A library whose structs are others, or that fails on this machine, ends this process and no training.
+A library with other structs, or that fails on this machine, ends only this process and not the training.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fastload.image.regions import Box, Region
 from fastload.image.render import plan_table, result_size
 
 KEYS = range(6)
-SIZES = ((24, 24), (40, 64), (130, 90))  # of results: images are decoded at several scales
+SIZES = ((24, 24), (40, 64), (130, 90))  # sizes of results: images are decoded at several scales
 
 
 class Trial:
-    """Makes single images by the kernel."""
+    """Renders single images by the kernel."""
 
     def __init__(self, kernels: Kernels, decoder: Decoder, arena_bytes: int = 1 << 23) -> None:
         self.picture = np.zeros(1, tables.PICTURE)  # the row of the last image
@@ -36,9 +36,10 @@ class Trial:
         self._arena = np.empty(arena_bytes, np.uint8)
 
     def run(self, plan: Plan, key: int, **fields: int) -> tuple[int, Pixels]:
-        """Return the state and the result, uint8[H, W, 3], of an image; `fields` are those of its row in the table.
+        """Return an image's state and its result, uint8[H, W, 3]. `fields` are fields of its row in the table.
 
-        `source` is the address of `length` bytes in memory, unless `file` is given; with `named=1`, of a file's name.
+        `source` is the address of `length` bytes in memory, unless `file` is given. With `named=1` it is the address of
+        a file's name.
         """
         result = np.zeros((*result_size(plan), 3), np.uint8)
         state = self.run_into(result, self._arena, plan, key, **fields)
@@ -59,7 +60,7 @@ class Trial:
         most_pixels: int = 0,
         **fields: int,
     ) -> int:
-        """Return the state of an image after one call; `needed` is what the arena should have had then, else 0."""
+        """Return an image's state after one call. If the arena was too small, `needed` is the right size, else 0."""
         table = plan_table(plan, (1, 3 * result.shape[1], 3), most_pixels)
         self.picture[:] = 0
         fields = {"key": key, "row": result.ctypes.data, "file": -1, "checksum": -1} | fields
@@ -85,7 +86,7 @@ class Trial:
         return self.run(plan, key, most_pixels=most_pixels, **place)
 
     def expected(self, plan: Plan, encoded: bytes) -> Pixels:
-        """Return what the last box gives in the ordinary way, uint8[H, W, 3]. Raises DecodeError."""
+        """Return the pixels of the last box, decoded without the kernel, uint8[H, W, 3]. Raises DecodeError."""
         fields = self.picture[["top", "left", "box_height", "box_width", "flip"]]
         top, left, rows, columns, flip = fields[0].item()
         region = Region(Box(top, left, rows, columns), result_size(plan), flip=bool(flip))
@@ -100,7 +101,7 @@ def crop(size: tuple[int, int], *, scaled: bool = True) -> Plan:
 
 
 def main() -> None:
-    """Leave in the cache, under NAME, what speaks against the region decoder: nothing, or a line."""
+    """Store in the cache, under NAME, the objection to the region decoder, or nothing if there is none."""
     signal.alarm(CHECK_S)
     os.nice(10)
     (name,) = sys.argv[1:]
@@ -113,7 +114,7 @@ def main() -> None:
 
 
 def objection(trial: Trial) -> str:
-    """Return what a trial finds wrong, "" if nothing."""
+    """Return what a trial finds wrong, or "" if all is well."""
     for encoded in _images():
         for damaged in _damaged(encoded):
             if trial.run_bytes(crop(SIZES[0]), 0, damaged)[0] != tables.DAMAGED:
@@ -133,7 +134,7 @@ def objection(trial: Trial) -> str:
 
 
 def _images() -> Iterator[bytes]:
-    """Yield images of all kinds of subsampling, noise on a gradient."""
+    """Yield images of noise on a gradient, with all kinds of subsampling."""
     y, x = np.mgrid[0:203, 0:301]
     noise = np.random.default_rng(0).integers(0, 64, (*y.shape, 3))
     pixels = np.clip(np.stack([y, x // 2, 255 - y // 2], axis=2) + noise - 32, 0, 255)
@@ -151,7 +152,7 @@ def _images() -> Iterator[bytes]:
 
 
 def _damaged(encoded: bytes) -> Iterator[bytes]:
-    """Yield inputs of which libjpeg reports an error, in its header and in its scan, or warns."""
+    """Yield inputs for which libjpeg reports an error, in the header or in the scan, or warns."""
     yield encoded[:1] + b"\0" + encoded[2:]  # not the first marker
     tables_begin = encoded.index(b"\xff\xdb")
     # Quantization table 15.

@@ -1,4 +1,4 @@
-"""Turn pixels of 0 to 255 into the floats of a model, for a sample or for a whole batch on its device."""
+"""Conversion of pixels from 0 to 255 to a model's floats, for a sample or for a whole batch on its device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def normalize_on(
     dtype: torch.dtype = torch.float32,
     channels_last: bool = False,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that copies a batch uint8[N, 3, H, W] to `device` and makes it `(pixel / 255 - mean) / std`.
+    """Return a function that copies uint8[N, 3, H, W] to `device`, and there computes `(pixel / 255 - mean) / std`.
 
     It copies a quarter of the bytes of a float32 batch, and the CPU does none of the arithmetic. From pinned memory the
     copy does not block. The result is `dtype`[N, 3, H, W]. It lies in channels-last memory if `channels_last` is true,
@@ -57,7 +57,7 @@ def factor_and_shift(mean: Any, std: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def channels(name: str, values: Any) -> tuple[float, float, float]:
-    """Return `values` as three finite numbers, above 0 for "std". Raises ValueError that names the argument."""
+    """Return `values` as three finite numbers, above 0 for "std". Raises ValueError, which names the argument."""
     red, green, blue = numbers(name, values, 3)
     if name == "std" and min(red, green, blue) <= 0:
         raise ValueError(f"std must be above 0 for each channel, got {values!r}")
@@ -65,7 +65,7 @@ def channels(name: str, values: Any) -> tuple[float, float, float]:
 
 
 def numbers(name: str, values: Any, count: int) -> tuple[float, ...]:
-    """Return `values` as `count` finite numbers. Raises ValueError that names the argument."""
+    """Return `values` as `count` finite numbers. Raises ValueError, which names the argument."""
     try:
         found = tuple(float(v) for v in values)
     except (TypeError, ValueError):

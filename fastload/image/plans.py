@@ -1,12 +1,12 @@
-"""Plans: crop, resize and flip as values, executed on pixels in one go.
+"""Plans: crop, resize and flip as values, executed on pixels in one step.
 
-`Plan.region` takes the size of an image and random numbers, and says which region becomes which pixels. `Plan.decode`
-then decodes no more than that region needs, resizes by torch's own antialiased uint8 kernel, and returns a tensor.
-A plan is also a transform like torchvision's: `plan(image)` takes a PIL image.
+`Plan.region` takes the size of an image and random numbers, and chooses the region to use. `Plan.decode` then decodes
+no more than that region needs, resizes by torch's own antialiased uint8 kernel, and returns a tensor. A plan is also a
+transform like torchvision's: `plan(image)` takes a PIL image.
 
-The boxes equal torchvision's. With `scaled_decode=False`, pixels differ from torchvision's by at most 3 of 255, by
-less than 0.5 on average, because the kernel rounds differently. libjpeg's scaling adds 1 to 5 of 255 on average on
-photographs, up to 8 in one crop. It filters differently, and the box is rounded to the pixels that scaling leaves.
+The boxes equal torchvision's. With `scaled_decode=False`, pixels differ from torchvision's by at most 3 of 255, and by
+less than 0.5 on average: the kernel rounds differently. On photographs, libjpeg's scaling adds 1 to 5 of 255 on
+average, and up to 8 in one crop. It filters differently, and the box is rounded to the pixels that scaling leaves.
 """
 
 from __future__ import annotations
@@ -47,17 +47,18 @@ class Plan(ABC):
     """The base of all plans. Immutable and thread-safe; plans with equal arguments compare equal.
 
     Args:
-        mean, std: of each channel, on the scale of 0 to 1: the result is float32,
-            `(pixel / 255 - mean) / std`, as torchvision's ToTensor and Normalize. Both or neither.
+        mean, std: mean and standard deviation of each channel, on the scale of 0 to 1. Give both or neither.
+            The result is float32, `(pixel / 255 - mean) / std`, as from torchvision's ToTensor and Normalize.
         channels_last: return a tensor [3, H, W] that lies in memory as [H, W, 3]. That saves a copy. A batch is
             contiguous nevertheless, unless the loader has `memory_format=torch.channels_last`.
-        upright: apply the EXIF orientation first, as PIL.ImageOps.exif_transpose; some 50 us more.
-            torchvision does not.
+        upright: apply the EXIF orientation first, as PIL.ImageOps.exif_transpose does, in some 50 us more.
+            torchvision does not apply it.
         scaled_decode: decode a JPEG at a half, a quarter ... if that leaves at least as many pixels as the
             result has. On photographs that changes pixels by 1 to 5 of 255 on average.
-        region_decode: decode only the box of a JPEG: the same pixels, faster, but damage outside of the box goes
-            unseen. It calls the libjpeg inside Pillow's wheel, if that is one of the tested builds; docs/images.md says
-            more. None takes the environment variable FASTLOAD_REGION_DECODE, 1 or 0 (default 0).
+        region_decode: decode only the box of a JPEG. It gives the same pixels faster, but does not see damage outside
+        of
+            the box. It calls the libjpeg inside Pillow's wheel, if that is a tested build: see docs/images.md. None:
+            the value of the environment variable FASTLOAD_REGION_DECODE, 1 or 0 (default 0).
     """
 
     _: KW_ONLY
@@ -85,7 +86,7 @@ class Plan(ABC):
         return self.region(height, width, sample_generator())
 
     def drawn_region(self, height: int, width: int, draws: Draws) -> Region:
-        """Return `region`, drawn from `draws`. Only for the plans of this module, see `is_known_plan`."""
+        """Return `region`, drawn from `draws`. Call it only for the plans of this module, see `is_known_plan`."""
         return self.region(height, width)
 
     def decode(self, encoded: Encoded, *, name: str) -> torch.Tensor:
@@ -93,8 +94,8 @@ class Plan(ABC):
 
         `name` is the name of its file, for errors. Raises `DecodeError` as `open_rgb` and `read_header` do.
         """
-        # No torch function here draws but by the generator: none needs to pass through torch's
-        # function modes, at a microsecond each.
+        # Here torch draws only from the generator. So calls can skip torch's function modes, which would cost a
+        # microsecond each.
         with no_torch_function():
             with stage("decode"):
                 pixels, region = self.decoded(encoded, self._sample_region, name=name)
@@ -104,9 +105,9 @@ class Plan(ABC):
     def decoded(
         self, encoded: Encoded, choose: Callable[[int, int], Region], *, name: str
     ) -> tuple[Pixels, Region]:
-        """Return the pixels of an image, perhaps smaller, and the region in them. `choose` picks it in the whole image.
+        """Return an image's pixels, perhaps scaled down, and the region in them. `choose` picks it in the full image.
 
-        The pixels are valid until this thread decodes again. Raises as `decode`.
+        The pixels are valid until this thread decodes again. Raises what `decode` raises.
         """
         header = read_header(encoded, name=name)
         tag = orientation(encoded, name=name) if self.upright else 1
@@ -142,9 +143,9 @@ class Plan(ABC):
         height: int,
         width: int,
     ) -> torch.Tensor:
-        """Do as `resample` for an image of `height` by `width` pixels, and read only the rows that it needs.
+        """Do as `resample` does for an image of `height` by `width` pixels, but read only the rows that it needs.
 
-        It calls `rows(first, stop)` once, which returns uint8[stop - first, width, 3].
+        Call `rows(first, stop)` once, which returns uint8[stop - first, width, 3].
         """
         with no_torch_function():
             region = self._sample_region(height, width)
@@ -154,9 +155,9 @@ class Plan(ABC):
                 return self.finished(pixels, region._replace(box=Box(0, left, h, w)))
 
     def __call__(self, picture: Any) -> torch.Tensor:
-        """Turn a PIL image (made RGB) or uint8[H, W, 3] into uint8[3, H, W] (or float32). Ignore `upright`.
+        """Turn a PIL image (converted to RGB) or uint8[H, W, 3] into uint8[3, H, W] (or float32). Ignore `upright`.
 
-        Raises ValueError for an image without an obvious RGB, TypeError for any other object.
+        Raises ValueError for an image without an obvious RGB, and TypeError for any other object.
         """
         if isinstance(picture, Image.Image):
             picture = np.asarray(picture if picture.mode == "RGB" else as_rgb(picture))
@@ -179,10 +180,10 @@ class Plan(ABC):
 
     @abstractmethod
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the size to which the box of an image is resized. Raises ValueError beyond the limit of pixels."""
+        """Return the size to which the box of an image is resized. Raises ValueError if it has too many pixels."""
 
     def finished(self, pixels: Pixels, region: Region) -> torch.Tensor:
-        """Return the region of `pixels` in the result's type, in memory of its own."""
+        """Return the region of `pixels` as a result: of the result's dtype, in new memory."""
         size, window = region.size, region.window
         shape = 3, *(size if window is None else (window.height, window.width))
         dtype = np.uint8 if self.mean is None else np.float32
@@ -196,11 +197,11 @@ class Plan(ABC):
     def finish(self, pixels: Pixels, region: Region, out: NDArray[Any]) -> None:
         """Write the region of `pixels` into `out`, uint8[3, H, W] (or float32), of any strides.
 
-        It uses NumPy if that is as fast. Every call of torch releases the GIL, and to get it back beside other threads
+        It uses NumPy if that is as fast. Every call of torch releases the GIL. Getting it back beside other threads
         costs more than most of these calls.
         """
         size, window = region.size, region.window
-        # Resizing and mirroring may change places, to the bit; a window may not.
+        # Mirroring before resizing gives the same bits; mirroring before the window does not.
         box = boxed(pixels, region.box, flip=region.flip and window is None)
         resizes = box.shape[:2] != size
         interleaved = out.transpose(1, 2, 0)
@@ -222,14 +223,14 @@ class Plan(ABC):
 class RandomResizedCrop(Plan):
     """A box of random area and ratio, resized to `size`, mirrored with probability `flip`.
 
-    It does torchvision's transform of the same name, then its RandomHorizontalFlip if `flip` > 0. The defaults are the
-    same, and so are the boxes for the same random numbers.
+    It equals torchvision's transform of the same name, followed by RandomHorizontalFlip if `flip` > 0. The defaults are
+    the same, and so are the boxes for the same random numbers.
 
     Args:
-        size: of the result, (height, width) or one number for both.
-        scale: the box's share of the image's area, from and to.
-        ratio: the box's width / height, from and to.
-        flip: 0 to 1; torchvision's RandomResizedCrop flips none.
+        size: the size of the result, (height, width) or one number for both.
+        scale: the bounds of the box's share of the image's area.
+        ratio: the bounds of the box's width / height.
+        flip: the probability, 0 to 1, of mirroring. torchvision's RandomResizedCrop never mirrors.
     """
 
     size: Size
@@ -254,13 +255,13 @@ class RandomResizedCrop(Plan):
 
     def _sample_region(self, height: int, width: int) -> Region:
         if type(self).region is not RandomResizedCrop.region:
-            return super()._sample_region(height, width)  # a subclass chooses by itself
+            return super()._sample_region(height, width)  # a subclass chooses the region itself
         return self.drawn_region(height, width, sample_draws())
 
     def drawn_region(self, height: int, width: int, draws: Draws) -> Region:
         """See `Plan`."""
         box = self._box(height, width, draws)
-        # `rand(1) < flip` as torch compares it: with flip as a float32.
+        # As torch compares `rand(1) < flip`: with flip as a float32.
         flip = self.flip > 0 and draws.uniform(0.0, 1.0) < np.float32(self.flip)
         return Region(box, pair(self.size), None, bool(flip))
 
@@ -288,7 +289,7 @@ class RandomResizedCrop(Plan):
 
 @dataclass(frozen=True)
 class Resize(Plan):
-    """The whole image, resized as by torchvision's Resize: to (height, width), or its shorter side to a number."""
+    """The whole image, resized as torchvision's Resize does: to (height, width), or the shorter side to one number."""
 
     size: Size
 
@@ -307,7 +308,7 @@ class Resize(Plan):
 
 @dataclass(frozen=True)
 class ResizeCenterCrop(Plan):
-    """torchvision's Resize(`resize`) and then CenterCrop(`crop`): the usual one for validation is (256, 224)."""
+    """torchvision's Resize(`resize`) and then CenterCrop(`crop`). The usual values for validation are (256, 224)."""
 
     resize: Size = 256
     crop: Size = 224
@@ -353,12 +354,12 @@ def decode_pixels(encoded: Encoded, *, name: str, max_size: int | None = None) -
 
 
 def is_known_plan(transform: Any) -> bool:
-    """Return whether `transform` is one of this module's plans, and no subclass of one."""
+    """Return whether `transform` is one of this module's plans, and not of a subclass."""
     return type(transform) in (RandomResizedCrop, Resize, ResizeCenterCrop)
 
 
 def open_picture(encoded: Encoded, transform: Any, *, name: str) -> Any:
-    """Return what `transform` makes of the bytes of an image: a plan decodes them, others get a PIL image."""
+    """Return the result of `transform` for an image's bytes. A plan decodes them; other transforms get a PIL image."""
     if isinstance(transform, Plan):
         return transform.decode(encoded, name=name)
     with stage("decode"):

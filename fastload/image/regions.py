@@ -1,4 +1,4 @@
-"""Regions of images as values, and what makes pixels of them."""
+"""Regions of images as values, and functions that cut pixels by them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Box(NamedTuple):
 
 
 class Region(NamedTuple):
-    """What to do with an image: resize its `box` to `size` (height, width), and keep `window` of that.
+    """The steps for an image: resize its `box` to `size` (height, width), cut out `window`, and mirror it if `flip`.
 
     The window may reach beyond the resized image. There it is black, as in torchvision's centre crop.
     """
@@ -32,7 +32,7 @@ class Region(NamedTuple):
 
 
 def scaled(region: Region, height: int, width: int, pixels: Pixels) -> Region:
-    """Return `region` of an image of `height` by `width` on `pixels`, which may be smaller, to the nearest pixel."""
+    """Return `region`, of an image of `height` by `width`, in `pixels`, which may be scaled down: in whole pixels."""
     rows, columns = pixels.shape[:2]
     if (rows, columns) == (height, width):
         return region
@@ -51,14 +51,14 @@ def boxed(pixels: Pixels, box: Box, *, flip: bool = False) -> Pixels:
     # memory.
     if not part.flags.writeable or min(part.strides) < 0:
         part = np.array(part, order="C")
-    if flip:  # by torch: NumPy takes ten times as long for interleaved colours
+    if flip:  # in torch: NumPy takes ten times as long for interleaved colours
         part = torch.from_numpy(part).flip(1).numpy()
-    # The resizing kernel takes other strides too, by way of two more copies.
+    # The resizing kernel accepts other strides too, but copies twice more.
     return part if part.flags.c_contiguous else np.array(part, order="C")
 
 
 def windowed(image: Pixels, window: Box | None, *, flip: bool) -> Pixels:
-    """Return the window of `image`, uint8[H, W, 3], mirrored if `flip`, or `image` if it is None. It may be a view."""
+    """Return the window of `image`, uint8[H, W, 3], mirrored if `flip`. Return `image` if it is None. May be a view."""
     if window is None:
         return image
     top, left, height, width = window

@@ -1,6 +1,6 @@
-"""Runs of images into the rows of a batch: by the compiled kernels if they are there, else by torch.
+"""Runs of images, rendered into the rows of a batch: by the compiled kernels if they are ready, else by torch.
 
-Both make the same pixels, to the bit. Images that neither can do are named, and the loader reads them one by one.
+Both give the same pixels, to the bit. The loader reads images that neither can render one by one.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from fastload.torch_private import no_torch_function
 T = TypeVar("T")
 
 _REGIONS = os.environ.get("FASTLOAD_REGION_DECODE", "0") in ("1", "on", "yes", "true")
-"""Whether plans that do not say so decode only the box of a JPEG."""
+"""Whether plans without `region_decode` decode only the box of a JPEG."""
 
 _MOST_ARENA = 256 * 1024 * 1024
-"""Bytes of scratch memory that a thread keeps; an image that needs more is read alone."""
+"""The most bytes of scratch memory that a thread keeps. An image that needs more is read alone."""
 
 
 def empty_result(transform: Any) -> torch.Tensor | None:
-    """Return an empty result of `transform`, or None unless it is a plan of fastload's whose results have one size."""
+    """Return an empty result of `transform`, or None if it is not one of our plans, or if its output size varies."""
     if not is_known_plan(transform) or uniform_of_word() is None:
         return None
     size = result_size(transform)
@@ -55,9 +55,9 @@ def empty_result(transform: Any) -> torch.Tensor | None:
 
 
 def make_render(transform: Any, rows: torch.Tensor, keys: NDArray[np.uint64]) -> Render | None:
-    """Return what makes the images of a run, or None if `transform` makes no such images as `rows` are for.
+    """Return a `Render` for the images of a run, or None if the results of `transform` do not fit into `rows`.
 
-    The kernels write there unchecked, so nothing else may make a `Render`.
+    The kernels write into `rows` without checks, so nothing else may create a `Render`.
     """
     like = empty_result(transform)
     fits = (
@@ -71,7 +71,7 @@ def make_render(transform: Any, rows: torch.Tensor, keys: NDArray[np.uint64]) ->
 
 
 def _most_pixels() -> int:
-    """Return the limit of pixels as the kernels take it: 0 for no limit, -1 if no image is small enough."""
+    """Return the limit of pixels for the kernels: 0 for no limit, -1 if no image is small enough."""
     limit = Image.MAX_IMAGE_PIXELS
     if limit is None or limit >= 2**61:
         return 0
@@ -79,9 +79,10 @@ def _most_pixels() -> int:
 
 
 class Render:
-    """Makes the images of one run by `plan` in `rows`, uint8[n, 3, H, W] (or float32), of any strides.
+    """Renders the images of one run by `plan` into `rows`, uint8[n, 3, H, W] (or float32), of any strides.
 
-    `keys`, uint64[n], are those of the samples' random streams. Each method returns the positions that it could not do.
+    `keys`, uint64[n], are the keys of the samples' random streams. Each method returns the positions that it could not
+    render.
     """
 
     def __init__(self, plan: Plan, rows: torch.Tensor, keys: NDArray[np.uint64]) -> None:
@@ -89,8 +90,8 @@ class Render:
         self._rows = rows
         self._keys = keys
         self._kernels = kernels.kernels()
-        self._read_s = 0.0  # of the images that torch makes
-        # Held: the kernels read it by its address.
+        self._read_s = 0.0  # for the images that torch renders
+        # A reference: the kernels read it by its address.
         self._table = plan_table(plan, rows.stride()[1:], _most_pixels())
 
     def raw(
@@ -101,13 +102,13 @@ class Render:
         checksums: NDArray[np.int64],
         read: Callable[[int, int, int], Pixels],
     ) -> list[int]:
-        """Make images of raw pixels.
+        """Render images from raw pixels.
 
         Args:
-            files: of each image, the descriptor of an open file, int64[n].
-            begins: where in its file the pixels uint8[height, width, 3] begin, int64[n].
+            files: the descriptor of each image's open file, int64[n].
+            begins: the offset in its file at which each image's pixels, uint8[height, width, 3], begin, int64[n].
             sides: height and width, int32[n, 2].
-            checksums: the CRC-32 that the pixels must have, int64[n]; -1: not looked at.
+            checksums: the CRC-32 that the pixels must have, int64[n]; -1 for no check.
             read: returns rows `first` to `stop` of image k, checked, as uint8[stop - first, width, 3].
         """
         if self._kernels is None:
@@ -123,10 +124,10 @@ class Render:
     def encoded(
         self, read: Callable[[int], Encoded], place: Callable[[NDArray[Any]], None]
     ) -> list[int]:
-        """Make images of encoded files.
+        """Render images from encoded files.
 
         Args:
-            read: returns the bytes of image k, checked, good until the next call.
+            read: returns the bytes of image k, checked. They are valid until the next call.
             place: writes into the kernels' table where the bytes are: `file`, `source`, `length` and `checksum`.
         """
         decoder = self._region_decoder()
@@ -138,7 +139,7 @@ class Render:
         return self._missing(pictures)
 
     def _decode_each(self, read: Callable[[int], Encoded]) -> list[int]:
-        """Make images of encoded files, each decoded in Python."""
+        """Render images from encoded files, each decoded in Python."""
         if self._kernels is None:
             return self._by_torch(
                 lambda k, choose: self._plan.decoded(self._timed(read, k), choose, name="")
@@ -149,12 +150,12 @@ class Render:
             try:
                 self._decode(k, table, read)
             except Exception:
-                # Whatever it is, reading this one alone raises it again, in its place.
+                # Whatever the error is, reading this image alone raises it again.
                 pictures[k]["state"] = tables.DAMAGED
         return self._missing(pictures)
 
     def files(self, paths: Sequence[bytes], read: Callable[[int], Encoded]) -> list[int]:
-        """Make images of the files at `paths`; `read` is as in `encoded`."""
+        """Render images from the files at `paths`. `read` is as in `encoded`."""
         decoder = self._region_decoder()
         if self._kernels is None or decoder is None:
             return self._decode_each(read)
@@ -173,7 +174,7 @@ class Render:
         return _scratch.decoder() if (_REGIONS if asked is None else asked) else None
 
     def _decode(self, k: int, table: NDArray[np.int64], read: Callable[[int], Encoded]) -> None:
-        """Decode image k as much as its box needs, and make its row by the kernel."""
+        """Decode as much of image k as its box needs, and render its row by the kernel."""
         assert self._kernels is not None
         entries = self._kernels
         row, address = table[k], table.ctypes.data + k * tables.PICTURE.itemsize
@@ -217,7 +218,7 @@ class Render:
         return pictures
 
     def _missing(self, pictures: NDArray[Any]) -> list[int]:
-        """Count the stages of the run, and return the images that are not done."""
+        """Count the stages of the run, and return the positions of images that are not done."""
         done = pictures["state"] == tables.DONE
         count = int(np.count_nonzero(done))
         for stage in ("read", "decode", "transform"):
@@ -232,7 +233,7 @@ class Render:
     def _by_torch(
         self, decoded: Callable[[int, Callable[[int, int], Region]], tuple[Pixels, Region]]
     ) -> list[int]:
-        """Make the images by torch's kernel. `decoded(k, choose)` returns pixels and the region in them."""
+        """Render the images by torch's kernel. `decoded(k, choose)` returns pixels and the region in them."""
         missing = []
         plan, out, draws = self._plan, self._rows.numpy(), KeyDraws()
         decode_s = transform_s = 0.0
@@ -245,7 +246,7 @@ class Render:
                     was_decoded = perf_counter()
                     plan.finish(pixels, region, out[k])
                 except Exception:
-                    missing.append(k)  # reading this one alone raises it again, in its place
+                    missing.append(k)  # reading this image alone raises it again
                     continue
                 decode_s += was_decoded - began
                 transform_s += perf_counter() - was_decoded
@@ -256,7 +257,7 @@ class Render:
         return missing
 
     def _timed(self, read: Callable[..., T], *place: int) -> T:
-        """Return what `read` returns for an image, and count its time."""
+        """Call `read` for an image, return its result, and count its time."""
         began = perf_counter()
         try:
             return read(*place)
@@ -279,7 +280,7 @@ class Render:
 _AT = {name: place for place, name in enumerate(tables.PICTURE.names or ())}
 _SIDES = slice(_AT["height"], _AT["width"] + 1)
 _BOX = slice(_AT["top"], _AT["box_width"] + 1)
-"""Places of fields in a row of the table, as int64: setting them by name takes ten times as long."""
+"""Positions of fields in a row of the table, as int64. Setting fields by name takes ten times as long."""
 
 
 class _Scratch(threading.local):
@@ -292,13 +293,13 @@ class _Scratch(threading.local):
         self.grow(4 * 1024 * 1024)
 
     def decoder(self) -> libjpeg.Decoder | None:
-        """Return the decoder of regions, or None if it may not be used, or not yet."""
+        """Return the region decoder, or None if it may not be used, or not yet."""
         if self._decoder is None and (make := libjpeg.region_decoder()) is not None:
             self._decoder = make()
         return self._decoder
 
     def grow(self, nbytes: int) -> None:
-        """Make room for an image that needed `nbytes`, if that is not too much."""
+        """Allocate room for an image that needs `nbytes`, if that is not too much."""
         if self.arena.nbytes < nbytes <= _MOST_ARENA:
             whole = np.empty(nbytes * 5 // 4 + 64, np.uint8)
             self.arena = whole[-whole.ctypes.data % 64 :]
@@ -309,7 +310,7 @@ _scratch = _Scratch()
 
 
 class _PlanTable:
-    """A plan as the kernels read it, at `address`."""
+    """A plan in the form that the kernels read, at `address`."""
 
     def __init__(self, plan: Plan, strides: tuple[int, ...], most_pixels: int) -> None:
         self._table = table = np.zeros((), tables.PLAN)
@@ -352,7 +353,7 @@ def result_size(plan: Any) -> Any:
 
 
 def _levels(plan: Plan) -> NDArray[np.float32]:
-    """Return what torch makes of each value of a pixel, float32[3, 256]."""
+    """Return the normalised value, as torch computes it, of each value of a pixel: float32[3, 256]."""
     factor, shift = factor_and_shift(plan.mean, plan.std)
     values = torch.arange(256, dtype=torch.float32, device="cpu").repeat(3, 1).view(3, 1, 256)
     levels: NDArray[np.float32] = values.mul_(factor).sub_(shift).view(3, 256).numpy()

@@ -17,8 +17,8 @@ Size = int | tuple[int, int]
 
 def sides(area: float, log_of_ratio: float) -> tuple[int, int]:
     """Return the rounded width and height of a box of `area` pixels. `log_of_ratio` is a float32, as in torchvision."""
-    # Any exp will do, unless the last bits of torch's decide on the rounding. Within 2 ulp of it, a side differs by
-    # 1.2e-7 of itself at most.
+    # Any exp works, unless the last bits of torch's exp decide the rounding. An exp within 2 ulp of torch's changes a
+    # side by at most 1.2e-7 of itself.
     for exp in (math.exp, exp32):
         ratio = exp(log_of_ratio)
         width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
@@ -34,13 +34,13 @@ def sides(area: float, log_of_ratio: float) -> tuple[int, int]:
 @lru_cache(maxsize=64)
 def log_ratio(ratio: tuple[float, float]) -> tuple[float, float]:
     """Return the logarithms of the bounds, as float32."""
-    # In float32, as torchvision. Not in the default dtype and device: a user may set these, and the result is kept.
+    # In float32, as torchvision. Not in the default dtype and device: a user may set these, and the result is cached.
     low, high = torch.tensor(ratio, dtype=torch.float32, device="cpu").log_().tolist()
     return low, high
 
 
 def resized(height: int, width: int, size: Size) -> tuple[int, int]:
-    """Return torchvision's size: a number is the shorter side, and the longer one keeps the ratio, rounded down.
+    """Return the size that torchvision gives. A number is the shorter side; the longer one is rounded down.
 
     Raises ValueError if an image is so narrow that the result has more pixels than the limit.
     """
@@ -56,7 +56,7 @@ def resized(height: int, width: int, size: Size) -> tuple[int, int]:
 
 
 def set_size(plan: object, name: str, size: Any) -> None:
-    """Check the sizes that a frozen plan was given, and set them as integers. Raises ValueError."""
+    """Check a size argument of a frozen plan, and set it as integers. Raises ValueError."""
     sides = size if isinstance(size, tuple | list) else (size,)
     try:
         whole = tuple(operator.index(s) for s in sides if not isinstance(s, bool))
@@ -68,7 +68,7 @@ def set_size(plan: object, name: str, size: Any) -> None:
 
 
 def pair(size: Size) -> tuple[int, int]:
-    """Return height and width. One number is both."""
+    """Return height and width. One number stands for both."""
     return size if isinstance(size, tuple) else (size, size)
 
 

@@ -1,14 +1,14 @@
-"""Give each worker its own copy of all state that user code can change, as a process would have.
+"""Isolation: each worker gets its own copy of all state that user code can change, as a process would have.
 
 - `worker_copies` puts the others together.
 - `rules` tells state from data, and `users` tells the user's code from libraries.
-- `classify` gives an object its kind. `kinds`, `attributes`, `callables` and `cached` copy each kind, `memory` copies
-  arrays and tensors, `files` reopens files, `finalizers` silences copies, `lmdb_once` shares an environment.
+- `classify` gives an object its kind. `kinds`, `attributes`, `callables` and `cached` copy each kind. `memory` copies
+  arrays and tensors, and `files` reopens files. `finalizers` silences copies, and `lmdb_once` shares an environment.
 - `plan` walks over the graph of a dataset once, and `copies` makes each worker's copies by that plan.
 - `code` finds module-level objects that the code of a graph reads, and `module_state` gives each worker its own.
-- `watch` looks for changes in what no copy reaches.
+- `watch` looks for changes in objects that all workers share.
 - `python_random`, `numpy_random` (with `numpy_memory`) and `torch_random` route the global random functions by thread.
-  `generators` keys the generators that a dataset holds. `fastload.randomness` gives both their streams.
+  `generators` keys the generators that a dataset holds. `fastload.randomness` gives streams to all of these.
 """
 
 from fastload.isolation.watch import Watch

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from fastload.isolation.rules import GENERATORS, HEAP, is_code, own_dict
 
 Part = tuple[str, Any]
-"""How code would write the way to a part of an object (`.name`, `[3]`), and the part."""
+"""The expression that reaches a part of an object (`.name`, `[3]`), and the part."""
 
 SCALARS = frozenset({type(None), int, float, complex, bool, str, bytes})
 
@@ -18,23 +18,23 @@ class Copier(Protocol):
     """Makes one worker's copy of a graph."""
 
     memo: dict[int, Any]
-    """What was copied or is shared, by the id of the original; `copy.deepcopy` may be given it."""
+    """Copies and shared objects, by the id of the original. It can be passed to `copy.deepcopy`."""
 
     def copy(self, x: Any) -> Any:
         """Return the worker's own `x`, which is `x` itself if that is shared."""
 
     def known(self, x: Any) -> bool:
-        """Return whether an object is of the graph."""
+        """Return whether an object belongs to the graph."""
 
     def is_shallow(self, x: Any) -> bool:
-        """Return whether the elements of a container are data, though it has attributes of its own."""
+        """Return whether the elements of a container are data, although its attributes are copied."""
 
     def memory(self, x: Any) -> Any:
-        """Return an array, tensor or buffer over the worker's copy of its memory."""
+        """Return an array, tensor or buffer like `x`, over the worker's copy of its memory."""
 
 
 class Attributes:
-    """The attributes of the instances of one class: of their own, and those of the class that are state."""
+    """The attributes of the instances of one class: their own, and the class attributes that are state."""
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
@@ -65,7 +65,7 @@ class Attributes:
     def fill(self, x: Any, y: Any, copier: Copier) -> None:
         """Give `y` copies of the attributes of `x`."""
         before, own = own_dict(x), own_dict(y)
-        # Plain values first: `__hash__` may need them, if what is copied next is a set that holds `x`.
+        # Plain values first: `__hash__` may need them if the next attribute is a set that holds `x`.
         own.update((name, value) for name, value in before.items() if type(value) in SCALARS)
         for name, value in (*before.items(), *self._of_class.items()):
             if name not in own:
@@ -92,7 +92,7 @@ class Attributes:
 def class_state(cls: type) -> dict[str, Any]:
     """Return the class attributes that are generators or called instances: each copy gets its own.
 
-    Other class attributes stay the class's: code may write them by the name of the class and read them by `self`.
+    Other class attributes stay in the class: code may write them through the class and read them through `self`.
     """
     nearest: dict[str, Any] = {}
     for k in cls.__mro__[:-1]:

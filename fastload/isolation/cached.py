@@ -1,7 +1,7 @@
-"""Give each worker its own cache of a function under `functools.lru_cache`, though all threads call it by one name.
+"""A cache for each worker of a function under `functools.lru_cache`, although all threads call it by one name.
 
-The function is an object of C, so its class cannot be exchanged. While a loader needs it, what holds the function
-(a module, a class, a closure, a dictionary) holds a router instead.
+The function is a C object, so its class cannot be exchanged. While a loader needs it, its holder (a module, a class, a
+closure or a dictionary) holds a router instead.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ CACHED = type(functools.lru_cache(print))
 
 
 class Worker(threading.local):
-    """What the calling thread acts on: in a worker, copies of module-level objects, by the ids of the originals."""
+    """The objects that the calling thread acts on: in a worker, copies of module-level ones, by the originals' ids."""
 
     def __init__(self) -> None:
         self.copies: dict[int, Any] = {}
         self.state: Any = None
-        """What keeps the originals alive, so that their ids stay theirs."""
+        """A reference that keeps the originals alive, so that no other object gets their ids."""
 
 
 worker = Worker()
@@ -72,11 +72,11 @@ def _mine(cached: Any) -> Any:
     return worker.copies.get(id(cached), cached)
 
 
-_routers: WeakValueDictionary[int, Router] = WeakValueDictionary()  # by the id of what each keeps
+_routers: WeakValueDictionary[int, Router] = WeakValueDictionary()  # by the id of the function
 
 
 def cached_in(x: Any) -> Any:
-    """Return the cached function that an object is, routes to, or makes a method or a property of; or None."""
+    """Return the cached function that an object is, routes to, or wraps as a method or property. Otherwise None."""
     kind = type(x)
     if kind in (staticmethod, classmethod):
         x = x.__func__
@@ -87,12 +87,12 @@ def cached_in(x: Any) -> Any:
 
 
 def unrouted(x: Any) -> Any:
-    """Return the cached function that a router stands for; any other object as it is."""
+    """Return the cached function that a router stands for, or any other object as it is."""
     return x.fastload_cached if type(x) is Router else x
 
 
 class Place:
-    """What holds a cached function: a name of a module, an attribute of a class, a dictionary, a closure's variable."""
+    """A variable that holds a cached function: in a module, a class, a dictionary or a closure."""
 
     def __init__(self, holder: Any, key: Any, cached: Any) -> None:
         self.cached = cached
@@ -102,7 +102,7 @@ class Place:
         self._after: Any = _NOTHING
 
     def replace(self) -> None:
-        """Put a router there, unless code has put something else there meanwhile."""
+        """Assign a router, unless code has assigned something else meanwhile."""
         x = self._get()
         if x is self._after or cached_in(x) is not self.cached:
             return
@@ -115,7 +115,7 @@ class Place:
         self._set(self._after)
 
     def restore(self) -> None:
-        """Put back what was there, unless code has put something else there meanwhile."""
+        """Assign the earlier value again, unless code has assigned something else meanwhile."""
         if self._get() is self._after:
             self._set(self._before)
 
@@ -143,7 +143,7 @@ def namespace(holder: Any) -> Mapping[str, Any]:
 
 
 def contents(cell: CellType) -> Any:
-    """Return what the variable of a closure holds; None if it is not bound yet."""
+    """Return the value of a closure's variable, or None if it is not bound yet."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -151,7 +151,7 @@ def contents(cell: CellType) -> Any:
 
 
 def places_in(x: Any) -> Iterator[Place]:
-    """Yield the places in which a function or a dictionary holds cached functions."""
+    """Yield the variables in which a function or a dictionary holds cached functions."""
     kind = type(x)
     if kind is FunctionType:
         for cell in x.__closure__ or ():

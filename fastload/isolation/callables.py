@@ -1,4 +1,4 @@
-"""Of functions and what is called like one: which parts they have, and how a worker's copy of them is made."""
+"""Functions and other callables: which parts they have, and how a worker's copy of them is created."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastload.isolation.users import is_importable
 
 
 class Function(Kind):
-    """A function with a closure, or default values, or attributes; others cannot change."""
+    """A function. Only one with a closure, default values or attributes can change."""
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
@@ -31,7 +31,7 @@ class Function(Kind):
         if all(type(part) in SCALARS for _, part in self.parts(x)):
             return x
         cells = tuple(copier.copy(cell) for cell in x.__closure__ or ()) or None
-        y = copier.memo.get(id(x))  # a function may refer to itself by its closure
+        y = copier.memo.get(id(x))  # a function may refer to itself through its closure
         if y is not None:
             return y
         y = copier.memo[id(x)] = types.FunctionType(
@@ -66,7 +66,7 @@ class Cell(Kind):
 
 
 class Method(Kind):
-    """A bound method; one of an object written in C too (`generator.uniform`, `list.append`)."""
+    """A bound method, including one of an object written in C (`generator.uniform`, `list.append`)."""
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""
@@ -108,7 +108,7 @@ class Partial(Kind):
 
 
 class Cached(Kind):
-    """What `functools.lru_cache` made. Each worker begins with an empty cache: what it keeps may be state."""
+    """A function under `functools.lru_cache`. Each worker begins with an empty cache: cached values may be state."""
 
     def parts(self, x: Any) -> Iterator[Part]:
         """See `Kind`."""

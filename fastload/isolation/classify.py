@@ -1,4 +1,4 @@
-"""Which class is of which kind."""
+"""The kind of each class, which says how its instances are copied."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from fastload.isolation.rules import per_worker, refused_class, shared_class
 
 
 class Reference(Kind):
-    """A weak reference: to the copy, if what it refers to is copied."""
+    """A weak reference. Its copy refers to the copy of the object, if that is copied."""
 
     def copy(self, x: Any, copier: Copier) -> Any:
         """See `Kind`."""
@@ -57,10 +57,10 @@ class Reference(Kind):
 
 
 class WeakMapping(Kind):
-    """A WeakKeyDictionary or a WeakValueDictionary: over the copies of what is of the graph."""
+    """A WeakKeyDictionary or a WeakValueDictionary. Its copy holds the copies of objects in the graph."""
 
     def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`: only what it keeps alive."""
+        """See `Kind`. Yield only what the dictionary keeps alive."""
         by_key = type(x) is weakref.WeakKeyDictionary
         yield from (("[...]", value if by_key else key) for key, value in list(x.items()))
 
@@ -95,7 +95,7 @@ class File(Kind):
 
     @staticmethod
     def is_standard(x: Any) -> bool:
-        """Return whether it is a stream that belongs to the process."""
+        """Return whether `x` is a standard stream of the process."""
         return x in (sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
 
     def copy(self, x: Any, copier: Copier) -> Any:
@@ -275,7 +275,7 @@ _SUBCLASSED = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 def _has_protocol(cls: type, classes: tuple[type, ...]) -> bool:
-    """Return whether a Python class, or a base of it among `classes`, says how it is to be copied."""
+    """Return whether a Python class, or a base of it among `classes`, defines how it is copied."""
     own = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
     return cls in copyreg.dispatch_table or any(
         name in vars(k) for k in classes if k not in BASES for name in own

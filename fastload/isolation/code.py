@@ -1,7 +1,7 @@
-"""Find the module-level objects that the code of a dataset reads by name.
+"""A search for the module-level objects that the code of a dataset reads by name.
 
-`transform = A.Compose(...)` at the top of a script is no attribute of the dataset, so copies of the dataset do not
-reach it. Reading the code finds it, before any sample is read. No code of the user's runs.
+`transform = A.Compose(...)` at the top of a script is not an attribute of the dataset. So copies of the dataset do not
+reach it. The search reads the code and finds it before any sample is read. It runs no user code.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class ModuleObject:
 
     Args:
         module: the module; `module.Class` for an attribute of a class, `module.function` for one of a function.
-        name: the variable; the qualified name of a function that keeps objects in its closure or its defaults.
+        name: the variable, or the qualified name of a function that holds objects in its closure or its defaults.
         value: the object, as it was found.
         rebound: the code also assigns the name.
-        holder: where the name is looked up: a class, or a dictionary of names.
+        holder: the class or the dictionary of names in which the name is looked up.
     """
 
     module: str
@@ -59,9 +59,9 @@ class ModuleObject:
 def module_level(roots: Iterable[object]) -> list[ModuleObject]:
     """Return the module-level objects that user code reachable from `roots` reads by name.
 
-    Code is reachable if an object below the roots holds it, or the class of one, or if reachable code reads it by name.
+    Code is reachable if an object below the roots, or its class, holds it, or if reachable code reads it by name.
     User code is neither in the standard library, nor in site-packages, nor fastload's own. Functions, classes, modules
-    and values that cannot change are reported only if the code rebinds their name, or if a function keeps objects. A
+    and values that cannot change are reported only if the code rebinds their name, or if a function holds objects. A
     function under `functools.lru_cache` is reported under each of its names, and as a method.
     """
     search = _Search()
@@ -86,10 +86,10 @@ def is_stateless(x: Any, depth: int = 6) -> bool:
 def _is_stateless_class(cls: type) -> bool:
     if cls is object or cls.__module__ in ("_abc", "abc", "datetime", "typing"):
         return True
-    if cls.__name__ == "cython_function_or_method":  # of a module: the method of an object holds it
+    if cls.__name__ == "cython_function_or_method":  # of a module, not of an object
         return True
     kind = kind_of(cls)
-    # Data may have a position, and a handle that is "closed" may be opened.
+    # Data may have a position, and a "closed" handle may be opened.
     return kind is ATOM or kind.shared not in (None, "data", "closed")
 
 
@@ -99,7 +99,7 @@ def _rebinds_closure(function: FunctionType) -> bool:
 
 
 def held(x: Any, elements: int = ELEMENTS) -> Iterator[Any]:
-    """Yield what a function, method, partial, descriptor or container holds; no code of a subclass runs."""
+    """Yield what a function, method, partial, descriptor or container holds. No code of a subclass runs."""
     kind = type(x)  # `isinstance` would ask the object for its `__class__`
     if kind is FunctionType:
         for cell in x.__closure__ or ():
@@ -139,19 +139,19 @@ _HELD: dict[type, tuple[str, ...]] = {
 
 
 _TRANSPARENT = {tuple, frozenset, functools.partial, *_HELD}
-"""These cannot change themselves."""
+"""These cannot change themselves: only what they hold can."""
 
 
 # ---- the search ----
 
 
 class _Search:
-    """Goes from objects to the code of their classes, from code to what it names, and so on."""
+    """Searches from objects to the code of their classes, from code to the objects that it names, and so on."""
 
     def __init__(self) -> None:
         self.found: dict[Hashable, ModuleObject] = {}
         self._todo: list[tuple[Any, bool]] = []
-        self._seen: dict[int, Any] = {}  # keeps the objects alive, so their ids stay theirs
+        self._seen: dict[int, Any] = {}  # keeps the objects alive, so that their ids stay valid
         self._functions = 0
 
     def run(self, roots: Iterable[object]) -> None:
@@ -176,7 +176,7 @@ class _Search:
                 self._push(part, stays=stays)
 
     def _push(self, x: Any, *, stays: bool = False) -> None:
-        """Look at `x` later. A function that `stays` belongs to no graph, so its closure is not copied."""
+        """Queue `x` for the search. A function that `stays` belongs to no graph, so its closure is not copied."""
         x = unrouted(x)
         kind = type(x)
         if kind is FunctionType and (stays or is_importable(x)) and is_users_module(x.__module__):
@@ -217,7 +217,7 @@ class _Search:
                 self._follow_names(each, code.co_names)
 
     def _follow_names(self, module: ModuleType | None, names: Iterable[str]) -> None:
-        """Take it that code uses each of the `names` of a module that it has in a local variable."""
+        """Assume that code uses each of the `names` of a module that it holds in a local variable."""
         if module is None or not is_users_module(module.__name__):
             return
         for name in names:
@@ -302,21 +302,21 @@ class _Reads:
     stores: frozenset[tuple[str, ...]]
     imports: frozenset[tuple[int, str]]
     cells: frozenset[str]
-    """Variables of closures that it rebinds."""
+    """Variables of closures that the code rebinds."""
 
 
 _read_already: weakref.WeakKeyDictionary[CodeType, _Reads] = weakref.WeakKeyDictionary()
 
 
 def _read(code: CodeType) -> _Reads:
-    """Return the names in a piece of code, which takes some 100 us for the first time."""
+    """Return the names in a piece of code. The first call for it takes some 100 us."""
     known = _read_already.get(code)
     if known is not None:
         return known
     loads, stores = set[tuple[str, ...]](), set[tuple[str, ...]]()
     imports, cells = set[tuple[int, str]](), set[str]()
     chain: tuple[str, ...] = ()
-    twice: tuple[str, ...] = ()  # of `Class.count += 1`, what is kept for the store
+    twice: tuple[str, ...] = ()  # of `Class.count += 1`, the chain for the store
     constants: list[Any] = [0, 0]
     for step in dis.get_instructions(code):
         operation, name = step.opname, step.argval
@@ -357,7 +357,7 @@ _ASSIGNING = {dis.opmap["STORE_GLOBAL"], dis.opmap["IMPORT_NAME"]}
 
 
 def _worth_reading(code: CodeType, space: Mapping[str, Any]) -> bool:
-    """Return whether code may name an object or code of the user's: most names only libraries'."""
+    """Return whether code may name an object or code of the user. Most code names only libraries."""
     if not _ASSIGNING.isdisjoint(code.co_code[::2]):
         return True
     for name in code.co_names:

@@ -1,4 +1,4 @@
-"""Make each worker's copies of a graph by its plan."""
+"""Each worker's copies of a graph, by the graph's plan."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ DEPTH = 10_000
 def make_copies(
     plan: Plan, routed: Sequence[Any] = ()
 ) -> tuple[dict[str, Any], dict[int, Any], list[tuple[str, Any]]]:
-    """Return one worker's own roots, by name, its copies of the objects in `routed`, by id, and its generators.
+    """Return one worker's own roots by name, its copies of the objects in `routed` by id, and its generators.
 
-    The graph still points at routed objects themselves, so that code may compare them by identity. What turns
-    out to have no copy is shared from then on, and is in `uncopyable`.
+    The graph still points at routed objects themselves, so that code may compare them by identity. An object that
+    cannot be copied after all is shared from then on, and is added to `uncopyable`.
     """
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, DEPTH))
@@ -50,7 +50,7 @@ def make_copies(
 
 
 class _OwnerIsSharedError(BaseException):
-    """An object that is copied in part has turned out to be shared: copy anew."""
+    """An object that was copied in part must be shared. The copies start again."""
 
 
 class _Copier:
@@ -70,7 +70,7 @@ class _Copier:
             return x
         if id(x) in memo:
             return memo[id(x)]
-        if id(x) not in plan.nodes:  # made by the protocol of a class
+        if id(x) not in plan.nodes:  # created by the protocol of a class
             plan.walk(x, self._within[-1], "", made=True)
             memo.update({i: plan.nodes[i].x for i in plan.shared})
             if id(x) in memo:
@@ -85,7 +85,7 @@ class _Copier:
             raise
         except Exception as error:
             if plan.is_made(x):
-                raise  # what made it cannot be copied
+                raise  # its creator cannot be copied
             memo[id(x)] = x
             cannot = isinstance(error, CannotReopen)
             plan.share(x, str(error) if cannot else f"{type(error).__name__}: {error}")
@@ -94,7 +94,7 @@ class _Copier:
         return memo[id(x)]
 
     def _share_owner(self, x: Any, kind: Kind) -> None:
-        """Share an object with a finalizer if it holds what has no copy: finalizers of two would free that twice."""
+        """Share an object with a finalizer if a part of it has no copy. Two finalizers would free that part twice."""
         named = {id(found.x) for found in self._plan.uncopyable}
         if named and any(id(part) in named for _, part in kind.parts(x)):
             self._plan.share(x, "it has a finalizer, and holds what cannot be copied")

@@ -1,4 +1,4 @@
-"""Open a regular file once more, at its position, so that each worker reads through a file of its own.
+"""Regular files opened once more, at the same position, so that each worker reads through its own file.
 
 Threads that share a file object share its position: while one seeks, another reads. Duplicating the descriptor does
 not help, because the position belongs to the open file description. `reopened` opens a new one.
@@ -18,13 +18,13 @@ from typing import Any
 
 
 class CannotReopen(Exception):
-    """A file cannot be opened once more. The text is the reason, as one clause."""
+    """A file cannot be opened once more. The message is the reason, as one clause."""
 
 
 def reopened(file: Any) -> Any:
     """Return a new file object over the same regular file, of the same kind and at the same position.
 
-    The two share no position and no buffer, and `file` keeps its own. A closed file is returned as it is.
+    The two share no position and no buffer, and `file` does not change. A closed file is returned as it is.
     A compressed file is decompressed up to its position, and must begin at the start of its regular file.
     The new file closes silently when it is dropped.
 
@@ -44,8 +44,8 @@ def reopened(file: Any) -> Any:
 
 
 def _anew(file: Any) -> Any:
-    """Return a file object like `file`, with everything below it, at no particular position."""
-    kind = file.__class__  # of a module-level file, its `type` may be a routing class
+    """Return a new file object like `file`, with new objects below it. Its position is undefined."""
+    kind = file.__class__  # the `type` of a module-level file may be a routing class
     new: Any
     if kind is io.FileIO:
         return _raw_anew(file)
@@ -93,7 +93,7 @@ def _decompressor_anew(file: Any) -> Any:
 
 
 def _buffer_size(file: io.BufferedReader) -> int:
-    """Return the size of a buffer, which has no getter but counts in the size of the object."""
+    """Return the size of a buffer. It has no getter, but is part of the size of the object."""
     size = file.__sizeof__() - io.BufferedReader.__basicsize__
     return size if size > 0 else io.DEFAULT_BUFFER_SIZE
 
@@ -112,7 +112,7 @@ def _newline(file: io.TextIOWrapper) -> str | None:
 
     if not any(isinstance(value, io.IncrementalNewlineDecoder) for value in gc.get_referents(file)):
         return held()[0]
-    # This is `newline`, or the end of the file if no characters are left. A seek removes the latter.
+    # "" is either `newline`, or the empty buffer of unread characters. A seek removes the buffer.
     if held() == [""]:
         file.seek(file.tell())
     return "" if held()[:1] == [""] else None

@@ -1,4 +1,4 @@
-"""Finalizers of copies do not run: a worker's copy does not own what the original opened, as in a forked process."""
+"""Finalizers of copies, which do not run: as in a forked process, a copy does not own what the original opened."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from fastload.isolation.rules import HEAP, IMMUTABLE
 
 _silent: set[int] = set()
-"""Ids of living copies. No lock: adding and discarding one are atomic, and an id is used again only after `__del__`."""
+"""Ids of living copies. It needs no lock: adding and discarding are atomic, and an id is free only after `__del__`."""
 
 
 def silence(copy: Any) -> None:

@@ -1,8 +1,8 @@
-"""Generators of random numbers that a worker's copy holds. Each sample gives them a new key.
+"""Random generators that a worker's copy holds. Each sample gives them a new key.
 
 A sample's numbers must not depend on which samples the same worker read before. So every sample gives every generator
-a new key, also if the sample before drew nothing. Whether the sample draws or not, that takes about 3 us for a NumPy
-generator, 5 us for a Python one and 2 us for one of torch's.
+a new key, even if the previous sample drew nothing. Each time that takes about 3 us for a NumPy generator, 5 us for a
+Python one and 2 us for one of torch's.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Keyed:
     """The generators in one worker's copies, to which each sample gives new keys. One thread owns it.
 
     Args:
-        generators: the place in the graph (`dataset.transform.R`) and the object. Generators that share a bit
-            generator share one key, which depends on the first place. So do generators of one kind with equal states:
+        generators: the path in the graph (`dataset.transform.R`) and the object. Generators that share a bit
+            generator share one key, which depends on the first path. So do generators of one kind with equal states:
             they draw the same numbers, as they would in a worker process. Torch's generators for other devices than
             the CPU are not changed.
         own_state: whether a sample's draws also depend on the generator's present state. If False, they depend
-            only on key and place.
+            only on key and path.
     """
 
     def __init__(self, generators: Sequence[tuple[str, Any]], *, own_state: bool) -> None:
@@ -103,7 +103,7 @@ class _NoSeeds(np.random.bit_generator.ISeedSequence):
 def _setter(source: Any, salt: int) -> Callable[[int], object]:
     """Return a function that sets the state of a bit generator from 64 bits."""
     if isinstance(source, MT19937):
-        seed = RandomState(source).seed  # from 32 bits in 2 us, as torch's; from 64 bits in 13 us
+        seed = RandomState(source).seed  # 2 us for 32 bits, as torch uses; 13 us for 64
         return lambda key: seed(key & 0xFFFF_FFFF)
     kind = next((k for k in _KINDS if isinstance(source, k)), None)
     if kind is None:  # one of another library
@@ -127,12 +127,12 @@ def _setter(source: Any, salt: int) -> Callable[[int], object]:
 
 
 class NewGenerators:
-    """Notices a generator of random numbers that a sample or `collate_fn` made and kept, because nothing keys it.
+    """Notices a random generator that a sample or `collate_fn` created and stored: nothing keys it.
 
     Args:
-        known: the generators that are keyed, and their places.
-        search: finds all generators in the worker's copies now, and their places.
-        noticed: takes the warnings, as ends of "the dataset seems to ".
+        known: the generators that are keyed, and their paths.
+        search: finds all generators in the worker's copies now, and their paths.
+        noticed: the set to which warnings are added, as ends of "the dataset seems to ".
     """
 
     def __init__(
@@ -144,22 +144,22 @@ class NewGenerators:
         self._known = {id(x) for _, x in known}
         self._search, self._noticed = search, noticed
         self._runs = 0
-        self._new: dict[int, tuple[str, Any]] = {}  # they stay alive, so the ids stay theirs
+        self._new: dict[int, tuple[str, Any]] = {}  # they stay alive, so that their ids stay valid
 
     def begin(self) -> None:
         """Begin a run of user code."""
 
     def end(self) -> None:
-        """Look after the fourth and the fifth run at what is new: what is there twice was kept.
+        """Search after the fourth and the fifth run. A new generator that is found twice was stored.
 
-        Not after the first, because a walk over the graph would hold up the workers that are just starting.
+        Do not search after the first run: a walk over the graph would hold up the workers that are just starting.
         """
         self._runs += 1
         if self._runs not in (4, 5):
             return
         try:
             found = self._search()
-        except Exception:  # of a class of the user's: looking must not cost a batch
+        except Exception:  # from a user's class: the search must not cost a batch
             found = []
         new = {
             id(x): (place, x)
@@ -178,7 +178,7 @@ class NewGenerators:
 
 
 def _by_source(generators: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any, list[Any]]]:
-    """Yield the first place of each state of random numbers, its owner, and NumPy's generators that draw from it."""
+    """Yield the first path of each random state, its owner, and NumPy's generators that draw from it."""
     places: dict[int, tuple[str, Any, list[Any]]] = {}
     for place, generator in generators:
         source = generator

@@ -1,8 +1,8 @@
-"""Of each kind of object: which parts it has, and how a worker's copy of it is made.
+"""Kinds of objects: which parts each has, and how a worker's copy of it is created.
 
-Instances of Python classes are copied without running any code of theirs, as a fork would: no `__init__`, no
-`__setattr__`, no `__getattr__`. A class is asked only if it says how it is to be copied: by `__deepcopy__`,
-`__reduce__`, `__getstate__`, `__setstate__` or `copyreg`.
+Instances of Python classes are copied without running their code, as a fork would: no `__init__`, `__setattr__` or
+`__getattr__`. Only a class that defines how it is copied runs code: its `__deepcopy__`, `__reduce__`, `__getstate__`,
+`__setstate__`, or its function in `copyreg`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from fastload.isolation.rules import GENERATORS, own_dict
 class Kind:
     """How objects of one kind are copied. By default, they have no parts and are never copied."""
 
-    shared: str | None = None  # why all of this kind are shared
-    generator = False  # of random numbers
+    shared: str | None = None  # why workers share all objects of this kind
+    generator = False  # whether it generates random numbers
 
     def parts(self, x: Any) -> Iterable[Part]:
         """Yield what belongs to `x` and may be state."""
         return ()
 
     def copy(self, x: Any, copier: Copier) -> Any:
-        """Return a copy made of copies of the parts; `x` itself if it cannot change and none of them was copied."""
+        """Return a copy built from copies of the parts, or `x` itself if it cannot change and no part was copied."""
         return x
 
 
@@ -40,7 +40,7 @@ ATOM = Kind()
 
 
 class Shared(Kind):
-    """What all workers share."""
+    """An object that all workers share."""
 
     def __init__(self, why: str) -> None:
         self.shared = why
@@ -73,7 +73,7 @@ class Container(Kind):
                     yield f"[{k}]", value
 
     def attribute_parts(self, x: Any) -> Iterator[Part]:
-        """Yield the attributes alone, and what a defaultdict makes its values with."""
+        """Yield only the attributes, and the factory of a defaultdict."""
         if self.attributes is not None:
             for name, value in self.attributes.items(x):
                 yield f".{name}", value
@@ -124,7 +124,7 @@ def _itself(x: Any) -> Any:
 
 
 def _is_flat(x: Any, base: Any) -> bool:
-    """Return whether a container holds plain values only; at the speed of C, as most are."""
+    """Return whether a container holds only plain values. This runs at C speed, because most do."""
     if not SCALARS.issuperset(map(type, base.__iter__(x))):
         return False
     return not issubclass(base, dict) or SCALARS.issuperset(map(type, base.values(x)))
@@ -154,7 +154,7 @@ class Instance(Kind):
 
 
 class Declared(Kind):
-    """An instance of a class that says what of it each worker needs its own copy of."""
+    """An instance of a class that names the attributes of which each worker needs its own copy."""
 
     def __init__(self, cls: type, names: tuple[str, ...]) -> None:
         self._cls = cls
@@ -169,7 +169,7 @@ class Declared(Kind):
         return ((f".{name}", own[name]) for name in self._names if name in own)
 
     def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`. The instance is shared if none of those attributes is copied."""
+        """See `Kind`. Share the instance if none of those attributes is copied."""
         y: Any = object.__new__(self._cls)
         copier.memo[id(x)] = y
         mine = {part[1:]: copier.copy(value) for part, value in self.parts(x)}
@@ -181,7 +181,7 @@ class Declared(Kind):
 
 
 class Protocolled(Kind):
-    """An instance of a class that says itself how it is copied, or of one written in C."""
+    """An instance of a class that defines how it is copied, or of one written in C."""
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
@@ -190,7 +190,7 @@ class Protocolled(Kind):
         self.copies_itself = self.plain is not None and hasattr(cls, "__deepcopy__")
 
     def parts(self, x: Any) -> Iterator[Part]:
-        """See `Kind`: what the protocol gives away."""
+        """See `Kind`. Yield the objects that the class's copy protocol returns."""
         if hasattr(self._cls, "__deepcopy__"):
             return
         try:
@@ -211,7 +211,7 @@ class Protocolled(Kind):
                 yield "", each
 
     def copy(self, x: Any, copier: Copier) -> Any:
-        """See `Kind`. A Python class whose protocol raises is copied without it, as a fork would."""
+        """See `Kind`. If the protocol of a Python class raises, copy the instance without it, as a fork would."""
         try:
             if hasattr(self._cls, "__deepcopy__"):
                 y = x.__deepcopy__(copier.memo)
@@ -255,7 +255,7 @@ class Protocolled(Kind):
 
 
 class OwnGenerator(Instance):
-    """A generator of random numbers of a class of the user's, which the protocol of its base would forget."""
+    """A random generator of a user's class. The protocol of its base would forget that class."""
 
     generator = True
 
@@ -297,7 +297,7 @@ def _reduced(x: Any) -> str | Reduced:
 
 
 def _copied_state(state: Any, copier: Copier) -> Any:
-    """Return a copy of what an object's protocol gave, without looking for it again: it may have been made for us."""
+    """Return a copy of the state from an object's protocol. It bypasses the memo: the state may be temporary."""
     if type(state) is dict:
         return {key: copier.copy(value) for key, value in state.items()}
     if type(state) is tuple:
@@ -309,7 +309,7 @@ BASES = (OrderedDict, defaultdict, deque, list, tuple, dict, set, frozenset)
 
 
 def solid_base(cls: type) -> type:
-    """Return the class written in C that instances are laid out as."""
+    """Return the built-in base class that defines the instances' memory layout."""
     kind: type | None = cls
     while kind is not None and kind not in BASES and kind is not object:
         kind = kind.__base__
@@ -317,7 +317,7 @@ def solid_base(cls: type) -> type:
 
 
 def is_plain(cls: type) -> bool:
-    """Return whether instances are attributes and nothing else: no class among the bases holds C data."""
+    """Return whether instances consist only of attributes: no class among the bases holds C data."""
     if solid_base(cls) is not object:
         return False
     slots = Attributes(cls).slots

@@ -1,9 +1,9 @@
-"""Let worker threads that open the same lmdb environment share it, because it can be open only once in a process.
+"""One lmdb environment for all worker threads that open it: it can be open only once in a process.
 
-A dataset that opens its environment at the first sample does so in each worker's copy. Among torch's processes each
-worker has its own. Among threads lmdb refuses all but the first. After `install`, a worker that opens an environment
-read-only, with the arguments of one that is open, gets a handle on that one. The environment closes with its last
-handle. All other calls reach lmdb unchanged.
+A dataset that opens its environment at the first sample does so in each worker's copy. Each worker process of torch has
+its own. Of several threads, lmdb refuses all but the first. After `install`, a worker may open an open environment
+again, read-only and with the same arguments: it gets a handle on that one. The environment closes with its last handle.
+All other calls reach lmdb unchanged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ os.register_at_fork(
 
 
 class _Opened:
-    """An environment, its arguments (None if unknown), and how often it was opened and not yet closed."""
+    """An environment, its arguments (None if unknown), and how many users have not closed it yet."""
 
     def __init__(self, env: Any, settings: _Settings | None) -> None:
         self.env = weakref.ref(env)
@@ -48,7 +48,7 @@ class _Opened:
         self.unclosed = 1
 
     def flags(self) -> dict[str, bool] | None:
-        """Return the flags of the environment, None if it is closed or gone."""
+        """Return the flags of the environment, or None if it is closed or gone."""
         env = self.env()
         try:
             return None if env is None else env.flags()
@@ -65,7 +65,7 @@ class _Opened:
         return not positional and all(flags.get(name, v) == v for name, v in named.items())
 
     def shared(self, settings: _Settings) -> Any:
-        """Return the environment, counted once more, if it is open with these settings; None otherwise."""
+        """Return the environment and count one more user if it is open with these settings. Otherwise return None."""
         env = self.env()
         self.unclosed += 1  # before the check, during which garbage collection may close handles
         if self.is_like(settings):
@@ -108,7 +108,7 @@ class Environment(metaclass=_LikeReal):
         with _lock:
             worker, file = _is_worker(), _file(path, subdir)
             opened = _by_file.get(file) if file else None
-            # What a worker opened, the main thread may open too, as beside a worker process.
+            # The main thread may open what a worker opened, as it could beside a worker process.
             env = opened.shared(settings) if opened and (worker or opened.by_worker) else None
             shared = env is not None
             if not shared:
@@ -145,7 +145,7 @@ class Environment(metaclass=_LikeReal):
                     env.close()
 
     def open_db(self, key: Any = None, txn: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Open a named database, one thread after another: at once, two names could get one number."""
+        """Open a named database. Only one thread does so at a time: otherwise two names could get one number."""
         if key is not None and txn is not None:
             raise _lmdb.Error(
                 "Workers share this environment, so none can open a named database inside a transaction. "
@@ -156,13 +156,13 @@ class Environment(metaclass=_LikeReal):
 
 
 def install(is_worker: Callable[[], bool]) -> None:
-    """Put `Environment` in the place of lmdb's own, in every module that holds that by any name.
+    """Replace lmdb's own environment class by `Environment`, in every module that holds it by any name.
 
     `is_worker` says whether the calling thread is a worker; a second call replaces only it. lmdb is imported, so that
     code that imports it later finds the stand-in. Without lmdb, nothing happens.
     """
     global _lmdb, _real, _is_worker
-    known = "lmdb" in sys.modules  # else no other module can hold a name of it
+    known = "lmdb" in sys.modules  # otherwise no other module can hold it
     try:
         lmdb: Any = importlib.import_module("lmdb")
     except ImportError:
@@ -173,7 +173,7 @@ def install(is_worker: Callable[[], bool]) -> None:
             return
         _lmdb, _real = lmdb, lmdb.Environment
         for name, module in list(sys.modules.items()):
-            # Not `isinstance`: what says that it is a module may have no `__dict__`, as cffi's libraries.
+            # Not `isinstance`: cffi's libraries claim to be modules, but have no `__dict__`.
             if issubclass(type(module), ModuleType) and (known or name.startswith("lmdb")):
                 held = object.__getattribute__(module, "__dict__")  # does not load a lazy module
                 for variable, value in list(held.items()):
@@ -184,7 +184,7 @@ def install(is_worker: Callable[[], bool]) -> None:
 def adopt(env: Any) -> None:
     """Let workers share a read-only environment that was opened before `install`, perhaps by a dataset's `__init__`.
 
-    Its arguments are unknown. A worker's are compared with the flags that it reports. Anything else is left alone.
+    Its arguments are unknown, so a worker's arguments are compared with its flags. Ignore anything else.
     """
     if type(env) is not _real:
         return
@@ -197,7 +197,7 @@ def adopt(env: Any) -> None:
 
 
 def _file(path: Any, subdir: bool) -> _File | None:
-    """Return what identifies the data file of an environment, or None if the file does not exist."""
+    """Return the identity of an environment's data file, or None if the file does not exist."""
     path = os.fsdecode(path)
     try:
         found = os.stat(os.path.join(path, "data.mdb") if subdir else path)

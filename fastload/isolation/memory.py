@@ -1,4 +1,4 @@
-"""Arrays, tensors and byte arrays by the memory they lie in, so that views of one memory stay views of one copy."""
+"""Arrays, tensors and byte arrays, sorted by their memory: views of the same memory stay views of the same copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Buffer = bytearray | array.array  # type: ignore[type-arg]
 
 @dataclass
 class Block:
-    """A piece of memory and all that lies in it: `start` is its address, `stop` the first one after it."""
+    """A piece of memory, and the objects that lie in it. `start` is its address, `stop` the first address after it."""
 
     start: int
     stop: int
@@ -35,7 +35,7 @@ class Block:
 
 
 def why_foreign(x: Any) -> str | None:
-    """Return why memory that is not the process's own is shared, or None."""
+    """Return why `x` must be shared: its memory is not the process's own. Return None if it is."""
     if isinstance(x, torch.Tensor):
         if not x.is_cpu:
             return f"in the memory of {x.device}"
@@ -63,7 +63,7 @@ def is_plain_tensor(x: torch.Tensor) -> bool:
 
 
 def extent(x: Any) -> tuple[int, int]:
-    """Return the addresses between which the memory lies that `x` is a view of."""
+    """Return the start and stop address of the memory that `x` is a view of."""
     if isinstance(x, torch.Tensor):
         storage = x.untyped_storage()
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
@@ -80,7 +80,7 @@ def extent(x: Any) -> tuple[int, int]:
 
 
 def blocks_of(members: Iterable[Any]) -> list[Block]:
-    """Sort what lies in memory into blocks that do not overlap. What has no bytes is in none."""
+    """Sort objects by memory into blocks that do not overlap. Leave out objects without bytes."""
     blocks: list[Block] = []
     placed = sorted(((*extent(x), k, x) for k, x in enumerate(members)), key=lambda p: p[:3])
     for start, stop, _, x in placed:
@@ -95,7 +95,7 @@ def blocks_of(members: Iterable[Any]) -> list[Block]:
 
 
 def copy_block(block: Block) -> dict[int, Any]:
-    """Copy the memory once and return the members over the copy, by the id of the original."""
+    """Copy the memory once. Return the members as views of the copy, by the id of the original."""
     (first, *others) = block.members
     if not others and not (isinstance(first, np.ndarray) and first.base is not None):
         return {id(first): _alone(first)}

@@ -1,10 +1,9 @@
-"""Give each worker its own module-level objects, though all threads read them by one name.
+"""Module-level objects of its own for each worker, although all threads read them by one name.
 
-While a loader needs it, a module-level instance is of a subclass of its class, made here. In a worker, all
-that code does with the instance, by attributes or by operators, acts on the worker's copy. In any other thread it acts
-on the instance itself. So every way to the object is the right one: by name, by `globals()`, through a module, in a
-closure. Functions, classes and modules stay as they are, but a router stands for a function under
-`functools.lru_cache`: see `cached`.
+While a loader needs it, a module-level instance belongs to a subclass of its class, which is created here. In a worker,
+every attribute and operator of the instance acts on the worker's copy. In any other thread it acts on the instance
+itself. So code may reach the object in any way: by name, by `globals()`, through a module, in a closure. Functions,
+classes and modules stay as they are, but a router stands for a function under `functools.lru_cache`: see `cached`.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ class ModuleState:
     """The module-level instances of which each worker of a loader gets its own.
 
     `roots` are the instances, and `paths` their names, all different. Each worker gets copies of them, and of the
-    functions in `cached`, which are listed by name. `unreached` are the objects of which threads share
-    something all the same: containers, arrays, generators, names that code rebinds. Of these, `unroutable` hold a
-    cached function that no router can replace.
+    functions in `cached`, which are listed by name. `unreached` are the objects of which threads still
+    share something: containers, arrays, generators, names that code rebinds. Of these, `unroutable` hold a cached
+    function that no router can replace.
 
     Args:
-        objects: what code reads by name.
+        objects: the module-level objects that code reads by name.
         graph: the objects of the dataset's graph, which may hold routers of another loader.
     """
 
@@ -69,16 +68,16 @@ class ModuleState:
         yield from self.cached.items()
 
     def install(self) -> None:
-        """Let the threads that `enter` act on copies, until `remove` was called as often."""
+        """Let the threads that `enter` act on copies, until `remove` was called as often as this."""
         with _lock:
-            # All at first, so that `remove` undoes an install that failed half-way.
+            # Count all of them first, so that `remove` undoes an install that failed half-way.
             for key, x in self._needed():
                 _installed.setdefault(key, [x, 0])[1] += 1
             for key, _ in self._needed():
                 _put(_installed[key][0], routed=True)
 
     def remove(self) -> None:
-        """Let the instances that no other loader needs be as they were."""
+        """Restore the instances that no other loader needs."""
         with _lock:
             for key, _ in self._needed():
                 entry = _installed[key]
@@ -94,7 +93,7 @@ class ModuleState:
     def enter(self, copies: Mapping[int, Any]) -> None:
         """Let this thread act on `copies`, by the ids of the originals, from now on.
 
-        What has no copy, or is its own copy, is shared.
+        An object without a copy, or that is its own copy, is shared.
         """
         mine = ((x, copies.get(id(x), x)) for x in (*self.roots, *self.cached.values()))
         worker.copies = {id(x): copy for x, copy in mine if copy is not x}
@@ -102,15 +101,15 @@ class ModuleState:
 
 
 def original(cls: type) -> type:
-    """Return the class that instances of `cls` had before they were installed: `cls` itself of most."""
+    """Return the class that instances of `cls` had before `install`. For most classes that is `cls` itself."""
     found: type = vars(cls).get(_ORIGINAL, cls)
     return found
 
 
 _ORIGINAL = "__fastload_original__"
 _installed: dict[Hashable, list[Any]] = {}
-"""Each installed instance or place, by its id, and how often it is needed."""
-_lock = threading.RLock()  # owns _installed, the classes of its instances, what its places hold
+"""Each installed instance or place, by its id, and the number of loaders that need it."""
+_lock = threading.RLock()  # owns _installed, its instances' classes, and what its places hold
 
 
 def _put(x: Any, *, routed: bool) -> None:
@@ -125,9 +124,9 @@ def _put(x: Any, *, routed: bool) -> None:
 
 
 def _reach(found: ModuleObject, reached: dict[int, tuple[Any, str]], places: list[Place]) -> bool:
-    """Put into `reached` the instances and the cached functions at or below a module-level object.
+    """Add to `reached` the instances and the cached functions at or below a module-level object.
 
-    Put into `places` what holds the functions. Return False if something else holds one as well.
+    Add to `places` the variables that hold the functions. Return False if something else holds one as well.
     """
     name = f"{found.module}.{found.name}"
     if type(found.value) is CACHED:
@@ -138,7 +137,7 @@ def _reach(found: ModuleObject, reached: dict[int, tuple[Any, str]], places: lis
     todo, seen = [found.value], dict[int, Any]()
     while todo and len(seen) < OBJECTS:
         x = todo.pop()
-        if type(x) is Router:  # it is held by what was made while another loader ran
+        if type(x) is Router:  # held by an object that was created while another loader ran
             _add(unrouted(x), f"{name}, function {len(reached) + 1}", reached)
             continue
         if id(x) in seen or is_stateless(x) or kind_of(original(type(x))).shared:
@@ -146,7 +145,7 @@ def _reach(found: ModuleObject, reached: dict[int, tuple[Any, str]], places: lis
         seen[id(x)] = x
         if _can_route(x):
             _add(x, name if x is found.value else f"{name}, instance {len(reached) + 1}", reached)
-        elif len(parts := list(held(x, 2 * ELEMENTS))) <= ELEMENTS:  # more are data
+        elif len(parts := list(held(x, 2 * ELEMENTS))) <= ELEMENTS:  # longer ones are data
             placed &= type(x) is not CACHED
             own = {place: id(place.cached) for place in places_in(x)}
             for place in own:
@@ -162,14 +161,14 @@ def _add(x: Any, path: str, reached: dict[int, tuple[Any, str]]) -> None:
 
 
 def _is_whole(x: Any, reached: Container[int]) -> bool:
-    """Return whether workers share nothing of a module-level object that can change."""
+    """Return whether each worker has its own copy of everything in a module-level object that can change."""
     if type(x) in (tuple, types.MethodType):
         return all(is_stateless(part) or id(part) in reached for part in held(x))
     return id(x) in reached
 
 
 def _can_route(x: Any) -> bool:
-    """Return whether an instance is state, its class can be exchanged, and no code in C acts on it past its class."""
+    """Return whether a routing class works for an instance: Python allows it, and no C code bypasses the class."""
     cls = original(type(x))
     plain = is_plain(cls) or solid_base(cls) in _ASKED_BY_C or issubclass(cls, random.Random)
     if not plain:
@@ -185,7 +184,7 @@ def _can_route(x: Any) -> bool:
 
 
 _ASKED_BY_C = (dict, OrderedDict, defaultdict, deque)
-"""Of subclasses of these, C code asks for methods. What lies in a list or a set it takes out by itself."""
+"""C code calls the methods of subclasses of these. From a list or a set, it takes elements without any method."""
 
 
 def _set_class(x: Any, cls: type) -> None:
@@ -198,7 +197,7 @@ def _set_class(x: Any, cls: type) -> None:
 def _routing(cls: type) -> type:
     """Return the subclass of `cls` whose instances act on the calling worker's copies of them.
 
-    Neither a metaclass nor `__init_subclass__` of the user's hears of it.
+    This calls neither a user's metaclass nor a user's `__init_subclass__`.
     """
     known: type
     for known in type.__subclasses__(cls):
@@ -225,7 +224,7 @@ def _routing(cls: type) -> type:
 
 
 class _Quiet:
-    """Stands before a class, so that its `__init_subclass__` does not run."""
+    """Comes before a class in the method resolution order, so that its `__init_subclass__` does not run."""
 
     __slots__ = ()
 
@@ -234,7 +233,7 @@ class _Quiet:
 
 
 def _special_methods(cls: type) -> dict[str, Any]:
-    """Return the methods that Python looks up in the class of what it acts on, by name."""
+    """Return, by name, the methods that Python looks up in the class of an object, not in the object."""
     names = {"__getattribute__", "__setattr__", "__delattr__"}
     found = {name: vars(object)[name] for name in names}
     for k in reversed(cls.__mro__[:-1]):
@@ -263,14 +262,14 @@ def _method(cls: type, name: str) -> Callable[..., Any]:
         mine = worker.copies.get(id(self), self)
         result = getattr(cls, name)(mine, *args, **keywords)
         if type(result) is type(self) and id(result) not in _installed:
-            _set_class(result, cls)  # made of `type(self)`, as by a `__deepcopy__`
+            _set_class(result, cls)  # created as a `type(self)`, for example by `__deepcopy__`
         return self if result is mine else result
 
     return method
 
 
 def _getattribute(cls: type, name: str) -> Callable[..., Any]:
-    """Return the method that reads an attribute, which is the hot one."""
+    """Return the method that reads an attribute. It is called most often."""
     of_class: Any = cls
 
     def method(self: Any, name: str, /) -> Any:
@@ -280,7 +279,7 @@ def _getattribute(cls: type, name: str) -> Callable[..., Any]:
 
 
 def _comparison(cls: type, name: str) -> Callable[..., Any]:
-    """Return a method that compares with the worker's copy of the other: methods compare the classes of the two."""
+    """Return a method that compares the worker's copies of both objects: methods compare their classes."""
 
     def method(self: Any, other: Any, /) -> Any:
         copies = worker.copies
@@ -295,7 +294,7 @@ _MAKERS = {"__getattribute__": _getattribute} | dict.fromkeys(
 
 
 def _reduce(cls: type) -> Callable[..., Any]:
-    """Return the method that pickle and copy ask: what they make is of the original class."""
+    """Return the method that pickle and copy call. They create an object of the original class."""
 
     def method(self: Any, protocol: Any, /) -> Any:
         mine = worker.copies.get(id(self), self)

@@ -1,4 +1,4 @@
-"""The place in memory where NumPy keeps the state of its global random functions.
+"""The address at which NumPy keeps the state of its global random functions.
 
 NumPy has no public way to change this state without its lock, so `numpy_random` reads and writes the bytes themselves.
 """
@@ -22,7 +22,7 @@ NO_GAUSS = bytes(_GAUSS)
 
 
 def unknown_version() -> str | None:
-    """Return which version of NumPy or Python was not tested, as one clause, or None."""
+    """Return a clause that names the untested version of NumPy or Python, or None if both were tested."""
     if ".".join(np.__version__.split(".")[:2]) not in _TESTED_NUMPY:
         return f"NumPy {np.__version__} was not tested"
     if sys.version_info[:2] not in _TESTED_PYTHON or "free-threading" in sys.version:
@@ -31,7 +31,7 @@ def unknown_version() -> str | None:
 
 
 def attributes_of_random_state() -> dict[str, Any]:
-    """Return the attributes of RandomState, which Python shows read-only."""
+    """Return the attributes of RandomState as a dict that can be written. Python shows only a read-only view."""
     (attributes,) = gc.get_referents(np.random.RandomState.__dict__)
     return attributes  # type: ignore[no-any-return]
 
@@ -50,7 +50,7 @@ def words_of(bit_generator: Any) -> Any:
 
 
 def gauss_of(random_state: Any) -> Any:
-    """Return the bytes of the cached normal of a RandomState; raises ValueError if they are not found."""
+    """Return the bytes of the cached normal of a RandomState. Raises ValueError if they are not found."""
     return _memory(random_state, _gauss_offset(), _GAUSS)
 
 

@@ -1,13 +1,13 @@
-"""Let NumPy's global random functions act on a state of the calling thread.
+"""NumPy's global random functions, routed to a state of the calling thread.
 
 `np.random.rand` and its kin are methods of one RandomState, `np.random.mtrand._rand`, and many modules hold them by
-names of their own. Every draw takes the lock of the bit generator. So `install` gives that RandomState, by the public
-`np.random.set_bit_generator`, a bit generator with the memory of the original and a lock of ours. In a thread that
-called `enter`, taking that lock puts the thread's own state into the memory, and releasing it puts the main state back.
+names of their own. Every draw takes the lock of the bit generator. `install` gives that RandomState another bit
+generator, by the public `np.random.set_bit_generator`. It has the original's memory and a lock of ours. In a thread
+that called `enter`, taking the lock puts the thread's state into the memory, and releasing it puts the main state back.
 Outside of draws the memory always holds the main state. All other threads take the original's lock, in C.
 
 Before NumPy 2.4, `seed`, `get_state` and `set_state` touch the cached normal without the lock. There, the first
-`install` replaces them for good by methods that take it, also in modules that have imported them.
+`install` replaces them for good by methods that take it, even in modules that have imported them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _MT19937: Any = np.random.MT19937
 _RandomState: Any = np.random.RandomState
 _rand: Any = np.random.mtrand._rand
 _original: Any = _random.get_bit_generator()
-# NumPy made the lock reentrant when it took it in these methods.
+# NumPy made the lock reentrant when these methods began to take it.
 _REENTRANT = isinstance(_original.lock, type(threading.RLock()))
 _UNLOCKED = () if _REENTRANT else ("seed", "get_state", "set_state")
 _plain = {name: getattr(_RandomState, name) for name in _UNLOCKED}
 
-_installed = 0  # calls of `install` less those of `remove`; the lock of `_original` owns it
+_installed = 0  # calls of `install` minus calls of `remove`; the lock of `_original` owns it
 
 
 class State:
-    """The state of one thread: what MT19937 draws from, and the cached normal. Random until it is seeded."""
+    """The state of one thread: that of MT19937, and the cached normal. It is random until it is seeded."""
 
     __slots__ = ("gauss", "key", "words")
 
@@ -52,7 +52,7 @@ class State:
         self.gauss = numpy_memory.NO_GAUSS
 
     def seed(self, key: int) -> None:
-        """Start the stream of `key`, of which 64 bits count, at the next draw.
+        """Start the stream of `key` at the next draw. Only 64 bits of `key` count.
 
         Only the thread that draws from the state may call this, and never during a draw.
         """
@@ -76,7 +76,7 @@ def install() -> None:
 def _install() -> None:
     global _installed
     _installed += 1
-    if _random.get_bit_generator() is _original:  # also after a call that Ctrl-C ended
+    if _random.get_bit_generator() is _original:  # even after a call that Ctrl-C ended
         if _UNLOCKED and _RandomState.seed is _plain["seed"]:
             _replace_methods()
         _put(_route.bit_generator)
@@ -98,7 +98,7 @@ def _remove() -> None:
 def enter(own: Callable[[], State] | None) -> None:
     """From now on, let the global functions act on the state that `own()` returns, in this thread.
 
-    `own` is called at every draw. None: they act on the global state again.
+    `own` is called at every draw. If it is None, they act on the global state again.
     """
     _route.enter(own)
 
@@ -106,8 +106,8 @@ def enter(own: Callable[[], State] | None) -> None:
 class _Hook(threading.local):
     """The lock of the routed bit generator. Each thread has an `enter` and an `exit` of its own.
 
-    They are found without running Python code, so in a thread with no state of its own no signal handler can raise
-    between taking and releasing the lock.
+    Finding them runs no Python code. So in a thread without a state of its own, no signal handler can raise between
+    taking and releasing the lock.
     """
 
     __enter__ = property(attrgetter("enter"))
@@ -121,20 +121,20 @@ class _Hook(threading.local):
 
 
 class _Swap:
-    """Puts the states of one thread in the place of the main state while that thread draws."""
+    """Exchanges the main state for the state of one thread while that thread draws."""
 
     own: Callable[[], State]
     state: State
     main_words: bytes
     main_gauss: bytes
 
-    # After a call, signal handlers and finalizers may run, and those may draw. After reading an attribute none does.
+    # After a call, signal handlers and finalizers may run and draw. After reading an attribute, none runs.
     acquired = property(methodcaller("acquire"))
 
     def __init__(self, route: _Route) -> None:
         self.route, self.words, self.gauss = route, route.words, route.gauss
         self.acquire, self.release = route.lock.acquire, route.lock.release
-        self.depth = 0  # 2 if code that a draw calls draws: `shuffle` calls `__setitem__`
+        self.depth = 0  # 2 if a draw calls code that draws: `shuffle` calls `__setitem__`
 
     def enter(self) -> None:
         """Take the lock and put the thread's state in."""
@@ -171,7 +171,7 @@ class _Swap:
 
 
 class _Route:
-    """What stands between a RandomState and its bit generator, whose memory and lock it uses."""
+    """The link between a RandomState and its bit generator, whose memory and lock it uses."""
 
     def __init__(self, original: Any, random_state: Any = None) -> None:
         self.original = original
@@ -193,7 +193,7 @@ class _Route:
         }
 
     def first_words(self, key: int) -> bytes:
-        """Return 624 words that depend on all 64 bits of `key`, sooner than `RandomState.seed` would."""
+        """Return 624 words that depend on all 64 bits of `key`, in less time than `RandomState.seed` takes."""
         self.mixer_words[:3] = key & 0xFFFFFFFFFFFFFFFF
         self.mixer.state = self.mixer_state
         return self.mixer.random_raw(12 + 312)[12:].tobytes() + _USED_UP  # 12: as SFC64 asks for
@@ -214,7 +214,7 @@ class _Route:
     def holding(self, act: Callable[..., Any], *args: Any) -> Any:
         """Call `act` while this thread holds the hook. Before NumPy 2.4 a thread cannot take the lock twice.
 
-        It is no context manager: Ctrl-C at the beginning of one's `__exit__` would leave the lock taken.
+        It is not a context manager: Ctrl-C at the beginning of its `__exit__` would leave the lock taken.
         """
         hook = self.hook
         if hook.held:
@@ -227,7 +227,7 @@ class _Route:
                 hook.held = False
 
     def on_current(self, act: Callable[..., Any], *args: Any) -> Any:
-        """Call `act` with a bit generator that has this thread's state, and keep what becomes of it."""
+        """Call `act` with a bit generator that has this thread's state, and store the state afterwards."""
         return self.holding(self._on_current, act, *args)
 
     def _on_current(self, act: Callable[..., Any], *args: Any) -> Any:
@@ -241,7 +241,7 @@ class _Route:
 
 
 class _Routed(_MT19937):  # type: ignore[misc]
-    """Stands for the original bit generator. Copies and pickles of it are plain ones."""
+    """Stands for the original bit generator. Its copies and pickles are plain MT19937 objects."""
 
     def __init__(self, route: _Route) -> None:
         super().__init__(0)
@@ -278,7 +278,7 @@ class _Routed(_MT19937):  # type: ignore[misc]
         return self._route.on_current(methodcaller("__reduce__"))
 
     def _call(self, name: str, *args: Any) -> Any:
-        """Call a method that takes the lock of its bit generator itself."""
+        """Call a method that itself takes the lock of its bit generator."""
         route = self._route
         if route.hook.swap is not None:
             return route.on_current(methodcaller(name, *args))
@@ -295,7 +295,7 @@ _Routed.__name__ = _Routed.__qualname__ = "MT19937"  # `str(np.random.mtrand._ra
 
 
 def _replace_methods() -> None:
-    """Make the locking methods those of RandomState, and put those of `_rand` wherever modules hold the plain ones."""
+    """Give RandomState the locking methods. Put `_rand`'s wherever modules hold the plain ones."""
     held = {name: getattr(np.random, name) for name in _UNLOCKED}  # some are bound methods
     numpy_memory.attributes_of_random_state().update({name: _locking(name) for name in _UNLOCKED})
     ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyType_Modified", ctypes.pythonapi))(_RandomState)
@@ -314,7 +314,7 @@ def _replace_methods() -> None:
 
 
 def _locking(name: str) -> Callable[..., Any]:
-    """Return a method of RandomState that takes the lock if it is called of the one that is routed."""
+    """Return a method of RandomState that takes the lock if it is called on the routed instance."""
     plain = _plain[name]
 
     @functools.wraps(plain)
@@ -337,14 +337,14 @@ def _locking(name: str) -> Callable[..., Any]:
 
 
 def _put(bit_generator: Any) -> None:
-    """Give the global functions a bit generator, and keep the cached normal."""
+    """Give the global functions a bit generator, without losing the cached normal."""
     gauss = _route.gauss.raw
     _random.set_bit_generator(bit_generator)
     _route.gauss.raw = gauss
 
 
 def _probe() -> str | None:
-    """Return in what NumPy or Python is not as this module knows it, as one clause, or None."""
+    """Return a clause that says how NumPy or Python differs from what this module expects, or None."""
     if (unknown := numpy_memory.unknown_version()) is not None:
         return unknown
     if type(_original) is not _MT19937 or type(_rand) is not _RandomState:

@@ -1,4 +1,4 @@
-"""Plan which objects of a graph each worker gets copies of, in one walk."""
+"""The plan of a graph: which objects each worker gets copies of, found in one walk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastload.isolation.module_state import original
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An object of the graph, and the way to it."""
+    """An object of the graph, and how to reach it from its parent."""
 
     x: Any
     kind: Kind
@@ -33,7 +33,7 @@ class Node:
 
 @dataclass(slots=True)
 class _Tally:
-    """What lies below a container that may be data."""
+    """The number and size of the objects below a container that may be data."""
 
     outer: int | None
     allowance: float = 1
@@ -41,14 +41,14 @@ class _Tally:
     nbytes: int = 0
 
     def is_full(self, parts: int = 1) -> bool:
-        """Return whether more is below than its limits divided by `parts`."""
+        """Return whether what lies below exceeds the container's limits divided by `parts`."""
         most = self.allowance / parts
         return self.objects > most * rules.BELOW or self.nbytes > most * rules.BELOW_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An object that cannot be copied, and how code would write the way to it."""
+    """An object that cannot be copied, and the expression that reaches it."""
 
     path: str
     x: Any
@@ -62,10 +62,10 @@ class Plan:
     """Which objects of a graph each worker gets its own copy of, and which all workers share.
 
     Args:
-        roots: the objects that the graph begins at, by name. They are copied as one graph: what two of them hold
-            together, their copies hold together.
+        roots: the objects at which the graph begins, by name. They are copied as one graph: if two of them hold the
+            same object, their copies hold the same copy.
         copy_data: copy data too, whatever its size.
-        left_out: ids of objects that are not looked at.
+        left_out: ids of objects that the plan ignores.
 
     It reads the graph once, in the caller's thread: nothing may change it meanwhile.
     """
@@ -83,17 +83,17 @@ class Plan:
         self._kinds: dict[type, Kind] = {}
         self._tallies: dict[int, _Tally] = {}
         self._memory: list[Any] = []  # arrays, tensors and buffers that may be copied
-        # By id. They keep the objects alive, so the ids stay theirs.
+        # By id. They keep the objects alive, so that the ids stay valid.
         self.nodes: dict[int, Node] = {}
-        self.shared: dict[int, str] = {}  # why, by id
+        self.shared: dict[int, str] = {}  # the reasons, by id
         self.shallow: set[int] = set()  # containers with attributes, whose elements are data
-        # The memory that each worker has its own of, by the id of what lies in it.
+        # The memory of which each worker gets a copy, by the id of each object in it.
         self.blocks: dict[int, Block] = {}
         # Generators, and objects that copy themselves, which may hold generators.
         self._generators: list[Any] = []
         self.refused: list[Named] = []
         self.uncopyable: list[Named] = []
-        # Objects that protocols of classes make, which only the plan holds.
+        # Objects that copy protocols create. Only the plan holds them.
         self._made: set[int] = set()
         for label, root in roots.items():
             self.add(label, root)
@@ -104,9 +104,9 @@ class Plan:
         self.walk(root, None, label)
 
     def walk(self, x: Any, parent: int | None, label: str, *, made: bool = False) -> None:
-        """Add to the plan what hangs below an object, which a protocol may have `made` for one copy."""
+        """Add an object and all below it to the plan. A protocol may have `made` it for one copy."""
         before = len(self._memory)
-        # What is on the stack: an object, its parent, the way from there, and the innermost container that it is below.
+        # On the stack: an object, its parent, the expression from there, and the innermost container around it.
         stack: list[tuple[Any, int | None, str, int | None]] = [(x, parent, label, None)]
         while stack:
             x, parent, label, holder = stack.pop()
@@ -133,8 +133,8 @@ class Plan:
                     self.shallow.add(id(x))
                     parts = kind.attribute_parts(x)
             below = [(part, id(x), way, holder) for way, part in parts if type(part) not in SCALARS]
-            stack.extend(reversed(below))  # the first attribute is the way, if there are two
-        # Views in another root may lie in memory that is known already.
+            stack.extend(reversed(below))  # if two attributes hold it, the first names it
+        # Views in another root may lie in memory that an earlier root holds.
         self._settle(self._memory[before:] if made else self._memory)
 
     def kind(self, cls: type) -> Kind:
@@ -142,7 +142,7 @@ class Plan:
         try:
             return self._kinds[cls]
         except KeyError:
-            # A module-level instance may be routed by another loader; a copy of it is of the class that it was.
+            # Another loader may have routed a module-level instance. Its copy belongs to the original class.
             kind = self._kinds[cls] = kind_of(original(cls))
             return kind
 
@@ -153,7 +153,7 @@ class Plan:
         return len(x) > rules.ELEMENTS * rules.allowance(x)
 
     def _why_shared(self, x: Any, kind: Kind) -> str | None:
-        """Return why an object is shared, judged without its parts, or None."""
+        """Return why an object is shared, whatever its parts are, or None."""
         if isinstance(kind, Refused) and rules.is_open(x):
             self.refused.append(Named(self.path(x), x, "open"))
         if kind.shared is not None:
@@ -203,7 +203,7 @@ class Plan:
     # ---- containers that are data by what is below them ----
 
     def _count(self, holder: int, x: Any, kind: Kind) -> bool:
-        """Count an object below the containers around it; return False if one of those is data."""
+        """Count an object in the containers around it. Return False if one of those is data."""
         nbytes = 0
         if isinstance(kind, Memory):
             nbytes = len(x) if isinstance(x, Buffer) else x.nbytes
@@ -225,14 +225,14 @@ class Plan:
         return not (full and self._make_data(around))
 
     def _make_data(self, around: list[int]) -> bool:
-        """Share the innermost container with most of what is below; return False if it may have more than others."""
+        """Share the innermost container with most of what was counted. Return False if its allowance grew."""
         k, at = next((k, at) for k, at in enumerate(around) if self._tallies[at].is_full(2))
         node, tally = self.nodes[at], self._tallies[at]
         assert isinstance(node.kind, Container)
         attributes = self._has_attributes(node.x, node.kind)
         allowance = math.inf if attributes else rules.allowance(node.x)
         if allowance > tally.allowance:
-            for outer in around[k:]:  # what it holds, they hold
+            for outer in around[k:]:  # the outer containers hold its elements too
                 self._tallies[outer].allowance = max(allowance, self._tallies[outer].allowance)
             return False
         self.shared[at] = f"{tally.objects:,} objects or {tally.nbytes / 2**20:.1f} MiB below it"
@@ -244,11 +244,11 @@ class Plan:
     # ---- what is known of an object ----
 
     def is_made(self, x: Any) -> bool:
-        """Return whether a protocol made an object for one copy."""
+        """Return whether a class's copy protocol created `x`, for one copy only."""
         return id(x) in self._made
 
     def path(self, x: Any) -> str:
-        """Return how code would write the way to an object of the graph."""
+        """Return the expression that reaches an object of the graph."""
         labels: list[str] = []
         node = self.nodes.get(id(x))
         while node is not None:
@@ -257,9 +257,9 @@ class Plan:
         return "".join(reversed(labels))
 
     def generators(self, copies: Mapping[int, Any] | None = None) -> list[tuple[str, Any]]:
-        """Return the generators of random numbers, each with another place: the graph's own, or their `copies` by id.
+        """Return the random generators, each with a unique path: the graph's own, or their `copies` by id.
 
-        The place is the way to a generator in the graph, and a number if it is not the first there.
+        The path is the expression that reaches a generator, with a number if it is not the first with that expression.
         """
         found: list[tuple[str, Any]] = []
         for x in self._generators:
@@ -277,13 +277,13 @@ class Plan:
         return found
 
     def share(self, x: Any, why: str) -> None:
-        """Share what cannot be copied."""
+        """Share an object that cannot be copied, and note why."""
         self.shared[id(x)] = why
         self.uncopyable.append(Named(self.path(x), x, why))
 
 
 def _below_deep_copy(path: str, x: Any) -> list[tuple[str, Any]]:
-    """Return the generators in the attributes of what a `__deepcopy__` of the user's made, or is to copy."""
+    """Return the generators in the attributes of an object that a user's `__deepcopy__` copies, or of its copy."""
     attributes = dict(Instance(original(type(x))).attributes.items(x))
     return Plan({path: SimpleNamespace(**attributes)}).generators()
 

@@ -1,12 +1,12 @@
-"""Let the functions of Python's `random` act on a generator of the calling thread, as they do in a worker process.
+"""Python's `random` functions, routed to a generator of the calling thread, as in a worker process.
 
-While installed, a thread that has entered draws from its own generator, by whatever name it knows a function. All other
-threads draw from the global generator, and get the same numbers as without the routing.
+While installed, a thread that has entered draws from its own generator, whatever name it uses for a function. All other
+threads draw from the global generator, and get the same numbers as without routing.
 
 The functions of `random` are methods of one instance, `random._inst`. `install` gives it another class, in which the
-few methods that reach the C generator ask for the thread's own. So all names that are bound to Python methods follow,
-also those imported long before. `random.random` and `random.getrandbits` are bound to C methods: they are replaced, in
-every module that holds them.
+few methods that reach the C generator use the thread's own. So this routes all names that are bound to Python methods,
+even those imported long before. `random.random` and `random.getrandbits` are bound to C methods: `install` replaces
+them in every module that holds them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _thread = _Thread()
 
 
 class _Routed(_random.Random):
-    """Stands between `Random` and its C base, so `super().seed()` and its like in `Random` come here."""
+    """Stands between `Random` and its C base, so that `super().seed()` and similar calls in `Random` call it."""
 
     @functools.wraps(_c_random)  # for the signature
     def random(self, /) -> Any:  # type: ignore[override]
@@ -99,10 +99,10 @@ class _ThreadRandom(Random, _Routed):
         return r
 
     def __reduce__(self) -> Any:
-        return Random, (), self.getstate()  # what loads it need not have fastload
+        return Random, (), self.getstate()  # it can be loaded without fastload
 
 
-# Lists of one, which hold the only reference that this module has: `_replace` counts references.
+# Lists of one function, which hold this module's only reference to it: `_replace` counts references.
 _STAND_INS: dict[str, tuple[list[Any], list[Any]]] = {
     name: ([getattr(random, name)], [MethodType(getattr(_Routed, name), _inst)])
     for name in ("random", "getrandbits")
@@ -113,7 +113,7 @@ _STAND_INS: dict[str, tuple[list[Any], list[Any]]] = {
 _lock = threading.RLock()
 _installed = 0
 _holders: list[tuple[dict[str, Any], str]] = [(vars(random), name) for name in _STAND_INS]
-# By the id of the list: references that are no module's, and modules.
+# By the id of the list: the number of references outside of modules, and the number of modules.
 _left: dict[int, tuple[int, int]] = {}
 
 
@@ -129,7 +129,7 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Undo one `install`. After the last, everything is as it was before the first."""
+    """Undo one `install`. The last call restores everything."""
     global _installed
     with _lock:
         _installed -= 1
@@ -140,15 +140,15 @@ def remove() -> None:
 
 
 def enter(own: Callable[[], Random] | None) -> None:
-    """Let `random` act on what `own()` returns, in this thread, from now on; on the global generator if it is None.
+    """From now on, let `random` act on the generator that `own()` returns, in this thread.
 
-    `own` is called for every draw. It may seed the generator that it returns.
+    `own` is called for every draw, and may seed the generator. If it is None, `random` acts on the global generator.
     """
     _thread.own = own
 
 
 def unusable() -> str | None:
-    """Return why `install` cannot be used here, as a clause; None if it can."""
+    """Return a clause that says why `install` cannot be used here, or None if it can."""
     version = ".".join(map(str, sys.version_info[:2]))
     if sys.implementation.name != "cpython" or sys.version_info[:2] not in _TESTED:
         return f"this is {sys.implementation.name} {version}, on which it was not tested"
@@ -165,10 +165,10 @@ _ALONE = _references([object()])
 
 
 def _replace(old: list[Any], new: list[Any]) -> None:
-    """Put `new[0]` in the place of `old[0]` in every module, whatever its name is there.
+    """Replace `old[0]` by `new[0]` in every module, whatever its name is there.
 
-    To look at all modules takes tens of milliseconds in a large program. It is needed only if, after the names that are
-    known, more refers to the function than the last look left, or if there are more modules.
+    First replace it under the known names. Searching all modules takes tens of milliseconds in a large program. That is
+    needed only if more references are left than after the last search, or if there are more modules.
     """
     for held, name in _holders:
         if held.get(name) is old[0]:
@@ -179,7 +179,7 @@ def _replace(old: list[Any], new: list[Any]) -> None:
         return
     function, stand_in = old[0], new[0]
     for module in list(sys.modules.values()):
-        # Not `isinstance`: what says that it is a module may have no `__dict__`, as cffi's libraries.
+        # Not `isinstance`: cffi's libraries claim to be modules, but have no `__dict__`.
         if issubclass(type(module), ModuleType):
             held = object.__getattribute__(module, "__dict__")  # does not load a lazy module
             for name, value in list(held.items()):
@@ -222,7 +222,7 @@ def _draws(generator: Random) -> tuple[Any, ...]:
 
 
 def _before_fork() -> None:
-    # In the child, this thread is no worker. There, Python's own handler must seed the global generator.
+    # In the child, this thread is not a worker. There, Python's own handler must seed the global generator.
     _lock.acquire()
     _thread.own_before_fork, _thread.own = _thread.own, None
 

@@ -1,9 +1,10 @@
-"""Tell what is state, what is data, and what cannot be copied.
+"""Rules that tell state, data, and objects that cannot be copied.
 
 The rule: every object that code can change is copied for each worker. Data is shared:
 
 - arrays, tensors and buffers of more than 16 MiB, read-only and memory-mapped ones, and tables;
-- containers with more than 1,000 elements, or with 16 elements or more and more than 2,000 objects or 4 MiB below them.
+- containers with more than 1,000 elements;
+- containers with 16 elements or more, and with more than 2,000 objects or 4 MiB below them.
 
 A container that holds datasets, transforms, functions or generators is never data. One that holds instances with
 methods that change them has ten times these limits.
@@ -41,10 +42,10 @@ FEW = 16
 
 
 BELOW, BELOW_BYTES = 2_000, 4 * 2**20
-"""A container with more objects below it is data, or with more bytes of arrays and containers."""
+"""A container is data if more objects, or more bytes of arrays and containers, are below it."""
 
 OF_CHANGING = 10
-"""Times these limits, for instances with methods that change them. To copy 20,000 of them takes a worker 0.2 s."""
+"""A factor for these limits, for instances with methods that change them. A worker copies 20,000 of them in 0.2 s."""
 
 PER_WORKER = "fastload_per_worker"
 """The class attribute that makes a class thread-safe: names of the attributes of which each worker gets its own copy.
@@ -73,7 +74,7 @@ _SHARED_MODULES = {
     "subprocess",
     "threading",
 }
-"""Of these, instances of every class are shared: what threads or processes meet in, and what has no state."""
+"""Modules whose instances are all shared: they connect threads or processes, or have no state."""
 
 _SHARED_CLASSES = {
     "asyncio.events.AbstractEventLoop",
@@ -108,7 +109,7 @@ _SHARED_CLASSES = {
     "zarr.core.group.Group",
     "zarr.hierarchy.Group",
 }
-"""Data, what has no state, and handles that threads may share."""
+"""Classes of data, of objects without state, and of handles that threads may share."""
 
 _REFUSED_CLASSES = {
     "_duckdb.DuckDBPyConnection",
@@ -130,7 +131,7 @@ _REFUSED_CLASSES = {
     "sqlite3.Cursor",
     "torchcodec.decoders._video_decoder.VideoDecoder",
 }
-"""Open, they can neither be copied nor be used by several threads: some end the interpreter."""
+"""Classes whose open instances can neither be copied nor be used by several threads: some end the interpreter."""
 
 
 def names(kind: type) -> list[str]:
@@ -155,7 +156,7 @@ def refused_class(kind: type) -> bool:
 
 
 def is_open(handle: Any) -> bool:
-    """Return whether a handle of a refused class is open, as far as it says."""
+    """Return whether a handle of a refused class is open. One that does not say counts as open."""
     if hasattr(handle, "isOpened"):
         return bool(handle.isOpened())
     if type(handle).__module__ == "sqlite3":
@@ -167,7 +168,7 @@ def is_open(handle: Any) -> bool:
 
 
 def per_worker(kind: type) -> tuple[str, ...] | None:
-    """Return the attributes to be copied of a class that says that it is thread-safe; None of any other."""
+    """Return the attributes to copy of a class that declares itself thread-safe, or None for any other class."""
     if kind is TensorDataset:
         return ()
     declared: tuple[str, ...] | None = vars(kind).get(PER_WORKER)
@@ -189,7 +190,7 @@ def is_global_generator(x: Any) -> bool:
 
 
 HEAP, IMMUTABLE = 1 << 9, 1 << 8
-"""Of `type.__flags__`: the class was made by a class statement, or by C code in the same way; it cannot be changed."""
+"""Bits of `type.__flags__`. HEAP: a class statement, or similar C code, made the class. IMMUTABLE: it cannot change."""
 
 
 _CODE = (Dataset, nn.Module, FunctionType, MethodType, partial, io.IOBase, *GENERATORS)
@@ -205,10 +206,10 @@ def is_code(kind: type) -> bool:
 
 
 def allowance(container: Any) -> float:
-    """Return how many times the limits a container may have and not be data: infinity if it holds code.
+    """Return the factor for the limits of a container, up to which it is not data: infinity if it holds code.
 
-    It looks at up to 1,000 elements, evenly spaced if they can be, at 16 of each container or instance among them,
-    and at 16 of each in those.
+    It looks at up to 1,000 elements, evenly spaced if possible. Of each container or instance among them it looks at 16
+    parts, and at 16 parts of each of those.
     """
     level, many, found = [container], ELEMENTS, 1.0
     for _ in range(3):
@@ -228,7 +229,7 @@ def allowance(container: Any) -> float:
 
 @functools.lru_cache(1024)
 def changes_itself(kind: type) -> bool:
-    """Return whether a class of the user's has a method that sets attributes or elements, after an instance was made.
+    """Return whether a user's class has a method, other than its constructor, that sets attributes or elements.
 
     An installed library's instances in a long list are records, of which each sample reads its own.
     """
@@ -257,16 +258,16 @@ _NESTED = {list, tuple, dict, set, frozenset}
 
 
 def own_dict(x: Any) -> dict[str, Any]:
-    """Return the `__dict__` of an instance, or an empty dict; no code of its class runs."""
+    """Return the `__dict__` of an instance, or an empty dict. No code of its class runs."""
     try:
         own = object.__getattribute__(x, "__dict__")
-    except AttributeError:  # it has none, or its class in C makes it so
+    except AttributeError:  # it has none, or its class is written in C
         return {}
     return own if type(own) is dict else {}
 
 
 def _some(container: Any, count: int) -> Iterable[Any]:
-    """Return about `count` elements; no code of a subclass runs."""
+    """Return about `count` elements. No code of a subclass runs."""
     step = max(1, len(container) // count)
     if isinstance(container, list):
         return list.__getitem__(container, slice(None, None, step))

@@ -1,11 +1,11 @@
-"""Let torch's random functions on the CPU draw from a generator of the calling thread, whatever calls them.
+"""Torch's random functions on the CPU, routed to a generator of the calling thread, whatever calls them.
 
-All of them, from `torch.rand` and `nn.init.normal_` to dropout and compiled code, end in a few dozen operators of
-torch's dispatcher. These operators take a generator. `install` registers a kernel of ours for each of them, under a
+All of them, from `torch.rand` to dropout and compiled code, call a few dozen operators of torch's dispatcher. These
+operators take a generator. `install` registers a kernel of ours for each of them, under a
 dispatch key that nothing else uses. All other operators skip the key. Only a thread that has called `enter` looks at
 the key. There our kernel calls the operator again, without the key and with the thread's own generator.
 
-So no function of torch is replaced, what does not draw costs nothing, and no other thread comes here.
+So this replaces no function of torch. Operators that do not draw cost nothing more, and other threads run none of it.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _sample_dirichlet _standard_gamma bernoulli.out binomial multinomial multinomial
 normal.Tensor_Tensor_out normal.Tensor_float normal.Tensor_float_out normal.float_Tensor normal.float_Tensor_out poisson
 randperm.generator_out rrelu_with_noise rrelu_with_noise.out rrelu_with_noise_
 """)
-"""Those that draw in another way."""
+"""Torch's operators that draw in another way."""
 
 FACTORIES = _names("""
 rand rand.generator rand.out randn randn.generator randint randint.generator randint.generator_out randint.low
 randint.low_generator randint.low_generator_out randint.low_out randint.out randperm randperm.generator randperm.out
 """)
-"""Those that make a tensor, or fill `out`, by one of the above.
+"""Torch's operators that create a tensor, or fill `out`, by one of the above.
 
-In a `TorchDispatchMode`, and in a class of tensors with `__torch_dispatch__`, torch calls operators with no such key as
-ours. So what comes there has the generator already; hence these, and the next.
+A `TorchDispatchMode`, or a tensor class with `__torch_dispatch__`, sees operators without our key. So a call must have
+its generator before it gets there. That is why these operators, and the next ones, have kernels too.
 """
 
 COMPOSED = _names("""
@@ -61,7 +61,7 @@ bernoulli bernoulli.Tensor bernoulli.p cauchy exponential geometric log_normal n
 normal_functional rand_like randn_like randint_like randint_like.Tensor randint_like.low_dtype random random.from
 random.to rrelu_with_noise_functional uniform
 """)
-"""Those that make a tensor of another with one of the above, and those that replace them while torch traces a graph."""
+"""Operators that create a tensor from another by one of the above, and those that replace them in a traced graph."""
 
 _CPU = torch.device("cpu")
 
@@ -79,7 +79,7 @@ _failure: str | None = None
 
 
 def install() -> None:
-    """Route the operators, for good, unless they cannot be routed here: then `unusable` says why."""
+    """Route the operators, for good. If they cannot be routed here, `unusable` says why."""
     global _show, _failure
     with _lock:
         if _show is not None or _failure is not None:
@@ -94,14 +94,14 @@ def install() -> None:
 
 
 def unusable() -> str | None:
-    """Return why torch's functions are not routed after `install`, as a clause; None if they are."""
+    """Return a clause that says why torch's functions are not routed after `install`, or None if they are."""
     return _failure
 
 
 def enter(own: Own | None) -> None:
-    """Let torch draw from what `own()` returns, in this thread, from now on; from the global generator if it is None.
+    """From now on, let torch draw from the generator that `own()` returns, in this thread.
 
-    `own` is called for every draw. If it returns None, torch's global generator draws.
+    `own` is called for every draw. If it is None or returns None, torch draws from its global generator.
     """
     _thread.own = own
     if _show is not None:
@@ -109,7 +109,7 @@ def enter(own: Own | None) -> None:
 
 
 def kernels() -> dict[str, Callable[..., Any]]:
-    """Return a kernel for each of the operators above that this torch has, by its name."""
+    """Return a kernel for each of the operators above that this version of torch has, by name."""
     draws = {}
     for name in (*IN_PLACE, *OTHERS, *FACTORIES, *COMPOSED):
         operator = overload(name)
@@ -122,14 +122,14 @@ def kernels() -> dict[str, Callable[..., Any]]:
             draws[name] = _factory(getattr(torch, base))
         elif takes_generator(operator):
             draws[name] = _other(operator)
-        elif overload(f"{base}.generator") is not None:  # of older versions `rand_like` has none
+        elif overload(f"{base}.generator") is not None:  # in older versions `rand_like` has none
             draws[name] = _other(getattr(torch, base))
     draws["native_dropout"] = _dropout(overload("native_dropout"))
     return {name: _kernel(draw) for name, draw in draws.items()}
 
 
 def _kernel(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what calls `draw` without our key, and lets no mode and no class see a call that is not the sample's."""
+    """Return a kernel that calls `draw` without our key. Torch-function modes and subclasses do not see its calls."""
 
     @functools.wraps(draw)
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -160,7 +160,7 @@ def _other(operator: Callable[..., Any]) -> Callable[..., Any]:
             *args, generator = args  # type: ignore[assignment]
         if _on_cpu(args, kwargs):
             generator = _chosen(generator)
-        if generator is not None:  # with one it is another operator, which other devices may lack
+        if generator is not None:  # this operator may be missing on other devices
             kwargs["generator"] = generator
         return operator(*args, **kwargs)
 
@@ -168,7 +168,7 @@ def _other(operator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _factory(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what `_other` returns, for an operator without tensors among its arguments: in half the time."""
+    """Return a faster `_other`, for an operator without tensor arguments. It takes half the time."""
 
     def draw(
         *args: Any,
@@ -196,7 +196,7 @@ def _factory(operator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _dropout(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """Return how to call `native_dropout`, which takes no generator: as torch does it, with one."""
+    """Return a function that does what `native_dropout` does, but with a generator."""
 
     def draw(tensor: torch.Tensor, p: float, train: bool | None) -> Any:
         draws = tensor.is_cpu and tensor.numel() > 0 and train is not False
@@ -219,7 +219,7 @@ def _on_cpu(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _chosen(given: torch.Generator | None) -> torch.Generator | None:
-    """Return the thread's generator, unless the call has one of its own, or draws no values."""
+    """Return the thread's generator, unless the call has its own, or torch traces it without values."""
     own = _thread.own
     if own is None or not (given is None or is_default_generator(given)):
         return given
@@ -229,7 +229,7 @@ def _chosen(given: torch.Generator | None) -> torch.Generator | None:
 
 
 def _works() -> bool:
-    """Test the routing on generators of our own."""
+    """Return whether the routing works, tested on generators of our own."""
     was, seeded = _thread.own, torch.Generator().manual_seed(1)
     with no_torch_function():
         enter(lambda: seeded)

@@ -1,4 +1,4 @@
-"""Whose code it is: the user's is neither in the standard library, nor installed, nor fastload's own."""
+"""Tells the user's code: it is neither in the standard library, nor installed, nor fastload's own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_users_function(function: FunctionType) -> bool:
 
 
 def is_users_module(name: str | None) -> bool:
-    """Return whether a module is the user's, by its name."""
+    """Return whether the module of this name is the user's."""
     top = (name or "__main__").partition(".")[0]
     if top in _LIBRARIES or top == "__main__":
         return top == "__main__"
@@ -32,7 +32,7 @@ def is_users_module(name: str | None) -> bool:
 
 
 def is_importable(function: Any) -> bool:
-    """Return whether a function is what its module has under its name."""
+    """Return whether a function can be imported: its module holds it under its name."""
     found: Any = sys.modules.get(function.__module__ or "")
     for part in function.__qualname__.split("."):
         found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
@@ -41,7 +41,7 @@ def is_importable(function: Any) -> bool:
 
 @functools.lru_cache(4096)
 def is_users_file(path: str) -> bool:
-    """Return whether a file of code is the user's, by its path."""
+    """Return whether the code file at this path is the user's."""
     installed = {"site-packages", "dist-packages"} & set(Path(path).parts)
     return not (installed or path.startswith(_NOT_USERS))
 

@@ -1,4 +1,4 @@
-"""Watch state that all workers share, and report what samples change in it.
+"""A watch over state that all workers share: it reports what samples change.
 
 Such state is the position of a file, the elements of a large array, or a module-level object. One worker looks at it
 before and after each of its first samples. A change does not prove that samples are wrong, so it only causes a warning.
@@ -38,10 +38,10 @@ class Watch:
 
     Args:
         watched: the objects and their paths in code. An object may be a `ModuleObject`, a class, an array or a tensor,
-            a container, a file or an mmap, or an int that is a file descriptor by its name. Of any other object, this
-            watches the attributes that are a file, an mmap or a descriptor, unless it also has a lock: then its class
-            expects threads to share it.
-        noticed: takes the warnings, as ends of "the dataset seems to ".
+            a container, a file or an mmap, or an int whose name says that it is a file descriptor. Of any other object,
+            this watches the attributes that are files, mmaps or descriptors. If such an object also has a lock, it is
+            not watched: its class expects threads to share it.
+        noticed: the set to which warnings are added, as ends of "the dataset seems to ".
     """
 
     def __init__(self, watched: Iterable[tuple[str, object]], noticed: set[str]) -> None:
@@ -105,7 +105,7 @@ def _look_at(path: str, x: Any) -> _Contents:
 
 
 def _positions(path: str, x: Any) -> dict[Hashable, int]:
-    """Return the position of a file, or of the files among the attributes of an object, by the way to each."""
+    """Return the position of a file, or of each file among the attributes of an object, by its path in code."""
     parts: dict[str, Any] = {path: x}
     own = own_dict(x)
     if own and not isinstance(x, io.IOBase):
@@ -130,7 +130,7 @@ def _position(path: str, x: Any) -> int | None:
 
 
 def is_descriptor(path: str, x: int) -> bool:
-    """Return whether an int is the descriptor of an open regular file, by the name of the variable that holds it."""
+    """Return whether an int is the descriptor of an open regular file. The variable's name must say so."""
     name = path.rpartition(".")[2]
     if name not in ("fd", "fileno", "file_descriptor") and not name.endswith("_fd"):
         return False
@@ -143,11 +143,11 @@ def is_descriptor(path: str, x: int) -> bool:
 # ---- contents ----
 
 Slots = dict[int, dict[Hashable, Any]]
-"""By the id of each object: its contents by their places. This keeps the contents alive, so their ids stay valid."""
+"""By the id of each object: its contents, by place (index, key or name). This keeps them alive, and their ids valid."""
 
 
 class _Contents:
-    """What an object holds. A place that changes in two samples is state; one that changes once may be a cache."""
+    """The contents of an object. A place that changes in two samples is state. One that changes once may be a cache."""
 
     def __init__(self, sentence: str, look: Callable[[], Slots]) -> None:
         # `<place>` in the sentence stands for the place that changed.
@@ -176,7 +176,7 @@ class _Contents:
 
 
 def _changes(before: dict[Hashable, Any], after: dict[Hashable, Any]) -> Iterator[Hashable]:
-    """Yield the places whose contents were replaced or removed. An added place is no change: of a cache, or a log."""
+    """Yield the places whose contents were replaced or removed. An added place is no change: caches and logs grow."""
     for place, a in before.items():
         b = after.get(place, _GONE)
         if type(place) is _Below:
@@ -185,7 +185,7 @@ def _changes(before: dict[Hashable, Any], after: dict[Hashable, Any]) -> Iterato
             if b < a:
                 yield place
         elif b is _GONE:
-            if type(place) is not int:  # else the length tells
+            if type(place) is not int:  # otherwise the length tells
                 yield _GONE
         elif not (a is b or (type(a) is type(b) and type(a) in _SCALARS and a == b)):
             yield place
@@ -200,7 +200,7 @@ _SCALARS = {types.NoneType, bool, int, float, complex, str, bytes}
 
 
 def _below(name: str, x: Any) -> Slots:
-    """Return the contents of a shared object and of what is below it, less the workers' own instances."""
+    """Return the contents of a shared object and of all below it, except instances of which each worker has its own."""
     todo, around, seen = [x], set[int](), 0
     slots: Slots = {0: {name: x}}
     while todo and seen < VALUES:
@@ -223,7 +223,7 @@ def _places(x: Any) -> Iterator[tuple[Hashable, Any]]:
         base: Any = list if issubclass(kind, list) else tuple if issubclass(kind, tuple) else deque
         length = base.__len__(x)
         yield _LENGTH, length
-        # Steps of powers of two: of a list that grows, the places stay the same for long.
+        # Steps of powers of two: while a list grows, the same places are watched for long.
         for k in range(0, length, 1 << max(0, (length - 1) // ELEMENTS).bit_length()):
             yield k, base.__getitem__(x, k)
     elif issubclass(kind, dict):
@@ -247,7 +247,7 @@ def _places(x: Any) -> Iterator[tuple[Hashable, Any]]:
 
 
 def _stored_in_class(cls: type) -> dict[Hashable, Any]:
-    """Return the attributes of a class that are neither methods nor of Python's own."""
+    """Return the attributes of a class that are neither methods nor Python's own."""
     return {
         name: value
         for name, value in list(vars(cls).items())
@@ -256,7 +256,7 @@ def _stored_in_class(cls: type) -> dict[Hashable, Any]:
 
 
 def _elements(x: Any) -> Iterator[tuple[Hashable, Any]]:
-    """Yield some elements of an array or tensor that samples may write to and that threads share, not processes too."""
+    """Yield some elements of an array or tensor that samples may write to. Skip memory that processes share as well."""
     if why_foreign(x) is not None:
         return
     if isinstance(x, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What the workers of one loader own, and what they share."""
+"""The objects that each worker of a loader owns, and those that all workers share."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class WorkerCopies:
     watched: Sequence[tuple[str, Any]] = ()
     """Objects that samples may change although all workers share them, each with its path in code."""
     watched_modules: Sequence[tuple[str, Any]] = ()
-    """The same for module-level objects and classes."""
+    """Module-level objects and classes that samples may change, each with its path in code."""
     modules: ModuleState = field(default_factory=lambda: ModuleState([]))
     module_copies: Mapping[int, Any] = field(default_factory=dict)
     """The worker's own module-level objects, by the ids of the originals."""
     generators: Sequence[tuple[str, Any]] = ()
-    """The generators of random numbers in the copies, each with its path."""
+    """The random generators in the copies, each with its path."""
 
     def current_generators(self) -> Sequence[tuple[str, Any]]:
         """Return the generators in the copies now: `init_fn` or a sample may have replaced some."""
@@ -85,10 +85,10 @@ _inside = _Inside()
 
 
 class Isolation:
-    """Makes the copies for the workers of one loader. `iter()` makes it, and calls `own()` for each worker.
+    """Copies a loader's objects for its workers. `iter()` creates it, and calls `own()` for each worker.
 
     Args:
-        dataset, collate_fn, init_fn: those of the loader. They are copied as one graph.
+        dataset, collate_fn, init_fn: the loader's. They are copied as one graph.
         copy_dataset: "state", True to copy data too, or False to share everything.
     """
 
@@ -132,11 +132,11 @@ class Isolation:
             raise DatasetCopyError(_refusal(self.plan.refused))
 
     def originals(self) -> WorkerCopies:
-        """Return the objects of a loop without workers: the loader's own, not copied."""
+        """Return the objects for a loop without workers: the loader's own, not copied."""
         return replace(self._originals, generators=self.plan.generators())
 
     def _is_handle(self, found: ModuleObject) -> bool:
-        """Return whether a module-level object has a state that `watch` cannot see. Refuse it if it is open."""
+        """Return whether a module-level object is a handle, whose state `watch` cannot see. Refuse an open one."""
         x: Any = found.value
         kind = kind_of(original(type(x)))
         if isinstance(kind, Refused) and is_open(x):
@@ -158,7 +158,7 @@ class Isolation:
         return self._originals.init_fn is not None
 
     def own(self, *, watching: bool = False) -> WorkerCopies:
-        """Return the objects of the next worker. With `watching`, they name what the worker must watch.
+        """Return the objects for the next worker. With `watching`, they list what the worker must watch.
 
         Raises `DatasetCopyError` if an object of the graph can neither be copied nor shared.
         """
@@ -185,7 +185,7 @@ class Isolation:
         )
 
     def _classes(self) -> list[tuple[str, Any]]:
-        """Return the user's classes of objects in the graph: samples may store values in these."""
+        """Return the user's classes that have objects in the graph: samples may store values in these classes."""
         kinds = {original(type(node.x)) for node in self.plan.nodes.values()}
         classes = {k for kind in kinds for k in kind.__mro__ if is_users_module(k.__module__)}
         return [(f"{k.__module__}.{k.__qualname__}", k) for k in classes]
@@ -206,7 +206,7 @@ class Isolation:
         return found
 
     def shared_state(self) -> str:
-        """Return a clause that names the first object whose state all workers share, or an empty text."""
+        """Return a clause that names the first object whose state all workers share, or ""."""
         if not self._copies:
             return "copy_dataset=False lets all workers share one dataset"
         paths = [named.path for named in self.plan.uncopyable]

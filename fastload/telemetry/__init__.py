@@ -1,4 +1,4 @@
-"""What threads measure while a loader runs, and the report about it.
+"""The measurements that threads take while a loader runs, and the report about them.
 
 `recorder` has clocks, histograms, and the recorder that each thread writes to. `stages` names the parts of a sample,
 for the recorder and for a torch profiler. `snapshot` has the figures of an epoch as values. `diagnosis` has the rules

@@ -1,4 +1,4 @@
-"""What bounds a run, and what to change: rules on a snapshot of the figures. Each threshold has its reason."""
+"""Rules that find in a snapshot what bounds a run and what to change. Each threshold has its reason."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fastload.telemetry.snapshot import (
 # ---- thresholds ----
 
 SHORTEST_S, FEWEST_BATCHES = 0.2, 3
-"""Less is only the start of a run: threads start, the first files are opened, and no rate is steady."""
+"""The shortest run to judge. In a shorter one, threads start and open their first files, and no rate is steady."""
 
 WAITS = 0.10
-"""Share of the time. If the loop waits less, even a loader without any cost would make it at most 11 % faster."""
+"""Share of the loop's time. If the loop waits less, even a loader without any cost makes it at most 11 % faster."""
 
 IDLE = 0.60
 """Share of the workers' time. If they idle more, half of them are enough, even with room for uneven samples."""
@@ -34,52 +34,52 @@ PRESSURE = 0.30
 time as they take."""
 
 MIDDLE_HOLDS = 0.07
-"""GIL pressure, a third of a millisecond, that is enough if the process keeps exactly one core busy, although there are
-others. Two threads that hold the GIL for 0.7 ms each show 0.09 then, and one thread alone at most 0.04."""
+"""GIL pressure (a third of a millisecond) that is enough if the process keeps exactly one of several cores busy. Two
+threads that hold the GIL for 0.7 ms each show 0.09 then, and one thread alone at most 0.04."""
 
 SHORT_HOLDS = 0.05
-"""GIL pressure, a quarter of a millisecond, that is enough if samples wait and the process keeps about one core busy
-(`ONE_CORE`). Threads that hold the GIL for 100 us each wait for a few others, not for the switch interval. A late wake
-alone looks like 0.02."""
+"""GIL pressure (a quarter of a millisecond) that is enough if samples wait and about one core is busy (`ONE_CORE`).
+Threads that hold the GIL for 100 us each wait for a few others, not for the switch interval. A late wake alone looks
+like 0.02."""
 
 ONE_CORE = (0.5, 1.15)
-"""Cores used under the GIL: one, and a little for code without the GIL; or less, if other processes use some."""
+"""Cores used under the GIL: one, and a little for code without the GIL. It is less if other processes use some."""
 
 TURN_S = 1e-4
 """Seconds for each time that a worker stopped. Threads that call into libraries hold the GIL for 15 to 50 us in turn. A
 read that is not in memory takes at least 80 us, and usually more."""
 
 TURNS = 0.25
-"""Share of the time of samples that such turns take. Tiny tensors lose 0.4 of it, and two workers halve their rate.
+"""Share of the samples' time that such turns take. Tiny tensors lose 0.4 of it, and two workers halve their rate.
 Pillow and torchvision's transforms lose 0.1, and two workers nearly double their rate."""
 
 STRAGGLER = 20
-"""Multiple of the median. JPEG files of one set differ by a factor of 10 at most. A cold read takes 20 times as long as
-a cached one but is frequent, so `MOSTLY` must hold too."""
+"""The slowest sample, as a multiple of the median. JPEG files of one set differ by a factor of 10 at most. A cold read
+takes 20 times as long as a cached one but is frequent, so `MOSTLY` must hold too."""
 
 MOSTLY = 0.5
-"""Share of anything that the report calls most of it: without it, less than half would remain."""
+"""The share from which the report calls a part "most": without it, less than half would remain."""
 
 COMPUTES = 0.5
-"""Of a second in samples: seconds of computing, or of waiting for a core. If it is less, samples mostly wait for
-something else."""
+"""Share of the samples' time for computing, or waiting for a core. If it is less, samples mostly wait for something
+else."""
 
 LACKS = 0.5
-"""Seconds without a core for each second of computing. If it is more, a third of the cores that threads want are
-missing, and another worker would take its time from the others."""
+"""Seconds without a core for each second of computing. If it is more, threads lack a third of the cores that
+they want, and another worker would only slow down the present ones."""
 
 FULL = 0.85
 """Share of the CPU time of all cores. Even a full machine loses the rest by switching threads."""
 
 OTHERS = 0.25
-"""Share of the cores' time. A system without other jobs uses less."""
+"""Share of the cores' time that other processes use. A system without other jobs uses less."""
 
 PINS = 0.7
-"""Share of the time. Only one thread pins. If it is busier, the next batch waits for it."""
+"""Share of the time that the one pinning thread is busy. If it is busier, the next batch waits for it."""
 
 HAND_OVER_S = 1e-3
-"""Seconds for a batch. To hand it to a thread and back costs some 100 us and a wake of the loop. If a batch takes less
-than a few times that, the loop itself makes it faster."""
+"""Seconds for a batch. Handing it to a thread and back costs some 100 us and a wake of the loop. If reading it
+takes less than a few times that, the loop itself is faster."""
 
 
 class Finding(NamedTuple):
@@ -93,17 +93,17 @@ class Finding(NamedTuple):
     advice: str
     """What to change."""
     sentence: str
-    """Both, with the figures."""
+    """Cause and advice in words, with the figures."""
 
 
 # ---- the rules ----
 
 
 def bound(stats: Snapshot) -> Finding:
-    """Return what bounds the run of which `stats` is a snapshot.
+    """Return what bounds the run that `stats` describes.
 
-    The first rule that holds decides. Causes that make other figures mislead come first: on full cores samples wait
-    (for a core), and under the GIL too.
+    The first rule that holds decides. Causes that make other figures mislead come first: samples also wait if all cores
+    are busy, or if other threads hold the GIL.
     """
     if stats.epoch < 0:
         return _finding(
@@ -204,10 +204,10 @@ def _straggler(stats: Snapshot) -> Finding | None:
 
 
 def _others(stats: Snapshot) -> Finding | None:
-    """Return a finding if other processes keep the workers from the cores: then no figure says much about the loader.
+    """Return a finding if other processes keep the cores from the workers. Then no figure says much about the loader.
 
-    A thread that loses its core while it holds the GIL makes all others wait. The GIL looks taken, but no code is the
-    cause.
+    A thread that loses its core while it holds the GIL makes all others wait. The GIL looks busy, but no code holds
+    it for long.
     """
     crowded = others_share(stats) > OTHERS and stats.others_cpu_s > LACKS * stats.process_cpu_s
     return _crowded(stats) if crowded and _lacks_cores(stats) else None
@@ -246,7 +246,7 @@ def _gil(stats: Snapshot) -> Finding | None:
 
 
 def _turns(stats: Snapshot) -> Finding | None:
-    """Return a finding if there are many short waits: each call into a library releases the GIL and wakes a worker."""
+    """Return a finding if there are many short waits: each library call releases the GIL and wakes a worker."""
     sample_s = seconds_in(stats, "sample")
     if stats.workers < 2 or sample_s < MOSTLY * stats.busy_s:
         return None
@@ -362,7 +362,7 @@ def _cores_taken(stats: Snapshot) -> bool:
 
 
 def _largest(stats: Snapshot) -> Stage | None:
-    """Return the stage that the dataset named and that takes most of the time of samples, or None."""
+    """Return the stage, of those that the dataset named, that takes most of the samples' time, or None."""
     largest = max(named_stages(stats), key=lambda stage: stage.seconds, default=None)
     if largest is None or largest.seconds < MOSTLY * seconds_in(stats, "sample"):
         return None
@@ -377,7 +377,7 @@ def _in_largest(stats: Snapshot) -> str:
 
 
 def _in_most_computing(stats: Snapshot) -> str:
-    """Name the stage that computes most. It need not be the longest: any stage that releases the GIL waits for it."""
+    """Name the stage that computes most. It need not be the longest: a stage that releases the GIL waits for it too."""
     most = max(named_stages(stats), key=lambda stage: stage.cpu_s, default=None)
     if most is None or most.cpu_s < MOSTLY * stats.sample_cpu_s:
         return ""

@@ -1,4 +1,4 @@
-"""What the loader measures while it runs: waits, stages, the GIL.
+"""Measurements while the loader runs: waits, stages, the GIL.
 
 Each thread writes to its own `Recorder` and takes no lock. `merge` may run in any thread at the same time, and may see
 figures that are a moment old.
@@ -27,13 +27,13 @@ PROBE_EVERY_S = 0.040
 25 times a second, so the mean is reliable after a second or two."""
 
 MOST_STAGES = 32
-"""How many names of stages a thread tells apart. Further ones (names made from paths, for example) count as `OTHER`."""
+"""The most stage names that a thread tells apart. Further ones, such as names that contain paths, count as `OTHER`."""
 
 OTHER = "other"
 
-# A nap, not a short call: during it, a thread that waits for the GIL must have the time to wake and take it. Beside a
-# thread that only holds the GIL, os.access (1 us) got it back at once in four of five cases. Nor a long computation:
-# it loses its core if all cores are busy, while a thread that wakes from sleep does not.
+# A nap, not a short call: a thread that waits for the GIL must have the time to wake and take it. Beside a thread that
+# never gave up the GIL, os.access (1 us) got it back at once in four of five cases. Not a long computation either: that
+# loses its core if all cores are busy, while a thread that wakes from sleep does not.
 _NAP_S = 250e-6
 
 _LOWEST_S = 100e-9
@@ -47,7 +47,7 @@ class WaitClock:
     A thread counts as waiting between `start` and `stop`, or in a block `with clock:`.
 
     Args:
-        lock: of its owner, who holds it in each call. The block takes it by itself.
+        lock: the owner's lock. The owner holds it in each call; the block takes it by itself.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -93,7 +93,7 @@ class WaitClock:
 class Histogram:
     """Durations on a log scale: 8 buckets an octave, from 100 ns to two hours.
 
-    A quantile is within 4.5 % of the true one (half a bucket, 2 ** (1 / 16)). Durations outside of the scale count as
+    A quantile is within 4.5 % of the true one (half a bucket, 2 ** (1 / 16)). Durations outside of the scale count at
     its ends. `count` and `seconds`, the total, are exact.
 
     One thread writes, and any thread may read. A reader needs no lock, with or without a GIL: every bucket is one
@@ -116,14 +116,14 @@ class Histogram:
         self.seconds += seconds * count
 
     def include(self, other: Histogram) -> None:
-        """Count all that `other` has counted."""
+        """Add the counts of `other`."""
         self._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
         self.count += other.count
         self.seconds += other.seconds
         self.cpu_seconds += other.cpu_seconds
 
     def quantiles(self, *shares: float) -> tuple[float, ...]:
-        """Return the quantile of each share (0 to 1), 0.0 if nothing was counted."""
+        """Return the quantile of each share (0 to 1), or 0.0 if nothing was counted."""
         reached = list(accumulate(self._counts))
         total = reached[-1]
         if not total:
@@ -133,7 +133,7 @@ class Histogram:
 
 
 class Place(NamedTuple):
-    """The place of the first sample of a run. `index` is None if samples have none; nothing else is kept alive."""
+    """Where the first sample of a run is. `index` is None if samples have none. It keeps only the index alive."""
 
     epoch: int
     ordinal: int
@@ -147,7 +147,7 @@ class Place(NamedTuple):
 
 
 class Recorder:
-    """What one thread measures. Only that thread writes; any may merge. A call takes under 1 us, but for probes."""
+    """The measurements of one thread. Only that thread writes; any may merge. A call takes under 1 us, a probe more."""
 
     __slots__ = (
         "_core_wait_s",
@@ -176,12 +176,12 @@ class Recorder:
         self._core_wait_s = 0.0
         self._switches_before: int | None = None
         self._switches = 0
-        # Stages that were entered and not left, innermost last. Not in the `stage` itself, because threads share it
-        # and calls re-enter it.
+        # Stages that were entered and not left, innermost last. They are not in the `stage` itself, because threads
+        # share it and calls re-enter it.
         self.running: list[tuple[object, float, float, AbstractContextManager[Any] | None]] = []
 
     def add(self, stage: str, seconds: float, count: int = 1, *, cpu_seconds: float = 0.0) -> None:
-        """Record `count` times `seconds` in a stage. This thread computed for `cpu_seconds` of them, in all."""
+        """Record `count` durations of `seconds` in a stage. This thread computed for `cpu_seconds` of their sum."""
         histogram = self._stages.get(stage)
         if histogram is None:
             histogram = self._new(stage)
@@ -200,9 +200,9 @@ class Recorder:
     def run(self, units: int, seconds: float, cpu_seconds: float, where: Callable[[], Any]) -> None:
         """Record a run of `units` samples that took `seconds`, of which this thread computed `cpu_seconds`.
 
-        Each sample counts with the mean. The slowest sample of the run took what is left after the usual time of the
-        others. If it is the slowest so far, keep `where()`, whose text the report shows, and whether this is the
-        thread's first run: its time includes imports and opening files.
+        Each sample counts with the mean. The slowest sample of the run is taken to need what is left after the usual
+        time of the others. If it is the slowest so far, store `where()`, whose text the report shows, and whether this
+        is the thread's first run: its time includes imports and opening files.
         """
         self.running.clear()  # a generator may have been left inside a stage
         sample, mean = self._sample, seconds / units
@@ -217,14 +217,14 @@ class Recorder:
             self._slowest = slowest, where(), first
 
     def probe(self) -> None:
-        """Release the GIL for some 300 us and measure how long it takes to get it back; at most every `PROBE_EVERY_S`.
+        """Release the GIL for some 300 us, and measure how long it takes to get it back. At most every `PROBE_EVERY_S`.
 
         Also note for how long the thread lacked a core, and how often it blocked, since its first probe.
         """
         started = perf_counter()
         if started < self._next_probe:
             return
-        delayed = delayed_s()  # this releases the GIL too, so its waits count
+        delayed = delayed_s()  # it releases the GIL too, so these waits count
         select((), (), (), _NAP_S)
         ended = perf_counter()
         delayed_after = delayed_s()
@@ -235,13 +235,13 @@ class Recorder:
         switches = getrusage(RUSAGE_THREAD).ru_nvcsw
         if self._switches_before is None:
             self._switches_before = switches + self._probes
-        self._switches = switches - self._switches_before - self._probes  # a nap is one
+        self._switches = switches - self._switches_before - self._probes  # each nap is a switch
         self._probes += 1
         self._next_probe = ended + PROBE_EVERY_S
 
 
 def delayed_s() -> float:
-    """Return for how many seconds this thread could run but had no core; 0.0 if the kernel does not say."""
+    """Return the seconds for which this thread could run but had no core, or 0.0 if the kernel does not say."""
     try:
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
     except OSError:
@@ -253,9 +253,9 @@ def delayed_s() -> float:
 
 
 def cores_busy_s() -> float:
-    """Return the CPU seconds that all processes used on this process's cores since boot; nan if unknown.
+    """Return the CPU seconds that all processes used on this process's cores since boot, or nan if unknown.
 
-    They include what a hypervisor gave to other machines, because this one lost it.
+    They include time that a hypervisor gave to other machines: this machine could not use it.
     """
     if not hasattr(os, "sched_getaffinity"):
         return nan

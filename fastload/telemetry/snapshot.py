@@ -1,6 +1,6 @@
-"""The figures of an epoch, as values: what was measured, shares of it, and figures in words.
+"""The figures of an epoch, as values: measurements, shares of them, and figures in words.
 
-`recorder` measures, and the loader makes the snapshot. `diagnosis` says what bounds the run, and `stats` prints both.
+`recorder` measures, and the loader builds the snapshot. `diagnosis` says what bounds the run, and `stats` prints both.
 This file knows neither of them.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 LOADER_STAGES = ("sampler", "sample", "collate", "pin")
-"""The loader's own stages, as a batch meets them; every other name is a part of "sample"."""
+"""The loader's own stages, in the order in which a batch passes them. Every other name is a part of "sample"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,11 @@ class Stage:
 
     name: str
     seconds: float
-    """Thread-seconds in it, in all."""
+    """Total thread-seconds in the stage."""
     count: int
-    """Samples; for "sampler", "collate" and "pin" batches."""
+    """Number of samples, or of batches for "sampler", "collate" and "pin"."""
     p50_s: float
-    """Half of them took at most this long. This and the next two are within 4.5 %."""
+    """Half of them took at most this long. This quantile and the next two are within 4.5 %."""
     p95_s: float
     p99_s: float
     cpu_s: float = 0.0
@@ -43,7 +43,7 @@ class Snapshot:
     samples: int = 0
     """Samples handed to the loop."""
     batches: int = 0
-    """Batches handed to the loop, including those that raised in their place."""
+    """Batches handed to the loop, including those that raised instead."""
     errors: int = 0
     """Samples that `on_error` skipped or replaced, plus batches that raised."""
     elapsed_s: float = 0.0
@@ -70,25 +70,25 @@ class Snapshot:
     """The stages that occurred, by name: "sampler", "sample", those that the dataset named with `fastload.stage`,
     "collate", "pin"."""
     gil_pressure: float = 0.0
-    """Mean time (0 to 1) that a worker waits to get the GIL back, in units of the switch interval (5 ms).
+    """Mean wait of a worker to get the GIL back (0 to 1), in units of the switch interval (5 ms).
 
-    Near 1, other threads hold the GIL whenever a worker wants it: Python code in samples or in the loop.
+    Near 1, Python code in samples or in the loop holds the GIL whenever a worker wants it.
 
     This is an estimate. At most every 40 ms, after a run of samples, a worker naps for 250 us. The wait is how much
-    longer the nap takes, less the time without a core as Linux counts it. The estimate is too low if the GIL is
+    longer the nap takes, minus the time without a core as Linux counts it. The estimate is too low if the GIL is
     always in use but never for long. It is too high by 0.02, because timers fire late, and by more on full cores
     if the kernel does not count. It needs a few tens of `gil_probes`.
     """
     gil_probes: int = 0
     """Number of naps from which `gil_pressure` is estimated."""
     slots_in_use: int = 0
-    """Slots (the memory of one batch each) that workers fill, that wait for the loop, or that the loop still holds."""
+    """Slots (each the memory of one batch) that workers fill, that wait for the loop, or that the loop holds."""
     slowest_s: float = 0.0
     """Seconds that the slowest sample took."""
     slowest: str = ""
-    """The place of the slowest sample: index, file, batch and epoch."""
+    """Where the slowest sample is: index, file, batch and epoch."""
     slowest_is_first: bool = False
-    """Whether it was in the first run of its thread, whose time includes imports and opening files."""
+    """Whether the slowest sample was in its thread's first run, whose time includes imports and opening files."""
     cores: int = 0
     """Cores that the process may use; 0 if unknown."""
     process_cpu_s: float = 0.0
@@ -105,8 +105,8 @@ class Snapshot:
     as Linux counts them in ticks of 10 ms; 0 on other systems."""
 
     workers_asked: int = 0
-    """The loader's `num_workers`. If `workers` is 0 all the same, batches are so light that the loop itself copies
-    them faster than a thread could hand them over."""
+    """The loader's `num_workers`. If `workers` is still 0, batches are so light that the loop itself copies them
+    faster than a thread could hand them over."""
     ended: bool = False
     """Whether the epoch is over and the figures no longer change."""
 
@@ -115,7 +115,7 @@ class Snapshot:
 
 
 def seconds_in(stats: Snapshot, name: str) -> float:
-    """Return the thread-seconds in a stage; 0 if it did not occur."""
+    """Return the thread-seconds in a stage, or 0 if it did not occur."""
     stage = stats.stages.get(name)
     return stage.seconds if stage else 0.0
 
@@ -136,7 +136,7 @@ def waited_share(stats: Snapshot) -> float:
 
 
 def share_of_workers(seconds: float, stats: Snapshot) -> float:
-    """Return the share (0 to 1) of the workers' time that `seconds` are."""
+    """Return `seconds` as a share (0 to 1) of the workers' time."""
     total = stats.workers * stats.elapsed_s
     return min(1.0, seconds / total) if total else 0.0
 

@@ -1,4 +1,4 @@
-"""Name what a thread does: its recorder counts the time, and a running torch profiler sees a span."""
+"""Names for what a thread does: its recorder counts the time, and a running torch profiler sees a span."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fastload.torch_private import all_threads_profiler_config, profiler_is_on
 
 
 class _Local(threading.local):
-    recorder: Recorder | None = None  # on the class, so that a thread without one reads it as fast
+    recorder: Recorder | None = None  # on the class: a thread without one finds it as fast
 
 
 _local = _Local()
 
 
 class recording:
-    """`with recording(recorder):` makes it this thread's recorder in the block, and restores the previous one."""
+    """`with recording(recorder):` makes `recorder` this thread's in the block, and then restores the previous one."""
 
     __slots__ = ("_before", "_recorder")
 
@@ -41,7 +41,7 @@ class recording:
 
 
 class _Stage:
-    """Holds only its name, so that all threads can share it and enter it again while they are in it."""
+    """Holds only its name, so that all threads can share it, and a thread can enter it again inside itself."""
 
     __slots__ = ("_name",)
 
@@ -95,13 +95,13 @@ def stage(name: str) -> _Stage:
     """
     if not isinstance(name, str) or not name or name in LOADER_STAGES:
         raise ValueError(
-            f"the name of a stage must be some text other than {', '.join(LOADER_STAGES)}, got {name!r}"
+            f"a stage name must be a non-empty string other than {', '.join(LOADER_STAGES)}, got {name!r}"
         )
     return _Stage(name)
 
 
 def add_to_stage(name: str, seconds: float, count: int, *, computed: bool) -> None:
-    """Count `count` samples that together took `seconds` in a stage: what `stage` does for each, for a run of them.
+    """Count `count` samples that together took `seconds` in a stage. `stage` does this for one sample.
 
     `computed` says whether the thread used a core all the time.
     """
@@ -111,7 +111,7 @@ def add_to_stage(name: str, seconds: float, count: int, *, computed: bool) -> No
 
 
 def span(name: str) -> AbstractContextManager[Any]:
-    """Return the span `fastload.<name>` for a torch profiler that runs; without one a null context, in 0.1 us."""
+    """Return the span `fastload.<name>` for a running torch profiler. Without one, return a null context in 0.1 us."""
     return record_function(f"fastload.{name}") if profiler_is_on() else _NO_SPAN
 
 

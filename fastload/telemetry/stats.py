@@ -33,7 +33,7 @@ class Stats(Snapshot):
         printer.text(str(self))
 
     def __str__(self) -> str:
-        """Return the figures in a table, and what bounds the run as the last line; before the first epoch only that."""
+        """Return the figures in a table. The last line says what bounds the run. Before an epoch it is the only one."""
         # Imported here: a run without a report does not need its 300 lines.
         from fastload.telemetry.diagnosis import bound
 

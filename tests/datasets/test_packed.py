@@ -559,7 +559,7 @@ def test_columns_of_maps_and_what_cannot_be_a_column(tmp_path: Path) -> None:
         ({"mode": "raw"}, {"label": 0, "height": 0, "width": 5}, "height must be in 1"),
         ({"mode": "raw"}, {"label": 0, "height": 1, "width": 2**21}, "width must be in 1"),
         ({"classes": [0, 1]}, {"label": 0}, "classes must be names"),
-        ({"made": {1: 2}}, {"label": 0}, "made must be what JSON can hold"),
+        ({"made": {1: 2}}, {"label": 0}, "made must be JSON values"),
     ],
 )
 def test_what_a_reader_would_refuse_is_not_written(

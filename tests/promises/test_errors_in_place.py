@@ -180,7 +180,7 @@ OF_A_THREAD = FailingDataset(
     ("dataset", "options", "clause"),
     [
         (SHARED, {"num_workers": 2}, "all workers share dataset.feed"),
-        (OF_A_THREAD, {"num_workers": 1}, "its text mentions threads"),
+        (OF_A_THREAD, {"num_workers": 1}, "its message mentions threads"),
         (Bad(20, unreadable(13)), {"num_workers": 2, "copy_dataset": False}, "copy_dataset=False"),
     ],
     ids=["no copy", "of a thread", "copy_dataset=False"],

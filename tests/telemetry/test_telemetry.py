@@ -217,7 +217,7 @@ def test_stages_that_overlap_without_nesting_keep_their_own_times(clock: Clock) 
 
 @pytest.mark.parametrize("name", ["", "sample", "pin", 3])
 def test_names_that_would_mix_with_the_loader_s_are_refused(name: Any) -> None:
-    with pytest.raises(ValueError, match=r"the name of a stage .* got"):
+    with pytest.raises(ValueError, match=r"a stage name must .* got"):
         stage(name)
 
 

@@ -1,4 +1,4 @@
-"""Packed sets: many records in few Arrow files. Needs the extra `arrow`; images need `images` too.
+"""Packed sets: many records in few Arrow files. They need the extra `arrow`; images need `images` too.
 
 `format` knows the bytes on disk. `reader` is the dataset. `writer` writes all sets. `sources` are the inputs of
 packing. `packing`, `verifying` and `staging` are the commands.

@@ -1,14 +1,14 @@
 """The bytes of the shards of a packed set. All knowledge of them is here.
 
-`fastload.datasets.manifest` says what lies in the folder of a set. A shard has record batches of bounded size. Its
-columns are `payload` (large_binary), in mode "raw" `height` and `width` (int32), `label` (int64), `source` (string),
-`checksum` (uint32: CRC-32 of the payload), and then the user's own. Any Arrow tool reads it.
+`fastload.datasets.manifest` says what lies in the folder of a set. A shard has record batches of bounded size.
+First come fastload's columns: `payload` (large_binary), in mode "raw" `height` and `width` (int32), `label` (int64),
+`source` (string) and `checksum` (uint32: CRC-32 of the payload). The user's columns follow. Any Arrow tool reads it.
 
 Every byte is under a checksum. The checksum of a record covers its payload. That of a shard, in the index, covers all
-bytes between the payloads, in the order of the file. That of the index is in the index, whose text has one form only.
+bytes between the payloads, in the order of the file. That of the index is in the index, which has only one valid form.
 CRC-32 is in the standard library, releases the GIL from 5 KB on, and finds every burst of up to 32 wrong bits. It runs
-at 1.5 GB/s on one common core (sha256 there: 0.5). It finds faults, not forgers: what is read is checked against the
-size of its file before memory is allocated for it.
+at 1.5 GB/s on one common core, sha256 at 0.5 GB/s. It finds faults, but not forged sets: so the reader compares sizes
+with that of the file before it allocates memory.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ MAX_SIDE = 2**20  # of a raw image; the product of two of them and 3 is far belo
 class Columns:
     """Columns of records, checked. Row k of each is record k.
 
-    `begins` and `lengths` (int64, bytes) are the places of payloads in the file: within it, end to end. `sides` are the
-    height and width of raw images, int32[rows, 2]. `seen` marks the records whose payload was verified.
+    `begins` and `lengths` (int64, bytes) are the positions of payloads in the file: inside it and end to end. `sides`
+    are the height and width of raw images, int32[rows, 2]. `seen` marks the records whose payload was verified.
     """
 
     begins: NDArray[np.int64]
@@ -59,7 +59,7 @@ class Columns:
     seen: NDArray[np.bool_]
 
     def hold(self, table: Table, first: int, stop: int) -> Table:
-        """Copy a shard's columns to records `first` to `stop`. Return its table with those in place of its own."""
+        """Copy a shard's columns to records `first` to `stop`. Return its table with views of the copies."""
         parts = {}
         for field in fields(Columns):
             whole = getattr(self, field.name)
@@ -119,20 +119,20 @@ def schema_of(mode: Mode, extras: Sequence[pa.Field] = ()) -> pa.Schema:
             )
     about = {"fastload": json.dumps({"format": FORMAT, "version": VERSION, "mode": mode})}
     schema = pa.schema([*fields, *extras], metadata=about)
-    return pa.ipc.read_schema(schema.serialize())  # as it comes out of a file: maps lose names
+    return pa.ipc.read_schema(schema.serialize())  # as a file returns it: maps lose names
 
 
 def read_packed_index(path: str) -> Index:
     """Read and check the index of the packed set at `path`.
 
-    Raises FileNotFoundError if there is no index, `PackedDataError` if it is damaged, of another version, or of a set
-    of columns.
+    Raises FileNotFoundError if the index is missing. Raises `PackedDataError` if it is damaged, of another version, or
+    of a set of columns.
     """
     return as_packed(path, read_index(path))
 
 
 def as_packed(path: str, index: Index) -> Index:
-    """Return `index`. Raises `PackedDataError` if it is not that of a packed set."""
+    """Return `index`. Raises `PackedDataError` if it does not belong to a packed set."""
     if index.mode not in MODES:
         raise PackedDataError(path, "this is a set of columns. Read it with fastload.store.get()")
     own = described(schema_of(index.mode))
@@ -143,7 +143,7 @@ def as_packed(path: str, index: Index) -> Index:
 
 
 def preadv(fd: int, buffer: memoryview, offset: int) -> int:
-    """Fill `buffer` from `offset` of a file, in as many calls as that takes. Return the number of bytes read."""
+    """Fill `buffer` from `offset` of a file, with several calls if needed. Return the number of bytes read."""
     done = 0
     while done < len(buffer):
         count = os.preadv(fd, [buffer[done:]], offset + done)
@@ -156,10 +156,11 @@ def preadv(fd: int, buffer: memoryview, offset: int) -> int:
 def read_table(
     path: str, index: Index, shard: Shard, fd: int, *, columns: Sequence[str] = ()
 ) -> Table:
-    """Read and check all of a shard except its payloads. Keep `columns` as Arrow has them.
+    """Read and check all of a shard except its payloads. Keep `columns` in Arrow's own form.
 
-    It reads the bytes between the payloads to their places in an anonymous map as long as the file. The map costs
-    memory only where it is written, a truncated file cannot kill its reader, and Arrow copies nothing out of it.
+    It reads the bytes between the payloads into an anonymous map as long as the file, at the same offsets. The map
+    costs memory only where it is written. A truncated file cannot kill its reader, and Arrow copies nothing out of the
+    map.
     """
 
     def fail(reason: str, record: int | None = None) -> PackedDataError:
@@ -174,7 +175,7 @@ def read_table(
         raise fail("the file is empty")
     sparse = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        sparse.madvise(mmap.MADV_NOHUGEPAGE)  # else each batch's columns would cost 2 MiB and more
+        sparse.madvise(mmap.MADV_NOHUGEPAGE)  # or each batch's columns would cost 2 MiB and more
     found, at = 0, 0
     with memoryview(sparse) as whole:
         for start, length in (*shard.payload, (size, 0)):
@@ -194,7 +195,7 @@ def read_table(
         reader = pa.ipc.open_file(source)
         batches = [reader.get_batch(k) for k in range(reader.num_record_batches)]
         for batch in batches:
-            batch.validate(full=True)  # offsets and text, the user's columns' too; reads no payload
+            batch.validate(full=True)  # offsets and strings of all columns; reads no payload
     except (pa.ArrowException, OSError, MemoryError) as error:
         raise fail(f"is not an Arrow file: {error}") from error
     try:
@@ -215,7 +216,7 @@ def _table(
     for batch, extent in zip(batches, shard.payload, strict=True):
         if described(batch.schema) != index.schema:
             raise ValueError(f"has the columns {described(batch.schema)}, expected {index.schema}")
-        # `validate` has seen that the offsets ascend from 0 and end within the data.
+        # `validate` has checked that the offsets ascend from 0 and end within the data.
         payload = batch.column("payload")
         _, offsets_buffer, data = payload.buffers()
         offsets = np.frombuffer(offsets_buffer, np.int64, batch.num_rows + 1)

@@ -1,4 +1,4 @@
-"""Make and describe packed sets, for the commands `fastload pack` and `fastload inspect`."""
+"""Packing and inspecting sets, for the commands `fastload pack` and `fastload inspect`."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from fastload.errors import DecodeError
 from fastload.loader import DataLoader
 
 AHEAD, AHEAD_BYTES = 1024, 64 * 2**20
-"""The most records, and bytes of them, that wait to be written: workers continue while the disk is slow."""
+"""The most records, and the most bytes, that wait to be written: so workers continue while the disk is slow."""
 
 TOGETHER = 16
-"""Number of records in one hand-over, each of which wakes this thread."""
+"""The number of records in one hand-over. Each hand-over wakes this thread."""
 
 
 class Prepared(NamedTuple):
-    """What a worker made of an input. Without a payload, it is rejected for the `reason`."""
+    """An input that a worker has prepared. Without a payload, it is rejected for the `reason`."""
 
     made_of: Input
     payload: bytes | None = None
     sides: tuple[int, int] | None = None  # height and width of raw pixels
     input_bytes: int = 0
     reason: str = ""
-    error: Exception | None = None  # raised after the records before it, which it comes with
+    error: Exception | None = None  # raised once the records before it are written
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What packing did. `records`, `rejected`, `shards`, `bytes` are the set's; the rest is of this run.
+    """The result of packing. `records`, `rejected`, `shards` and `bytes` count the set, the rest counts this run.
 
     `taken_over` is the number of records of a stopped run, `input_bytes` the size of this run's inputs.
     """
@@ -92,33 +92,34 @@ def pack(
     columns: Sequence[str] = (),
     progress: bool = False,
 ) -> Packed:
-    """Make the packed set `out` of the images in `source`.
+    """Pack the images in `source` into the set `out`.
 
-    The set is a function of the inputs, the arguments and the decoder and encoder, byte by byte, and not of
+    Every byte of the set is a function of the inputs, the arguments, the decoder and the encoder, and not of
     `workers`. If it is stopped or killed, the directory does not open as a set. The same call resumes after the last
     complete shard.
 
     Args:
         source: a file list, a tree with one directory per class, a Parquet file, or a directory of Parquet files. Do
-            not change it until the run is complete: a call that resumes compares only names, and sizes of Parquet.
+            not change it until the run is complete: a call that resumes compares only names, and sizes of Parquet
+            files.
         mode: "encoded": the files' bytes as they are. "jpeg": images of `max_size` as JPEGs of `quality`.
-            "raw": such images' pixels. These two neither apply nor keep an EXIF orientation.
+            "raw": the pixels of such images. These two neither apply nor keep an EXIF orientation.
         max_size: the longest side, in pixels (default 256). Smaller images stay as they are.
         quality: libjpeg's, 1 to 95 (default 90).
         shard_mb: a shard ends with the record that brings its payloads and extra columns to this many million bytes.
-        workers: threads. None is one per CPU that this process may use, 0 only the calling thread.
-        on_error: "raise" ends the run at the first input, in order, that cannot be read or decoded. "skip" leaves it
-            out, counts it, and lists it in `rejected.txt`.
+        workers: threads. None: one for each CPU that this process may use. 0: only the calling thread.
+        on_error: "raise" ends the run at the first input, in order, that cannot be read or decoded. "skip" leaves
+            such an input out, counts it, and lists it in `rejected.txt`.
         check: with "encoded", decode each image to check that it can be decoded. False accepts any bytes.
         base_dir: see `ImageFileList`.
-        image_column, label_column, columns: of Parquet files; `columns` are kept as extra columns of the set.
+        image_column, label_column, columns: columns of Parquet files. `columns` become extra columns of the set.
         progress: a bar on standard error, if that is a terminal.
 
     Memory: at most 1,024 records or about 64 MiB of them in flight, two record batches of 16 MiB, and the paths.
 
-    Raises ValueError for arguments that are out of range or do not belong to the mode, DecodeError and OSError for
-    inputs (FileListError for lists), OSError if `out` cannot be written, `PackedDataError` if no input could be packed,
-    FileExistsError and BlockingIOError as `PackedWriter`.
+    Raises ValueError for arguments that are out of range or do not belong to the mode. Raises DecodeError and OSError
+    for inputs, FileListError for lists, and OSError if `out` cannot be written. Raises `PackedDataError` if no input
+    could be packed, and FileExistsError and BlockingIOError as `PackedWriter` does.
     """
     pixels = _pixels_of(mode, max_size, quality)
     if on_error not in ("raise", "skip"):
@@ -238,7 +239,7 @@ class _Order:
 
 
 class _Prepare(Dataset[Prepared]):
-    """Makes the payload of an input, in the loader's threads."""
+    """Prepares the payload of an input, in the loader's threads."""
 
     fastload_per_worker = ()
 
@@ -264,9 +265,9 @@ class _Prepare(Dataset[Prepared]):
                 with fastload.stage("read"), open(made_of.path, "rb", buffering=0) as file:
                     encoded = file.readall()
             except OSError as error:
-                error.filename = name  # unlike open(), a read does not say
+                error.filename = name  # unlike open(), a read does not name it
                 raise
-        if not isinstance(encoded, bytes):  # out of a table
+        if not isinstance(encoded, bytes):  # a value from a table
             found = "nothing" if encoded is None else f"a {type(encoded).__name__}"
             raise DecodeError(name, f"the row has {found}, expected the bytes of an image")
         size = len(encoded)

@@ -1,4 +1,4 @@
-"""All shards of a set, or some, read and checked by threads: what verifying and copying are made of."""
+"""Passes over shards of a set, which threads read and check. Verifying and copying use them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fastload.errors import PackedDataError, in_one_line
 from fastload.loader import DataLoader
 
 Pieces = Callable[[str, Index, Shard], Iterator[memoryview]]
-"""Yields the bytes of a shard of the set at a path, in order; raises `PackedDataError` if one is wrong or missing.
+"""Yields, in order, the bytes of a shard of the set at a path. Raises `PackedDataError` if a byte is wrong or missing.
 
-A piece is no longer valid once the next one is asked for.
+A piece is valid until the next one is requested.
 """
 
 
 class Checks(Dataset[str]):
-    """Sample k: what is wrong with shard k of the set at `path`, in a sentence, or "".
+    """A dataset that checks. Sample k says in a sentence what is wrong with shard k of the set at `path`, or is "".
 
-    Once `stopped` is set, each worker ends with the piece that it is at.
+    Once `stopped` is set, each worker ends after its present piece.
     """
 
     fastload_per_worker = ()
@@ -44,7 +44,7 @@ class Checks(Dataset[str]):
         return ""
 
     def checked(self, shard: Shard) -> Iterator[memoryview]:
-        """Yield the pieces of a shard. Raises `PackedDataError` if one is wrong, InterruptedError once stopped."""
+        """Yield the pieces of a shard. Raises `PackedDataError` if one is wrong, InterruptedError after `stopped`."""
         for piece in self.pieces(self.path, self.index, shard):
             if self.stopped:
                 raise InterruptedError(errno.EINTR, "stopped", os.path.join(self.path, shard.name))

@@ -1,4 +1,4 @@
-"""Read payloads of records from their shards, and compare them with their checksums."""
+"""Payloads of records, read from their shards and compared with their checksums."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fastload.datasets.packed.format import Table, preadv
 from fastload.datasets.packed.shards import Shards
 
 Verify = Literal["first", "always", "never"]
-_scratch = threading.local()  # `buffer`: uint8[n], what the thread reads encoded records into
+_scratch = threading.local()  # `buffer`: uint8[n], into which the thread reads encoded records
 
 
 class Payloads:
-    """Reads the payloads of a set. A record is named by its shard's number and its row there.
+    """Reads the payloads of a set. A record is named by its shard's number and its row in the shard.
 
     Args:
         shards: the shards of the set.
         verify, read_ahead_bytes: see `PackedDataset`.
 
-    Raises PackedDataError, with shard and record, if the set is damaged, OSError if a disk fails.
+    Raises PackedDataError, with shard and record, if the set is damaged. Raises OSError if a disk fails.
     """
 
     def __init__(self, shards: Shards, verify: Verify, read_ahead_bytes: int) -> None:
@@ -34,11 +34,11 @@ class Payloads:
         self.read_ahead_bytes = read_ahead_bytes
 
     def buffer(self, number: int, row: int) -> _Buffer:
-        """Return a context manager of memory of the calling thread, large enough for the payload."""
+        """Return a context manager for memory of the calling thread, large enough for the payload."""
         return _Buffer(int(self.shards.table(number).lengths[row]))
 
     def read(self, number: int, row: int, buffer: NDArray[np.uint8] | None = None) -> memoryview:
-        """Return a payload, in `buffer` or in memory of its own, checked as `verify` says."""
+        """Return a payload, in `buffer` or in new memory, checked as `verify` says."""
         table = self.shards.table(number)
         payload = self._fetch(number, row, buffer, 0, int(table.lengths[row]))
         if self._is_checked(row, table):
@@ -54,7 +54,7 @@ class Payloads:
     ) -> NDArray[np.uint8]:
         """Return rows `first` to `stop` of raw pixels, uint8[stop - first, width, 3], checked as `verify` says.
 
-        It reads no other rows, unless the checksum needs all.
+        It reads no other rows, unless the checksum needs all rows.
         """
         table = self.shards.table(number)
         assert table.sides is not None
@@ -73,7 +73,7 @@ class Payloads:
     def _fetch(
         self, number: int, row: int, buffer: NDArray[np.uint8] | None, first: int, stop: int
     ) -> memoryview:
-        """Return bytes `first` to `stop` of a payload, unchecked; as `read`."""
+        """Return bytes `first` to `stop` of a payload, unchecked, in memory as `read` does."""
         begin, length = int(self.shards.table(number).begins[row]) + first, stop - first
         file = self.shards.file(number)
         payload = (np.empty(length, np.uint8) if buffer is None else buffer[:length]).data
@@ -82,7 +82,7 @@ class Payloads:
                 self.read_ahead_bytes > 0 and self._read_cached(file.fd, payload, begin)
             ) or preadv(file.fd, payload, begin) == length
         except OSError as error:
-            error.filename = self.shards.where(number)  # unlike open(), a read does not say
+            error.filename = self.shards.where(number)  # unlike open(), a read does not name it
             raise
         if not whole:
             raise self.shards.bad(
@@ -91,12 +91,12 @@ class Payloads:
         return payload
 
     def _read_cached(self, fd: int, payload: memoryview, begin: int) -> bool:
-        """Fill `payload` if all of it is in memory, else say what will be read next, and return False."""
+        """Fill `payload` and return True if it is in memory. Otherwise start to read its piece, and return False."""
         try:
             if os.preadv(fd, [payload], begin, os.RWF_NOWAIT) == len(payload):
                 return True
         except OSError as error:
-            # Not there; or a file system that cannot tell.
+            # It is not in memory, or the file system cannot tell.
             if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
                 raise
         piece = begin - begin % self.read_ahead_bytes
@@ -106,7 +106,7 @@ class Payloads:
 
 
 class _Buffer:
-    """Gives, in a `with` block, a buffer of the thread of at least `length` bytes. A nested block gets another."""
+    """Lends, in a `with` block, the thread's buffer of at least `length` bytes. A nested block gets another one."""
 
     def __init__(self, length: int) -> None:
         self.length = length

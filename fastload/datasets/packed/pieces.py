@@ -1,4 +1,4 @@
-"""Read the bytes of a shard with payloads, piece by piece, and compare each with its checksum."""
+"""The bytes of a shard with payloads, read piece by piece and compared with their checksums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from fastload.errors import PackedDataError
 def pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
     """Yield the bytes of a shard, in order. A payload is checked before it is yielded.
 
-    Raises `PackedDataError`, with the record, if a byte is wrong or missing: after the last piece at the latest.
+    Raises `PackedDataError`, with the record, if a byte is wrong or missing. It raises after the last piece at the
+    latest.
     """
     with opened(path, shard) as fd:
         table = read_table(path, index, shard, fd)
@@ -45,7 +46,7 @@ def pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
 
 @contextmanager
 def opened(path: str, shard: Shard) -> Iterator[int]:
-    """Yield a descriptor of a shard. Raises `PackedDataError` if there is no such file."""
+    """Yield a descriptor of a shard. Raises `PackedDataError` if the file is missing."""
     try:
         fd = os.open(os.path.join(path, shard.name), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -57,12 +58,12 @@ def opened(path: str, shard: Shard) -> Iterator[int]:
 
 
 def read_piece(path: str, shard: Shard, fd: int, offset: int, length: int) -> memoryview:
-    """Return `length` bytes of a shard. Raises `PackedDataError` if the file ends before, OSError."""
+    """Return `length` bytes of a shard. Raises `PackedDataError` if the file ends before them, and OSError."""
     piece = np.empty(length, np.uint8).data
     try:
         found = preadv(fd, piece, offset)
     except OSError as error:
-        error.filename = os.path.join(path, shard.name)  # unlike open(), a read does not say
+        error.filename = os.path.join(path, shard.name)  # unlike open(), a read does not name it
         raise
     if found < length:
         reason = f"the file ends before byte {offset + length:,}. It was cut off"

@@ -1,4 +1,4 @@
-"""Read the records of a packed set, by position."""
+"""`PackedDataset`: the records of a packed set, by position."""
 
 from __future__ import annotations
 
@@ -25,38 +25,39 @@ if TYPE_CHECKING:
 
 
 class PackedDataset(Dataset[tuple[Any, ...]]):
-    """A packed set, made by `fastload pack`, as a map-style dataset of `(transform(image), label)`.
+    """A packed set, written by `fastload pack`, as a map-style dataset of `(transform(image), label)`.
 
-    It reads records by position, with the GIL released, without Arrow and without a lock. It is safe to share between
-    threads, to pickle, to copy and to use after a fork.
+    It reads records by position, with the GIL released, without Arrow and without a lock. It can be shared between
+    threads, pickled, copied, and used after a fork.
 
     Args:
         path: the directory of the set.
         transform: a plan of `fastload.image`, which gets the bytes or the raw pixels (the fast way), or any
-            callable on an RGB `PIL.Image.Image`. None returns the image itself.
-        target_transform: a callable on the label, an int.
+            callable that takes an RGB `PIL.Image.Image`. None returns the image itself.
+        target_transform: a callable that takes the label, an int.
         decode: False if payloads are not images, or must not be decoded. The transform, if given, gets the
-            `bytes` of a payload, or in a set of mode "raw" its pixels, `uint8[H, W, 3]`.
-        columns: names of extra columns. Their values, as Python objects, follow the label in a sample. Once a shard
-            was read from, its columns stay in memory, those of fastload too.
+            payload as `bytes`, or in a set of mode "raw" as pixels, `uint8[H, W, 3]`.
+        columns: names of extra columns. Their values, as Python objects, follow the label in a sample. After the
+            first read from a shard, its columns stay in memory, including those of fastload.
         verify: when to compare a record's payload with its checksum (0.7 ms a MB): at the "first" read of it in this
-            process, "always" or "never". All else is always checked, when the first record of a shard is read.
+            process, "always" or "never". All other bytes are always checked, at the first read from a shard.
         read_ahead_bytes: if a record is not in memory yet, ask the kernel to read the whole aligned piece of this many
-            bytes around it. For slow storage and an order that soon returns to the same place:
+            bytes around it. This helps slow storage with an order that soon returns to the same piece:
             `RankSampler(window=, run=)`, with a piece of about a run. 0 reads only the record.
         rank, world_size: take only every `world_size`-th record, from number `rank` on.
 
-    Memory: 29 bytes a record of every shard that was read from, 37 in mode "raw". Each thread has a buffer of the
-    largest record, and a quarter more. All columns of the shard that `locate` read last stay in memory. At most
+    Memory: 29 bytes for each record of every shard that was read from, 37 in mode "raw". Each thread has a buffer for
+    the largest record, and a quarter more. All columns of the shard that `locate` read last stay in memory. At most
     16 shards are open at once, or a quarter of the process's limit of open files if that is more.
 
-    Raises FileNotFoundError if there is no set, `PackedDataError` if it is damaged or of a newer version, ValueError
-    for arguments out of range. Reading raises `PackedDataError`, with shard and record, `DecodeError` if a payload is
-    undamaged but not an image, IndexError.
+    Raises FileNotFoundError if there is no set, `PackedDataError` if it is damaged or of a newer version, and
+    ValueError for arguments out of range. Reading raises `PackedDataError`, with shard and record, if they are damaged.
+    It raises `DecodeError` if a payload is undamaged but not an image, and IndexError.
 
     Attributes:
-        path, mode, schema, made: what the set is; see `fastload.datasets.manifest.Index`.
-        classes, class_to_idx: class names in the order of their numbers; empty if it has none.
+        path, mode, schema, made: see `fastload.datasets.manifest.Index`.
+        classes, class_to_idx: class names in the order of their numbers, and the number of each. Empty if the set has
+            no classes.
         targets: the labels, int64[len(self)]. The first use reads the columns of all shards.
         rank, world_size, partitioned_by_rank: see `ImageFiles`.
     """
@@ -115,7 +116,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         # A thread that is reading continues with the shards that it holds.
         self._shards = Shards(self.path, self._index, extras=self.columns)
         self._targets: NDArray[np.int64] | None = None
-        # The shard that `locate` read last: a caller that names many bad records reads its columns once.
+        # The shard that `locate` read last: to name many bad records of a shard, it reads the columns once.
         self._sources: tuple[int, Table] | None = None
 
     def close(self) -> None:
@@ -148,27 +149,27 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return self._targets
 
     def locate(self, index: int) -> str:
-        """Return the place of sample `index`: shard, record, and the name of its source."""
+        """Return where sample `index` is: shard, record, and the name of its source."""
         number, row = self._place(index)
         shard = self._index.shards[number]
         place = f"{os.path.join(self.path, shard.name)}, record {row}"
         named, sources = self._sources or (-1, None)
         if named != number or sources is None:
             try:
-                file = self._shards.file(number)  # held: its descriptor is closed with it
+                file = self._shards.file(number)  # keep a reference: the descriptor closes with it
                 sources = read_table(self.path, self._index, shard, file.fd, columns=["source"])
             except (OSError, PackedDataError):
-                return place  # damaged beyond its name
+                return place  # the shard is damaged: no source to name
             self._sources = number, sources
         return f"{place} ({_extras(sources, row)[0]})"
 
     def load(self, index: int) -> None:
-        """Load the columns of the shard of sample `index`, if they are not loaded. Raises as reading it does."""
+        """Load the columns of the shard of sample `index`, if they are not loaded. Raises what reading it raises."""
         number, _ = self._place(index)
         self._shards.table(number)
 
     def read(self, index: int) -> bytes:
-        """Return the payload of sample `index`, as it lies in the file, checked as `verify` says."""
+        """Return the payload of sample `index`, unchanged from the file, checked as `verify` says."""
         return bytes(self._payloads().read(*self._place(index)))
 
     def _payloads(self) -> Payloads:
@@ -189,7 +190,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return sample, target, *_extras(table, row)
 
     def empty_sample(self) -> Any:
-        """Return an empty sample, or None if samples vary or cannot be filled by the run; see `fastload.rows`."""
+        """Return an empty sample, or None if samples vary or cannot be filled in runs; see `fastload.rows`."""
         plan: Any = self.transform
         if not self._can_fill(plan):
             return None
@@ -205,7 +206,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return self.mode == "raw" or not getattr(plan, "upright", False)
 
     def fill_rows(self, run: Run) -> Sequence[int]:
-        """Make the images and labels of a run in the batch; see `fastload.rows`."""
+        """Write the images and labels of a run into the batch; see `fastload.rows`."""
         images, labels = run.rows
         plan: Any = self.transform  # read once: it may be replaced at any time
         records, payloads = self._records(run.indices), self._payloads()
@@ -221,10 +222,10 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         if len(np.unique(numbers)) > shards.most_open:
             return range(len(run))
         try:
-            # Held until the end: a descriptor is closed with its file.
+            # References until the end: a descriptor closes with its file.
             files = {number: _opened(shards, number) for number in set(numbers.tolist())}
         except (OSError, PackedDataError):
-            return range(len(run))  # each sample that lies there raises it again, in its place
+            return range(len(run))  # reading a sample of that shard raises it again
         columns = shards.columns
         labels[:] = columns.labels[records]
         checked = np.full(len(records), self.verify == "always")
@@ -248,7 +249,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         records: NDArray[np.int64],
         places: list[tuple[int, int]],
     ) -> list[int]:
-        """Make the images of `records`, at `places` (shard, record). Return those that were not made."""
+        """Render the images of `records`, which lie at `places` (shard, record). Return the positions not rendered."""
         columns = payloads.shards.columns
         if columns.sides is not None:
 
@@ -326,16 +327,16 @@ def _opened(shards: Shards, number: int) -> OpenFile:
 
 
 class _Source(NamedTuple):
-    """The places of the payloads of a run."""
+    """Where the payloads of a run are read from."""
 
     files: NDArray[np.int64]
-    """Descriptors."""
+    """Descriptors of their files."""
     checksums: NDArray[np.int64]
     """Checksums that payloads must have. -1: the payload was already verified."""
 
 
 def _is_plan(transform: Any) -> bool:
-    # Not by its class: to import that needs Pillow, which a set without images may be read without.
+    # Not by its class: importing that needs Pillow, and a set without images does not.
     return hasattr(type(transform), "resample_rows")
 
 

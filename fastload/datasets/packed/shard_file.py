@@ -35,7 +35,7 @@ class ShardFile:
         self.record_bytes += record_bytes
 
     def close(self) -> Shard:
-        """Complete the file, on the disk. Return its entry in the index."""
+        """Complete and sync the file. Return its entry in the index."""
         self._writer.close()
         os.fsync(self._sink.fd)
         self._sink.close()
@@ -52,14 +52,14 @@ class ShardFile:
         return Shard(os.path.basename(self.name), self.rows, at, checksum, payload)
 
     def discard(self) -> None:
-        """Delete the file: it is not whole."""
+        """Delete the incomplete file."""
         self._sink.close()
         with suppress(FileNotFoundError):
             os.unlink(self.name)
 
 
 class _Sink:
-    """What Arrow writes a shard to: it asks no more of a file object than this."""
+    """The file object to which Arrow writes a shard. Arrow calls no other methods."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -78,7 +78,7 @@ class _Sink:
         return self._at
 
     def flush(self) -> None:
-        """Do nothing: this holds nothing back."""
+        """Do nothing: this has no buffer."""
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""

@@ -18,7 +18,7 @@ class Shards:
     """The open files and the loaded columns of a set. Threads that need the same shard at once may each load it.
 
     Args:
-        path, index: which set.
+        path, index: the set.
         extras: names of extra columns to load.
 
     `columns` are those of all shards, end to end, and `begins`, int64[shards + 1], the first record of each. At most
@@ -44,7 +44,7 @@ class Shards:
         self._identities: dict[int, tuple[int, ...]] = {}  # of the shards that were opened
 
     def table(self, number: int) -> Table:
-        """Return the columns of a shard. Raises PackedDataError if it is damaged or missing, OSError."""
+        """Return the columns of a shard. Raises PackedDataError if it is damaged or missing, and OSError."""
         if (table := self._tables[number]) is not None:
             return table
         file, shard = self.file(number), self._index.shards[number]
@@ -52,14 +52,14 @@ class Shards:
             with stage("read"):
                 table = read_table(self._path, self._index, shard, file.fd, columns=self._extras)
         except OSError as error:
-            error.filename = self.where(number)  # unlike open(), a read does not say
+            error.filename = self.where(number)  # unlike open(), a read does not name it
             raise
         first, stop = self.begins[number : number + 2]
         self._tables[number] = table = self.columns.hold(table, first, stop)
         return table
 
     def file(self, number: int) -> OpenFile:
-        """Return an open shard. Hold it while its descriptor is in use: it closes with its last reader."""
+        """Return an open shard. Keep it while its descriptor is in use: it closes with the last reference."""
         place = number % len(self._files)
         file = self._files[place]
         if file is None or file.number != number:
@@ -67,7 +67,7 @@ class Shards:
                 file = OpenFile(self.where(number), number)
             except FileNotFoundError as error:
                 raise self.bad(number, None, "the file is missing") from error
-            # An evicted shard is opened again: it must be the file whose table is kept.
+            # An evicted shard is opened again. It must be the file whose table is loaded.
             if self._identities.setdefault(number, file.identity) != file.identity:
                 raise self.bad(number, None, "the file was replaced since it was first read")
             self._files[place] = file
@@ -95,4 +95,4 @@ class OpenFile:
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if hasattr(self, "fd"):
-            close(self.fd)  # by its own name: `os` is empty already when the interpreter ends
+            close(self.fd)  # not `os.close`: `os` may be empty at interpreter exit

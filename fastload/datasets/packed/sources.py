@@ -16,17 +16,17 @@ import pyarrow.parquet as pq
 from fastload.datasets.image_files import ImageFileList, ImageFiles, ImageFolder
 from fastload.errors import FileListError
 
-_ROWS = 64  # of a Parquet file that are read at a time
+_ROWS = 64  # rows of a Parquet file that are read at a time
 
 
 @dataclass(frozen=True)
 class Input:
-    """One input: its file, or what was in the file that has many. `name` is what the set keeps as its source."""
+    """One input: its file, or its bytes from a file with many inputs. The set stores `name` as its source."""
 
     name: str
     label: int
     path: str | None = None
-    encoded: Any = None  # whatever a table has in its column
+    encoded: Any = None  # the value of a table's image column, of any type
     extras: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -34,10 +34,9 @@ class Input:
 
 
 class Source(Protocol):
-    """Inputs in an order that is always the same.
+    """Inputs in a fixed order.
 
-    `about` says which inputs they are, as JSON values that differ if the inputs differ. `columns` are their extra
-    columns.
+    `about` identifies the inputs: JSON values that differ if the inputs differ. `columns` are their extra columns.
     """
 
     classes: list[str]
@@ -87,8 +86,11 @@ class Parquet:
     """The rows of Parquet files, in the order of the files' names.
 
     `paths` are the files, at least one: `source`, or those in it.
-    The image column holds bytes, or Hugging Face's struct of `bytes` and `path`; the label column integers, or
-    names, which become numbers in the order of the sorted names. The names of a Hugging Face class label are found.
+
+    The image column holds bytes, or Hugging Face's struct of `bytes` and `path`. The label column holds integers or
+    names. Names become numbers in the order of the sorted names. The names of a Hugging Face class label are read from
+    the schema.
+
     Memory: what pyarrow needs for one column chunk, and 64 rows.
     """
 
@@ -193,9 +195,9 @@ def open_source(
     label_column: str,
     columns: Sequence[str],
 ) -> Source:
-    """Return the inputs of a file list, a folder of images, a Parquet file or a folder with some.
+    """Return the inputs of a file list, a folder of images, a Parquet file, or a folder of Parquet files.
 
-    Raise ValueError if `columns` are given and there is no Parquet file.
+    Raises ValueError if `columns` are given without a Parquet file.
     """
     if paths := _parquet_files(source):
         return Parquet(
@@ -209,7 +211,7 @@ def open_source(
 def _parquet_files(source: str) -> list[str]:
     """Return the Parquet file `source`, or those in the directory `source`, sorted. Otherwise return an empty list.
 
-    A directory may have the name of a Parquet file, as Spark writes it. It is read as a directory.
+    A directory with the name of a Parquet file, as Spark writes it, is read as a directory.
     """
     if not os.path.isdir(source):
         return [source] if source.endswith(".parquet") else []
@@ -218,7 +220,7 @@ def _parquet_files(source: str) -> list[str]:
 
 
 def _class_names(schema: pa.Schema, column: str) -> list[str]:
-    """Return the names that Hugging Face's `datasets` keeps of a class label, or an empty list."""
+    """Return the names that Hugging Face's `datasets` stores for a class label, or an empty list."""
     try:
         about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         names = about["info"]["features"][column]["names"]

@@ -1,10 +1,11 @@
-"""Copy a set next to the processor: once on each node, whole, checked, or not at all.
+"""Copies of a set on a node's own disk: once on each node, complete and checked, or not at all.
 
 DST/shard-00000.arrow   complete and checked as soon as it has this name
 DST/index.json          written last: without it DST cannot be opened
-DST/.staging/           the lock (it stays), and while copying, the index to come and incomplete shards
+DST/.staging/           the lock (it stays), and while copying, the future index and incomplete shards
 
-`stage` copies packed sets. `copy_set` copies a set of any mode: it is given the function that reads and checks a shard.
+`stage` copies packed sets. `copy_set` copies a set of any mode: its caller passes the function that reads and checks a
+shard.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fastload.disk import locked_path, replace_file, sync_folder, write_all
 
 @dataclass(frozen=True)
 class Staged:
-    """What staging did: `bytes` are those of the set's shards, `copied_bytes` those that were not there yet."""
+    """The result of staging. `bytes` counts the set's shards, `copied_bytes` what this call copied."""
 
     path: str
     bytes: int
@@ -54,23 +55,23 @@ def stage(
     progress: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Staged:
-    """Copy the packed set at `source` to the folder `target`, or find it there.
+    """Copy the packed set at `source` to the folder `target`, unless it is there already.
 
-    Every byte is checked against the checksums of the set as it is copied. Shards that `target` already has are kept
+    Every byte is checked against the checksums of the set as it is copied. Shards that `target` already has are reused
     if their size is right, and with `verify` only if their checksums are right too. So a copy that was killed resumes
     after its last complete shard. If several processes call this at once for one `target`, one copies and the others
-    wait. If it dies, one of them resumes.
+    wait. If the first one dies, another resumes.
 
     Args:
         workers: threads, each of which copies a shard at a time (default: one for each core of this process).
         progress: show a bar on a terminal.
-        say: called with a sentence before waiting for another process.
+        say: called with a sentence before this waits for another process.
 
     Memory: for each worker a record batch, which is 16 MiB or one record, and 29 bytes for each record of a shard.
 
-    Raises FileNotFoundError if `source` is not a set, `PackedDataError` if it is damaged, FileExistsError if `target`
-    has other content, OSError if `target` has no room or cannot be written, ValueError if `target` is `source` or lies
-    in it. After an error, `target` cannot be opened, or is the set that it was before.
+    Raises FileNotFoundError if `source` is not a set, and `PackedDataError` if it is damaged. Raises FileExistsError if
+    `target` has other content, and OSError if it has no room or cannot be written. Raises ValueError if `target` is
+    `source` or lies in it. After an error, `target` cannot be opened, or is the set that it was before.
     """
     index = read_packed_index(os.path.abspath(source))
     return copy_set(
@@ -100,8 +101,8 @@ def copy_set(
     """Copy the shards of a set, and then `index`, the index of the copy; see `stage`.
 
     Args:
-        pieces: reads and checks a shard, of `source` and of the copy.
-        durable: make the copy survive a loss of power.
+        pieces: reads and checks a shard, of `source` or of the copy.
+        durable: sync the copy, so that it survives a power loss.
     """
     began = time.monotonic()
     source, target = os.path.abspath(source), os.path.abspath(target)
@@ -125,7 +126,7 @@ def copy_set(
 
 @contextmanager
 def _alone_in(target: str, say: Callable[[str], None] | None) -> Iterator[None]:
-    """Run the block in one process at a time of those that stage into `target`.
+    """Hold the lock of `target` in the block: only one process at a time stages into it.
 
     The kernel frees the lock if its holder dies, and wakes a process that waits. The file of the lock stays, because
     processes that wait have it open.
@@ -136,13 +137,13 @@ def _alone_in(target: str, say: Callable[[str], None] | None) -> Iterator[None]:
         with locked_path(os.path.join(target, STAGING, "lock"), wait=wait):
             yield
     except OSError as error:
-        error.filename = error.filename or target  # neither flock nor fsync says
+        error.filename = error.filename or target  # neither flock nor fsync names the file
         raise
 
 
 @dataclass(frozen=True)
 class _Copy:
-    """A copy that is being made, by the one process that holds its lock."""
+    """A copy in progress, by the one process that holds its lock."""
 
     source: str
     target: str
@@ -153,7 +154,7 @@ class _Copy:
     durable: bool
 
     def claim(self) -> None:
-        """Check that `target` is empty or has this set. Note which set is to come."""
+        """Check that `target` is empty or has this set. Write down which set will be copied."""
         held, begun = (_content(self._name(name)) for name in (INDEX, os.path.join(STAGING, INDEX)))
         encoded = dump_index(self.index)
         if held is not None and held != encoded:
@@ -192,7 +193,7 @@ class _Copy:
             os.replace(self._name(INDEX), self._name(STAGING, INDEX))
             if self.durable:
                 sync_folder(self.target)
-        for shard in missing:  # wrong ones, and pieces that a kill has left: they take room
+        for shard in missing:  # wrong shards, and pieces of a killed copy: they take room
             for folder in ("", STAGING):
                 with suppress(FileNotFoundError):
                     os.unlink(self._name(folder, shard.name))
@@ -207,7 +208,7 @@ class _Copy:
             pass
 
     def copy_shard(self, shard: Shard, checked: Iterator[memoryview]) -> None:
-        """Write a shard. It has a temporary name until it is whole."""
+        """Write a shard. It has a temporary name until it is complete."""
         partial = self._name(STAGING, shard.name)
         whole = replace_file(self._name(shard.name), partial=partial, durable=self.durable)
         with whole as file:
@@ -237,7 +238,7 @@ class _Copy:
             return False
 
     def _publish(self, name: str, content: bytes) -> None:
-        """Write a file that is there whole or not at all."""
+        """Write a file that exists completely or not at all."""
         partial = self._name(STAGING, "partial")
         with replace_file(self._name(name), partial=partial, durable=self.durable) as file:
             write_all(file.fileno(), partial, content)

@@ -1,4 +1,4 @@
-"""Everything in a packed set read and held against its checksums: what the command `fastload verify` does."""
+"""The check of a whole packed set against its checksums, for the command `fastload verify`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PIECE = 64
 
 @dataclass(frozen=True)
 class Verified:
-    """What was read, and what is wrong: a sentence for each shard or record."""
+    """The counts of what was read, and the faults: a sentence for each bad shard or record."""
 
     records: int
     bytes: int
@@ -37,12 +37,12 @@ def verify(
     progress: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Verified:
-    """Read everything in the set at `path` and hold it against its checksums.
+    """Read everything in the set at `path`, and compare it with its checksums.
 
     Args:
-        workers: threads; None for one per CPU that this process may use, 0 for none but the calling one.
+        workers: threads. None: one for each CPU that this process may use. 0: only the calling thread.
         progress: a bar on standard error, if that is a terminal.
-        say: called with each sentence as it is found, in the order of the records.
+        say: called with the sentence about each fault when it is found, in the order of the records.
 
     Raises FileNotFoundError and `PackedDataError` if the index cannot be read. Memory: as `PackedDataset`.
     """
@@ -68,14 +68,14 @@ def verify(
 
 
 class _Pieces(Dataset[tuple[int, int, list[str]]]):
-    """Sample k reads up to `PIECE` records of one shard: how many there are, their bytes, what is wrong."""
+    """A dataset that verifies. Sample k reads up to `PIECE` records of one shard: their number, bytes and faults."""
 
     fastload_per_worker = ()
 
     def __init__(self, dataset: PackedDataset) -> None:
         self.dataset = dataset
         self.pieces: list[tuple[str, range]] = []
-        # What is said of them, for all their pieces: each would read the shard's columns again.
+        # The sentence about each bad shard, for all its pieces: each piece would read its columns again.
         self.bad_shards: dict[str, str] = {}
         end = 0
         for shard in read_index(dataset.path).shards:

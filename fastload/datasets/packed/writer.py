@@ -1,4 +1,4 @@
-"""Write a packed set: whole, or not at all."""
+"""`PackedWriter`: writes a packed set completely or not at all."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ class PackedWriter:
 
     Leaving the `with` block completes the set. After an exception or a kill, the directory does not open as a set, but
     its complete shards stay there. A writer with the same arguments takes them over, and says in `done` how many inputs
-    they hold: add the inputs after these. If you give the same records, the set is the same, byte by byte, as without
-    the interruption.
+    they hold. Add only the inputs after these. If you give the same records, the set is the same, byte by byte, as
+    without the interruption.
 
     Args:
-        path: the directory to make. It may exist, but not with a set in it.
-        mode: what payloads are. "encoded": any bytes; "jpeg": the same, and all are JPEGs; "raw": pixels.
+        path: the directory to create. It may exist, but must not hold a set.
+        mode: the form of payloads. "encoded": any bytes; "jpeg": JPEGs; "raw": pixels.
         columns: name and Arrow type of each extra column.
         classes: class names in the order of their numbers; () if labels are not class numbers.
-        made: how the set is made, as JSON values. A stopped writer is taken over only if its value is equal.
-        shard_bytes: a shard ends with the record that makes its payloads and extra columns at least this long.
+        made: how the set is written, as JSON values. A stopped writer's shards are taken over only if its value is
+        equal. shard_bytes: a shard ends with the record that makes its payloads and extra columns at least this long.
             fastload adds 24 bytes to a record (32 with pixels) and the name of its source, which are not counted.
 
     Memory: two record batches, each of 16 MiB or one record.
 
-    Raises FileExistsError if `path` already holds a set, or that of a stopped writer with other arguments,
-    BlockingIOError if another process writes there, ValueError for arguments out of range, OSError if the disk is full
-    or cannot be written.
+    Raises FileExistsError if `path` already holds a set, or shards of a stopped writer with other arguments. Raises
+    BlockingIOError if another process writes there, ValueError for arguments out of range, and OSError if the disk is
+    full or cannot be written.
     """
 
     def __init__(
@@ -82,19 +82,19 @@ class PackedWriter:
             raise ValueError(f"classes must be names, got {self.classes[:3]}")
         if json.loads(json.dumps(self.made)) != self.made:
             raise ValueError(
-                "made must be what JSON can hold: objects with names, lists, numbers, text"
+                "made must be JSON values: objects with string keys, lists, numbers, strings"
             )
         self.shard_bytes = shard_bytes
         self.schema = schema_of(mode, extras)
         self.done = 0  # inputs in complete shards: records and rejected ones
         self.rejected: list[tuple[str, str]] = []
         self.shards: list[Shard] = []
-        self._inputs = 0  # all so far
-        self._kept = 0  # of `rejected`, those before the shard that is being written
+        self._inputs = 0  # all inputs so far
+        self._kept = 0  # length of `rejected` before the shard that is being written
         self._extras = [field.name for field in extras]
         self._rows: list[tuple[Any, ...]] = []
         self._memory = np.empty(0, np.uint8)  # see `_joined`
-        self._waiting_bytes = 0  # of their payloads and extra columns
+        self._waiting_bytes = 0  # of the waiting rows' payloads and extra columns
         self._file: ShardFile | None = None
         self._work = os.path.join(self.path, _WORK)
         self._lock = -1
@@ -120,7 +120,7 @@ class PackedWriter:
         """Append a record. `height` and `width` are for raw pixels, `extras` are the values of extra columns."""
         if self._lock < 0:
             raise ValueError(f"{self.path}: the writer is closed, so nothing can be added")
-        payload = bytes(payload)  # of a view, now: its owner may use the memory again
+        payload = bytes(payload)  # copy a view now: its owner may reuse the memory
         number = self._inputs
         if not isinstance(label, int | np.integer) or not -(2**63) <= label < 2**63:
             raise ValueError(
@@ -155,12 +155,12 @@ class PackedWriter:
             self._end_shard()
 
     def reject(self, source: str, reason: str) -> None:
-        """Note that an input is left out."""
+        """Record that an input is left out, and why."""
         self._inputs += 1
         self.rejected.append((source, " ".join(reason.split())))
 
     def finish(self) -> Index:
-        """Write what is left, and the index. Now the set is complete, and takes no more records."""
+        """Write the waiting records and the index. Now the set is complete, and takes no more records."""
         if self._index is not None:
             return self._index
         if self._rows:
@@ -184,7 +184,7 @@ class PackedWriter:
             self._publish(REJECTED, os.fsencode(lines))
         known = {shard.name for shard in self.shards}
         for name in os.listdir(self.path):
-            if _is_shard(name) and name not in known:  # renamed, and not noted before a kill
+            if _is_shard(name) and name not in known:  # renamed, but not yet listed before a kill
                 os.unlink(os.path.join(self.path, name))
         self._publish(INDEX, dump_index(index))
         self._index = index
@@ -193,7 +193,7 @@ class PackedWriter:
         return index
 
     def abandon(self) -> None:
-        """Stop without a set. Complete shards stay for the next writer, and the rest is deleted."""
+        """Stop without completing the set. Complete shards stay for the next writer, and the rest is deleted."""
         if self._file is not None:
             self._file.discard()
             self._file = None
@@ -231,7 +231,7 @@ class PackedWriter:
 
     def _take_over(self) -> None:
         if os.path.exists(os.path.join(self.path, INDEX)):
-            # Killed between the index and this, or there was a set before.
+            # A writer was killed between writing the index and this, or a set existed before.
             shutil.rmtree(self._work)
             raise FileExistsError(
                 17,
@@ -311,7 +311,7 @@ class PackedWriter:
         self._rows, self._waiting_bytes = [], 0
 
     def _joined(self, payloads: Sequence[bytes], nbytes: int) -> NDArray[np.uint8]:
-        """Return the payloads end to end, in memory that the next batch overwrites: fresh memory costs page faults."""
+        """Return the payloads end to end. The next batch overwrites this memory: fresh memory costs page faults."""
         if len(self._memory) < nbytes:
             self._memory = np.empty(nbytes * 5 // 4, np.uint8)
         joined = self._memory[:nbytes]
@@ -337,7 +337,7 @@ class PackedWriter:
         )
 
     def _publish(self, name: str, content: bytes) -> None:
-        """Write a file that is there whole or not at all, also after a loss of power."""
+        """Write a file that exists completely or not at all, even after a power loss."""
         partial = os.path.join(self._work, "partial")
         with replace_file(os.path.join(self.path, name), partial=partial) as file:
             write_all(file.fileno(), partial, content)
@@ -349,7 +349,7 @@ class PackedWriter:
 
 
 def _nbytes(value: Any) -> int:
-    """Return about how many bytes a value of an extra column takes in a shard. A number counts as 8."""
+    """Return about how many bytes a value of an extra column takes in a shard. A number counts as 8 bytes."""
     if isinstance(value, str):
         return len(value.encode(errors="surrogatepass"))
     if isinstance(value, bytes | bytearray):
@@ -358,7 +358,7 @@ def _nbytes(value: Any) -> int:
         return sum(map(_nbytes, value.values()))
     if isinstance(value, list | tuple):
         if value and type(value[0]) in (int, float):
-            # A vector: one by one, its numbers would take longer than their writing.
+            # A vector. Counting its numbers one by one would take longer than writing them.
             return 8 * len(value)
         return sum(map(_nbytes, value))
     return int(getattr(value, "nbytes", 8))
