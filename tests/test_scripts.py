@@ -20,11 +20,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts import _suite
+
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [ROOT / "scripts" / name for name in ("test", "demo", "docs", "bench")]
 
 FAKE_PYTHON = """#!/usr/bin/env bash
 case "$*" in
+-c*version_info*) exit 0 ;;
 -c*base_prefix*) exit "${{LENDS_TORCH:-1}}" ;;
 -c* | -) exec {python} "$@" ;;
 "-m pip --version") exit 0 ;;
@@ -80,6 +83,8 @@ def checkout(tmp_path: Path) -> Checkout:
     root = tmp_path / "a checkout"
     shutil.copytree(ROOT / "scripts", root / "scripts")
     shutil.copytree(ROOT / ".ci", root / ".ci")
+    (root / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "imports.py", root / "tests")
     shutil.copy(ROOT / "pyproject.toml", root)
     python = root / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -104,59 +109,42 @@ def test_a_script_can_be_started(script: Path) -> None:
 def test_help_says_how_to_call_it_and_installs_nothing(checkout: Checkout, script: Path) -> None:
     status, output, asked = checkout.run(f"scripts/{script.name}", "--help")
     assert status == 0
-    assert f"scripts/{script.name} [" in output
+    assert f"  scripts/{script.name} " in output
     assert asked == []
 
 
-NOT_SLOW = "-m pytest -n auto -m not slow"
-
-
-def test_test_runs_everything_that_must_hold_and_leaves_out_what_is_slow(
-    checkout: Checkout,
-) -> None:
-    status, _, asked = checkout.run("scripts/test", "tests/promises", "-x")
-    assert (status, asked[-1]) == (0, "-m pytest tests/promises -x")
-    hooks = "-m pre_commit run --all-files --hook-stage pre-push"
-    assert sorted(asked[-3:-1]) == [hooks, f"{hooks} pylint"]
-    status, output, asked = checkout.run("scripts/test")
-    assert (status, asked[-1]) == (0, NOT_SLOW)
+@pytest.mark.parametrize("mode", ["", "--fast", "--changed", "--ci", "--all"])
+def test_test_installs_and_hands_over_to_the_suite(checkout: Checkout, mode: str) -> None:
+    status, output, asked = checkout.run("scripts/test", *mode.split())
+    assert (status, asked[-1]) == (0, f"scripts/_suite.py {mode}".strip())
     versions = f"Python {platform.python_version()} with torch {version('torch')}"
     assert f"Testing on {versions} in " in output
+    installed = any("albumentations" in line for line in asked)
+    assert installed == (mode == "--all"), "libraries of compat are for their tests only"
 
 
-def test_test_fast_runs_files_that_are_there(checkout: Checkout) -> None:
-    status, _, asked = checkout.run("scripts/test", "--fast")
-    assert status == 0
-    assert asked[-2] == "-m pre_commit run --all-files"
-    runner, files = asked[-1].split(" tests/", 1)
-    assert runner == "-m pytest -n auto"
-    assert all((ROOT / "tests" / name.removeprefix("tests/")).is_file() for name in files.split())
+def test_test_runs_what_pytest_s_arguments_name_and_nothing_else(checkout: Checkout) -> None:
+    status, _, asked = checkout.run("scripts/test", "tests/promises", "-x")
+    assert (status, asked[-1]) == (0, "-m pytest tests/promises -x")
+    assert not [line for line in asked if "pre_commit" in line or "_suite" in line]
 
 
-IMAGES = [
-    *("tests/image/test_plans.py", "tests/image/test_pixels.py"),
-    *(
-        f"tests/promises/test_{name}.py"
-        for name in ("plans_in_the_loader", "memory_format", "packed_damage")
-    ),
-]
-EVERYTHING = [
-    NOT_SLOW,
-    "-m pytest -n auto --dist loadfile -m slow",
-    "FASTLOAD_TEST_COPY_DATASET=False -m pytest -n auto -m not slow tests/promises",
-    " ".join(
-        ["FASTLOAD_KERNELS=0 -m pytest -n auto", *IMAGES, "tests/promises/test_filled_images.py"]
-    ),
-    " ".join(["FASTLOAD_REGION_DECODE=1 -m pytest -n auto", *IMAGES]),
-]
+def test_the_files_that_the_suite_names_are_there() -> None:
+    steps = [step for mode in ("--fast", "--all") for step in _suite.plan(mode)[0]]
+    words = [word for step in steps for word in (*step.arguments, *step.command)]
+    named = [word for word in words if word.startswith(("tests/", "scripts/"))]
+    assert len(named) > 10
+    assert all((ROOT / name).exists() for name in named)
 
 
-def test_test_runs_the_promises_without_copies_and_each_way_of_images_too(
-    checkout: Checkout,
-) -> None:
-    status, _, asked = checkout.run("scripts/test", "--slow")
-    assert (status, asked[-5:]) == (0, EVERYTHING)
-    assert all((ROOT / name).is_file() for name in IMAGES)
+def test_everything_has_the_slow_tests_and_each_variant() -> None:
+    steps, left_out = _suite.plan("--all")
+    assert left_out == []
+    assert steps[1] == _suite.Step("tests", ("-n", "auto", "-m", "not slow"))
+    assert "slow" in steps[2].arguments
+    assert steps[3:] == [step for variant in _suite.VARIANTS for step in variant]
+    settings = {name for step in steps for name in step.environment}
+    assert settings == {"FASTLOAD_TEST_COPY_DATASET", "FASTLOAD_KERNELS", "FASTLOAD_REGION_DECODE"}
 
 
 @pytest.fixture
@@ -174,33 +162,16 @@ def pythons(checkout: Checkout) -> dict[str, str]:
     return {"PATH": f"{shims}:{os.environ['PATH']}", "PYENV_ROOT": str(versions.parent)}
 
 
-@pytest.mark.slow
-def test_each_python_that_is_there_is_tested_in_an_environment_of_its_own(
+def test_another_python_is_tested_in_an_environment_of_its_own(
     checkout: Checkout, pythons: dict[str, str]
 ) -> None:
-    status, output, asked = checkout.run("scripts/test", "--pythons", "-x", **pythons)
-    assert status == 0
-    assert [line for line in asked if re.match(r"-m (venv ROOT/venv-|pytest)", line)] == [
-        "-m venv ROOT/venv-3.12",
-        "-m pytest -x",
-        "-m venv ROOT/venv-3.13",
-        "-m pytest -x",
-    ]
-    verdicts = ["3.11: not found", "3.12: holds", "3.13: holds"]
-    assert output.splitlines()[-3:] == [f"fastload: Python {verdict}" for verdict in verdicts]
-
-    shutil.rmtree(checkout.root / "venv-3.12")
-    failing = pythons | {"FAIL_ON": "/venv-3.12"}
-    status, output, asked = checkout.run("scripts/test", "--pythons", "--slow", **failing)
-    assert (status, asked[-5:]) == (1, EVERYTHING)
-    verdicts[1] = "3.12: FAILS"
-    assert output.splitlines()[-3:] == [f"fastload: Python {verdict}" for verdict in verdicts]
-
-    (checkout.root / "shims" / "python3.12").write_text("#!/bin/sh\nexit 127\n")
-    nowhere = pythons | {"PYENV_ROOT": "/nowhere"}
-    status, output, asked = checkout.run("scripts/test", "--pythons", **nowhere)
-    assert (status, asked) == (1, [])
-    assert output.count(": not found\n") == 3
+    for minor in ("3.12", "3.13"):
+        status, _, asked = checkout.run("scripts/test", "--python", minor, "-x", **pythons)
+        made = [line for line in asked if re.match(r"-m (venv ROOT/venv-|pytest)", line)]
+        assert (status, made) == (0, [f"-m venv ROOT/venv-{minor}", "-m pytest -x"])
+        assert installations(asked) == ["ROOT[images,tests]"]
+    status, output, asked = checkout.run("scripts/test", "--python", "3.11", **pythons)
+    assert (status, output, asked) == (_suite.NOT_HERE, "Python 3.11 is not here\n", [])
 
 
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
@@ -218,20 +189,20 @@ def test_each_linter_has_one_command_which_needs_no_network() -> None:
     assert len(laws) == len([name for name in laws if (ROOT / name).is_file()]) > 0
 
 
-@pytest.mark.parametrize("step", ["--all-files", "pre-push pylint", "-m pytest"])
-def test_test_fails_with_each_of_its_steps(checkout: Checkout, step: str) -> None:
-    status, _, asked = checkout.run("scripts/test", FAIL_ON=step)
-    assert status != 0
-    assert any(step in line for line in asked)
-    assert ("-m pytest" in asked[-1]) == (step == "-m pytest")
-
-
-def test_what_failed_beside_other_tests_runs_again_alone(checkout: Checkout) -> None:
-    status, output, asked = checkout.run("scripts/test", FAIL_ON="-n auto")
-    assert status == 0
-    again = "-m pytest --last-failed --last-failed-no-failures none -m not slow"
-    assert asked[-2:] == [NOT_SLOW, again]
-    assert "run again, alone" in output
+@pytest.mark.parametrize(
+    "step", ["--hook-stage pre-push pylint", "--all-files --hook-stage pre-push"]
+)
+def test_a_check_that_fails_fails_the_suite(
+    checkout: Checkout, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(checkout.root / "venv" / "bin" / "python"))
+    monkeypatch.setenv("FAIL_ON", step)
+    suite = _suite.Suite()
+    suite.check()
+    assert suite.failed
+    asked = (checkout.root / "log").read_text().splitlines()
+    hooks = "-m pre_commit run --all-files --hook-stage pre-push"
+    assert sorted(asked) == [hooks, f"{hooks} pylint"]
 
 
 def test_what_is_installed_is_reused_until_the_project_changes(checkout: Checkout) -> None:
@@ -354,11 +325,10 @@ def test_the_demo_generates_images_unless_a_file_list_is_given(checkout: Checkou
     ("script", "holds"),
     [
         ("echo '2 passed, 1 skipped in 0.10s'", True),
-        ("echo '===== 3 skipped in 0.10s ====='", False),
         ("echo '=== 1 failed, 2 passed in 0.10s ==='; exit 1", False),
         ("exit 5", False),
     ],
 )
-def test_ci_holds_only_if_tests_passed(checkout: Checkout, script: str, holds: bool) -> None:
+def test_ci_ends_as_the_tests_do(checkout: Checkout, script: str, holds: bool) -> None:
     (checkout.root / "scripts" / "test").write_text(f"#!/usr/bin/env bash\n{script}\n")
     assert (checkout.run(".ci/run")[0] == 0) == holds
