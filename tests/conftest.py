@@ -8,13 +8,17 @@ the summary counts them.
 
 from __future__ import annotations
 
+import os
+
+# Threads of OpenMP that wait for one another spin, and take the core from the one that works. Read with torch's import.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import functools
 import gc
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_sharer
 import multiprocessing.resource_tracker
-import os
 import random
 import signal
 import sys
