@@ -7,13 +7,17 @@ of `copy_dataset`.
 
 from __future__ import annotations
 
+import os
+
+# Threads of OpenMP that wait for one another spin, and take the core from the one that works. Read with torch's import.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import functools
 import gc
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_sharer
 import multiprocessing.resource_tracker
-import os
 import random
 import signal
 import sys
@@ -36,6 +40,7 @@ from tests.children import warm_server
 
 GRACE_S = 5.0  # threads of a collected iterator end by themselves, after the call in progress
 DESCRIPTORS = Path("/proc/self/fd")
+pytest.register_assert_rewrite("tests.contracts")
 T = TypeVar("T")
 
 hypothesis.settings.register_profile(

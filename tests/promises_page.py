@@ -22,7 +22,7 @@ This page is written by `scripts/promises` from the docstrings of the tests and 
 """
 
 AREAS = {
-    "Order": "tests/promises/test_{exactly_once,ranks} tests/test_sampler",
+    "Order": "tests/promises/test_{exactly_once,kinds_of_worker,ranks} tests/test_sampler",
     "In place of torch's DataLoader": """tests/promises/test_{arguments,parity_default_collate,coexistence}
         tests/test_{workers,torch_private} tests/promises/test_{lightning,accelerate}""",
     "Random numbers": """tests/promises/test_randomness tests/isolation/test_{random_is_the_sample_s,*_random}

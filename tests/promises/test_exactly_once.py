@@ -1,9 +1,9 @@
 """Promises:
 - Every index is delivered exactly once, in the sampler's order, for any number of workers, any batch size, with and
-  without `drop_last`, over several epochs.
+  without `drop_last`, over several epochs. See also `tests/contracts/workers.py`.
 - With `seed=None`, and samples that draw no random numbers, the batches are those of torch's DataLoader under the same
   `torch.manual_seed`. This holds for all of torch's samplers, `batch_sampler`, `batch_size=None`, `generator` and
-  persistent workers.
+  persistent workers. See also `tests/contracts/workers.py`.
 - With `seed=s` the order is a pure function of `(s, epoch)`.
 """
 
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import errno
 import sys
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import accumulate, chain, count, islice
+from collections.abc import Iterator
+from itertools import accumulate, islice
 from typing import Any
 
 import hypothesis
@@ -26,21 +24,14 @@ import torch.utils.data
 from torch.utils.data import (
     BatchSampler,
     Dataset,
-    DistributedSampler,
-    RandomSampler,
     Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 import fastload
 from fastload.batch import Batch
 from fastload.order import SampledOrder
 from tests.fakes import Numbers
-
-WORKERS = [0, 1, 4, 32]
 
 
 @pytest.fixture(autouse=True)
@@ -71,26 +62,6 @@ class Counted(Dataset[int]):
         return index
 
 
-class Shuffled(Sampler[int]):
-    """A new order each epoch; `epochs` holds those it gave."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.epochs: list[list[int]] = []
-        self.threads: set[int] = set()
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(len(self.epochs))
-        order = torch.randperm(self.length, generator=generator).tolist()
-        self.epochs.append(order)
-        for index in order:
-            self.threads.add(threading.get_ident())
-            yield index
-
-
 def batches_of(order: list[int], batch_size: int, drop_last: bool) -> list[list[int]]:
     cut = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
     return [batch for batch in cut if len(batch) == batch_size or not drop_last]
@@ -101,47 +72,6 @@ def plain(batch: Any) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch.tolist()
     return [plain(part) for part in batch] if isinstance(batch, list | tuple) else batch
-
-
-@pytest.mark.parametrize(("batch_size", "drop_last"), [(7, False), (64, True)])
-@pytest.mark.parametrize(
-    ("workers", "persistent"),
-    [(workers, False) for workers in WORKERS] + [(workers, True) for workers in WORKERS[1:]],
-)
-def test_a_thousand_samples_in_the_samplers_order(
-    workers: int, batch_size: int, drop_last: bool, persistent: bool
-) -> None:
-    dataset, sampler = Counted(1000), Shuffled(1000)
-    loader = fastload.DataLoader(
-        dataset,
-        batch_size,
-        sampler=sampler,
-        num_workers=workers,
-        drop_last=drop_last,
-        persistent_workers=persistent,
-    )
-    with loader:
-        for epoch in range(3):
-            dataset.reads.clear()
-            got = [batch.tolist() for batch in loader]
-            expected = batches_of(sampler.epochs[epoch], batch_size, drop_last)
-            assert got == expected
-            assert len(got) == len(loader)
-            delivered = Counter(index for batch in expected for index in batch)
-            assert Counter(dataset.reads) == delivered, "read is what is delivered, once each"
-            stats = loader.stats()
-            assert (stats.batches, stats.samples) == (len(got), delivered.total())
-            assert (stats.errors, stats.workers) == (0, workers)
-    assert len(sampler.epochs) == 3
-    assert sampler.threads == {threading.get_ident()}, "the sampler runs on the loop's thread only"
-
-
-@pytest.mark.parametrize("workers", [1, 2, 8])
-def test_any_order_of_arrival_loses_and_doubles_nothing(workers: int) -> None:
-    loader = fastload.DataLoader(Counted(1000), 7, num_workers=workers, in_order=False)
-    for _ in range(3):
-        got = [batch.tolist() for batch in loader]
-        assert sorted(got) == batches_of(list(range(1000)), 7, drop_last=False)
 
 
 class Pairs(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -177,52 +107,6 @@ def test_the_users_example_keeps_pairs_together(
     assert orders[0] != orders[1], "a new order every epoch"
 
 
-Arguments = Callable[[], dict[str, Any]]
-
-TORCH_ARGUMENTS: dict[str, Arguments] = {
-    "as it comes": lambda: {"batch_size": 7},
-    "one by one": lambda: {},
-    "shuffle": lambda: {"batch_size": 7, "shuffle": True},
-    "shuffle, drop_last": lambda: {"batch_size": 7, "shuffle": True, "drop_last": True},
-    "all dropped": lambda: {"batch_size": 500, "drop_last": True},
-    "generator": lambda: {
-        "batch_size": 7,
-        "shuffle": True,
-        "generator": torch.Generator().manual_seed(3),
-    },
-    "generator, sampler of its own": lambda: {
-        "batch_size": 7,
-        "sampler": RandomSampler(range(100), generator=torch.Generator().manual_seed(4)),
-        "generator": torch.Generator().manual_seed(3),
-    },
-    "with replacement": lambda: {
-        "batch_size": 7,
-        "sampler": RandomSampler(range(100), replacement=True, num_samples=250),
-    },
-    "weighted": lambda: {
-        "batch_size": 7,
-        "sampler": WeightedRandomSampler([1.0 + i % 5 for i in range(100)], 80),
-    },
-    "subset": lambda: {"batch_size": 7, "sampler": SubsetRandomSampler(range(20, 90))},
-    "sampler that is a list": lambda: {"batch_size": 7, "sampler": [5, 5, 3, 99, 0, 1, 2, 3, 4]},
-    "distributed": lambda: {
-        "batch_size": 7,
-        "sampler": DistributedSampler(range(100), num_replicas=3, rank=1, seed=5),
-    },
-    "batch sampler": lambda: {
-        "batch_sampler": BatchSampler(RandomSampler(range(100)), 9, drop_last=True)
-    },
-    "batches of any size": lambda: {
-        "batch_sampler": [[3], [1, 4, 1, 5, 9, 2, 6], [5, 3], list(range(50)), [8, 9, 7], [9, 3]]
-    },
-    "no batches": lambda: {"batch_size": None},
-    "no batches, sampler of lists": lambda: {
-        "batch_size": None,
-        "sampler": BatchSampler(SequentialSampler(range(100)), 6, drop_last=False),
-    },
-}
-
-
 class Rows(Dataset[Any]):
     """100 samples of an index and a row; a list of indices (`batch_size=None`) gives a stack."""
 
@@ -233,34 +117,6 @@ class Rows(Dataset[Any]):
 
     def __getitem__(self, index: int | list[int]) -> Any:
         return index, self.table[index]
-
-
-def three_epochs(loader: torch.utils.data.DataLoader[Any]) -> list[Any]:
-    """Return each epoch's batches, its length, and where it leaves the global generator."""
-    epochs: list[Any] = []
-    for epoch in range(3):
-        if isinstance(loader.sampler, DistributedSampler):
-            loader.sampler.set_epoch(epoch)
-        epochs.append([plain(batch) for batch in loader])
-        epochs.append(len(loader))
-        epochs.append(torch.random.get_rng_state().tolist())
-    return epochs
-
-
-@pytest.mark.parametrize(
-    "workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str
-)
-@pytest.mark.parametrize("name", TORCH_ARGUMENTS)
-def test_the_batches_and_the_draws_are_torchs_own(name: str, workers: dict[str, Any]) -> None:
-    make = TORCH_ARGUMENTS[name]
-    torch.manual_seed(11)
-    expected = three_epochs(torch.utils.data.DataLoader(Rows(), **make(), **workers))
-    torch.manual_seed(11)
-    loader = fastload.DataLoader(Rows(), **make(), **workers)
-    with loader:
-        got = three_epochs(loader)
-    assert got[0] == expected[0], "the first epoch"
-    assert got == expected
 
 
 @hypothesis.given(
@@ -292,82 +148,11 @@ def test_any_arguments_give_torchs_batches(
     assert got == expected
 
 
-@pytest.mark.parametrize("workers", [0, 3])
-def test_the_end_stays_the_end(workers: int) -> None:
-    empty = fastload.DataLoader(Counted(0), 4, num_workers=workers)
-    assert len(empty) == 0
-    assert [list(empty), list(empty)] == [[], []]
-    iterator = iter(fastload.DataLoader(Counted(10), 4, num_workers=workers))
-    assert len(list(iterator)) == 3
-    for _ in range(3):
-        with pytest.raises(StopIteration):
-            next(iterator)
-
-
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-def test_an_epoch_left_in_the_middle_takes_nothing_from_the_next(
-    workers: int, persistent: bool
-) -> None:
-    loader = fastload.DataLoader(
-        Counted(100), 7, num_workers=workers, persistent_workers=persistent
-    )
-    with loader:
-        for taken in (0, 1, 5, 14):
-            iterator = iter(loader)
-            got = [next(iterator).tolist() for _ in range(taken)]
-            assert got == batches_of(list(range(100)), 7, drop_last=False)[:taken]
-        assert [b.tolist() for b in loader] == batches_of(list(range(100)), 7, drop_last=False)
-
-
-@pytest.mark.parametrize("workers", [0, 4])
-def test_an_endless_sampler_is_never_drained(workers: int) -> None:
-    drawn = []
-
-    class Endless(Sampler[int]):
-        def __iter__(self) -> Iterator[int]:
-            for number in count():
-                drawn.append(number)
-                yield number % 10
-
-    loader = fastload.DataLoader(Counted(10), 5, sampler=Endless(), num_workers=workers)
-    iterator = iter(loader)
-    for number, batch in enumerate(islice(iterator, 50)):
-        assert batch.tolist() == [(number * 5 + i) % 10 for i in range(5)]
-        assert len(drawn) <= (number + 1 + loader.stats().depth) * 5
-    loader.close()
-
-
 # seed=s: a pure function of (s, epoch).
 
 
 def seeded(seed: int, **options: Any) -> fastload.DataLoader[Any]:
     return fastload.DataLoader(Counted(100), 7, shuffle=True, seed=seed, **options)
-
-
-def test_a_seed_makes_the_order_a_function_of_seed_and_epoch() -> None:
-    torch.manual_seed(1)
-    epochs = [plain(list(loader)) for loader in [seeded(5)] * 3]
-    assert all(sorted(chain.from_iterable(epoch)) == list(range(100)) for epoch in epochs)
-    assert len({str(epoch) for epoch in epochs}) == 3, "each epoch has an order of its own"
-    torch.manual_seed(2)
-    for workers in (0, 1, 4):
-        loader = seeded(5, num_workers=workers)
-        assert [plain(list(loader)) for _ in range(3)] == epochs, "on nothing but (seed, epoch)"
-    assert plain(list(seeded(6))) != epochs[0]
-
-
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
-def test_set_epoch_fixes_the_next_epoch(workers: int, persistent: bool) -> None:
-    reference = seeded(5)
-    epochs = [plain(list(reference)) for _ in range(5)]
-    with seeded(5, num_workers=workers, persistent_workers=persistent) as loader:
-        numbers = []
-        for epoch in (3, 0, 4, 2):
-            loader.set_epoch(epoch)
-            assert plain(list(loader)) == epochs[epoch]
-            numbers.append(loader.stats().epoch)
-        assert plain(list(loader)) == epochs[3], "after epoch 2 comes epoch 3"
-        assert [*numbers, loader.stats().epoch] == [3, 0, 4, 2, 3]
 
 
 def test_an_epoch_left_in_the_middle_counts_as_an_epoch() -> None:
@@ -377,13 +162,6 @@ def test_an_epoch_left_in_the_middle_counts_as_an_epoch() -> None:
     assert plain(list(islice(loader, 3))) == epochs[0][:3]
     assert plain(list(islice(loader, 1))) == epochs[1][:1]
     assert plain(list(loader)) == epochs[2]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_seed_draws_nothing_from_the_global_generator(workers: int) -> None:
-    state = torch.random.get_rng_state()
-    assert len(list(seeded(5, num_workers=workers))) == 15
-    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 # The place of a batch: all that a sample may depend on besides its index.

@@ -163,19 +163,6 @@ def test_from_every_step_of_three_epochs(shape: str, saver: int) -> None:
             assert order(following) == order(expected[1]), (place, epoch, done, workers)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_every_step_with_every_number_of_workers(workers: int) -> None:
-    batches, states = history(alone(2), 3)
-    batches += history(alone(0), 4)[0][3:]
-    for state, epoch, done in states:
-        with alone(workers) as loader:
-            loader.load_state_dict(through_json(state))
-            rest, following = run(loader, 2)
-        assert rest == batches[epoch][done:], (epoch, done)
-        if epoch < 3:
-            assert following == batches[epoch + 1], (epoch, done)
-
-
 def test_after_the_last_batch_there_is_an_empty_rest_until_the_end_was_seen() -> None:
     loader = alone(0)
     iterator = iter(loader)
@@ -191,18 +178,6 @@ def test_after_the_last_batch_there_is_an_empty_rest_until_the_end_was_seen() ->
     again = alone(0)
     again.load_state_dict(seen)
     assert run(again) == [second]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_that_was_loaded_is_the_state_until_something_happens(workers: int) -> None:
-    _, states = history(alone(0), 2)
-    changed = []
-    for state, epoch, done in states:
-        with alone(workers) as loader:
-            loader.load_state_dict(through_json(state))
-            if loader.state_dict() != state:
-                changed.append((epoch, done, loader.state_dict(), state))
-    assert changed == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -863,36 +838,6 @@ def test_skipped_samples_shift_nothing(workers: int) -> None:
     assert Counter(indices(batches[0])) == Counter(set(range(26)) - {1, 9, 10, 25})
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_that_raised_counts_as_handed_out(workers: int) -> None:
-    def make() -> fastload.DataLoader[Any]:
-        return fastload.DataLoader(Failing(26), 4, num_workers=workers, seed=SEED)
-
-    def steps(loader: fastload.DataLoader[Any]) -> tuple[list[Any], list[Any]]:
-        got: list[Any] = []
-        states: list[Any] = []
-        iterator = iter(loader)
-        while True:
-            try:
-                got.append(plain(next(iterator)))
-            except ValueError:
-                got.append("failed")
-            except StopIteration:
-                break
-            states.append(loader.state_dict())
-        return got, states
-
-    loader = make()
-    got, states = steps(loader)
-    assert [batch == "failed" for batch in got] == [True, False, True, False, False, False, True]
-    loader.close()
-    for done, state in enumerate(states, 1):
-        again = make()
-        again.load_state_dict(through_json(state))
-        assert steps(again)[0] == got[done:], done
-        again.close()
-
-
 # Out of order.
 
 
@@ -1057,18 +1002,6 @@ def test_loading_again_replaces_what_was_loaded() -> None:
         assert loader.state_dict() == states[place][0]
     _, epoch, done = states[-3]
     assert run(loader)[0] == batches[epoch][done:]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_in_the_middle_of_an_epoch_may_load(workers: int) -> None:
-    batches, states = history(alone(0), 2)
-    with alone(workers) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        state, epoch, done = states[3]
-        loader.load_state_dict(state)
-        del iterator
-        assert run(loader, 2) == [batches[epoch][done:], batches[epoch + 1]]
 
 
 @pytest.mark.parametrize("seed", [None, SEED])

@@ -218,22 +218,6 @@ def test_a_waiting_loop_is_woken_by_close_from_another_thread() -> None:
     assert not fastload_threads()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_close_ends_every_iterator_and_the_loader_begins_again(workers: int) -> None:
-    loader = DataLoader(Reads(10), 4, num_workers=workers)
-    loader.close()
-    iterators = [iter(loader) for _ in range(3)]
-    for iterator in iterators:
-        next(iterator)
-    for _ in range(2):
-        loader.close()
-        assert not fastload_threads()
-        for iterator in iterators:
-            with pytest.raises(LoaderClosedError):
-                next(iterator)
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
 def test_persistent_workers_are_daemons_and_live_until_close() -> None:
     def workers() -> dict[str, threading.Thread]:
         return {t.name: t for t in threading.enumerate() if t.name.startswith("fastload-worker")}
