@@ -342,6 +342,9 @@ class StoreContract:
     def test_no_thread_is_left(self, opens: Opened) -> None:
         leases = Leases(10, shard=5, store=opens())
         assert lease_threads() == []
+        leases.begin(0)
+        leases.close()  # with nothing to give back, so no other event wakes its thread
+        assert lease_threads() == []
         next(leases.shards())
         assert len(lease_threads()) == 2
         leases.close()
