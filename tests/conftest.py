@@ -38,6 +38,8 @@ import torch
 import fastload
 from tests.children import warm_server
 
+pytest.register_assert_rewrite("tests.contracts")
+
 GRACE_S = 5.0  # threads of a collected iterator end by themselves, after the call in progress
 DESCRIPTORS = Path("/proc/self/fd")
 pytest.register_assert_rewrite("tests.contracts")
@@ -54,6 +56,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("fastload")
 
 FAILED = pytest.StashKey[bool]()
+
+# Torch asks for the name of each TCP connection's other end, which no hosts file has. A name server that loses the
+# request would cost 5 s, more than the 3 s in which leases connect.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
 
 # A shell ignores SIGINT in what it starts with `&`, and so would every child of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)

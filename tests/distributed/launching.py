@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import READ_TOO_EARLY
+
 ROOT = Path(__file__).parent.parent.parent
 LAUNCHERS = ("mpich", "openmpi", "torchrun")
 LIMIT_S = 100.0
@@ -49,6 +51,13 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         **extra,
     }
+
+
+def warm_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Return `clean_environment(extra)` for `tests.children`, whose programs cannot change what Python reads first."""
+    given = {name: os.environ[name] for name in READ_TOO_EARLY if name in os.environ}
+    own = clean_environment(extra)
+    return {name: text for name, text in own.items() if name not in READ_TOO_EARLY} | given
 
 
 def run(arguments: list[str], cwd: Path, extra: Mapping[str, str] | None = None) -> Ended:

@@ -30,7 +30,8 @@ from fastload.distributed import Rank, init, shutdown
 from fastload.distributed.addresses import address_towards, interface_of, own_address
 from fastload.distributed.rendezvous import _by_torchrun, _call, _open, rendezvous
 from fastload.errors import RankError, RendezvousError
-from tests.distributed.launching import clean_environment
+from tests.children import Python
+from tests.distributed.launching import warm_environment
 
 SLURM = {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0"}
 
@@ -200,6 +201,17 @@ def test_alone_there_is_no_group_and_ending_it_is_no_error() -> None:
     shutdown()
 
 
+# `ip netns exec NODE python -m fastload ...`, in a process that has begun.
+ON_NODE = """
+import ctypes, os, runpy, sys
+CLONE_NEWNET = 0x40000000
+node = os.open(f"/run/netns/{sys.argv.pop(1)}", os.O_RDONLY)
+assert ctypes.CDLL(None, use_errno=True).setns(node, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+os.close(node)
+runpy.run_module("fastload", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.fixture
 def two_nodes() -> Iterator[tuple[str, str]]:
     """Two network stacks with a cable between them. Each has a loopback of its own, as nodes have."""
@@ -238,13 +250,10 @@ def test_ranks_on_two_nodes_meet_by_a_file_and_compute_together(
     }
 
     def start(rank: int) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [
-                *("ip", "netns", "exec", two_nodes[rank]),
-                *(sys.executable, "-m", "fastload", "env", "--meet"),
-            ],
+        return Python(
+            ["-c", ON_NODE, two_nodes[rank], "env", "--meet"],
             cwd=tmp_path,
-            env=clean_environment(common | {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)}),
+            env=warm_environment(common | {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -16,6 +16,7 @@ import pytest
 from fastload import flow
 from fastload.flow import FunctionTask, Outcome, PipelineGraph
 from fastload.flow.pipefile import read_pipeline
+from tests.children import run_python
 from tests.distributed.launching import ROOT
 
 
@@ -134,13 +135,7 @@ def test_a_script_with_a_module_beside_it_from_another_folder(
 
 def test_a_function_of_no_file_is_refused() -> None:
     code = "from fastload.flow import FunctionTask\ndef f(): pass\nFunctionTask('a', f)"
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = run_python("-c", code)
     assert "ValueError: task a: f or an argument is defined in no file" in ended.stderr
 
 

@@ -31,6 +31,7 @@ from fastload.flow import MPITask, Outcome, PipelineGraph, PythonTask, Task, run
 from fastload.flow.pipefile import read_pipeline
 from fastload.flow.record import Record, folder_of, read, state_of, write
 from fastload.flow.show import as_text
+from tests.children import Python, run_python
 from tests.distributed.launching import LAUNCHERS, ROOT, command, is_over
 
 WAIT_S = 30.0
@@ -302,9 +303,8 @@ def begun(folder: Path, *options: str) -> tuple[subprocess.Popen[str], list[int]
     """Start `fastload flow run`; return it once the long task runs, and the pids of that."""
     (folder / "pipe.toml").write_text(FILE)
     os.mkfifo(folder / "fifo")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fastload", "flow", "run", folder / "pipe.toml", *options],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    process = Python(
+        ["-m", "fastload", "flow", "run", folder / "pipe.toml", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -335,13 +335,8 @@ def test_a_signal_leaves_no_process_and_a_resumed_run_goes_on(
     (tmp_path / "fifo").unlink()
     (tmp_path / "fifo").touch()
     (tmp_path / "pipe.toml").write_text(FILE.replace("sleep 1000", "true"))
-    again = subprocess.run(
-        [sys.executable, "-m", "fastload", "flow", "run", tmp_path / "pipe.toml", "--resume"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    program = ("-m", "fastload", "flow", "run", tmp_path / "pipe.toml", "--resume")
+    again = run_python(*program, check=True)
     assert "quick: fresh" in again.stderr
     assert "long: running, as its last run did not end" in again.stderr
     assert notes(tmp_path) == ["quick"]
@@ -349,13 +344,7 @@ def test_a_signal_leaves_no_process_and_a_resumed_run_goes_on(
 
 def test_a_task_that_is_run_by_another_process_is_not_run_twice(tmp_path: Path) -> None:
     process, _ = begun(tmp_path)
-    second = subprocess.run(
-        [sys.executable, "-m", "fastload", "flow", "run", tmp_path / "pipe.toml", "--task", "long"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    second = run_python("-m", "fastload", "flow", "run", tmp_path / "pipe.toml", "--task", "long")
     assert second.returncode == 1
     assert "task long failed: another process runs it" in second.stderr
     assert "done" not in second.stderr
@@ -474,9 +463,8 @@ def test_a_reader_that_is_gone_is_named(tmp_path: Path) -> None:
         '[[task]]\nname = "a"\ncommand = ["sh", "-c", "cat fifo; echo more; sleep 1000"]\n'
     )
     os.mkfifo(tmp_path / "fifo")
-    with subprocess.Popen(
-        [sys.executable, "-m", "fastload", "flow", "run", tmp_path / "pipe.toml"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    with Python(
+        ["-m", "fastload", "flow", "run", tmp_path / "pipe.toml"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

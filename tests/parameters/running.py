@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fastload.parameters import Optimizer, PSClient, Server, connect
-from tests.distributed.launching import ROOT, clean_environment
+from tests.children import Python
+from tests.distributed.launching import warm_environment
 
 OPTIMIZERS = [
     Optimizer(name="sgd", lr=0.05, momentum=0.9),
@@ -29,9 +29,9 @@ def servers(number: int, **options: Any) -> list[Server]:
 @contextmanager
 def forking() -> Iterator[Callable[..., int]]:
     """Yield a function that starts a server in a process of its own, as `programs/servers.py` reads it; end all."""
-    with subprocess.Popen(
-        [sys.executable, Path(__file__).parent / "programs/servers.py"],
-        env=clean_environment({"PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"}),
+    with Python(
+        [Path(__file__).parent / "programs/servers.py"],
+        env=warm_environment({"GRPC_VERBOSITY": "NONE"}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

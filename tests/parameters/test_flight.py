@@ -19,6 +19,7 @@ import torch
 from fastload.errors import ParametersError, UsageError
 from fastload.parameters import Optimizer, PSClient, Server, connect, wire
 from fastload.parameters.flight import FlightStub, ParameterServer
+from tests.children import run_python
 from tests.parameters.running import servers
 
 pytestmark = pytest.mark.usefixtures("descriptors_that_stay")
@@ -189,7 +190,7 @@ def test_pandas_is_not_imported_by_what_travels() -> None:
         "assert wire.decode(encoded.text, gathered.content)['a'].tolist() == [1, 1, 1]\n"
         "assert 'pandas' not in sys.modules"
     )
-    subprocess.run([os.sys.executable, "-c", code], check=True, timeout=100)  # type: ignore[attr-defined]
+    run_python("-c", code, check=True)
 
 
 def test_a_process_that_is_forked_after_the_first_call_says_so() -> None:

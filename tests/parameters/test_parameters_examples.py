@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +17,8 @@ import pytest
 import torch
 
 from fastload.datasets.digits import generate_digits
-from tests.distributed.launching import ROOT, clean_environment
+from tests.children import run_python
+from tests.distributed.launching import ROOT, warm_environment
 from tests.parameters.running import connected, forking
 
 pytestmark = pytest.mark.usefixtures("descriptors_that_stay")
@@ -28,14 +27,9 @@ ONE_EPOCH = 27_000  # digits: 180 steps of 50 for each of three workers
 
 
 def example(name: str, *arguments: str | Path) -> str:
-    return subprocess.run(
-        [sys.executable, ROOT / "examples" / name, *arguments],
-        env=clean_environment({"PYTHONPATH": str(ROOT), "COLUMNS": "200"}),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=500,
-    ).stdout
+    environ = warm_environment({"COLUMNS": "200"})
+    program = ROOT / "examples" / name
+    return run_python(program, *arguments, env=environ, check=True, timeout=500).stdout
 
 
 def percent(text: str) -> float:

@@ -8,10 +8,10 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +22,8 @@ from fastload.distributed import FolderStore
 from fastload.errors import ParametersError
 from fastload.parameters import PSClient, connect
 from fastload.parameters.transport import publish
-from tests.distributed.launching import clean_environment, command
+from tests.children import Python
+from tests.distributed.launching import clean_environment, command, warm_environment
 from tests.parameters.running import WAIT_S, connected
 
 pytestmark = pytest.mark.usefixtures("descriptors_that_stay")
@@ -31,14 +32,15 @@ SERVE = ("-m", "fastload", "parameters", "serve")
 
 
 @contextmanager
-def started(arguments: list[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
+def started(arguments: list[str], output: Path) -> Iterator[subprocess.Popen[Any]]:
+    """Start a launcher with its arguments, or a Python with these, and end it."""
     with output.open("ab") as file:
-        process = subprocess.Popen(
-            arguments,
-            stdout=file,
-            stderr=file,
-            env=clean_environment({"GRPC_VERBOSITY": "NONE"}),
-            start_new_session=True,
+        extra = {"GRPC_VERBOSITY": "NONE"}
+        options: dict[str, Any] = {"stdout": file, "stderr": file, "start_new_session": True}
+        process = (
+            Python(arguments, env=warm_environment(extra), **options)
+            if arguments[0] == "-m"
+            else subprocess.Popen(arguments, env=clean_environment(extra), **options)
         )
     try:
         yield process
@@ -69,7 +71,6 @@ def parameters(client: PSClient) -> tuple[list[float], list[float]]:
 
 def test_a_server_saves_at_its_end_and_its_workers_find_it_again(tmp_path: Path) -> None:
     arguments = [
-        sys.executable,
         *SERVE,
         "--store",
         str(tmp_path / "store"),
@@ -95,7 +96,7 @@ def test_a_server_saves_at_its_end_and_its_workers_find_it_again(tmp_path: Path)
 def test_a_server_that_cannot_save_says_so_and_ends(tmp_path: Path) -> None:
     """A worker keeps its connection open, for which the server does not wait."""
     saved, output = tmp_path / "saved", tmp_path / "output"
-    arguments = [sys.executable, *SERVE, "--number", "0", "--of", "1"]
+    arguments = [*SERVE, "--number", "0", "--of", "1"]
     arguments += ["--store", str(tmp_path / "store"), "--checkpoint", str(saved)]
     with started(arguments, output) as process, connected(tmp_path / "store") as client:
         push(client, 1)

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from fastload import Stats
 from fastload.telemetry import Stage
 from fastload.train.scalars import Scalars, loader_scalars
+from tests.children import run_python
 
 
 def test_what_is_added_is_read_back(tmp_path: Path) -> None:
@@ -34,7 +33,7 @@ def test_what_is_added_is_read_back(tmp_path: Path) -> None:
     )
 
 
-def test_into_nothing_nothing_is_written_and_tensorboard_not_needed(tmp_path: Path) -> None:
+def test_into_nothing_nothing_is_written_and_tensorboard_not_needed() -> None:
     code = """
 import sys
 from fastload.train.scalars import Scalars
@@ -43,10 +42,7 @@ scalars.add(1, {"a": 1.0})
 scalars.close()
 print("tensorboard" in sys.modules)
 """
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    run = run_python("-c", code, check=True)
     assert run.stdout == "False\n"
     assert run.stderr == ""
 

@@ -44,6 +44,7 @@ from fastload.train.loop import Trained, begin, fit, train
 from fastload.train.models import ModelError, TinyConvNet, build_model
 from fastload.train.recipe import Recipe, TrainError
 from fastload.train.stats_file import StatsFileError
+from tests.children import Python
 from tests.pictures import listed_pictures
 
 sys.path.insert(0, str(Path(__file__).parent / "programs"))
@@ -109,7 +110,7 @@ LINES = {
 def test_a_script_prints_the_tutorials_lines_and_trains_20_steps_at_the_rate_of_a_stopwatch(
     script: str, pictures: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / f"imagenet_{script}.py")]
+    command = [str(ROOT / "benchmarks" / f"imagenet_{script}.py")]
     command += ["-b", "4", "-s", "20", "--status-print-interval", "5", "--step-ms", "100"]
     command += ["--base-dir", str(pictures), "--file-list-path", "list.txt", "--image-size", "16"]
     command += ["--logdir", str(tmp_path), "--device", "cpu"]
@@ -119,9 +120,8 @@ def test_a_script_prints_the_tutorials_lines_and_trains_20_steps_at_the_rate_of_
     def stopped() -> tuple[list[str], float]:
         """The lines of a run, and its rate by when they came."""
         printed: list[tuple[float, str]] = []
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(ROOT)}
-        ) as process:
+        environ = {"PYTHONPATH": str(ROOT)}
+        with Python(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 printed.append((time.perf_counter(), line.rstrip("\n")))

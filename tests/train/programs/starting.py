@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from tests.children import Python
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,19 +24,17 @@ def ranks_started(
         port = probe.getsockname()[1]
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
-        "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",  # a rank that is killed has said what it said
     }
     with ExitStack() as stack:
         started = []
         for rank in range(world_size):
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
+            process = Python(
+                arguments,
                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

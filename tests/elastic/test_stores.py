@@ -1,0 +1,24 @@
+"""Promise: Torch's TCPStore, FileStore and HashStore and a `FolderStore` keep the contract of stores
+(`tests/contracts/stores.py`).
+"""
+
+from __future__ import annotations
+
+from tests.contracts.stores import JobStoreContract, StoreContract
+
+
+class TestHashStore(StoreContract):
+    opened, shared = "HashStore()", False
+
+
+class TestFileStore(StoreContract):
+    opened, deletes = "FileStore(where)", False
+
+
+class TestFolderStore(JobStoreContract):
+    opened, gone = "FolderStore(where)", "os.rename(where, where + '-away')"
+
+
+class TestTCPStore(JobStoreContract):
+    opened = "TCPStore('127.0.0.1', port, is_master=False)"
+    gone = "os.kill(int(server), signal.SIGKILL)"
