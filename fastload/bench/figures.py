@@ -47,11 +47,11 @@ class Figures:
     unique_samples: int
     """Different samples among them, by the index that the dataset returned."""
     intraop_threads: int
-    """torch's intra-op threads in the process of the loop. Each of torch's worker processes has one."""
+    """Threads within an operation of torch in the process of the loop: 1, as in each worker of any loader."""
     start_method: str | None
     """Start method of the worker processes, or None for loaders without processes."""
     loader_stats: dict[str, Any] | None
-    """`fastload.DataLoader.stats()` at the last step, or None for torch's loader."""
+    """`fastload.DataLoader.stats()` of the steady time, or None for torch's loader."""
     finding: str | None
     """A sentence on what limits the run, from those stats, or None without them."""
 

@@ -27,6 +27,14 @@ from fastload.measure.samples import Numbered
 from fastload.telemetry.diagnosis import bound
 
 
+def use_one_thread() -> None:
+    """Let torch use one thread within an operation on this thread, as it does in each worker of any loader.
+
+    Otherwise serial loading, which runs on the thread of the loop, would be the only loader with several.
+    """
+    torch.set_num_threads(1)
+
+
 def image_transform(name: TransformName) -> Callable[[Any], torch.Tensor]:
     """Return a transform from PIL image to float32[3, H, W], composed of torchvision's transforms (v1)."""
     if name == "resize":
@@ -101,9 +109,7 @@ def measure(
     measured = meter.end()
     say(average_line(measured.window_rates, warmup_steps=WARMUP_STEPS))
     say("Stopping data loader")
-    loader_stats = None
     if ours is not None:
-        loader_stats = asdict(ours.stats())
         ours.close()
     del batches  # The last reference: torch's iterator ends its processes here, and waits for them.
     closed = time.monotonic()
@@ -128,7 +134,7 @@ def measure(
         unique_samples=len(set(delivered)),
         intraop_threads=torch.get_num_threads(),
         start_method=multiprocessing.get_start_method() if run.loader == "torch" else None,
-        loader_stats=loader_stats,
+        loader_stats=None if measured.stats is None else asdict(measured.stats),
         finding=None if measured.stats is None else bound(measured.stats).sentence,
     )
     return Part(
@@ -140,6 +146,7 @@ def measure(
 
 
 def _rank(content: Any, rank: int, barrier: Callable[[], None]) -> dict[str, Any]:
+    use_one_thread()
     say = partial(print, flush=True)
     return asdict(measure(Run.from_json(content), say, rank=rank, barrier=barrier))
 

@@ -29,7 +29,7 @@ LOADER_NAMES: dict[LoaderKind, str] = {
     "thread": "fastload threads",
     "plan": "fastload threads, plan",
     "torch": "torch processes",
-    "serial": "serial",
+    "serial": "serial, one thread",
 }
 """Names in the legends of plots and pages, in this order."""
 TRACED_STEPS = 4

@@ -46,7 +46,6 @@ class Row:
     unique_samples: int
     cached_share: Spread | None
     others_share: Spread | None
-    intraop_threads: int
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
@@ -94,7 +93,6 @@ def _row(
         unique_samples=figures.unique_samples,
         cached_share=Spread.of(o.cached_share for o, _ in measured),
         others_share=Spread.of(o.others_share for o, _ in measured),
-        intraop_threads=figures.intraop_threads,
     )
 
 
@@ -176,12 +174,10 @@ def _notes(rows: Sequence[Row], workload: Workload, *, ranks: bool) -> list[str]
         )
     if workload.step_ms > 0:
         meanings["step"] = f"simulated: a wait of {workload.step_ms:g} ms, without an accelerator"
-    for row in rows:
-        if row.loader == "serial" and row.intraop_threads > 1:
-            meanings["serial"] = (
-                f"in the process of the loop; torch uses {row.intraop_threads} threads within an operation there, and "
-                "their waiting for work adds to the CPU seconds"
-            )
+    if any(row.loader == "serial" for row in rows):
+        meanings["serial"] = (
+            "one thread, that of the loop: torch uses one thread within an operation, as in each worker"
+        )
     if warning := noise(rows):
         meanings["noise"] = warning
     return [

@@ -18,7 +18,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import fastload
-from fastload.bench.loop import open_run
+from fastload.bench.loop import open_run, use_one_thread
 from fastload.bench.plan import TRACED_STEPS, Run
 from fastload.measure.fresh import answer
 
@@ -98,6 +98,11 @@ def record(run: Run) -> Timeline:
     return _timeline(run, events, names, asked)
 
 
+def _record(content: Any, *_: object) -> dict[str, Any]:
+    use_one_thread()
+    return asdict(record(Run.from_json(content)))
+
+
 def _thread_name(thread: threading.Thread) -> str:
     if thread is threading.main_thread():
         return "loop"
@@ -159,4 +164,4 @@ def _place(name: str) -> tuple[bool, str, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer(lambda content, *_: asdict(record(Run.from_json(content)))))
+    sys.exit(answer(_record))

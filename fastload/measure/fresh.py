@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastload.cores import usable_cores
 from fastload.disk import replace_file
 from fastload.errors import FastloadError
 from fastload.measure.processes import MemoryReader, PeakMemory
@@ -100,7 +99,7 @@ def run_fresh(
                             stderr=stderr,
                             start_new_session=True,
                             pass_fds=barrier.passed,
-                            env=_shared_cores(environ, ranks),
+                            env=environ,
                         )
                     children.append(stack.enter_context(child))
             memory = MemoryReader([child.pid for child in children]) if watch_memory else None
@@ -171,12 +170,6 @@ def _end_with_parent() -> None:
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _shared_cores(environ: Mapping[str, str], ranks: int) -> dict[str, str]:
-    """Return the environment of a rank. With several ranks, set OMP_NUM_THREADS to its part of the cores, if unset."""
-    threads = {} if ranks == 1 else {"OMP_NUM_THREADS": str(max(1, usable_cores() // ranks))}
-    return threads | dict(environ)
 
 
 class _Barrier:

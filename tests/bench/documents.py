@@ -48,7 +48,7 @@ def outcome(
         close_s=0.1,
         samples=150 * ranks,
         unique_samples=140,
-        intraop_threads=2,
+        intraop_threads=1,
         start_method=None,
         loader_stats=None if loader == "torch" else stats,
         finding=None if loader == "torch" else f"The moon bounds {run.name} <at night> & by day.",

@@ -119,7 +119,9 @@ def test_the_figures_are_the_json_s(raced: tuple[dict[str, Any], str]) -> None:
     content, source = raced
     lines = Page(source).table("Medians")
     assert len(lines) == len(content["rows"]) == 6
-    ceilings = {(c["ranks"], c["workers"]): c["rate"] for c in content["roofline"]["ceilings"]}
+    ceilings = {
+        (c["plan"], c["ranks"], c["workers"]): c["rate"] for c in content["roofline"]["ceilings"]
+    }
     for line, row in zip(lines, content["rows"], strict=True):
         assert line["loader"] == row["name"]
         assert line["img/s"] == f"{row['rate']['median']:.1f}"
@@ -129,8 +131,9 @@ def test_the_figures_are_the_json_s(raced: tuple[dict[str, Any], str]) -> None:
         assert line["img/s per rank"] == f"{row['rank_rate']['median']:.1f}"
         ratio = row["ratio"]
         assert line["x serial"] == (f"{ratio['median']:.2f}" if ratio else "n/a")
-        bound = ceilings.get((row["ranks"], row["workers"]))
+        bound = ceilings.get((row["loader"] == "plan", row["ranks"], row["workers"]))
         assert line["bound"] == (f"{bound:.1f}" if bound else "n/a")
+        assert bound is None or bound >= row["rate"]["high"] * 0.999999
         assert line["unique samples"] == f"{row['unique_samples']} of {row['samples']}"
         assert line["runs"] == str(row["runs"])
     for line, run in zip(Page(source).table("In the order"), content["runs"], strict=True):
@@ -152,6 +155,14 @@ def test_points_lie_where_their_rates_are(raced: tuple[dict[str, Any], str]) -> 
     (with_plan,) = (row["rate"]["median"] for row in rows if row["loader"] == "plan")
     (top,) = (float(re.split("[ ,]", a["d"])[1]) for a in page.all("path"))
     assert zero - (top + 5) == pytest.approx(with_plan * scale, abs=0.06)
+    bounds = [
+        {"plan": plan, "ranks": 1, "workers": 2, "rate": rate}
+        for plan, rate in ((False, 250.0), (True, 300.0))
+    ]
+    lines = Page(charts.rate_chart(rows, bounds, label="rates")).all("polyline")
+    drawn = {a["class"]: float(a["points"].split(",")[-1]) for a in lines if "class" in a}
+    assert list(drawn) == ["bound", "bound-plan"]
+    assert zero - drawn["bound"] == pytest.approx(5 / 6 * (zero - drawn["bound-plan"]), abs=0.1)
     across = [float(a["cx"]) for a in page.all("circle")]
     assert across == sorted(across)
 

@@ -30,7 +30,7 @@ def stage_class(stage: str) -> str:
 def rate_chart(
     rows: Sequence[dict[str, Any]], ceilings: Sequence[dict[str, Any]], *, label: str
 ) -> Markup:
-    """Draw images per second over the number of workers: medians, ranges, the serial level, the bound.
+    """Draw images per second over the number of workers: medians, ranges, the serial level, the bounds.
 
     All rows and ceilings have the same number of ranks.
     """
@@ -54,7 +54,13 @@ def rate_chart(
         *_grid(ticks, y),
         *_worker_labels(counts, x),
         *_serial_level([row for row in rows if row["loader"] == "serial"], y),
-        *_bound_line([c for c in ceilings if c["rate"] <= top], x, y),
+        *(
+            mark
+            for plan, class_ in ((False, "bound"), (True, "bound-plan"))
+            for mark in _bound_line(
+                [c for c in ceilings if c["plan"] is plan and c["rate"] <= top], x, y, class_
+            )
+        ),
     ]
     for loader in ("torch", "plan", "thread"):
         mine = sorted(
@@ -138,6 +144,7 @@ def _bound_line(
     ceilings: Sequence[dict[str, Any]],
     x: Callable[[int], float],
     y: Callable[[float], float],
+    class_: str,
 ) -> list[Markup]:
     if not ceilings:
         return []
@@ -146,7 +153,7 @@ def _bound_line(
         (at, height), half = places[0], 14.0
         places = [(at - half, height), (at + half, height)]
     return [
-        element("polyline", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in places), class_="bound")
+        element("polyline", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in places), class_=class_)
     ]
 
 

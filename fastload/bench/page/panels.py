@@ -52,51 +52,50 @@ def rate_panel(document: Json) -> Markup:
         label = "Images per second"
         if len({row["ranks"] for row in rows}) > 1 or ranks > 1:
             label += f", {ranks} rank{'s' if ranks > 1 else ''} on this node"
-        bounds = [ceiling for ceiling in ceilings if ceiling["ranks"] == ranks]
-        chart = charts.rate_chart(here, bounds, label=label)
+        these = [ceiling for ceiling in ceilings if ceiling["ranks"] == ranks]
+        chart = charts.rate_chart(here, these, label=label)
         panels.append(element("figure", element("h3", label), chart))
+    bounds = [(False, "bound", "bound"), (True, "bound-plan", "bound with a plan")]
     entries = [
         (kind, name)
         for kind, name in LOADER_NAMES.items()
         if any(row["loader"] == kind for row in rows)
+    ] + [
+        (class_, name)
+        for plan, class_, name in bounds
+        if any(ceiling["plan"] is plan for ceiling in ceilings)
     ]
     return section(
         "Rate by workers",
-        charts.legend([*entries, ("bound", "bound")] if ceilings else entries),
+        charts.legend(entries),
         element("div", *panels, class_="pair"),
         note(
             "Points are medians of the runs. Bars and the band reach from the smallest to the largest run. "
             f"The first {document['warmup_steps']} steps of a run are warm-up, and no rate counts them. "
         ),
-        note(*_bound_words(document)),
+        note(_bound_words(document)),
         id_="rate",
     )
 
 
-def _bound_words(document: Json) -> list[Child]:
+def _bound_words(document: Json) -> str:
     roof = document["roofline"]
     if roof is None:
-        return [f"Bound: {UNKNOWN}, because no run with torchvision's transforms timed a sample."]
+        return f"Bound: {UNKNOWN}, because no run timed a sample."
     step_ms = document["workload"]["step_ms"]
-    words = (
-        "The bound is an estimate, the lowest of these rates. Workers: workers x ranks, each as fast as one thread in "
-        f"{roof['source']}, {duration(roof['sample_s'])} per sample. Cores: {roof['cores'] or UNKNOWN} cores that only "
-        f"compute samples, {duration(roof['sample_cpu_s'])} of CPU per sample."
-    )
-    words += (
-        f" Step: the simulated step of {step_ms:g} ms, which is also the rate on data in memory."
+    words = [
+        "The bound is an estimate, the lowest of these rates.",
+        "Workers: each worker is as fast as the fastest one of any run, so no measured rate is above this one.",
+        f"Cores: {roof['cores'] or UNKNOWN} cores do nothing but compute samples, in the least CPU time of any run.",
+        f"Step: the simulated step of {step_ms:g} ms, which is also the rate on data in memory."
         if step_ms
-        else " No step is simulated, so it sets no bound."
-    )
-    return [
-        words,
-        " The times come from other runs, so a measured rate can be slightly above the bound.",
-        *(
-            [" The bound does not hold for a plan."]
-            if any(r["loader"] == "plan" for r in document["rows"])
-            else []
-        ),
+        else "No step is simulated, so it sets no bound.",
     ]
+    for pace in roof["paces"]:
+        kind = "With a plan" if pace["plan"] else "With torchvision's transforms"
+        times = f"{duration(pace['sample_s'])}, with {duration(pace['sample_cpu_s'])} of CPU"
+        words.append(f"{kind}, a sample took at least {times}.")
+    return " ".join(words)
 
 
 def first_batch_panel(rows: Sequence[Json]) -> Markup:

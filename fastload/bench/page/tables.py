@@ -23,10 +23,11 @@ def _range(spread: Json | None, form: str = ".1f") -> str:
 def figures_table(document: Json) -> Markup:
     """Return a table with a line for each row: medians, and the bound."""
     roof = document["roofline"]
-    ceilings = {(c["ranks"], c["workers"]): c for c in roof["ceilings"]} if roof else {}
+    bounds = roof["ceilings"] if roof else []
+    ceilings = {(c["plan"], c["ranks"], c["workers"]): c for c in bounds}
 
     def line(row: Json) -> list[Child]:
-        ceiling = ceilings.get((row["ranks"], row["workers"]))
+        ceiling = ceilings.get((row["loader"] == "plan", row["ranks"], row["workers"]))
         return [
             row["name"],
             _median(row["rate"]),
