@@ -35,6 +35,8 @@ import torch
 import fastload
 from tests.children import warm_server
 
+pytest.register_assert_rewrite("tests.contracts")
+
 GRACE_S = 5.0  # threads of a collected iterator end by themselves, after the call in progress
 DESCRIPTORS = Path("/proc/self/fd")
 T = TypeVar("T")
