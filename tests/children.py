@@ -21,9 +21,12 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 PRELOADED = ("torch", "fastload", "fastload.loader")
@@ -72,30 +75,39 @@ class Python(subprocess.Popen[Any]):
     """A `subprocess.Popen` of `python ARGUMENT...`; `args` are what follows `python`.
 
     They are `-c CODE`, `-m MODULE` or a file, and the program's own arguments. `-u` and `-W ACTION` may stand before.
+    `modules`: more modules that the server imports, once, before it forks. They must start no thread.
     `pid`, pipes, signals, `wait` and `communicate` are those of `subprocess.Popen`. What a program with
     `start_new_session=True` leaves behind is killed after its end.
     """
 
-    def __init__(self, args: Sequence[Any], *, name: str = "<string>", **options: Any) -> None:
+    def __init__(
+        self,
+        args: Sequence[Any],
+        *,
+        name: str = "<string>",
+        modules: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
         self._report, self._said = -1, b""
         self._name = name
+        self._modules = modules
         self.ended = 0.0
         super().__init__([str(argument) for argument in args], **options)
 
     def _execute_child(  # type: ignore[override]
-        self, args: list[str], _executable: object, _preexec: object, _close: object, pass_fds: object,
+        self, args: list[str], _executable: object, _preexec: object, _close: object, pass_fds: Sequence[int],
         cwd: Any, env: Mapping[str, str] | None, *given: Any,
     ) -> None:  # fmt: skip
         """Send the order. `subprocess` has no public way to start a program by other means."""
         *_, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _, _, _, _, _, session, _ = (
             given
         )
-        assert not pass_fds, "a warm program inherits no descriptors"
         env = dict(os.environ if env is None else env)
         changed = [v for v in READ_TOO_EARLY if env.get(v) != os.environ.get(v)]
         assert not changed, f"{changed} must be there when Python starts: use subprocess"
         order = program(args, self._name)
         order |= {"cwd": str(cwd or os.getcwd()), "env": env, "new_session": session}
+        order["passed"] = list(pass_fds)
         self._report, theirs = os.pipe()
         streams = [p2cread if p2cread != -1 else 0, c2pwrite if c2pwrite != -1 else 1]
         streams.append(errwrite if errwrite != -1 else 2)
@@ -104,9 +116,9 @@ class Python(subprocess.Popen[Any]):
                 json.dump(order, file)
                 file.flush()
                 file.seek(0)
-                sent = array.array("i", [file.fileno(), *streams, theirs])
+                sent = array.array("i", [file.fileno(), theirs, *streams, *pass_fds])
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)
-                warm_server().sendmsg([b"+"], [rights])
+                warm_server().sendmsg([" ".join(["+", *self._modules]).encode()], [rights])
         finally:
             os.close(theirs)
             for pipe, end in ((p2cwrite, p2cread), (c2pread, c2pwrite), (errread, errwrite)):
@@ -159,6 +171,19 @@ def program(args: list[str], name: str) -> dict[str, Any]:
         return order | {"kind": kind, "source": source, "path": "", "argv": argv}
     path = str(Path(args[0]).resolve().parent)
     return order | {"kind": "file", "source": args[0], "path": path, "argv": args}
+
+
+def warm_runs(*modules: str) -> AbstractContextManager[Any]:
+    """Let `fastload.measure.fresh.run_fresh` start warm processes that have imported `modules`, within the context."""
+
+    def start(command: Sequence[str], **options: Any) -> Python:
+        assert command[0] == sys.executable
+        return Python(command[1:], modules=modules, **options)
+
+    constants = {"PIPE": subprocess.PIPE, "DEVNULL": subprocess.DEVNULL}
+    return mock.patch(
+        "fastload.measure.fresh.subprocess", SimpleNamespace(Popen=start, **constants)
+    )
 
 
 def run_python(

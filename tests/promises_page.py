@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -78,6 +79,7 @@ def expand(patterns: str) -> Iterator[str]:
         yield from (f"{begin}{part}{end}.py" for part in middle.split(","))
 
 
+@cache
 def promises(module: str) -> list[tuple[str, list[str]]]:
     """Return the promises in a module's docstring, each with the files that it says to see also."""
     docstring = ast.get_docstring(ast.parse((ROOT / module).read_text())) or ""

@@ -11,7 +11,6 @@ import json
 import math
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from benchmarks._report import Aim, best, row, table
 from benchmarks._run import Case, execute, load
 from fastload.bench.figures import BenchError
 from fastload.measure import fresh
+from tests.children import run_python, warm_runs
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +38,12 @@ def _handler_kept() -> Iterator[None]:
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture(autouse=True)
+def _warm_cases() -> Iterator[None]:
+    with warm_runs():
+        yield
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -78,14 +84,7 @@ def test_the_command_prints_a_table_and_writes_figures_with_their_provenance(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "out" / "bench.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "collate", "--smoke", "--json", str(out)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python("-m", "benchmarks", "collate", "--smoke", "--json", out, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     (ours,) = (line for line in lines if line.startswith("  fastload, 4 threads"))

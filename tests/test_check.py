@@ -22,23 +22,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from click.testing import CliRunner
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import fastload
 from fastload import DataLoader as FastDataLoader
 from fastload.check import Report, check
-from fastload.cli import main
 from fastload.rows import Run
+from tests.children import Python, run_python
 from tests.fakes import OwnIterator
 
-ROOT = Path(__file__).parents[1]
 RECORD = 16
 
 
@@ -559,7 +558,7 @@ def test_beside_busy_processes_there_is_no_ratio_and_the_shares_are_those_of_the
     others = [subprocess.Popen(burn) for _ in range(4)]
     try:
         for _ in range(3):
-            python = check(HoldsTheGil(), samples=256, workers=4)
+            python = check(HoldsTheGil(), samples=64, workers=4)
             waits = check(Honest(seconds=0.004), samples=64, workers=4)
             shares = [(one.gil_share, one.cpu_share) for one in (python, waits)]
             if min(shares[0]) > 0.5 > max(shares[1]):
@@ -622,13 +621,20 @@ MODULE = """
 """
 
 
+FORKED = """
+import multiprocessing
+context = multiprocessing.get_context("fork")
+multiprocessing.get_context = lambda method: context
+from fastload.cli import main
+main()
+"""
+"""The command, whose child is a fork, for tests: a new Python imports torch for seconds."""
+
+
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def module(tmp_path: Path) -> str:
     (tmp_path / "sets_to_check.py").write_text(textwrap.dedent(MODULE))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield "sets_to_check"
-    sys.modules.pop("sets_to_check", None)
+    return "sets_to_check"
 
 
 @pytest.mark.parametrize(
@@ -653,49 +659,46 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     ],
 )
 def test_the_command_ends_with_0_1_or_2(
-    module: str, arguments: list[str], status: int, said: str
+    module: str, tmp_path: Path, arguments: list[str], status: int, said: str
 ) -> None:
-    result = CliRunner().invoke(main, ["check", *arguments])
-    assert result.exit_code == status, result.output
-    assert said in result.output
-    assert "Traceback" not in result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-
-
-def started(folder: Path, path: str) -> subprocess.Popen[str]:
-    """The command, in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "fastload", "check", path, "--samples", "4"],
-        cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    ended = run_python("-c", FORKED, "check", *arguments, cwd=tmp_path)
+    assert ended.returncode == status, ended
+    assert said in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("program", "name", "said"),
     [
-        ("bad", "fault"),
-        ("Exits", "the dataset ended the process as it was read serially: exit code 3"),
-        ("DiesInThreads", "the dataset ended the process as it was read in 4 threads: SIGKILL"),
+        (["-m", "fastload"], "bad", "fault"),
+        (
+            ["-c", FORKED],
+            "Exits",
+            "the dataset ended the process as it was read serially: exit code 3",
+        ),
+        (
+            ["-c", FORKED],
+            "DiesInThreads",
+            "the dataset ended the process as it was read in 4 threads: SIGKILL",
+        ),
     ],
 )
 def test_the_process_tells_of_a_fault_and_of_a_dataset_that_ends_it(
-    module: str, tmp_path: Path, name: str, said: str
+    module: str, tmp_path: Path, program: list[str], name: str, said: str
 ) -> None:
-    command = started(tmp_path, f"{module}:{name}")
-    output, errors = command.communicate(timeout=60)
-    assert command.returncode == 1, output + errors
-    assert said in output
-    assert "Traceback" not in errors
+    command = run_python(*program, "check", f"{module}:{name}", "--samples", "4", cwd=tmp_path)
+    assert command.returncode == 1, command
+    assert said in command.stdout
+    assert "Traceback" not in command.stderr
 
 
 def test_sigterm_ends_the_command_and_what_reads_for_it(module: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    command = started(tmp_path, f"{module}:Waits")
-    with open(tmp_path / "fifo") as of_the_reader:  # it has begun to read a sample
+    arguments = ["-c", FORKED, "check", f"{module}:Waits"]
+    with (
+        Python(arguments, cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True) as command,
+        open(tmp_path / "fifo") as of_the_reader,  # it has begun to read a sample
+    ):
         command.send_signal(signal.SIGTERM)
         _, errors = command.communicate(timeout=60)
         assert (command.returncode, errors) == (143, "Terminated.\n")

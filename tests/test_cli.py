@@ -25,6 +25,7 @@ from fastload.bench.figures import Outcome
 from fastload.bench.plan import Run
 from fastload.cli import main
 from fastload.errors import FastloadError, UsageError
+from tests.children import run_python
 
 ROOT = Path(__file__).parents[1]
 SUBCOMMANDS = sorted(main.commands)
@@ -93,17 +94,11 @@ def test_a_race_of_all_loaders_prints_lines_and_a_table_and_writes_json_page_and
 ) -> None:
     pytest.importorskip("torchvision")
     pytest.importorskip("matplotlib")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "fastload", "bench", "--file-list", file_list),
-            *("--workers", "2", "-b", "4", "-s", "8", "--status-print-interval", "2"),
-            *("--repeats", "1", "--step-ms", "5", "--json", tmp_path / "race.json"),
-            *("--html", tmp_path / "race.html", "--plot", tmp_path / "race.png"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_python(
+        *("-m", "fastload", "bench", "--file-list", file_list),
+        *("--workers", "2", "-b", "4", "-s", "8", "--status-print-interval", "2"),
+        *("--repeats", "1", "--step-ms", "5", "--json", tmp_path / "race.json"),
+        *("--html", tmp_path / "race.html", "--plot", tmp_path / "race.png"),
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -2,18 +2,18 @@
 - A test that leaks a thread or a descriptor fails, and a hang ends with all stacks.
 - Tests of Ctrl-C pass in the background of a shell.
 
-The suite's own conftest.py and settings run on a small test file, in a child process.
+The suite's own conftest.py and settings run on a small test file, in a child process. It starts no warm server.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.children import run_python
 
 ROOT = Path(__file__).parent.parent
 
@@ -69,6 +69,16 @@ def test_hangs():
 '''
 
 
+RUN = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in what a shell starts with `&`
+import pytest
+from tests import children
+children.warm_server = lambda: None
+sys.exit(pytest.main(["-v"]))
+"""
+
+
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return what pytest prints about the sample tests."""
@@ -80,15 +90,8 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "tests" / "conftest.py").write_text(short)
     (folder / "tests" / "test_sample.py").write_text(SAMPLE_TESTS)
     shutil.copy(ROOT / "pyproject.toml", folder)
-    run = subprocess.run(
-        # As a shell starts it with `&`: SIGINT is ignored. Unbuffered, or a hang's stacks come in the middle of a line.
-        ["sh", "-c", 'trap "" INT; exec "$0" -u -m pytest -v', sys.executable],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    # Unbuffered, or a hang's stacks come in the middle of a line.
+    run = run_python("-u", "-c", RUN, cwd=folder)
     assert run.returncode == 1, run.stdout + run.stderr
     return run.stdout
 

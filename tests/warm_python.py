@@ -2,16 +2,17 @@
 
     python warm_python.py SOCKET MODULE...
 
-`tests.children` sends orders over the socket. An order is a byte with five descriptors: the order as JSON, the
-program's standard input, output and error, and a pipe for the report. The report is the fork's process id, then
-its wait status and the moment of its end. A fork returns from `next_program` into the last lines of this file,
-which run the program in the namespace of `__main__`. So it begins and ends as `python -c`, `python -m` or
-`python FILE` does. If the socket closes, the server kills its programs and ends.
+`tests.children` sends orders over the socket. An order is "+", modules to import before the fork, and descriptors: the
+order as JSON, a pipe for the report, the program's standard input, output and error, and what else it inherits. The
+report is the fork's process id, then its wait status and the moment of its end. A fork returns from `next_program` into
+the last lines of this file, which run the program in the namespace of `__main__`. So it begins and ends as `python -c`,
+`python -m` or `python FILE` does. If the socket closes, the server kills its programs and ends.
 """
 
 import array
 import atexit
 import faulthandler
+import fcntl
 import gc
 import importlib.util
 import json
@@ -56,6 +57,7 @@ class End:
         self.status = 0
 
 
+MOST_DESCRIPTORS = 32
 OWN = {name for name in globals() if name.startswith("__")}
 end = atexit.register(End())  # first registered, last called
 
@@ -75,19 +77,31 @@ def reap(pid, report):
     os.close(report)
 
 
+def load(modules):
+    """Import modules, and let no fork collect, and so copy, what they have made."""
+    if not modules or sys.modules.keys() >= set(modules):
+        return
+    for module in modules:
+        __import__(module)
+    assert len(os.listdir("/proc/self/task")) == 1, f"a fork would lose the threads of {modules}"
+    gc.collect()
+    gc.freeze()
+
+
 def receive(orders):
-    """Return the five descriptors of the next order, or None if the tests have ended."""
+    """Return the descriptors of the next order, or None if the tests have ended. Import what the order needs."""
     size = array.array("i").itemsize
-    message, ancillary, _, _ = orders.recvmsg(1, socket.CMSG_SPACE(5 * size))
+    message, ancillary, _, _ = orders.recvmsg(4096, socket.CMSG_SPACE(MOST_DESCRIPTORS * size))
     if not message:
         return None
+    load(message.decode().split()[1:])
     descriptors = array.array("i")
     descriptors.frombytes(ancillary[0][2])
     return list(descriptors)
 
 
 def next_program(orders):
-    """Fork for each order. Return in the fork only: the order and the program's standard streams."""
+    """Fork for each order. Return in the fork only: the order, and the program's streams and inherited descriptors."""
     selector = selectors.DefaultSelector()
     selector.register(orders, selectors.EVENT_READ)
     running = {}
@@ -104,30 +118,40 @@ def next_program(orders):
                     os.kill(pid, signal.SIGKILL)
                     end_group(pid)
                 os._exit(0)
-            order, *streams, report = descriptors
+            order, report, *given = descriptors
             pid = os.fork()
             if pid == 0:
-                for left in (orders.detach(), report, *running, *(r for _, r in running.values())):
+                for left in (orders.detach(), *running, *(r for _, r in running.values())):
                     os.close(left)
                 selector.close()
-                with open(order) as file:
-                    return json.load(file), streams
-            for given in (order, *streams):
-                os.close(given)
-            os.write(report, f"{pid}\n".encode())
+                return begin(order, report), given
+            for sent in (order, *given):
+                os.close(sent)
             ended = os.pidfd_open(pid)
             running[ended] = (pid, report)
             selector.register(ended, selectors.EVENT_READ)
 
 
-def become(order, streams):
-    """Give this fork the streams, folder, environment, arguments, warnings and seeds that a new Python would have."""
+def begin(order, report):
+    """Return the order that this fork has, and report its id: a session of its own has begun by then."""
+    with open(order) as file:
+        order = json.load(file)
     if order["new_session"]:
         os.setsid()
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        if stream != number:
-            os.close(stream)
+    os.write(report, f"{os.getpid()}\n".encode())
+    os.close(report)
+    return order
+
+
+def become(order, given):
+    """Give this fork the streams, folder, environment, arguments, warnings and seeds that a new Python would have."""
+    above = 1 + max([2, *given, *order["passed"]])  # above all numbers that are in use
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for descriptor in given]
+    for descriptor in given:
+        os.close(descriptor)
+    for descriptor, number in zip(moved, (0, 1, 2, *order["passed"]), strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     os.chdir(order["cwd"])
     before = os.environ.get("PYTHONPATH", "")
     for name in set(os.environ) - set(order["env"]):
@@ -146,14 +170,10 @@ def become(order, streams):
     faulthandler.enable()
 
 
-for module in sys.argv[2:]:
-    __import__(module)
-assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
+load(sys.argv[2:])
 del sys.path[0]
-gc.collect()
-gc.freeze()  # a fork that does not collect what was imported does not copy its pages
-order, streams = next_program(socket.socket(fileno=int(sys.argv[1])))
-become(order, streams)
+order, given = next_program(socket.socket(fileno=int(sys.argv[1])))
+become(order, given)
 end.is_script = order["name"] == "script"
 kind, source = order["kind"], order["source"]
 if kind == "-m":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fastload.bench.run import execute, files_of, trace
 from fastload.measure.fresh import Ended, _Barrier
 from fastload.measure.processes import descendants
 from tests.bench.documents import outcome
+from tests.children import warm_runs
 from tests.pictures import listed_pictures
 
 
@@ -34,6 +36,12 @@ from tests.pictures import listed_pictures
 def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sixty JPEGs and the list of them."""
     return listed_pictures(tmp_path_factory.mktemp("images"), 60)
+
+
+@pytest.fixture
+def _warm_ranks() -> Iterator[None]:
+    with warm_runs("fastload.bench.loop"):
+        yield
 
 
 def run_over(file_list: Path | str, **options: Any) -> Run:
@@ -73,11 +81,11 @@ def test_a_step_of_all_ranks_is_a_piece_of_one_order(ranks: int) -> None:
 # ---- ranks as processes ----
 
 
+@pytest.mark.usefixtures("_warm_ranks")
 @pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 def test_ranks_load_their_parts_and_only_the_first_one_s_lines_are_passed_on(
-    file_list: Path, monkeypatch: pytest.MonkeyPatch
+    file_list: Path,
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     run = run_over(file_list, ranks=2)
     lines: list[str] = []
     _, files = files_of([run])
@@ -97,6 +105,7 @@ def test_ranks_load_their_parts_and_only_the_first_one_s_lines_are_passed_on(
     assert set(descendants(os.getpid())) <= before
 
 
+@pytest.mark.usefixtures("_warm_ranks")
 def test_a_rank_that_fails_is_named_and_ends_the_others(file_list: Path, tmp_path: Path) -> None:
     """The file that is broken is in rank 1's part; rank 0 would go on for minutes."""
     run = run_over(file_list, ranks=2)
@@ -118,6 +127,7 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(file_list: Path, tmp_pat
     assert "broken.jpg" in outcome.error
 
 
+@pytest.mark.usefixtures("_warm_ranks")
 @pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 def test_what_interrupts_a_run_of_ranks_ends_all_of_them(file_list: Path) -> None:
     run = run_over(file_list, ranks=2, loader="serial", workers=0)
@@ -290,6 +300,7 @@ def test_serial_is_compared_within_its_number_of_ranks_and_the_best_named_for_ea
 def test_the_timeline_has_the_loop_and_every_worker_with_spans_of_that_time(
     file_list: Path,
 ) -> None:
+    """In a fork, torch's profiler would have the thread id of another process, so this one is new."""
     run = run_over(file_list, ranks=2, workers=2, repeat=5)
     _, files = files_of([run])
     timeline = trace(run, files=files)

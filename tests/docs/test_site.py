@@ -10,7 +10,6 @@ import ast
 import inspect
 import os
 import re
-import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -34,6 +33,7 @@ DOCUMENTED = [
 INHERITED = """\
 INHERIT: {root}/mkdocs.yml
 docs_dir: docs
+nav: [index.md, threads.md]
 hooks: [{root}/scripts/_docs.py]
 watch: [docs]
 """
@@ -72,23 +72,23 @@ def test_the_site_is_built_and_needs_no_network(tmp_path: Path) -> None:
     assert "```" not in "".join(pages.values()), "a fence is shown, not read"
 
 
-def copied(folder: Path) -> Path:
-    """Copy docs/ and return a configuration for the copy."""
-    shutil.copytree(DOCS, folder / "docs")
-    config = folder / "mkdocs.yml"
+def built(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Build a small site with the settings of ours and `text` on its first page."""
+    docs, config = folder / "docs", folder / "mkdocs.yml"
+    docs.mkdir()
+    (docs / "index.md").write_text(f"# Index\n\n{text}\n")
+    (docs / "threads.md").write_text("# Threads\n")
+    (docs / "outside.md").write_text("# Outside\n")
     config.write_text(INHERITED.format(root=ROOT))
-    return config
+    return build(config, folder / "site")
 
 
 def test_what_is_broken_on_a_page_fails_the_build(tmp_path: Path) -> None:
-    config = copied(tmp_path)
-    with (tmp_path / "docs" / "rows.md").open("a") as page:
-        page.write(
-            "\n[a](nowhere.md) [b](threads.md#no-heading) [c](#no-own-heading) [d][fastload.nothing]"
-            " ![e](nowhere.png) [f](../examples/nowhere.py)\n"
-        )
-    (tmp_path / "docs" / "outside.md").write_text("# Outside\n")
-    done = build(config, tmp_path / "site")
+    done = built(
+        tmp_path,
+        "[a](nowhere.md) [b](threads.md#no-heading) [c](#no-own-heading) [d][fastload.nothing] "
+        "![e](nowhere.png) [f](../examples/nowhere.py)",
+    )
     assert done.returncode != 0
     for broken in (
         *("'nowhere.md'", "'#no-heading'", "'#no-own-heading'", "'fastload.nothing'"),
@@ -98,10 +98,7 @@ def test_what_is_broken_on_a_page_fails_the_build(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_gone_fails_the_build(tmp_path: Path) -> None:
-    config = copied(tmp_path)
-    with (tmp_path / "docs" / "index.md").open("a") as page:
-        page.write("\n::: fastload.nothing\n")
-    done = build(config, tmp_path / "site")
+    done = built(tmp_path, "::: fastload.nothing")
     assert done.returncode != 0
     assert "fastload.nothing" in done.stderr
 

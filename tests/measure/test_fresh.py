@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from fastload.measure.fresh import answer, run_fresh
-from fastload.measure.processes import cpu_seconds
+from fastload.measure.processes import cpu_seconds, descendants
+from tests.distributed.launching import is_over
 
 pytestmark = pytest.mark.skipif(cpu_seconds() is None, reason="reads /proc")
 
@@ -26,8 +27,8 @@ def work(content: dict[str, Any], rank: int, _: object) -> dict[str, Any]:
     left = None
     if content["leaves_child"]:  # which holds this process's output
         left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid
-    time.sleep(content["own_s"])
     print(f"a line of rank {rank}", flush=True)
+    time.sleep(content["own_s"])
     return {"rank": rank, "left": left}
 
 
@@ -67,6 +68,23 @@ def test_an_error_is_a_sentence_with_a_status_and_a_traceback() -> None:
 def test_a_run_over_its_limit_is_ended() -> None:
     with pytest.raises(TimeoutError, match="did not end within 0.1 s, and was killed"):
         run_fresh(MODULE, {"leaves_child": False, "own_s": 60}, limit_s=0.1, environ=ENVIRON)
+
+
+def test_what_interrupts_a_run_ends_the_children_of_its_ranks_too() -> None:
+    processes = {*descendants(os.getpid())}
+    started: list[int] = []
+
+    def interrupt(line: str) -> None:
+        started.extend({*descendants(os.getpid())} - processes)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_fresh(MODULE, {"leaves_child": True, "own_s": 60}, say=interrupt, environ=ENVIRON)
+    assert len(started) == 2, "the rank and its child"
+    deadline = time.monotonic() + 30  # they are not this process's own to be waited for
+    while not all(map(is_over, started)):
+        assert time.monotonic() < deadline, started
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":
