@@ -10,7 +10,6 @@ import errno
 import fcntl
 import itertools
 import json
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -23,6 +22,7 @@ from torchvision import transforms
 
 from fastload.datasets import ImageFileList, ImageFolder, synthetic
 from fastload.datasets.synthetic import generate_images, read_number
+from tests.children import run_python
 
 COUNT = 64
 
@@ -195,9 +195,7 @@ generate_images(sys.argv[1], count=12, workers=2, progress=report)
 def test_a_killed_run_leaves_no_half_file_and_the_next_completes_it(
     file_list: Path, tmp_path: Path
 ) -> None:
-    root = Path(__file__).parents[2]
-    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=root, timeout=100)
-    assert run.returncode == -9
+    assert run_python("-c", KILLED, tmp_path).returncode == -9
     whole = contents(file_list.parent)
     left = {name: made for name, made in contents(tmp_path).items() if name.startswith("train/")}
     assert 5 <= len(left) < 12

@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +25,7 @@ from fastload.image import RandomResizedCrop, Resize, kernels, plans, render
 from fastload.isolation import python_random
 from fastload.randomness import current_stream
 from fastload.rows import Run, positions
+from tests.children import run_python
 
 PLAN = RandomResizedCrop(8, scale=(0.08, 0.2))
 KEYS = np.arange(3, dtype=np.uint64)
@@ -286,5 +285,5 @@ except KeyboardInterrupt as error:
 torch_random.install()
 print(len(calls) > 20, torch_random.unusable())
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    run = run_python("-c", script, check=True)
     assert run.stdout == "True None\n", run.stdout + run.stderr

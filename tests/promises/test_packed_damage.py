@@ -18,8 +18,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,7 @@ from fastload.datasets import PackedDataset, PackedWriter, manifest
 from fastload.datasets.packed import format as packed_format
 from fastload.datasets.packed.verifying import verify
 from fastload.errors import PackedDataError
+from tests.children import run_python
 from tests.promises.packed_fuzz import fitted, with_checksum
 
 ROOT = Path(__file__).parents[2]
@@ -385,13 +384,7 @@ def test_forged_sides_of_raw_pictures_are_refused(tmp_path: Path, sides: list[in
 @pytest.mark.slow
 def test_a_fuzzer_finds_no_crash_no_garbage_and_no_greed(tmp_path: Path) -> None:
     """Five seconds of it, in a process with little room; see `packed_fuzz`."""
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.promises.packed_fuzz", str(tmp_path), "5", "0"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    run = run_python("-m", "tests.promises.packed_fuzz", tmp_path, "5", "0")
     assert run.returncode == 0, run.stderr
     done = json.loads(run.stdout)
     assert done["turns"] > 50

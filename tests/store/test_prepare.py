@@ -27,6 +27,7 @@ from fastload import store
 from fastload.errors import PrepareError, StoreFullError
 from fastload.fingerprint import fingerprint
 from fastload.store.root import collect, sets
+from tests.children import Python
 
 ROWS = 50
 
@@ -241,8 +242,7 @@ def program(tmp_path: Path, out: Path, workers: int = 0) -> subprocess.Popen[str
     script = tmp_path / "program.py"
     if not script.exists():  # a process that has just begun may be reading it
         script.write_text(PROGRAM)
-    command = [sys.executable, str(script), str(out), str(workers)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return Python([script, out, workers], stdout=subprocess.PIPE, text=True)
 
 
 def test_several_processes_that_prepare_one_set_make_it_once(tmp_path: Path) -> None:

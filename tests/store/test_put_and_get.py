@@ -19,7 +19,6 @@ import pickle
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from fastload import DataLoader, RankSampler, store
 from fastload.errors import PackedDataError, StateError, StoreFullError
 from fastload.store.root import collect, sets
+from tests.children import Python, run_python
 
 X = torch.randint(0, 255, (100, 4, 3), dtype=torch.uint8)
 Y = torch.arange(100)
@@ -286,7 +286,7 @@ def parts():
     import time; time.sleep(60)
 store.put(parts(), "set", root={str(tmp_path)!r})
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as writer:
+    with Python(["-c", script], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"written\n"
         assert collect(str(tmp_path)) == []  # its owner lives
@@ -305,7 +305,7 @@ import torch
 from fastload import store
 store.put({{"x": torch.zeros(10)}}, "set", root={str(tmp_path)!r}, temporary=True)
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    run_python("-c", script, check=True)
     store.put({"x": X}, "mine", root=tmp_path, temporary=True)
     store.put({"x": X}, "kept", root=tmp_path)
     assert [name for name, _ in collect(str(tmp_path))] == ["set"]
