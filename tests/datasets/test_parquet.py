@@ -475,8 +475,11 @@ def test_torch_s_worker_processes_read_it(method: str, file: Path) -> None:
 
 def drain_torch(dataset: Any, method: str) -> list[Any]:
     context = torch.multiprocessing.get_context(method)
+    workers = 2 if method == "fork" else 1  # a spawned one imports torch for seconds
     return [
-        *torch.utils.data.DataLoader(dataset, 9, num_workers=2, multiprocessing_context=context)
+        *torch.utils.data.DataLoader(
+            dataset, 9, num_workers=workers, multiprocessing_context=context
+        )
     ]
 
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ from tests.image.photographs import photographs
 from tests.promises.equal import check_same
 
 CLASSES = ("cat", "dog", "eel")
-PLAN = RandomResizedCrop(224, flip=0.5)
+SIDE = 96
+PLAN = RandomResizedCrop(SIDE, flip=0.5)
 BAD = 5
 
 
@@ -44,7 +46,7 @@ def save(folder: Path, kind: str) -> Path:
         pixels = sources[number % len(sources)][: 150 + 9 * number, 40 : 300 - 7 * number]
         path = folder / "train" / CLASSES[number % 3] / f"{number:02}.{kind.lower()}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path, kind)
+        Image.fromarray(pixels).save(path, kind, compress_level=1)
         lines.append(str(path.relative_to(folder)))
     (folder / "list.txt").write_text("\n".join(lines))
     return folder / "list.txt"
@@ -61,8 +63,9 @@ def pngs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def with_a_bad_one(tmp_path: Path) -> Path:
-    file_list = save(tmp_path, "PNG")
+def with_a_bad_one(pngs: Path, tmp_path: Path) -> Path:
+    shutil.copytree(pngs.parent, tmp_path, dirs_exist_ok=True)
+    file_list = tmp_path / pngs.name
     path = tmp_path / file_list.read_text().splitlines()[BAD]
     path.write_bytes(path.read_bytes()[:5000])
     return file_list
@@ -85,7 +88,7 @@ def test_a_sample_is_the_pixels_and_the_class(read: Callable[..., Any], jpegs: P
     assert dataset.classes == list(CLASSES)
     for index in range(len(dataset)):
         image, label = dataset[index]
-        assert (image.dtype, image.shape) == (torch.uint8, (3, 224, 224))
+        assert (image.dtype, image.shape) == (torch.uint8, (3, SIDE, SIDE))
         assert image.is_contiguous()
         assert type(label) is int
         assert f"/{CLASSES[label]}/" in dataset.locate(index)
@@ -118,7 +121,7 @@ def test_crops_and_flips_are_those_of_torchvisions_transforms_under_the_same_see
 ) -> None:
     transform = theirs.Compose(
         [
-            theirs.RandomResizedCrop(224),
+            theirs.RandomResizedCrop(SIDE),
             theirs.RandomHorizontalFlip(),
             torchvision.transforms.PILToTensor(),
         ]
@@ -141,7 +144,7 @@ def test_torchs_own_loader_takes_a_plan_too(jpegs: Path) -> None:
         loader = TorchDataLoader(dataset, 5, num_workers=1)
         results.append([(images.clone(), labels.clone()) for images, labels in loader])
     check_same(*results)
-    assert results[0][0][0].shape == (5, 3, 224, 224)
+    assert results[0][0][0].shape == (5, 3, SIDE, SIDE)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 8])

@@ -850,12 +850,12 @@ def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
 
 def test_the_example_opens_no_image_in_its_second_training(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
-    command = [ROOT / "examples" / "transfer.py", "--folder", tmp_path, "--count", "300"]
+    command = [ROOT / "examples" / "transfer.py", "--folder", tmp_path, "--count", "100"]
     command += ["--model", "resnet18", "--size", "64", "--epochs", "20"]
     done = run_python(*command, check=True)
     assert "weights: random weights, which know nothing of images" in done.stdout
     lines = re.findall(r"(\w+) training: .* (\d+) images opened, accuracy ([\d.]+)%", done.stdout)
-    assert [line[:2] for line in lines] == [("first", "300"), ("second", "0")]
+    assert [line[:2] for line in lines] == [("first", "100"), ("second", "0")]
     assert lines[0][2] == lines[1][2]
     assert float(lines[0][2]) > 40  # chance is 20
 
