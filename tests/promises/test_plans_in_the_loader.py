@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 
 import fastload
 from fastload.datasets import ImageFileList, ImageFolder
-from fastload.errors import DecodeError, TooManyErrorsError
+from fastload.errors import DecodeError
 from fastload.image import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -147,7 +147,7 @@ def test_torchs_own_loader_takes_a_plan_too(jpegs: Path) -> None:
     assert results[0][0][0].shape == (5, 3, SIDE, SIDE)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 8])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_file_is_an_error_in_its_place_with_path_and_index(
     workers: int, with_a_bad_one: Path
 ) -> None:
@@ -175,20 +175,6 @@ def test_a_missing_file_is_an_error_with_path_and_index(with_a_bad_one: Path) ->
         next(iter(loader))
     assert caught.value.filename == dataset.locate(BAD)
     assert f"index {BAD}" in "\n".join(caught.value.__notes__)
-
-
-@pytest.mark.parametrize("workers", [0, 1, 8])
-def test_a_bad_file_can_be_skipped_and_changes_no_other_sample(
-    workers: int, with_a_bad_one: Path, pngs: Path
-) -> None:
-    arguments: dict[str, Any] = {"batch_size": 12, "seed": 7, "shuffle": False}
-    whole = load(ImageFileList(pngs, transform=PLAN), 0, **arguments)
-    dataset = ImageFileList(with_a_bad_one, transform=PLAN)
-    skipped = load(dataset, workers, on_error="skip", **arguments)
-    others = [index for index in range(12) if index != BAD]
-    check_same(skipped, [(images[others], labels[others]) for images, labels in whole])
-    with pytest.raises(TooManyErrorsError):
-        load(dataset, workers, on_error="skip", max_errors=0, **arguments)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
