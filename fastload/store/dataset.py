@@ -247,7 +247,8 @@ class _Memory:
 
     def __init__(self, row: Tensor, parts: int) -> None:
         self.row_size, self.row_bytes = row.numel(), row.nbytes
-        self.rows = memory_rows(row) if self.row_bytes <= MAX_ROW else row
+        # Not `row`, which is the memory of a batch.
+        self.rows = memory_rows(row) if self.row_bytes <= MAX_ROW else row.new_empty(0)
         self.origins = np.zeros(parts, np.int64)
         self.missing = set(range(parts))
 

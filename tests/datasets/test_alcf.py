@@ -5,9 +5,6 @@ again, in order.
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from PIL import Image
 
 from fastload.compat.alcf import ImageNetDataLoader, ImageNetDataset
 from fastload.errors import DecodeError
+from tests.children import run_python
 from tests.fakes import fastload_threads
 
 ROOT = Path(__file__).parent.parent.parent
@@ -74,15 +72,9 @@ def test_what_is_wrong_is_named(file_list: Path) -> None:
 @pytest.mark.slow
 def test_the_loop_of_the_example_runs(file_list: Path) -> None:
     pytest.importorskip("torchvision")
-    command = [sys.executable, ROOT / "examples" / "alcf.py", "-b", "4", "-s", "10", "-w", "2"]
+    command = [ROOT / "examples" / "alcf.py", "-b", "4", "-s", "10", "-w", "2"]
     command += ["--base-dir", file_list.parent, "--file-list-path", file_list]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python(*command, check=True)
     lines = done.stdout.splitlines()
     assert lines[0] == "num workers: 2"
     assert [line.split(":")[0] for line in lines[1:]] == [

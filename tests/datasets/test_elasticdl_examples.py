@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fastload.datasets.digits import generate_digits
+from tests.children import run_python
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def example(name: str, *arguments: str | Path) -> str:
-    return subprocess.run(
-        [sys.executable, ROOT / "examples" / name, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    environment = {**os.environ, "COLUMNS": "200"}
+    return run_python(ROOT / "examples" / name, *arguments, env=environment, check=True).stdout
 
 
 @pytest.mark.parametrize(("batch_size", "sizes"), [("5", [5, 5]), ("7", [7, 3])])

@@ -37,6 +37,7 @@ from fastload.datasets import MNIST
 from fastload.datasets.digits import generate_digits
 from fastload.datasets.idx import read_idx, write_idx
 from fastload.errors import IdxError, NoDatasetError
+from tests.contracts.filled_rows import FilledRows, Source
 
 NAMES = [
     f"{split}-{kind}-ubyte"
@@ -229,21 +230,10 @@ def test_tensors_are_samples_that_may_be_written_into(small: Path) -> None:
     assert torch.equal(doubled[3][0], dataset[3][0].float() * 2)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_filled_batches_are_those_of_torch(
-    small: Path, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = MNIST(small, tensors=True)
-    expected = list(torch.utils.data.DataLoader(dataset, 64))
-    monkeypatch.setattr(MNIST.__getitem__, "__code__", (lambda self, index: 1 / 0).__code__)
-    found = list(DataLoader(dataset, batch_size=64, num_workers=workers))
-    assert len(found) == len(expected) == 19
-    for mine, theirs in zip(found, expected, strict=True):
-        assert all(
-            a.dtype == b.dtype and a.stride() == b.stride()
-            for a, b in zip(mine, theirs, strict=True)
-        )
-        assert all(map(torch.equal, mine, theirs))
+class TestRows(FilledRows):
+    @pytest.fixture
+    def source(self, small: Path) -> Source:
+        return lambda: MNIST(small, False, tensors=True)
 
 
 def replace_data(dataset: MNIST) -> None:

@@ -17,7 +17,6 @@ import errno
 import io
 import os
 import pickle
-import subprocess
 import sys
 import threading
 from itertools import cycle
@@ -40,6 +39,7 @@ from fastload.datasets import PackedDataset, PackedWriter, manifest
 from fastload.datasets.packed.packing import pack
 from fastload.errors import DecodeError, FileListError, PackedDataError
 from fastload.image import RandomResizedCrop, ResizeCenterCrop
+from tests.children import run_python
 
 SIZES = [(4, 6), (7, 3), (1, 1), (9, 9), (2, 5)]
 
@@ -426,7 +426,7 @@ def test_a_record_is_read_without_pillow_and_does_not_import_pandas(
         "assert dataset[4][1] == dataset.targets[4] == 1\n"
         "assert 'pandas' not in sys.modules"  # and the set is open when the interpreter ends
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    run = run_python("-c", code)
     assert (run.returncode, run.stderr) == (0, "")
 
 

@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.packed import staging
 from fastload.datasets.packed.staging import stage
 from fastload.errors import PackedDataError
+from tests.children import Python
 from tests.files import files, flip
 
 RECORDS, SHARDS = 40, 10
@@ -242,11 +242,11 @@ def test_of_the_ranks_of_a_node_one_copies_and_the_others_wait(
     """The lock is held until all ranks have said that they wait for it: then one of them copies."""
     copy = tmp_path / "copy"
     (copy / ".staging").mkdir(parents=True)
-    command = [sys.executable, "-m", "fastload", "stage", str(source), str(copy), "--workers", "1"]
+    command = ["-m", "fastload", "stage", source, copy, "--workers", "1"]
     with (copy / ".staging" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ranks = [
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            Python(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             for _ in range(2)
         ]
         for rank in ranks:

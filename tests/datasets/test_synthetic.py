@@ -10,9 +10,9 @@ import errno
 import fcntl
 import itertools
 import json
-import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +23,27 @@ from torchvision import transforms
 
 from fastload.datasets import ImageFileList, ImageFolder, synthetic
 from fastload.datasets.synthetic import generate_images, read_number
+from tests.children import run_python
 
 COUNT = 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fields_are_made_once() -> Iterator[None]:
+    """Keep the noise of a seed: every call of `generate_images` makes it anew, which takes longer than ten images."""
+    kept: dict[str, synthetic.Plane] = {}
+    make = synthetic._field
+
+    def field(rng: np.random.Generator) -> synthetic.Plane:
+        key = str(rng.bit_generator.state)
+        if key not in kept:
+            kept[key] = make(rng)
+            kept[key].flags.writeable = False
+        return kept[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "_field", field)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +141,8 @@ def test_the_number_is_read_from_the_pixels(pictures: list[Image.Image]) -> None
 def test_the_number_survives_what_keeps_the_whole_picture(
     pictures: list[Image.Image], transform: transforms.Compose
 ) -> None:
-    assert [read_number(transform(picture)) for picture in pictures] == list(range(COUNT))
+    read = [read_number(transform(picture)) for picture in pictures[::4]]
+    assert read == list(range(0, COUNT, 4))
 
 
 @pytest.mark.parametrize("number", [2**30 - 1, 2**30 - 2, 0x2AAAAAAA, 0x15555555])
@@ -195,9 +215,7 @@ generate_images(sys.argv[1], count=12, workers=2, progress=report)
 def test_a_killed_run_leaves_no_half_file_and_the_next_completes_it(
     file_list: Path, tmp_path: Path
 ) -> None:
-    root = Path(__file__).parents[2]
-    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=root, timeout=100)
-    assert run.returncode == -9
+    assert run_python("-c", KILLED, tmp_path).returncode == -9
     whole = contents(file_list.parent)
     left = {name: made for name, made in contents(tmp_path).items() if name.startswith("train/")}
     assert 5 <= len(left) < 12

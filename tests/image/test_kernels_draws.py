@@ -35,7 +35,7 @@ def draw(
     return pictures
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     scale=BOUNDS,
     ratio=BOUNDS,
@@ -57,7 +57,7 @@ def test_boxes_and_flips_are_those_of_the_plan(
 
 def test_boxes_are_those_of_torchvision(kernels: Kernels) -> None:
     random = np.random.default_rng(0)
-    count = 2_000
+    count = 500
     sides = random.integers(1, 700, (count, 2))
     keys = random.integers(0, 2**63, count)
     pictures = draw(kernels, RandomResizedCrop(8, flip=0.5), keys, *sides.T)
@@ -72,7 +72,7 @@ def test_boxes_are_those_of_torchvision(kernels: Kernels) -> None:
             box = v2.RandomResizedCrop.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))  # type: ignore[attr-defined]
             flip = bool(torch.rand(1) < 0.5)
             assert picture[BOX].item() == (*box, flip)
-    assert undecided < 0.01 * count
+    assert undecided < 0.02 * count
 
 
 def test_both_ways_of_rounding(kernels: Kernels) -> None:

@@ -94,7 +94,7 @@ def test_the_defaults_are_torchvisions(theirs: Any) -> None:
 
 
 @VERSIONS
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     SIDES,
     SIDES,
@@ -148,7 +148,7 @@ def test_what_is_not_random_draws_nothing(plan: Plan) -> None:
 
 
 @VERSIONS
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(SIDES, SIDES, st.one_of(st.integers(1, 600), st.tuples(st.integers(1, 99), SIDES)))
 @example(1, 1, 224)
 @example(333, 500, 256)
@@ -168,7 +168,7 @@ def test_the_words_of_a_stream_are_what_torch_draws_of_it(bounds: dict[str, Any]
     """Within a stream the numbers are computed without torch: the same, and torch continues after them."""
     plan = RandomResizedCrop(224, flip=0.5, **bounds)
     assert isinstance(uniform_of_word(), Callable)
-    for index in range(1000):
+    for index in range(0, 1000, 3):
         height, width = 1 + index * 7 % 600, 1 + index * 13 % 900
         stream = {"seed": 3, "epoch": index % 5, "position": index, "index": index}
         with random_stream(**stream):
@@ -231,7 +231,7 @@ SMALL = st.integers(1, 24)
 
 
 @VERSIONS
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(SMALL, SMALL, SMALL, SMALL)
 @example(5, 5, 8, 8)
 @example(5, 8, 8, 5)
@@ -290,7 +290,7 @@ def test_pixels_of_a_jpeg_are_as_near_as_stated(pair: str, name: str) -> None:
     jpeg = encoded(picture(name), quality=90)
     by_pillow = Image.open(io.BytesIO(jpeg)).convert("RGB")
     scaled_means = []
-    for seed in range(4 if isinstance(plan, RandomResizedCrop) else 1):
+    for seed in range(2 if isinstance(plan, RandomResizedCrop) else 1):
         torch.manual_seed(seed)
         expected = pil_result(theirs, by_pillow)
         torch.manual_seed(seed)

@@ -10,31 +10,26 @@ import hashlib
 import io
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import (
-    ConcatDataset,
-    Subset,
-    default_collate,
-)
+from torch.utils.data import Subset
 
 pytest.importorskip("PIL")
 from PIL import Image
 
 import fastload.fetch
 import fastload.filling
+import fastload.image.kernels
 import fastload.rows
-from fastload import DataLoader, random_stream
+from fastload import DataLoader
 from fastload.check.equality import same
 from fastload.datasets import ImageFileList, ImageFolder, PackedDataset, PackedWriter
-from fastload.errors import (
-    DecodeError,
-    PackedDataError,
-)
+from fastload.errors import DecodeError, PackedDataError
 from fastload.image import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -46,16 +41,22 @@ from fastload.image import (
     render,
 )
 from fastload.measure.samples import Numbered
-from fastload.rows import Run
 from fastload.slots import SlotPool
-from tests.children import run_fresh
+from tests.children import run_python
+from tests.contracts.filled_rows import (
+    BATCH,
+    FilledRows,
+    Fills,
+    Keeps,
+    Source,
+    alone,
+    outcomes,
+)
 from tests.image.photographs import encoded, photographs
 from tests.promises.equal import check_same
-from tests.promises.test_filled_rows import Keeps, OwnSubset, outcomes
+from tests.promises.test_filled_rows import OwnSubset
 
-WORKERS = [0, 1, 8]
-
-COUNT, BATCH, BAD = 12, 5, 6
+COUNT, BAD = 12, 6
 CROP = RandomResizedCrop(48, flip=0.5)
 PLANS: dict[str, Any] = {
     "crop": CROP,
@@ -104,69 +105,32 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def of_kind(kind: str, stored: Path, **options: Any) -> Any:
     if kind.startswith("packed"):
         return PackedDataset(stored / kind, **options)
-    if kind == "folder":
-        return ImageFolder(stored / "jpeg", **options)
     return ImageFileList(stored / kind.split()[0] / "list.txt", **options)
 
 
 @pytest.fixture(scope="module")
 def _kernels() -> bool:
-    return kernels.wait(60)
+    return fastload.image.kernels.wait(60)
 
 
 @pytest.fixture(params=["torch", "compiled"])
 def engine(request: pytest.FixtureRequest, _kernels: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
     """By torch's kernels, and by ours if they can be had here."""
     if request.param == "torch":
-        monkeypatch.setattr(kernels, "kernels", lambda: None)
+        monkeypatch.setattr(fastload.image.kernels, "kernels", lambda: None)
     elif not _kernels:
-        pytest.skip(kernels.state())
+        pytest.skip(fastload.image.kernels.state())
     return request.param
 
 
 @pytest.fixture
-def fills(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """What each call of a dataset's `fill_rows` filled: so that no test passes because nothing did."""
-    filled: list[list[Any]] = []
-    rows = fastload.rows.filler
-
-    def spied(dataset: Any) -> Any:
-        found = rows(dataset)
-        if found is not None:
-            fill = found.fill
-
-            def noted(run: Run) -> Any:
-                missing = list(fill(run))
-                filled.append([i for k, i in enumerate(run.indices) if k not in missing])
-                return missing
-
-            found.fill = noted
-        return found
-
-    monkeypatch.setattr(fastload.filling, "filler", spied)
-    return filled
-
-
-def alone(dataset: Any, order: Any, *, epoch: int = 0) -> list[Any]:
-    """The batches of the samples that are read one by one, in their random streams."""
-    samples = []
-    rank, ranks = getattr(dataset, "rank", 0), getattr(dataset, "world_size", 1)
-    for place, index in enumerate(order):
-        position = place * ranks + rank
-        with random_stream(seed=3, epoch=epoch, position=position, index=index):
-            samples.append(dataset[index])
-    return [default_collate(samples[k : k + BATCH]) for k in range(0, len(samples), BATCH)]
+def fills(monkeypatch: pytest.MonkeyPatch) -> Fills:
+    return Fills(monkeypatch)
 
 
 @pytest.mark.parametrize(
     ("kind", "plan"),
-    [(kind, plan) for kind in ("jpeg list", "packed raw") for plan in PLANS]
-    + [
-        ("png list", "crop"),
-        ("folder", "crop"),
-        ("packed jpeg", "crop"),
-        ("packed jpeg", "resize"),
-    ],
+    [*zip(cycle(("jpeg list", "packed raw")), [*PLANS][1:])],
 )
 def test_runs_of_images_equal_the_images_alone(
     kind: str, plan: str, engine: str, stored: Path, fills: list[Any], cut: Callable[[int], None]
@@ -185,31 +149,28 @@ def test_runs_of_images_equal_the_images_alone(
         assert sorted(index for run in fills for index in run) == list(range(COUNT))
 
 
-@pytest.mark.parametrize("kind", ["jpeg list", "packed raw", "packed jpeg"])
-@pytest.mark.parametrize("how", ["subset", "concatenated", "numbered", "rank"])
-def test_images_inside_other_datasets(
-    how: str, kind: str, engine: str, stored: Path, fills: list[Any]
-) -> None:
-    dataset: Any = of_kind(kind, stored, transform=CROP)
-    if how == "subset":
-        dataset = Subset(Subset(dataset, range(1, 12)), [9, 0, 3, 8, 7, 1, 10])
-    elif how == "concatenated":
-        dataset = ConcatDataset(
-            [dataset, Subset(of_kind("png list", stored, transform=CROP), [3, 1])]
-        )
-    elif how == "numbered":
-        dataset = Numbered(dataset)
-    else:
-        dataset = of_kind(kind, stored, transform=CROP, rank=1, world_size=2)
-    torch.manual_seed(4)
-    order = torch.randperm(len(dataset)).tolist()
-    expected = alone(dataset, order)
-    for workers in (0, 2):
-        fills.clear()
-        options: dict[str, Any] = {"num_workers": workers, "seed": 3, "sampler": order}
-        with DataLoader(dataset, BATCH, **options) as loader:
-            check_same(list(loader), expected)
-        assert sorted(index for run in fills for index in run) == sorted(order)
+class TestImages(FilledRows):
+    @pytest.fixture(params=["jpeg list", "packed raw", "packed jpeg"])
+    def source(self, request: pytest.FixtureRequest, engine: str, stored: Path) -> Source:
+        return lambda: of_kind(request.param, stored, transform=CROP)
+
+
+class TestFolder(FilledRows):
+    @pytest.fixture
+    def source(self, stored: Path) -> Source:
+        return lambda: ImageFolder(stored / "png", transform=PLANS["resize, float32"])
+
+
+class TestRankOfPackedSet(FilledRows):
+    @pytest.fixture
+    def source(self, stored: Path) -> Source:
+        return lambda: of_kind("packed jpeg", stored, transform=CROP, rank=1, world_size=2)
+
+
+class TestNumberedImages(FilledRows):
+    @pytest.fixture
+    def source(self, stored: Path) -> Source:
+        return lambda: Numbered(of_kind("jpeg list", stored, transform=CROP))
 
 
 def flip(packed: Path, payload: bytes) -> None:
@@ -359,13 +320,12 @@ print(kernels.state())
 """
     with monkeypatch.context() as patch:
         patch.setenv("FASTLOAD_KERNELS", "0")
-        ended = run_fresh(script)
-    assert ended.code == 0, ended
-    assert "FASTLOAD_KERNELS=0" in ended.out
+        ended = run_python("-c", script, check=True)
+    assert "FASTLOAD_KERNELS=0" in ended.stdout
     dataset = of_kind("packed jpeg", stored, transform=CROP)
     with DataLoader(dataset, 12, seed=3) as loader:
         ((images, _),) = list(loader)
-    assert hashlib.sha256(images.numpy().tobytes()).hexdigest() in ended.out
+    assert hashlib.sha256(images.numpy().tobytes()).hexdigest() in ended.stdout
 
 
 # ---- samples that others may see ----
@@ -405,7 +365,6 @@ def test_a_wrapper_that_caches_and_delegates_is_read_as_by_torch(
 
 
 READ_ALONE: dict[str, Callable[[Path], Any]] = {
-    "__getitem__": lambda path: child_of(ImageFileList, "__getitem__")(path, transform=CROP),
     "load_image": lambda path: child_of(ImageFileList, "load_image")(path, transform=CROP),
     "locate": lambda path: child_of(ImageFileList, "locate")(path, transform=CROP),
     "plan": lambda path: ImageFileList(path, transform=child_of(RandomResizedCrop, "decode")(48)),
@@ -470,9 +429,7 @@ def test_a_kept_error_of_an_image_holds_no_memory(
     assert [pool.lent for pool in pools] == [0] * len(pools)
 
 
-# ---- what does not fit ----
-
-SMALL = RandomResizedCrop(8, scale=(0.08, 0.2))
+PLAN = RandomResizedCrop(8, scale=(0.08, 0.2))
 KEYS = np.arange(3, dtype=np.uint64)
 
 
@@ -502,7 +459,7 @@ def test_an_image_with_fewer_pixels_than_its_header_says_is_not_read_beyond_them
     )
     keys = np.arange(64, dtype=np.uint64)
     rows = torch.full((64, 3, 8, 8), 77, dtype=torch.uint8)
-    made = render.make_render(SMALL, rows, keys)
+    made = render.make_render(PLAN, rows, keys)
     assert made is not None
     missing = made.encoded(lambda _: encoded, lambda _: None)
     done = sorted(set(range(64)) - set(missing))
@@ -515,9 +472,9 @@ def test_a_limit_that_refuses_every_image_is_kept(
     limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
-    assert render.make_render(SMALL, rows, KEYS) is not None
+    assert render.make_render(PLAN, rows, KEYS) is not None
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    assert render.make_render(SMALL, rows, KEYS) is None
+    assert render.make_render(PLAN, rows, KEYS) is None
 
 
 def folder_of(tmp_path: Path, count: int) -> ImageFolder:

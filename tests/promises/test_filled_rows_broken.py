@@ -1,12 +1,11 @@
 """Promises:
+- Kernels write only into rows that fit the plan, and read no pixel that was not decoded.
 - Datasets and tensors that are replaced between batches are noticed.
 - Ctrl-C without workers leaves no random stream open.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from fastload.collate import SlotBuilder
 from fastload.isolation import python_random
 from fastload.randomness import current_stream
 from fastload.rows import Run, positions
+from tests.children import run_python
 
 
 @pytest.mark.parametrize("kind", ["tensors", "subset", "part"])
@@ -197,5 +197,5 @@ except KeyboardInterrupt as error:
 torch_random.install()
 print(len(calls) > 20, torch_random.unusable())
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    run = run_python("-c", script, check=True)
     assert run.stdout == "True None\n", run.stdout + run.stderr

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,7 @@ LARGE, SMALL = (3, 120, 100), (3, 5, 7)  # a row of a slot; one that torch stack
 Pair = namedtuple("Pair", "image number")
 
 
+@functools.cache
 def picture(index: int, shape: tuple[int, ...] = LARGE) -> torch.Tensor:
     generator = torch.Generator().manual_seed(index)
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)

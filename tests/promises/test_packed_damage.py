@@ -18,9 +18,7 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +35,7 @@ from fastload.datasets import PackedDataset, PackedWriter, manifest
 from fastload.datasets.packed import format as packed_format
 from fastload.datasets.packed.verifying import verify
 from fastload.errors import PackedDataError
+from tests.children import run_python
 from tests.promises.packed_fuzz import fitted, with_checksum
 
 ROOT = Path(__file__).parents[2]
@@ -69,10 +68,10 @@ def open_set(path: Path, **arguments: Any) -> PackedDataset:
     return PackedDataset(path, decode=False, columns=["caption"], **arguments)
 
 
-def refused(dataset: PackedDataset) -> list[PackedDataError]:
+def refused(dataset: PackedDataset, records: Sequence[int] = range(12)) -> list[PackedDataError]:
     """Read all records; those that come are right. Return the errors, which all name the damaged shard."""
     errors = []
-    for record in range(len(dataset)):
+    for record in records:
         try:
             assert dataset[record] == expected(record)
         except PackedDataError as error:
@@ -95,7 +94,7 @@ def test_a_flipped_bit_in_any_byte_of_a_shard_is_found_and_named(packed: Path) -
     with open(packed / SHARD, "r+b", buffering=0) as file:
         for place, byte in enumerate(content):
             os.pwrite(file.fileno(), bytes([byte ^ 1 << place % 8]), place)
-            errors = refused(dataset)
+            errors = refused(dataset, [3, 4, 5, 6, 7, 8])  # the shard and its neighbours
             os.pwrite(file.fileno(), bytes([byte]), place)
             dataset.close()
             if start <= place < start + length:  # a payload: only its record is bad
@@ -385,20 +384,14 @@ def test_forged_sides_of_raw_pictures_are_refused(tmp_path: Path, sides: list[in
 @pytest.mark.slow
 def test_a_fuzzer_finds_no_crash_no_garbage_and_no_greed(tmp_path: Path) -> None:
     """Five seconds of it, in a process with little room; see `packed_fuzz`."""
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.promises.packed_fuzz", str(tmp_path), "5", "0"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    run = run_python("-m", "tests.promises.packed_fuzz", tmp_path, "5", "0")
     assert run.returncode == 0, run.stderr
     done = json.loads(run.stdout)
     assert done["turns"] > 50
     assert min(done["index refused"], done["record refused"], done["record read"]) > 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     text=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from torchvision.transforms import v2
 
 import fastload
 from fastload.datasets import ImageFileList, ImageFolder
-from fastload.errors import DecodeError, TooManyErrorsError
+from fastload.errors import DecodeError
 from fastload.image import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -36,7 +37,8 @@ from tests.image.photographs import photographs
 from tests.promises.equal import check_same
 
 CLASSES = ("cat", "dog", "eel")
-PLAN = RandomResizedCrop(224, flip=0.5)
+SIDE = 96
+PLAN = RandomResizedCrop(SIDE, flip=0.5)
 BAD = 5
 
 
@@ -47,7 +49,7 @@ def save(folder: Path, kind: str) -> Path:
         pixels = sources[number % len(sources)][: 150 + 9 * number, 40 : 300 - 7 * number]
         path = folder / "train" / CLASSES[number % 3] / f"{number:02}.{kind.lower()}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path, kind)
+        Image.fromarray(pixels).save(path, kind, compress_level=1)
         lines.append(str(path.relative_to(folder)))
     (folder / "list.txt").write_text("\n".join(lines))
     return folder / "list.txt"
@@ -64,8 +66,9 @@ def pngs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def with_a_bad_one(tmp_path: Path) -> Path:
-    file_list = save(tmp_path, "PNG")
+def with_a_bad_one(pngs: Path, tmp_path: Path) -> Path:
+    shutil.copytree(pngs.parent, tmp_path, dirs_exist_ok=True)
+    file_list = tmp_path / pngs.name
     path = tmp_path / file_list.read_text().splitlines()[BAD]
     path.write_bytes(path.read_bytes()[:5000])
     return file_list
@@ -88,7 +91,7 @@ def test_a_sample_is_the_pixels_and_the_class(read: Callable[..., Any], jpegs: P
     assert dataset.classes == list(CLASSES)
     for index in range(len(dataset)):
         image, label = dataset[index]
-        assert (image.dtype, image.shape) == (torch.uint8, (3, 224, 224))
+        assert (image.dtype, image.shape) == (torch.uint8, (3, SIDE, SIDE))
         assert image.is_contiguous()
         assert type(label) is int
         assert f"/{CLASSES[label]}/" in dataset.locate(index)
@@ -121,7 +124,7 @@ def test_crops_and_flips_are_those_of_torchvisions_transforms_under_the_same_see
 ) -> None:
     transform = theirs.Compose(
         [
-            theirs.RandomResizedCrop(224),
+            theirs.RandomResizedCrop(SIDE),
             theirs.RandomHorizontalFlip(),
             torchvision.transforms.PILToTensor(),
         ]
@@ -144,10 +147,10 @@ def test_torchs_own_loader_takes_a_plan_too(jpegs: Path) -> None:
         loader = TorchDataLoader(dataset, 5, num_workers=1)
         results.append([(images.clone(), labels.clone()) for images, labels in loader])
     check_same(*results)
-    assert results[0][0][0].shape == (5, 3, 224, 224)
+    assert results[0][0][0].shape == (5, 3, SIDE, SIDE)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 8])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_file_is_an_error_in_its_place_with_path_and_index(
     workers: int, with_a_bad_one: Path
 ) -> None:
@@ -175,20 +178,6 @@ def test_a_missing_file_is_an_error_with_path_and_index(with_a_bad_one: Path) ->
         next(iter(loader))
     assert caught.value.filename == dataset.locate(BAD)
     assert f"index {BAD}" in "\n".join(caught.value.__notes__)
-
-
-@pytest.mark.parametrize("workers", [0, 1, 8])
-def test_a_bad_file_can_be_skipped_and_changes_no_other_sample(
-    workers: int, with_a_bad_one: Path, pngs: Path
-) -> None:
-    arguments: dict[str, Any] = {"batch_size": 12, "seed": 7, "shuffle": False}
-    whole = load(ImageFileList(pngs, transform=PLAN), 0, **arguments)
-    dataset = ImageFileList(with_a_bad_one, transform=PLAN)
-    skipped = load(dataset, workers, on_error="skip", **arguments)
-    others = [index for index in range(12) if index != BAD]
-    check_same(skipped, [(images[others], labels[others]) for images, labels in whole])
-    with pytest.raises(TooManyErrorsError):
-        load(dataset, workers, on_error="skip", max_errors=0, **arguments)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -20,7 +20,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +43,7 @@ from fastload.store import pieces
 from fastload.store.root import collect, sets, this_node
 from fastload.store.staging import stage
 from fastload.store.verifying import verify
+from tests.children import Python, run_python
 from tests.files import files, flip
 
 ROWS, PARTS = 90, 3
@@ -345,11 +345,11 @@ def test_of_two_processes_one_copies_and_the_other_waits(source: Path, tmp_path:
     """The lock is held until both have said that they wait for it: then one of them copies."""
     copy = tmp_path / "copy"
     (copy / ".staging").mkdir(parents=True)
-    command = [sys.executable, "-m", "fastload", "stage", str(source), str(copy)]
+    command = ["-m", "fastload", "stage", source, copy]
     with (copy / ".staging" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-        ranks = [subprocess.Popen(command, text=True, **pipes) for _ in range(2)]
+        ranks = [Python(command, text=True, **pipes) for _ in range(2)]
         for rank in ranks:
             assert rank.stderr is not None
             assert "another process that copies into this folder" in rank.stderr.readline()
@@ -458,10 +458,10 @@ def test_a_copy_that_waits_while_its_folder_is_collected_begins_anew(
 ) -> None:
     root = tmp_path / "root"
     stage_until_killed(source, root / "copy", renames=2)
-    command = [sys.executable, "-m", "fastload", "stage", str(source), str(root / "copy")]
+    command = ["-m", "fastload", "stage", source, root / "copy"]
     with (root / "copy" / ".staging" / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as rank:
+        with Python(command, stderr=subprocess.PIPE, text=True) as rank:
             assert rank.stderr is not None
             assert "waiting for another process" in rank.stderr.readline()
             shutil.rmtree(root / "copy")
@@ -476,7 +476,7 @@ import torch
 from fastload import store
 store.put({{"x": torch.zeros(10)}}, {os.fspath(tmp_path / "left")!r}, temporary=True)
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    run_python("-c", script, check=True)
     make(tmp_path / "mine", temporary=True)
     listed = json.loads(call("store", "ls", "--root", tmp_path, "--json").output)["sets"]
     assert [(one["name"], one["temporary"]) for one in listed] == [("left", True), ("mine", True)]

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def client(roots: list[Path]) -> Iterator[Any]:
+def client(roots: list[Path], forkserver: ForkServerContext) -> Iterator[Any]:
+    """Start two workers with a root each. They are forks of a server that has torch, which saves its imports."""
     workers = {
         f"w{number}": {
             "cls": distributed.Nanny,
@@ -68,6 +70,7 @@ def client(roots: list[Path]) -> Iterator[Any]:
         "options": {"dashboard_address": "127.0.0.1:0", "port": 0},
     }
     with (
+        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
         distributed.SpecCluster(workers=workers, scheduler=scheduler) as cluster,
         distributed.Client(cluster) as client,
     ):

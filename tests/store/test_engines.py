@@ -165,7 +165,7 @@ def test_on_the_ranks_of_a_communicator(launcher: str, tmp_path: Path, prepared:
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_on_other_engines(engine: str, tmp_path: Path, prepared: Path) -> None:
-    processes = partial(ProcessPoolExecutor, 2, mp_context=get_context("spawn"))
+    processes = partial(ProcessPoolExecutor, 2, mp_context=get_context("fork"))
     with processes() if engine == "processes" else ThreadPoolExecutor(4) as pool:
         store.prepare(rows_of, range(PARTS), tmp_path / "set", executor=pool, checksums=True)
     assert arrow_files(tmp_path / "set") == arrow_files(prepared)
@@ -238,7 +238,11 @@ def test_prepared_by_four_and_read_by_three(launcher: str, tmp_path: Path) -> No
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_full_memory_keeps_complete_parts_and_nothing_else(workers: int, tmp_path: Path) -> None:
+def test_a_full_memory_keeps_complete_parts_and_nothing_else(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["fastload.store.prepare"]
+    monkeypatch.setattr(module, "get_context", lambda _: get_context("fork"))  # a spawn takes long
     mount = tmp_path / "memory"
     mount.mkdir()
     size = 3 * 2**18  # of 20 parts of 48 kB about 15

@@ -12,11 +12,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +30,7 @@ from fastload import DataLoader, store
 from fastload.datasets.manifest import INDEX, Shard, dump_index, read_index
 from fastload.errors import PackedDataError, StoreFullError
 from fastload.store.flight import ServerSource, StoreServer
+from tests.children import Python, run_python
 from tests.files import arrow_files
 
 ROWS, PARTS = 20, 10
@@ -74,8 +73,8 @@ def served(root: Path, **options: Any) -> Iterator[str]:
 @contextmanager
 def serving(root: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `fastload store serve`; yield its process and its URL."""
-    command = [sys.executable, "-m", "fastload", "store", "serve", "--root", str(root), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = ["-m", "fastload", "store", "serve", "--root", root, *options]
+    process = Python(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -249,10 +248,9 @@ sys.stdin.read()
 dataset = store.get("s", root=sys.argv[1], parts="all", source=sys.argv[2])
 print(len(dataset), *copied)
 """
-    command = [sys.executable, "-c", program, str(roots["b"]), str(roots["a"])]
+    command = ["-c", program, roots["b"], roots["a"]]
     processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(4)
+        Python(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)
     ]
     for process in processes:
         assert process.stdin is not None
@@ -318,8 +316,7 @@ def test_a_server_that_would_be_open_is_refused(
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "empty").chmod(0o600)
     given = [option.format(tmp_path) for option in options]
-    command = [sys.executable, "-m", "fastload", "store", "serve", "--root", str(tmp_path), *given]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    ended = run_python("-m", "fastload", "store", "serve", "--root", tmp_path, *given)
     assert ended.returncode == 2
     assert message in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
@@ -377,7 +374,7 @@ def test_a_ticket_cannot_lead_out_of_the_root(ticket: Any, message: str, tmp_pat
 
 def test_importing_the_store_does_not_import_flight() -> None:
     program = "import sys, fastload.store; assert 'pyarrow._flight' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ})
+    run_python("-c", program, check=True)
 
 
 def test_a_part_without_a_checksum_is_checked_by_its_form(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 import os
 import signal
 import subprocess
-import sys
 
 from fastload.store import prepare
+from tests.children import Python
 
 _PROGRAM = """
 import os, sys
@@ -27,8 +27,7 @@ def _make(source):
 
 def test_forked_workers_do_not_hold_the_lock(tmp_path):
     program = _PROGRAM.replace("ROOT", repr(str(tmp_path)))
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+    with Python(["-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         worker = int(parent.stdout.readline())
         try:
             parent.kill()

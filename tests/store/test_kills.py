@@ -8,14 +8,15 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fastload import store
 from fastload.store.root import collect, sets
+from tests.children import Python
 
 PARTS, ROWS = 20, 50
 
@@ -56,10 +57,8 @@ def rows_in(path: Path) -> list[int]:
 def test_killed_at_a_hundred_moments(how: str, tmp_path: Path) -> None:
     draws = random.Random(0)
     finished = 0
-    command = [sys.executable, "-c", PROGRAM]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as program:
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with Python(["-c", PROGRAM], text=True, **pipes) as program:
         assert program.stdin is not None
         assert program.stdout is not None
         killed = 0

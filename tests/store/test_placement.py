@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from fastload import DataLoader, RankSampler, store
 from fastload.datasets.manifest import INDEX, dump_index, read_index
 from fastload.errors import PackedDataError, StateError
 from fastload.store.placement import BALANCES
+from tests.children import run_python
 
 PARTS, ROWS = 20, 30
 ALL = set(range(PARTS * ROWS))
@@ -134,13 +133,8 @@ print(*sorted(os.path.basename(name) for name in opened if name.endswith(".arrow
         for part in (tmp_path / "whole" / "x").glob("*.arrow"):
             if not (root / "x" / part.name).exists():
                 shutil.copy(part, root / "x")
-        found = subprocess.run(
-            [sys.executable, "-c", program, root],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "FASTLOAD_NODE": node},
-        ).stdout.split()
+        environment = {**os.environ, "FASTLOAD_NODE": node}
+        found = run_python("-c", program, root, env=environment, check=True).stdout.split()
         numbers = range(19) if node == "a" else range(19, 20)
         assert found == [f"shard-{number:05d}.arrow" for number in numbers]
 

@@ -19,7 +19,6 @@ import pickle
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset
 
 from fastload import DataLoader, RankSampler, store
 from fastload.errors import PackedDataError, StateError, StoreFullError
+from fastload.store.columns import MAX_ROW
 from fastload.store.root import collect, sets
+from tests.children import Python, run_python
+from tests.contracts.filled_rows import FilledRows, Source
 
 X = torch.randint(0, 255, (100, 4, 3), dtype=torch.uint8)
 Y = torch.arange(100)
@@ -165,9 +167,15 @@ def test_tables_and_parquet_files(tmp_path: Path) -> None:
     assert torch.equal(store.get("whole", data="x", root=tmp_path)[3], torch.tensor([9, 10, 11]))
 
 
+LONG = (2**15,)  # longer than MAX_ROW, also of bytes
+
+
 @pytest.mark.parametrize("on_one_core", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (3,), (2, 5), (2**15,)])  # the last is longer than MAX_ROW
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [(shape, dtype) for shape in ((), (3,), (2, 5)) for dtype in DTYPES]
+    + [(LONG, torch.uint8), (LONG, torch.bfloat16)],
+)
 def test_rows_of_many_parts_are_those_of_one(
     shape: tuple[int, ...], dtype: torch.dtype, on_one_core: bool, tmp_path: Path
 ) -> None:
@@ -183,14 +191,23 @@ def test_rows_of_many_parts_are_those_of_one(
     assert dataset._gatherer._on_one_core > 0 or not on_one_core
 
 
+class TestRows(FilledRows):
+    @pytest.fixture(params=["parts", "one part", "long rows"])
+    def source(self, request: pytest.FixtureRequest, tmp_path: Path) -> Source:
+        rows = torch.arange(12, dtype=torch.uint8)[:, None].expand(12, MAX_ROW + 1)
+        data = {
+            "parts": (
+                {"x": x, "y": y} for x, y in zip(X[:20].split(7), Y[:20].split(7), strict=True)
+            ),
+            "one part": {"x": X[:20], "y": Y[:20]},
+            "long rows": ({"x": x, "y": x[:, 0]} for x in rows.split(5)),
+        }
+        store.put(data[request.param], tmp_path / "set")
+        return lambda: store.get(tmp_path / "set", data="x", label="y")
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_those_of_tensors_in_memory(root: Path, workers: int) -> None:
-    dataset = store.get("set", data="x", label="y", root=root)
-    options: dict[str, Any] = {"batch_size": 9, "shuffle": True, "num_workers": workers, "seed": 3}
-    pairs = zip(
-        DataLoader(dataset, **options), DataLoader(TensorDataset(X, Y), **options), strict=True
-    )
-    assert all(torch.equal(x, a) and torch.equal(y, b) for (x, y), (a, b) in pairs)
+def test_a_transform_gets_the_columns_that_were_asked_for(root: Path, workers: int) -> None:
     doubled = store.get("set", data=["y", "x"], transform=lambda yx: yx[0] * 2, root=root)
     assert torch.equal(torch.cat([*DataLoader(doubled, 9, num_workers=workers)]), Y * 2)
 
@@ -286,7 +303,7 @@ def parts():
     import time; time.sleep(60)
 store.put(parts(), "set", root={str(tmp_path)!r})
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as writer:
+    with Python(["-c", script], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"written\n"
         assert collect(str(tmp_path)) == []  # its owner lives
@@ -305,7 +322,7 @@ import torch
 from fastload import store
 store.put({{"x": torch.zeros(10)}}, "set", root={str(tmp_path)!r}, temporary=True)
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    run_python("-c", script, check=True)
     store.put({"x": X}, "mine", root=tmp_path, temporary=True)
     store.put({"x": X}, "kept", root=tmp_path)
     assert [name for name, _ in collect(str(tmp_path))] == ["set"]

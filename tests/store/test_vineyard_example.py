@@ -7,9 +7,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import torch
 from fastload import store
 from fastload.datasets import MNIST
 from fastload.datasets.digits import generate_digits
+from tests.children import run_python
 
 distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow
@@ -67,11 +66,8 @@ def test_each_host_has_ten_parts_and_each_image_its_label(
 
 
 def test_the_program_runs_and_learns() -> None:
-    command = [sys.executable, PROGRAM, "--rows", "500", "--steps", "40", "--lr", "0.05"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True, timeout=300
-    )
+    command = [PROGRAM, "--rows", "500", "--steps", "40", "--lr", "0.05"]
+    done = run_python(*command, check=True, timeout=300)
     assert "10 + 10 parts on two simulated hosts; 2,770,634 parameters" in done.stdout
     accuracies = [float(text) for text in re.findall(r"accuracy ([\d.]+)%", done.stdout)]
     assert len(accuracies) == 3
