@@ -23,7 +23,7 @@ import yaml
 from scripts import _suite
 
 ROOT = Path(__file__).parent.parent
-SCRIPTS = [ROOT / "scripts" / name for name in ("test", "demo", "docs", "bench")]
+SCRIPTS = [ROOT / "scripts" / name for name in ("test", "demo", "docs", "bench", "build-check")]
 
 FAKE_PYTHON = """#!/usr/bin/env bash
 case "$*" in
@@ -105,7 +105,7 @@ def test_a_script_can_be_started(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True, timeout=10)
 
 
-@pytest.mark.parametrize("script", SCRIPTS[:3], ids=lambda p: p.name)
+@pytest.mark.parametrize("script", [*SCRIPTS[:3], SCRIPTS[4]], ids=lambda p: p.name)
 def test_help_says_how_to_call_it_and_installs_nothing(checkout: Checkout, script: Path) -> None:
     status, output, asked = checkout.run(f"scripts/{script.name}", "--help")
     assert status == 0

@@ -1295,4 +1295,5 @@ def test_workers_begin_with_the_caller_s_context() -> None:
             assert (language.get(), context.prec, np.geterr()["over"]) == ("fr", 7, "ignore")
         return found
 
-    assert contextvars.copy_context().run(load) == [["fr", 7, "ignore"]] * 2
+    over = "ignore" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "warn"  # a thread's own
+    assert contextvars.copy_context().run(load) == [["fr", 7, over]] * 2
