@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / ".ci" / "base"
 TURNS = 5
 CORE = "core"
+INSTALLED_FOR = ("tests/browser/", "tests/compat/")
+"""Folders whose tests are all slow, and have packages installed for them."""
 CORE_FOLDERS = ("isolation", "telemetry")
 CORE_TESTS = (
     "tests/contracts/",
@@ -214,7 +216,7 @@ def slow_files() -> list[str]:
     return [
         test
         for test in test_files()
-        if test.startswith("tests/compat/") or "mark.slow" in (ROOT / test).read_text()
+        if test.startswith(INSTALLED_FOR) or "mark.slow" in (ROOT / test).read_text()
     ]
 
 
@@ -225,5 +227,4 @@ def fifth(number: int) -> list[str]:
 
 def key_of(test: str) -> str:
     """Return what decides on a file's turn: its folder where a folder needs an installation of its own."""
-    folder = test.rpartition("/")[0]
-    return folder if folder in ("tests/compat", "tests/browser") else test
+    return test.rpartition("/")[0] if test.startswith(INSTALLED_FOR) else test

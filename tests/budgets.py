@@ -19,12 +19,12 @@ from pathlib import Path
 BUDGETS = {
     # files named in LISTED
     "the way of an index": 3_462,
-    "loaded beside the way": 1_728,
+    "loaded beside the way": 1_731,
     "the core's other files": 568,
     # folders, without the files and folders that have a row of their own
     "fastload/isolation": 3_245,
     "fastload/telemetry": 269,
-    "fastload/bench": 1_567,
+    "fastload/bench": 1_588,
     "fastload/check": 670,
     "fastload/cli": 2_372,
     "fastload/compat": 441,
@@ -35,12 +35,12 @@ BUDGETS = {
     "fastload/flow": 1_120,
     "fastload/image": 1_275,
     "fastload/image/kernels": 2_066,
-    "fastload/measure": 777,
+    "fastload/measure": 773,
     "fastload/parameters": 2_097,
     "fastload/store": 3_198,
-    "fastload/stream": 816,
+    "fastload/stream": 822,
     "fastload/train": 1_332,
-    "benchmarks": 3_545,
+    "benchmarks": 3_623,
     # parts to come
     "process workers": 1_000,
     "verdicts and allow list": 700,

@@ -27,6 +27,13 @@ from typing import Any
 
 import pytest
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Chromium is installed for `scripts/test --all`, and for CI when it is the turn of these tests."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
 SHORT_S, LONG_S = 10, 60  # for answers of the driver; for what a page is waited for
 
 HELPERS = """

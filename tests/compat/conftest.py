@@ -11,7 +11,7 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Only `scripts/test --slow` installs these libraries."""
+    """These libraries are installed for `scripts/test --all`, and for CI when it is their turn."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slow)
