@@ -1,6 +1,6 @@
 """Promises:
 - A `FolderStore` whose folder is gone is an error, and never an empty store.
-- It waits for keys as long as it is asked to, and names the one that did not come.
+- A `FolderStore` waits for keys as long as it is asked to, and names the one that did not come.
 
 That it answers as torch's stores do is shown by `tests/contracts/stores.py`.
 """
