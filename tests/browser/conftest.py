@@ -27,6 +27,7 @@ from typing import Any
 
 import pytest
 
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Chromium is installed for `scripts/test --all`, and for CI when it is the turn of these tests."""
     for item in items:
