@@ -444,7 +444,7 @@ plans = st.builds(
 )
 seeds = st.integers(0, 2**32 - 1)
 MODEL_SETTINGS = settings(
-    max_examples=120, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -36,7 +36,7 @@ import fastload
 from fastload import DataLoader
 from fastload.errors import LoaderClosedError, LoaderTimeoutError
 from fastload.iterator import ThreadIterator
-from tests.children import Ended, run_fresh, run_script, start_script
+from tests.children import Ended, run_script, start_script
 from tests.fakes import fastload_threads
 from tests.promises.reading import Reads, fill, wait_until
 
@@ -343,6 +343,8 @@ class Strike:
             if last is not None and can_be_interrupted(frame.f_code, last, frame.f_lasti):
                 self.turns[frame, frame.f_lasti] += 1
                 if self.turns[frame, frame.f_lasti] > self.TURNS:
+                    if frame.f_code.co_name in ("<listcomp>", "<genexpr>"):  # which is one loop
+                        frame.f_trace_opcodes = False
                     return self
                 if not self.left:
                     name = os.path.basename(frame.f_code.co_filename)
@@ -453,7 +455,7 @@ def test_ctrl_c_at_any_point_leaves_no_thread(step: str, persistent: bool, full:
             kept[0].close()
         kept.clear()
 
-    strike_everywhere(prepare, stop, every=7 if step == "iter" else 1)
+    strike_everywhere(prepare, stop, every=11 if step == "iter" else 1)
 
 
 class Lazily(Sampler[int]):
@@ -739,19 +741,6 @@ iterator = iter(loader)
 threading.Thread(target=loop).start()
 """
     assert "samples 40" in ends(script, 0, 0.1).out
-
-
-def test_exit_in_a_fresh_interpreter() -> None:
-    """The same as above without the warm server, once: an unfinished epoch at the end of a script is no event."""
-    ended = run_fresh(
-        """
-import fastload, torch
-loader = fastload.DataLoader(torch.arange(1000), 4, num_workers=4)
-iterator = iter(loader)
-print(next(iterator).tolist())
-"""
-    )
-    assert (ended.code, ended.out, ended.err) == (0, "[0, 1, 2, 3]\n", ""), ended
 
 
 # ---- calls that do not return ----

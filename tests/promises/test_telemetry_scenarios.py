@@ -176,7 +176,7 @@ def test_a_slow_transform_in_python_is_the_gil(workers: int, read: bool) -> None
     stats = names(
         "gil",
         'worker_method="process"',
-        lambda: run(DataLoader(Simulated(400, cost), 8, num_workers=workers)),
+        lambda: run(DataLoader(Simulated(200, cost), 8, num_workers=workers)),
     )
     assert '"transform"' in bound(stats).sentence, str(stats)
 
