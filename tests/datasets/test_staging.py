@@ -28,15 +28,16 @@ from fastload.datasets.packed import staging
 from fastload.datasets.packed.staging import stage
 from fastload.errors import PackedDataError
 from tests.children import Python
+from tests.contracts.sets import SetContract
 from tests.files import files, flip
 
 RECORDS, SHARDS = 40, 10
 
 
 def make(path: Path, *, seed: int = 0, empty: int | None = None) -> Path:
-    """A set of 40 records in 10 shards, one of which has a payload without bytes."""
+    """A set of 40 records in 10 shards, one of which has a payload without bytes. Goes on with a stopped one."""
     with PackedWriter(path, mode="encoded", shard_bytes=400) as writer:
-        for number in range(RECORDS):
+        for number in range(writer.done, RECORDS):
             content = bytes([(number + seed) % 256]) * (0 if number == empty else 100)
             writer.add(content, label=number, source=f"{number}.bin")
         writer.reject("bad.bin", "no picture")
@@ -46,6 +47,23 @@ def make(path: Path, *, seed: int = 0, empty: int | None = None) -> Path:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("packed") / "set")
+
+
+class TestPackedSet(SetContract):
+    rows = RECORDS
+    has_id = False
+
+    def write(self, path: Path, *, other: bool = False) -> None:
+        make(path, seed=int(other))
+
+    def opened(self, path: Path) -> PackedDataset:
+        return PackedDataset(path, decode=False)
+
+    def sample(self, row: int) -> Any:
+        return bytes([row]) * 100, row
+
+    def stage(self, source: Path, target: Path, **options: Any) -> Any:
+        return stage(source, target, **options)
 
 
 def is_no_set(path: Path) -> bool:

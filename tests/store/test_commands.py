@@ -44,6 +44,7 @@ from fastload.store.root import collect, sets, this_node
 from fastload.store.staging import stage
 from fastload.store.verifying import verify
 from tests.children import Python, run_python
+from tests.contracts.sets import SetContract
 from tests.files import files, flip
 
 ROWS, PARTS = 90, 3
@@ -74,6 +75,22 @@ def source(tmp_path: Path) -> Path:
 
 def call(*arguments: str | Path) -> Any:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+class TestColumns(SetContract):
+    rows = ROWS
+
+    def write(self, path: Path, *, other: bool = False) -> None:
+        store.put((part | {"y": part["y"] + int(other)} for part in parts()), path, checksums=True)
+
+    def opened(self, path: Path) -> store.SetDataset:
+        return store.get(path, data="x", label="y")
+
+    def sample(self, row: int) -> Any:
+        return X[row], Y[row]
+
+    def stage(self, source: Path, target: Path, **options: Any) -> Any:
+        return stage(source, target, **options)
 
 
 def is_no_set(path: Path) -> bool:

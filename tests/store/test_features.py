@@ -37,7 +37,9 @@ from fastload import DataLoader, store
 from fastload.cli import main
 from fastload.errors import StoreFullError, UsageError
 from fastload.store import feature_key
+from fastload.store.staging import stage
 from tests.children import Python, run_python
+from tests.contracts.sets import SetContract
 
 ROOT = Path(__file__).parents[2]
 ROWS = 103
@@ -200,6 +202,24 @@ def test_classes_and_how_it_was_made_are_kept(tmp_path: Path) -> None:
     assert set(found.made["features"]) == {
         *("weights", "model", "source", "transform", "loader", "dtype")
     }
+
+
+class TestFeatures(SetContract):
+    rows = 24
+
+    def write(self, path: Path, *, other: bool = False) -> None:
+        loader = {"batch_size": 8, "num_workers": 0}
+        dataset = Numbers(self.rows, scale=2 if other else 1)
+        store.features(path, dataset=dataset, model=nn.Flatten(), parts=4, loader=loader)
+
+    def opened(self, path: Path) -> store.SetDataset:
+        return store.get(path, data="x", label="y")
+
+    def sample(self, row: int) -> Any:
+        return torch.full((48,), float(row)), torch.tensor(row % 5)
+
+    def stage(self, source: Path, target: Path, **options: Any) -> Any:
+        return stage(source, target, **options)
 
 
 # ---- the model and its state ----

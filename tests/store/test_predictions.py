@@ -31,6 +31,8 @@ from fastload.distributed import Rank
 from fastload.errors import PrepareError, RankError
 from fastload.store.model_run import batches_of
 from fastload.store.ranks import Ranks
+from fastload.store.staging import stage
+from tests.contracts.sets import SetContract
 from tests.files import arrow_files
 
 LOADER = {"batch_size": 3, "num_workers": 2}
@@ -316,6 +318,31 @@ def test_a_rank_that_no_launcher_has_started_is_refused(
     given: dict[str, Any] = {"dataset": Numbers(), "model": Net()}
     with pytest.raises(RankError, match="rank= is rank 1 of 2, but this process was started as"):
         store.predictions(tmp_path / "set", rank=Rank(1, 2, 1, 2, "environment"), **given)
+
+
+class TestPredictions(SetContract):
+    rows = 24
+
+    def write(self, path: Path, *, other: bool = False) -> None:
+        loader = {"batch_size": 3, "num_workers": 0}
+        inputs = doubled if other else None
+        given: dict[str, Any] = {"dataset": Numbers(self.rows), "inputs": inputs}
+        store.predictions(path, model=nn.Identity(), parts=4, loader=loader, **given)
+
+    def opened(self, path: Path) -> store.SetDataset:
+        return store.get(path, data="y")
+
+    def sample(self, row: int) -> Any:
+        return torch.full((2,), float(row))
+
+    def stage(self, source: Path, target: Path, **options: Any) -> Any:
+        return stage(source, target, **options)
+
+
+def doubled(batch: Any) -> Tensor:
+    x, _ = batch
+    doubles: Tensor = 2 * x
+    return doubles
 
 
 # ---- several ranks ----
