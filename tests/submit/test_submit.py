@@ -173,6 +173,7 @@ def test_a_signal_reaches_the_whole_group_and_the_jobs_exit_code_comes_back(
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 40
 
 
+@pytest.mark.slow
 def test_no_rank_of_torchrun_outlives_a_signal_that_it_does_not_know_of_itself(
     tmp_path: Path,
 ) -> None:
