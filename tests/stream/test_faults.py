@@ -18,7 +18,8 @@ import fastload
 from fastload.errors import WorkerCrashError
 from fastload.read_ahead import DeadlineFetcher
 from fastload.stream import Message
-from tests.stream.test_predict import LONG, Queue, double, fail, to_tensor
+from tests.contracts.sources import LONG, double
+from tests.stream.test_predict import Queue, to_tensor
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -81,31 +82,6 @@ def test_a_worker_that_crashes_ends_the_stream_with_an_error(
         list(answers)
     assert isinstance(caught.value.__cause__, MemoryError)
     assert source.acknowledged == []
-
-
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_model_that_breaks_makes_no_message_poison(batch_size: int) -> None:
-    """Batches of one message: each by itself looks like poison."""
-    calls: list[int] = []
-
-    def model(x: Tensor) -> Tensor:
-        calls.append(len(x))
-        if len(calls) > 2:
-            raise RuntimeError("device-side assert triggered")
-        return x * 2
-
-    source = Queue([*range(20), None])
-    answers = fastload.predict(
-        model,
-        source,
-        decode=to_tensor,
-        batch_size=batch_size,
-        max_wait_ms=LONG,
-        on_failed=fail,
-    )
-    with pytest.raises(RuntimeError, match="device-side assert"):
-        list(answers)
-    assert source.acknowledged == [f"k{k}" for k in range(2 * batch_size)]
 
 
 def test_a_batch_of_poison_only_ends_no_stream() -> None:

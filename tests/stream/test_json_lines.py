@@ -12,7 +12,7 @@ import gzip
 import io
 import json
 import os
-import threading
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,63 @@ import torch
 import fastload
 from fastload.errors import StreamError
 from fastload.stream import JSONLines, JSONLinesSink, Message, Poison, SideList, json_lines
-from tests.promises.reading import wait_until
+from tests.contracts.sources import Place, Sinks, Sources, Stream
+
+
+class Lines(Stream):
+    is_endless = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.opening = f"stream.JSONLines({str(path)!r})"
+
+    def put(self, values: Iterable[int]) -> None:
+        with self.path.open("a") as file:
+            file.writelines(f"{k}\n" for k in values)
+
+
+class Pipe(Stream):
+    comes_again = False
+    most_read = 60
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self.inherited = [reading]
+        self.writing = writing
+        self.opening = f"stream.JSONLines(open({reading}, 'rb', closefd=False))"
+
+    def put(self, values: Iterable[int]) -> None:
+        os.write(self.writing, b"".join(b"%d\n" % k for k in values))
+
+
+class TestFile(Sources):
+    @pytest.fixture
+    def stream(self, tmp_path: Path) -> Stream:
+        return Lines(tmp_path / "in.jsonl")
+
+
+class TestPipe(Sources):
+    @pytest.fixture
+    def stream(self) -> Iterator[Stream]:
+        reading, writing = os.pipe()
+        yield Pipe(reading, writing)
+        os.close(reading)
+        os.close(writing)
+
+
+class Written(Place):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.opening = f"stream.JSONLinesSink({str(path)!r})"
+
+    def held(self) -> list[tuple[str, Any]]:
+        lines = [json.loads(line) for line in self.path.read_text().splitlines()]
+        return [(str(line["key"]), line["answer"]) for line in lines]
+
+
+class TestSink(Sinks):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        return Written(tmp_path / "out.jsonl")
 
 
 def pairs(source: JSONLines) -> list[tuple[str, Any]]:
@@ -81,25 +137,6 @@ def test_a_line_that_is_too_long_is_poison(tmp_path: Path, monkeypatch: pytest.M
         assert len(message.value.text) <= 200
 
 
-def test_stop_wakes_a_reader_that_waits_and_keeps_what_was_read() -> None:
-    reading, writing = os.pipe()
-    pipe = os.fdopen(reading, "rb")
-    source = JSONLines(pipe)
-    got: list[Message] = []
-    thread = threading.Thread(target=lambda: [got.append(message) for message in source])
-    thread.start()
-    os.write(writing, b"1\n2\n")
-    wait_until(lambda: len(got) == 2, "both are read")
-    source.stop()
-    thread.join(10)
-    assert not thread.is_alive()
-    source.close()
-    source.stop()  # again, and after the end: nothing happens
-    os.close(writing)
-    pipe.close()
-    assert [message.value for message in got] == [1, 2]
-
-
 def test_stop_reads_a_line_to_its_end_and_leaves_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -133,20 +170,6 @@ def test_a_line_whose_rest_does_not_come_is_poison_after_stop(
     os.close(writing)
     assert isinstance(half.value, Poison)
     assert half.value.text == '{"a":'
-
-
-def test_stop_ends_a_file_at_its_next_line(tmp_path: Path) -> None:
-    """The rest of a chunk, half a line at its end included, is not read."""
-    path = tmp_path / "in.jsonl"
-    path.write_text("".join(f"{k}\n" for k in range(100_000)))
-    batch_size = 4
-
-    def model(x: torch.Tensor) -> torch.Tensor:
-        answers.stop()
-        return x
-
-    answers = fastload.predict(model, JSONLines(path), decode=torch.tensor, batch_size=batch_size)
-    assert 1 <= len(list(answers)) <= 5 * batch_size + 1
 
 
 def test_stop_answers_of_a_pipe_what_was_read_and_that_is_little() -> None:
@@ -260,9 +283,10 @@ def test_a_whole_line_without_its_end_stays(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text(HALF + "}")
     sink = JSONLinesSink(path)
-    sink.write([(Message(7, 0), 2)])
+    sink.write([(Message(7, 0), 2), (Message(8, 0), float("nan"))])
     sink.close()
-    assert path.read_text() == HALF + '}\n{"key": 7, "answer": 2}\n', "and keys keep their type"
+    wanted = HALF + '}\n{"key": 7, "answer": 2}\n{"key": 8, "answer": NaN}\n'
+    assert path.read_text() == wanted, "and keys keep their type"
 
 
 @pytest.mark.parametrize("text", ["my notes", "a,b\n1,2", '{\n  "all": 1\n }x'])
@@ -273,17 +297,6 @@ def test_a_file_of_another_kind_is_refused_and_stays(tmp_path: Path, text: str, 
     with pytest.raises(StreamError, match="notes is not a file of JSON lines: it ends with"):
         kind(path)
     assert path.read_text() == text
-
-
-@pytest.mark.parametrize("answer", [b"bytes", {1, 2}, object()])
-def test_an_answer_that_json_cannot_have_is_an_error_with_its_key(
-    tmp_path: Path, answer: Any
-) -> None:
-    with closing(JSONLinesSink(tmp_path / "out.jsonl")) as sink:
-        with pytest.raises(TypeError, match="the answer of message 'k' cannot be written"):
-            sink.write([(Message("k", 0), [answer])])
-        sink.write([(Message("k", 0), float("nan"))])
-    assert (tmp_path / "out.jsonl").read_text() == '{"key": "k", "answer": NaN}\n'
 
 
 def test_the_side_list_has_key_error_and_value(tmp_path: Path) -> None:
@@ -297,25 +310,3 @@ def test_the_side_list_has_key_error_and_value(tmp_path: Path) -> None:
     assert [line["key"] for line in lines] == [f"k{k}" for k in range(5)]
     assert {line["error"] for line in lines} == {"ValueError: wrong"}
     assert [line["value"] for line in lines] == [{"a": 1}, "\\xff\x00", "x.jpg", "{", "{1, 2}"]
-
-
-def test_a_file_is_predicted_end_to_end(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text(
-        '{"id": "a", "x": [1, 2]}\n{"id": \n{"id": "c", "x": [3, 4]}\n'
-    )
-    aside = SideList(tmp_path / "failed.jsonl")
-    with (
-        fastload.predict(
-            lambda x: x.sum(1),
-            JSONLines(tmp_path / "in.jsonl", key="id"),
-            decode=lambda value: torch.tensor(value["x"]),
-            on_failed=aside,
-        ) as answers,
-        closing(JSONLinesSink(tmp_path / "out.jsonl")) as sink,
-    ):
-        answers.write_to(sink)
-    aside.close()
-    assert (
-        tmp_path / "out.jsonl"
-    ).read_text() == '{"key": "a", "answer": 3}\n{"key": "c", "answer": 7}\n'
-    assert json.loads((tmp_path / "failed.jsonl").read_text())["key"] == "line 2"

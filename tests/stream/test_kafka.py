@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,154 +22,162 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 import fastload
 from fastload.errors import StreamError
 from fastload.stream import Kafka, KafkaSink, Message
+from tests.contracts.sources import Place, Sinks, Sources, Stream
 from tests.promises.reading import wait_until
+from tests.stream.broker import SOON, mock_broker
 
-SOON = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 300}
-"""The mock broker notices only by a time-out that a member has left."""
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    with mock_broker() as address:
+        yield address
 
 
 @pytest.fixture
-def servers() -> Iterator[str]:
-    """A mock broker; topics are made when they are used, with four partitions."""
-    broker = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
-    found = broker.list_topics(timeout=30).brokers
-    yield ",".join(f"{one.host}:{one.port}" for one in found.values())
-    broker.flush()
+def topic(tmp_path: Path) -> str:
+    """The name of a topic that no other test has."""
+    return tmp_path.name
 
 
-def produce(servers: str, topic: str, values: list[str], partition: int = -1) -> None:
+def open_kafka(servers: str, topic: str, **options: Any) -> Kafka:
+    return Kafka(topic, group=topic, servers=servers, config=SOON, **options)
+
+
+def produce(servers: str, topic: str, values: Iterable[int], partition: int = -1) -> None:
     producer = Producer({"bootstrap.servers": servers})
     for value in values:
-        producer.produce(topic, value.encode(), partition=partition)
+        producer.produce(topic, str(value).encode(), partition=partition)
     producer.flush()
 
 
-def consume(servers: str, topic: str, n: int) -> list[Any]:
-    consumer = Consumer(
-        {"bootstrap.servers": servers, "group.id": "look", "auto.offset.reset": "earliest"}
-    )
-    consumer.subscribe([topic])
-    got: list[Any] = []
-    wait_until(
-        lambda: got.extend(consumer.consume(100, 0.2)) or len(got) >= n, f"{n} are there", 60
-    )
+def consume(servers: str, topic: str) -> list[Any]:
+    """Return the messages of a topic."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "look"})
+    partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+    places = [TopicPartition(topic, k, 0) for k in partitions]
+    count = sum(consumer.get_watermark_offsets(place, timeout=30)[1] for place in places)
+    consumer.assign(places)
+    got = consumer.consume(count, timeout=30) if count else []
     consumer.close()
     return got
 
 
-def committed(servers: str, topic: str, group: str, partition: int) -> int:
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": group})
+def committed(servers: str, topic: str, partition: int) -> int:
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": topic})
     [found] = consumer.committed([TopicPartition(topic, partition)], timeout=30)
     consumer.close()
-    return int(found.offset)
+    return max(0, found.offset)
 
 
-def decode(value: bytes) -> torch.Tensor:
-    return torch.tensor(int(value))
+class Partition(Stream):
+    """One partition of a topic."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self.servers, self.topic, self.count = servers, topic, 0
+        self.opening = (
+            f"stream.Kafka({topic!r}, group={topic!r}, servers={servers!r}, config={SOON})"
+        )
+
+    def put(self, values: Iterable[int]) -> None:
+        given = [*values]
+        self.count += len(given)
+        produce(self.servers, self.topic, given, partition=2)
+
+    def left(self) -> list[int]:
+        """Return the values from the committed offset on. Another member would get them after seconds."""
+        return [*range(committed(self.servers, self.topic, 2), self.count)]
 
 
-def read(source: Kafka, n: int) -> list[Message]:
-    got: list[Message] = []
-    for message in source:
-        got.append(message)
-        if len(got) == n:
-            break
-    return got
+class TestSource(Sources):
+    @pytest.fixture
+    def stream(self, servers: str, topic: str) -> Stream:
+        return Partition(servers, topic)
 
 
-def test_messages_of_a_partition_come_in_order_with_their_places(servers: str) -> None:
-    produce(servers, "in", [str(k) for k in range(50)], partition=2)
-    source = Kafka("in", group="g", servers=servers, config=SOON)
-    got = read(source, 50)
+class Written(Place):
+    def __init__(self, servers: str, topic: str) -> None:
+        self.servers, self.topic = servers, topic
+        self.opening = f"stream.KafkaSink({topic!r}, servers={servers!r})"
+
+    def held(self) -> list[tuple[str, Any]]:
+        found = consume(self.servers, self.topic)
+        return [(one.key().decode(), json.loads(one.value())) for one in found]
+
+
+class TestSink(Sinks):
+    @pytest.fixture
+    def place(self, servers: str, topic: str) -> Place:
+        return Written(servers, topic)
+
+
+def test_messages_of_a_partition_come_in_order_with_their_places(servers: str, topic: str) -> None:
+    produce(servers, topic, range(50), partition=2)
+    source = open_kafka(servers, topic)
+    got = [*islice(source, 50)]
     source.close()
     assert [message.value for message in got] == [str(k).encode() for k in range(50)]
-    assert [message.key for message in got] == [f"in/2/{k}" for k in range(50)]
+    assert [message.key for message in got] == [f"{topic}/2/{k}" for k in range(50)]
 
 
-def test_only_what_was_acknowledged_is_committed(servers: str) -> None:
-    produce(servers, "in", [str(k) for k in range(50)], partition=1)
-    source = Kafka("in", group="g", servers=servers, config=SOON)
-    source.acknowledge(read(source, 50)[:20])
-    source.close()
-    assert committed(servers, "in", "g", 1) == 20
-    again = Kafka("in", group="g", servers=servers, config=SOON)
-    assert [message.at[2] for message in read(again, 30)] == list(range(20, 50))
-    again.close()
-
-
-def test_a_stream_is_answered_and_stop_commits_all_of_it(servers: str) -> None:
-    values = [str(k) for k in range(500)]
-    produce(servers, "in", values)
+def test_a_stream_of_four_partitions_is_answered_and_nothing_comes_again(
+    servers: str, topic: str
+) -> None:
+    for partition in range(4):
+        produce(servers, topic, range(partition, 200, 4), partition)
     answers = fastload.predict(
         lambda x: x * 2,
-        Kafka("in", group="g", servers=servers, config=SOON),
-        decode=decode,
+        open_kafka(servers, topic),
+        decode=lambda value: torch.tensor(int(value)),
         max_wait_ms=5,
     )
-    sink = KafkaSink("out", servers=servers)
+    sink = KafkaSink(f"{topic}-out", servers=servers)
     runs = threading.Thread(target=answers.write_to, args=(sink,))
     runs.start()
-    wait_until(lambda: answers.answered == 500, "all are answered", 20)
+    wait_until(lambda: answers.answered == 200, "all are answered", 20)
     answers.stop()
     runs.join(30)
     assert not runs.is_alive()
     sink.close()
-    got = consume(servers, "out", 500)
-    assert sorted(json.loads(one.value()) for one in got) == [2 * k for k in range(500)]
-    assert len({one.key() for one in got}) == 500
-    left = Kafka("in", group="g", servers=servers, config=SOON)
-    produce(servers, "in", ["-1"])
-    assert [message.value for message in read(left, 1)] == [b"-1"], "nothing comes again"
+    got = consume(servers, f"{topic}-out")
+    assert sorted(json.loads(one.value()) for one in got) == [2 * k for k in range(200)]
+    assert len({one.key() for one in got}) == 200
+    left = open_kafka(servers, topic)
+    produce(servers, topic, [-1])
+    assert [message.value for message in islice(left, 1)] == [b"-1"]
     left.close()
 
 
-def test_poison_is_acknowledged_after_it_went_aside(servers: str) -> None:
-    produce(servers, "in", ["1", "no number", "3"], partition=0)
-    aside: list[str] = []
-    answers = fastload.predict(
-        lambda x: x,
-        Kafka("in", group="g", servers=servers, config=SOON),
-        decode=decode,
-        on_failed=lambda message, error: aside.append(message.key),
-    )
-    for key, _ in answers:
-        if key == "in/0/2":
-            answers.stop()
-    assert aside == ["in/0/1"]
-    assert committed(servers, "in", "g", 0) == 3
-
-
-def test_no_more_is_read_than_the_loop_takes(servers: str) -> None:
+def test_no_more_is_read_than_the_loop_takes(servers: str, topic: str) -> None:
     """A reader that waits with many messages polls too seldom, and the brokers would call it dead."""
-    produce(servers, "in", [str(k) for k in range(50)], partition=0)
-    source = Kafka("in", group="g", servers=servers, config=SOON)
+    produce(servers, topic, range(50), partition=0)
+    source = open_kafka(servers, topic)
     messages = iter(source)
     for k in range(3):
         assert next(messages).value == str(k).encode()
-        [place] = source._consumer.position([TopicPartition("in", 0)])
+        [place] = source._consumer.position([TopicPartition(topic, 0)])
         assert place.offset == k + 1
     source.stop()
     assert list(messages) == []
     source.close()
 
 
-def test_keys_may_be_the_messages_own_and_decode_may_see_headers(servers: str) -> None:
+def test_keys_may_be_the_messages_own_and_decode_may_see_headers(servers: str, topic: str) -> None:
     producer = Producer({"bootstrap.servers": servers})
     for key in (b"a", None, b"\xff"):
-        producer.produce("in", b"1", key, partition=0, headers={"h": b"x"})
+        producer.produce(topic, b"1", key, partition=0, headers={"h": b"x"})
     producer.flush()
-    source = Kafka("in", group="g", servers=servers, key="message", value="message", config=SOON)
-    got = read(source, 3)
+    source = open_kafka(servers, topic, key="message", value="message")
+    got = [*islice(source, 3)]
     source.acknowledge(got)
     source.close()
-    assert [message.key for message in got] == ["a", "in/0/1", "\udcff"]
+    assert [message.key for message in got] == ["a", f"{topic}/0/1", "\udcff"]
     assert got[0].value.headers() == [("h", b"x")]
-    assert committed(servers, "in", "g", 0) == 3
-    sink = KafkaSink("out", servers=servers)
+    assert committed(servers, topic, 0) == 3
+    sink = KafkaSink(f"{topic}-out", servers=servers)
     sink.write([(message, 1) for message in [*got, Message(7, b"")]])
     sink.close()
-    keys = {one.key() for one in consume(servers, "out", 4)}
-    assert keys == {b"a", b"in/0/1", b"\xff", b"7"}, "as they were"
+    keys = {one.key() for one in consume(servers, f"{topic}-out")}
+    assert keys == {b"a", f"{topic}/0/1".encode(), b"\xff", b"7"}, "as they were"
 
 
 def test_arguments_are_checked() -> None:
@@ -177,14 +187,14 @@ def test_arguments_are_checked() -> None:
 
 
 def test_no_broker_is_an_error_that_names_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastload.stream.kafka._CONNECT_S", 1.0)
+    monkeypatch.setattr("fastload.stream.kafka._CONNECT_S", 0.1)
     with pytest.raises(StreamError, match=r"no Kafka broker at 127\.0\.0\.1:1 .*servers="):
         Kafka("in", group="g", servers="127.0.0.1:1", config={"log_level": 0})
 
 
-def test_a_sink_that_cannot_deliver_raises(servers: str) -> None:
+def test_a_sink_that_cannot_deliver_raises(servers: str, topic: str) -> None:
     sink = KafkaSink(
-        "out", servers=servers, config={"message.timeout.ms": 1, "socket.timeout.ms": 10}
+        topic, servers=servers, config={"message.timeout.ms": 1, "socket.timeout.ms": 10}
     )
     too_large = "x" * 2_000_000
     with pytest.raises((StreamError, Exception), match="(?i)size|timed out"):

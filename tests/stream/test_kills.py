@@ -11,19 +11,17 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from tests.children import Python
 from tests.promises.reading import wait_until
-
-ROOT = Path(__file__).parent.parent.parent
 
 FOLDER = """
 import sys, torch, fastload
@@ -41,24 +39,23 @@ answers.write_to(FolderSink(out))
 
 BROKER = """
 import sys
-from confluent_kafka import Producer
-broker = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0})
-brokers = broker.list_topics(timeout=30).brokers.values()
-print(",".join(f"{one.host}:{one.port}" for one in brokers), flush=True)
-sys.stdin.read()
+from tests.stream.broker import mock_broker
+with mock_broker() as servers:
+    print(servers, flush=True)
+    sys.stdin.read()
 """
 
 KAFKA = """
 import sys, time, torch, fastload
 from fastload.stream import Kafka, KafkaSink
+from tests.stream.broker import SOON
 def decode(value):
     time.sleep(0.002)  # so that kills strike in the middle
     return torch.tensor(int(value))
 [servers] = sys.argv[1:]
-soon = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 300, "log_level": 0}
 answers = fastload.predict(
     lambda x: x * 2,
-    Kafka("in", group="g", servers=servers, config=soon),
+    Kafka("in", group="g", servers=servers, config=SOON),
     decode=decode,
     num_workers=2,
 )
@@ -71,10 +68,7 @@ def run_until(
 ) -> int:
     """Start the program once for each goal, and kill it when `done()` reaches the goal. Return the number of kills."""
     for goal in goals:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        process = Python(["-c", program, *arguments])
         try:
             wait_until(
                 lambda goal=goal, process=process: done() >= goal or process.poll() is not None,
@@ -116,11 +110,9 @@ def test_no_file_of_a_folder_is_lost_or_answered_with_another_value(tmp_path: Pa
 
 
 @contextmanager
-def kafka_broker() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def kafka_broker() -> Iterator[tuple[str, Python]]:
     """Run librdkafka's mock broker in a process of its own. Yield its address, and the process."""
-    with subprocess.Popen(
-        [sys.executable, "-c", BROKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with Python(["-c", BROKER], stdin=PIPE, stdout=PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             yield process.stdout.readline().strip(), process

@@ -1,5 +1,5 @@
 """Promises:
-- `fastload predict` answers lines of JSON, files and Kafka's messages. Some tests are marked slow.
+- `fastload predict` answers lines of JSON, files and Kafka's messages.
 - SIGTERM and Ctrl-C end the source of `fastload predict`. Messages that were read are answered, and the rest stays in
   the pipe.
 - A second signal ends `fastload predict` at once.
@@ -36,9 +36,9 @@ from fastload.stream import (
     open_sink,
     open_source,
 )
+from tests.children import Python
 from tests.promises.reading import wait_until
 
-ROOT = Path(__file__).parent.parent.parent
 MODULE = """
 import torch
 
@@ -87,14 +87,9 @@ def call(*arguments: str) -> Any:
 
 
 @contextmanager
-def started(folder: Path, *arguments: str, **given: Any) -> Iterator[subprocess.Popen[bytes]]:
+def started(folder: Path, *arguments: str, **given: Any) -> Iterator[Python]:
     """Run the command in a process."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fastload", "predict", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        **given,
-    )
+    process = Python(["-m", "fastload", "predict", *arguments], cwd=folder, **given)
     try:
         yield process
     finally:
@@ -109,7 +104,6 @@ def lines(path: Path) -> list[Any]:
 # ---- messages and answers ----
 
 
-@pytest.mark.slow
 def test_lines_go_through_a_pipe(project: Path) -> None:
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started(project, "project:Sum", "-b", "2", **pipe) as process:
@@ -162,7 +156,6 @@ def test_without_watchdog_answers_still_go_to_a_folder_and_a_watched_one_names_w
     assert 'needs watchdog, which is not installed: pip install "fastload[stream]"' in result.stderr
 
 
-@pytest.mark.slow
 def test_a_folder_is_answered_until_a_signal_comes(project: Path) -> None:
     pytest.importorskip("watchdog")
     (project / "inbox").mkdir()
@@ -179,34 +172,33 @@ def test_a_folder_is_answered_until_a_signal_comes(project: Path) -> None:
     assert found == {f"{number}.txt.json": 2 * number for number in range(5)}
 
 
-@pytest.mark.slow
 def test_kafka_is_answered_until_a_signal_comes(project: Path) -> None:
     kafka = pytest.importorskip("confluent_kafka")
-    mock = {"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "log_level": 0}
-    broker = kafka.Producer(mock)
-    brokers = broker.list_topics(timeout=30).brokers.values()
-    servers = ",".join(f"{one.host}:{one.port}" for one in brokers)
-    for number in range(20):
-        broker.produce("in", str(number).encode())
-    broker.flush()
-    reader = kafka.Consumer(
-        {"bootstrap.servers": servers, "group.id": "look", "auto.offset.reset": "earliest"}
-    )
-    reader.subscribe(["out"])
-    values: dict[bytes, Any] = {}
+    from tests.stream.broker import mock_broker
 
-    def answered() -> bool:
-        for message in reader.consume(100, 0.05):
-            if message.error() is None:
-                values[message.key()] = json.loads(message.value())
-        return len(values) == 20
+    with mock_broker() as servers:
+        producer = kafka.Producer({"bootstrap.servers": servers})
+        for number in range(20):
+            producer.produce("in", str(number).encode())
+        producer.flush()
+        reader = kafka.Consumer(
+            {"bootstrap.servers": servers, "group.id": "look", "auto.offset.reset": "earliest"}
+        )
+        reader.subscribe(["out"])
+        values: dict[bytes, Any] = {}
 
-    given = ["--source", f"kafka://{servers}/in?group=g", "--sink", f"kafka://{servers}/out"]
-    with started(project, "project:double", *given, stderr=subprocess.PIPE) as process:
-        wait_until(answered, "all are answered", 60)
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-    reader.close()
+        def answered() -> bool:
+            for message in reader.consume(100, 0.05):
+                if message.error() is None:
+                    values[message.key()] = json.loads(message.value())
+            return len(values) == 20
+
+        given = ["--source", f"kafka://{servers}/in?group=g", "--sink", f"kafka://{servers}/out"]
+        with started(project, "project:double", *given, stderr=subprocess.PIPE) as process:
+            wait_until(answered, "all are answered", 60)
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=60)
+        reader.close()
     assert process.returncode == 0
     assert said.decode().splitlines()[-1].startswith("messages: 20 answered, 0 failed, ")
     assert sorted(values.values()) == [2 * number for number in range(20)]
@@ -248,7 +240,6 @@ def test_a_signal_ends_the_source_and_what_was_read_is_answered(
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_was_read_is_answered_and_the_rest_stays_in_the_pipe(
     project: Path, number: signal.Signals
@@ -293,7 +284,6 @@ def test_what_was_read_is_answered_and_the_rest_stays_in_the_pipe(
     assert left.startswith(json.dumps([len(answers)]).encode()[:-1]), "no line was lost"
 
 
-@pytest.mark.slow
 def test_a_second_signal_ends_the_command_at_once(project: Path) -> None:
     (project / "slow.py").write_text(
         "import sys, threading\n"
