@@ -296,18 +296,18 @@ def test_another_process_finds_the_same_key(tmp_path: Path) -> None:
     assert first == again != ""
 
 
-SAME_IN_EACH_PROCESS = """
-import sys; sys.path.insert(0, "tests/store")
-from pathlib import Path
-import test_features  # not as pytest has rewritten it
-test_features.same_in_each_process(Path(sys.argv[1]))
-"""
-
-
 def same_in_each_process(out: Path) -> None:
     transform = nn.Sequential(nn.Hardtanh(-1, 5), nn.LocalResponseNorm(2))
     found = store.features(out, dataset=Numbers(20, transform=transform), model=net(), parts=2)
     print(found.set_id, found.made["features"])
+
+
+SAME_IN_EACH_PROCESS = f"""
+import sys; sys.path.insert(0, "tests/store")
+from pathlib import Path
+import test_features  # not as pytest has rewritten it
+test_features.{same_in_each_process.__name__}(Path(sys.argv[1]))
+"""
 
 
 def doubled(image: torch.Tensor) -> torch.Tensor:
