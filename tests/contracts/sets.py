@@ -202,6 +202,15 @@ class SetContract:
         assert {name for name in written if name.startswith("shard")} == {third.name}
         assert files(copy) == files(whole)
 
+    def test_a_copy_that_is_being_mended_is_no_set(self, whole: Path, tmp_path: Path) -> None:
+        copy = tmp_path / "copy"
+        self.stage(whole, copy)
+        (copy / PART).unlink()
+        assert killed(1, ("write",), lambda: self.stage(whole, copy, workers=0))
+        assert self.is_no_set(copy)
+        self.stage(whole, copy)
+        assert files(copy) == files(whole)
+
     @pytest.mark.parametrize("complete_parts", [0, 2, -1], ids=["none", "some", "all"])
     def test_a_killed_copy_is_no_set_and_resumes_after_its_last_complete_part(
         self, complete_parts: int, whole: Path, tmp_path: Path, written: Counter[str]
@@ -220,6 +229,21 @@ class SetContract:
         assert not complete & set(written)
         assert files(copy) == files(whole)
 
+    def test_a_copy_that_is_killed_within_a_part_resumes_too(
+        self, whole: Path, tmp_path: Path, written: Counter[str]
+    ) -> None:
+        copy = tmp_path / "copy"
+        with at_change(0, lambda: None, ("write",)) as calls:
+            self.stage(whole, tmp_path / "undisturbed", workers=0)
+        assert killed(len(calls) // 2, ("write",), lambda: self.stage(whole, copy, workers=0))
+        assert self.is_no_set(copy)
+        complete = {part.name for part in copy.glob("*.arrow")}
+        written.clear()
+        self.stage(whole, copy)
+        assert complete
+        assert not complete & set(written)
+        assert files(copy) == files(whole)
+
     def test_a_stopped_copy_of_another_set_is_replaced(self, whole: Path, tmp_path: Path) -> None:
         self.write(tmp_path / "other", other=True)
         copy = tmp_path / "copy"
@@ -233,8 +257,11 @@ class SetContract:
         copy, counting = tmp_path / "copy", staging.write_all  # type: ignore[attr-defined]
         with monkeypatch.context() as patch:
             patch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-            with pytest.raises(OSError, match=r"needs [\d,]+ bytes, but only 1,000 are free"):
+            with pytest.raises(
+                OSError, match=r"needs [\d,]+ bytes, but only 1,000 are free"
+            ) as caught:
                 self.stage(whole, copy)
+        assert caught.value.errno == errno.ENOSPC
         assert set(written) <= {"partial"}  # the note of what is to come
 
         def full(descriptor: int, name: str, content: Any) -> int:
@@ -278,21 +305,24 @@ class SetContract:
     def test_a_writer_that_is_killed_leaves_no_set_and_writing_again_gives_the_same_bytes(
         self, whole: Path, tmp_path: Path
     ) -> None:
-        number = step = 1
-        deaths = 0
-        while True:
+        undisturbed = tmp_path / "undisturbed" / "set"
+        undisturbed.parent.mkdir()
+        with at_change(0, lambda: None, WRITES) as calls:
+            self.write(undisturbed)
+        assert files(undisturbed) == files(whole)
+        last = len(calls)
+        complete = 0
+        for number in sorted({1, 2, last // 4, last // 2, last - 2, last - 1, last}):
             path = tmp_path / str(number) / "set"
             path.parent.mkdir()
-            if not killed(number, WRITES, lambda: self.write(path)):  # noqa: B023
-                break
-            deaths += 1
-            if not (path / "index.json").exists():
+            assert killed(number, WRITES, lambda: self.write(path))  # noqa: B023
+            if (path / "index.json").exists():
+                complete += 1
+            else:
                 assert self.is_no_set(path)
                 self.write(path)
             assert files(path) == files(whole)
-            number, step = number + step, step + 2
-        assert deaths >= 3
-        assert files(path) == files(whole)
+        assert complete < 4, "some were killed before the set was complete"
 
     def test_a_state_resumes_with_this_set_alone(self, whole: Path, tmp_path: Path) -> None:
         def loader(path: Path) -> DataLoader[Any]:

@@ -278,7 +278,7 @@ def test_names_that_are_not_there_are_answered_by_those_that_are(root: Path) -> 
         store.put({"x": X}, "my set", root=root)
 
 
-@pytest.mark.parametrize("cut", [1, 100, 10_000])
+@pytest.mark.parametrize("cut", [1, 10_000])
 def test_a_part_that_was_cut_off_is_refused(root: Path, cut: int) -> None:
     part = root / "set" / "shard-00001.arrow"
     whole = part.read_bytes()
