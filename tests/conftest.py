@@ -42,7 +42,6 @@ pytest.register_assert_rewrite("tests.contracts")
 
 GRACE_S = 5.0  # threads of a collected iterator end by themselves, after the call in progress
 DESCRIPTORS = Path("/proc/self/fd")
-pytest.register_assert_rewrite("tests.contracts")
 T = TypeVar("T")
 
 hypothesis.settings.register_profile(
