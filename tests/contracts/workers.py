@@ -612,7 +612,8 @@ class LikeTorch:
             info.dataset.told = 10 + worker
             notes.add(worker)
 
-        with self.loader(Informed(60), None, worker_init_fn=init) as loader:
+        options = {"worker_init_fn": init, "copy_dataset": "state"}  # each worker tells its own copy
+        with self.loader(Informed(60), None, **options) as loader:
             for epoch in range(2):
                 samples = list(loader)
                 inits = notes.take()
