@@ -28,6 +28,7 @@ NAMES = (
     "memory",
     "collate",
     "thread_cost",
+    "handover",
     "randomness",
     "isolation",
     "beside",

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from fastload.stream import predict
     from fastload.telemetry import Stats, profiler_config, stage
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "SKIP",
@@ -78,6 +78,10 @@ def __getattr__(name: str) -> Any:
     """Load a public name at its first use. Torch takes seconds, and commands such as `fastload flow` do without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "__version__":
+        from importlib.metadata import distributions
+
+        return next((found.version for found in distributions(name="fastload")), "0+unknown")
     if name == "predict":  # training loops do without
         from fastload.stream import predict
 

@@ -23,7 +23,9 @@ from fastload.cli import main
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     "CHANGELOG.md": "changelog.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
 }
 """Files beside docs/ that are pages of the site, under these names."""

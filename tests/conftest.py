@@ -2,8 +2,7 @@
 
 A hang is ended by the settings `timeout` and `faulthandler_timeout` of pyproject.toml, which dump
 all stacks. The variable `FASTLOAD_TEST_COPY_DATASET=False` (or `True`) runs the tests under another default
-of `copy_dataset`. After the time in `FASTLOAD_TEST_SLOW_UNTIL` (seconds since 1970) slow tests are skipped, and
-the summary counts them.
+of `copy_dataset`.
 """
 
 from __future__ import annotations
@@ -62,12 +61,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(240))
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    until = float(os.environ.get("FASTLOAD_TEST_SLOW_UNTIL", "inf"))
-    if item.get_closest_marker("slow") and time.time() > until:
-        pytest.skip("the time for slow tests is over (FASTLOAD_TEST_SLOW_UNTIL)")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,10 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "promises.md"
 BEGINNING = """\
-# Promises
+# What the tests show
 
-Each promise stands beside the test or benchmark that shows it. A promise without a test or a benchmark is none.
-`scripts/test` runs the tests. `scripts/bench NAME` runs `benchmarks/NAME.py`; aims and figures are in
+README has the ten promises. This page has every sentence that a test or a benchmark holds, beside it. `scripts/test`
+runs the tests. `scripts/bench NAME` runs `benchmarks/NAME.py`; aims and figures are in
 [benchmarks/README.md](../benchmarks/README.md), results with their provenance in `benchmarks/results/`.
 This page is written by `scripts/promises` from the docstrings of the tests and benchmarks.
 """
@@ -36,7 +36,7 @@ AREAS = {
     "Beside the training loop": "tests/promises/test_{beside_the_loop,prefetch,memory_format} benchmarks/beside",
     "Iterable datasets": "tests/promises/test_{iterable,max_wait}",
     "Reports and checks": "tests/telemetry/* tests/promises/test_telemetry_scenarios tests/test_check",
-    "Datasets that fill rows": "tests/promises/test_filled_rows{,_broken}",
+    "Datasets that fill rows": "tests/promises/test_filled_{rows,rows_broken,images}",
     "Images": """tests/image/test_{plans,pixels,decode,region_decoder} tests/promises/test_plans_in_the_loader
         tests/image/test_{kernels_build,*} benchmarks/decode""",
     "Packed sets": """tests/datasets/test_packed tests/promises/test_packed_{damage,packing}
@@ -64,8 +64,8 @@ END = f"""
 ## Shown by scripts
 
 {HEADER}
-| `tests/promises` hold under `copy_dataset="state"` and under `copy_dataset=False`. | `scripts/test --slow` |
-| Python 3.11, 3.12 and 3.13 are supported. Each version that is there is tested. | `scripts/test --pythons` |
+| `tests/promises` hold under `copy_dataset="state"` and under `copy_dataset=False`. | `scripts/test --all` |
+| Python 3.11, 3.12 and 3.13 are supported. Each version that is there is tested. | `scripts/test --all` |
 | No name in the code is unused, and no seven lines of code occur twice. | `scripts/test` (vulture, pylint) |
 | The core alone is tested in a fast loop. | `scripts/test --fast` |
 """

@@ -1,5 +1,6 @@
 """Promises:
-- Imports point one way. `train` and `bench` never import each other.
+- Imports point one way: no files or folders of the package import one another in a circle.
+- `train` and `bench` never import each other.
 - Threads are started only in `workers.py`. Locks are made only in `window.py`, `waiting.py` and `isolation/`.
 
 Every module of the package is parsed, so that imports inside functions count too.
@@ -10,13 +11,14 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
 import fastload
+from tests.imports import imported
 
 PACKAGE = Path(__file__).parent.parent / "fastload"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -91,42 +93,6 @@ LOCKS = {
     "threading.Semaphore",
 }
 SLEEP = {"time.sleep"}
-
-
-def imported(source: str, package: str = "fastload") -> Iterator[tuple[str, bool]]:
-    """Yield every dotted name that `source` imports, and whether loading the module does that.
-
-    `from a import b` yields both `a` and `a.b`, as `b` may be a module. Relative imports are
-    resolved against `package`.
-    """
-    tree = ast.parse(source)
-    deferred = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        at_load = id(node) not in deferred
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, at_load) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")[: len(package.split(".")) + 1 - node.level]
-            base = ".".join(
-                [*(parts if node.level else []), *([node.module] if node.module else [])]
-            )
-            yield base, at_load
-            yield from ((f"{base}.{alias.name}", at_load) for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {
-            "__import__",
-            "import_module",
-        }:
-            argument = node.args[0]
-            assert isinstance(argument, ast.Constant), (
-                "an import by a computed name cannot be checked"
-            )
-            yield str(argument.value), at_load
 
 
 class WithoutAnnotations(ast.NodeTransformer):
@@ -228,35 +194,48 @@ def test_the_ground_imports_nothing_above_it(path: Path) -> None:
 Graph = dict[str, set[str]]
 
 
-def imports_among(sources: dict[str, str], package: str) -> Graph:
-    """Return which of these files of a package each imports, be it inside a function or for the type checker."""
+def imports_among(names: Mapping[str, Iterable[str]], package: str) -> Graph:
+    """Return which nodes of a package each of them imports, from the dotted names that each imports.
+
+    A node is a file or a folder directly in the package. A name that is neither is one of `__init__`.
+    """
+
+    def node(name: str) -> str:
+        found = name.removeprefix(f"{package}.").partition(".")[0]
+        return found if found in names else "__init__"
+
     return {
-        stem: {
-            name.removeprefix(f"{package}.").partition(".")[0]
-            for name, _ in imported(source, package)
-            if name.startswith(f"{package}.")
-        }
-        & sources.keys() - {stem}
-        for stem, source in sources.items()
+        own: {node(name) for name in found if f"{name}.".startswith(f"{package}.")} - {own}
+        for own, found in names.items()
     }
 
 
-def texts(paths: Iterable[Path]) -> dict[str, str]:
-    return {path.stem: path.read_text() for path in paths}
+def graph_of(folder: Path, top: Path = PACKAGE) -> Graph:
+    """Return which files and folders in a folder import which others, deferred and for the type checker too."""
+    names: dict[str, set[str]] = {}
+    for path in folder.rglob("*.py"):
+        package = ".".join(path.parent.relative_to(top.parent).parts)
+        node = path.relative_to(folder).parts[0].removesuffix(".py")
+        names.setdefault(node, set()).update(n for n, _ in imported(path.read_text(), package))
+    return imports_among(names, ".".join(folder.relative_to(top.parent).parts))
 
 
 def circle(graph: Graph) -> list[str]:
-    """Return the files that import each other in a circle, and those that import one of them."""
-    left = dict(graph)
-    while ready := [stem for stem, needs in left.items() if not needs & left.keys()]:
-        for stem in ready:
-            del left[stem]
+    """Return the nodes that import each other in a circle, and nodes between two circles."""
+    left = {node: needs & graph.keys() for node, needs in graph.items()}
+    while ends := {
+        n for n, needs in left.items() if not needs or n not in set().union(*left.values())
+    }:
+        left = {node: needs - ends for node, needs in left.items() if node not in ends}
     return sorted(left)
 
 
-@pytest.mark.parametrize("folder", sorted(GROUND))
-def test_imports_within_the_ground_have_no_cycle(folder: str) -> None:
-    assert not circle(imports_among(texts((PACKAGE / folder).glob("*.py")), f"fastload.{folder}"))
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES}), ids=by_name)
+def test_imports_within_a_folder_have_no_circle(folder: Path) -> None:
+    graph = graph_of(folder)
+    assert {node: sorted(graph[node]) for node in circle(graph)} == {}, (
+        "move what both sides need into a file that neither imports, or hand it over as an argument"
+    )
 
 
 @pytest.mark.parametrize("path", CORE, ids=by_name)
@@ -283,24 +262,54 @@ def test_nothing_imports_the_command_line(path: Path) -> None:
     assert not {n for n in names if f"{n}.".startswith(("fastload.cli.", "fastload.__main__."))}
 
 
-def test_imports_among_the_files_have_no_cycle_and_none_needs_the_loader() -> None:
-    graph = imports_among(texts(CORE), "fastload")
-    downstream = {stem for stem, needs in graph.items() if "loader" in needs}
+def test_no_file_of_the_core_needs_the_loader() -> None:
+    files = {path.stem for path in CORE}
+    downstream = {node for node, needs in graph_of(PACKAGE).items() if "loader" in needs} & files
     assert downstream == {"__init__", "prefetch"}, "the loader wires the stages; no stage knows it"
-    assert not circle(graph)
 
 
-def test_a_circle_is_seen_wherever_its_imports_stand() -> None:
-    sources = {
-        "above": "from fastload import early",
-        "early": "import fastload.late",
-        "late": "def f():\n    from fastload.typed import A",
-        "typed": "if TYPE_CHECKING:\n    from fastload.early import B",
-        "below": "import torch",
-    }
-    assert circle(imports_among(sources, "fastload")) == ["above", "early", "late", "typed"]
-    del sources["typed"]
-    assert not circle(imports_among(sources, "fastload"))
+CIRCLES = [
+    (
+        {
+            "above.py": "from top import early",
+            "early.py": "import top.late",
+            "late.py": "def f():\n    from top.typed import A",
+            "typed.py": "if TYPE_CHECKING:\n    from top.early import B",
+            "below.py": "import torch",
+        },
+        ["early", "late", "typed"],
+    ),
+    ({"a.py": "from . import b", "b.py": "from .a import f"}, ["a", "b"]),
+    ({"a.py": "importlib.import_module('top.b')", "b.py": "from top import a"}, ["a", "b"]),
+    ({"a.py": "import top.b.c", "b/c.py": "from ..a import f"}, ["a", "b"]),
+    (
+        {"a/x.py": "from top.b import y", "a/z.py": "", "b/y.py": "from top.a.z import f"},
+        ["a", "b"],
+    ),
+    ({"__init__.py": "from top.a import f", "a.py": "from top import NAME"}, ["__init__", "a"]),
+    ({"__init__.py": "from top.a import f", "a.py": "import top"}, ["__init__", "a"]),
+    ({"__init__.py": "from top.a import f", "a.py": "from top import b", "b.py": ""}, []),
+    ({"a.py": "from top import b", "b.py": "", "c.py": "from top import a, b"}, []),
+]
+
+
+@pytest.mark.parametrize(("files", "found"), CIRCLES)
+def test_a_circle_is_seen_wherever_its_imports_stand(
+    files: dict[str, str], found: list[str], tmp_path: Path
+) -> None:
+    for name, source in files.items():
+        path = tmp_path / "top" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    assert circle(graph_of(tmp_path / "top", tmp_path / "top")) == found
+
+
+def test_a_circle_in_a_folder_of_a_folder_is_seen(tmp_path: Path) -> None:
+    inner = tmp_path / "top" / "one" / "two"
+    inner.mkdir(parents=True)
+    (inner / "a.py").write_text("def f():\n    from .b import g")
+    (inner / "b.py").write_text("from top.one.two.a import f")
+    assert circle(graph_of(inner, tmp_path / "top")) == ["a", "b"]
 
 
 @pytest.mark.parametrize(

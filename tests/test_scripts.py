@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [ROOT / "scripts" / name for name in ("test", "demo", "docs", "bench")]
@@ -113,10 +114,10 @@ NOT_SLOW = "-m pytest -n auto -m not slow"
 def test_test_runs_everything_that_must_hold_and_leaves_out_what_is_slow(
     checkout: Checkout,
 ) -> None:
-    checks = ["ruff check", "ruff format --check", "mypy", "vulture"]
-    checks = [f"-m {check}" for check in [*checks, "pylint fastload benchmarks"]]
     status, _, asked = checkout.run("scripts/test", "tests/promises", "-x")
-    assert (status, asked[-6:]) == (0, [*checks, "-m pytest tests/promises -x"])
+    assert (status, asked[-1]) == (0, "-m pytest tests/promises -x")
+    hooks = "-m pre_commit run --all-files --hook-stage pre-push"
+    assert sorted(asked[-3:-1]) == [hooks, f"{hooks} pylint"]
     status, output, asked = checkout.run("scripts/test")
     assert (status, asked[-1]) == (0, NOT_SLOW)
     versions = f"Python {platform.python_version()} with torch {version('torch')}"
@@ -126,7 +127,7 @@ def test_test_runs_everything_that_must_hold_and_leaves_out_what_is_slow(
 def test_test_fast_runs_files_that_are_there(checkout: Checkout) -> None:
     status, _, asked = checkout.run("scripts/test", "--fast")
     assert status == 0
-    assert asked[-3:-1] == ["-m ruff check", "-m mypy"]
+    assert asked[-2] == "-m pre_commit run --all-files"
     runner, files = asked[-1].split(" tests/", 1)
     assert runner == "-m pytest -n auto"
     assert all((ROOT / "tests" / name.removeprefix("tests/")).is_file() for name in files.split())
@@ -144,7 +145,7 @@ EVERYTHING = [
     "-m pytest -n auto --dist loadfile -m slow",
     "FASTLOAD_TEST_COPY_DATASET=False -m pytest -n auto -m not slow tests/promises",
     " ".join(
-        ["FASTLOAD_KERNELS=0 -m pytest -n auto", *IMAGES, "tests/promises/test_filled_rows.py"]
+        ["FASTLOAD_KERNELS=0 -m pytest -n auto", *IMAGES, "tests/promises/test_filled_images.py"]
     ),
     " ".join(["FASTLOAD_REGION_DECODE=1 -m pytest -n auto", *IMAGES]),
 ]
@@ -202,11 +203,27 @@ def test_each_python_that_is_there_is_tested_in_an_environment_of_its_own(
     assert output.count(": not found\n") == 3
 
 
-@pytest.mark.parametrize("step", ["-m ruff check", "-m mypy", "-m pytest"])
+HOOKS = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+
+
+def test_each_linter_has_one_command_which_needs_no_network() -> None:
+    assert [repo["repo"] for repo in HOOKS] == ["local"]
+    entries = {hook["id"]: hook["entry"] for hook in HOOKS[0]["hooks"]}
+    assert {hook["language"] for hook in HOOKS[0]["hooks"]} == {"system"}
+    linters = ["ruff check", "ruff format", "mypy", "vulture", "pylint", "codespell_lib"]
+    assert all(" ".join(entries.values()).count(f"-m {linter}") == 1 for linter in linters)
+    scripts = "".join(path.read_text() for path in [*SCRIPTS, ROOT / ".ci" / "run"])
+    assert not re.findall("|".join(f"-m {linter}" for linter in linters), scripts)
+    laws = [name for name in entries["laws"].split() if name.startswith("tests/")]
+    assert len(laws) == len([name for name in laws if (ROOT / name).is_file()]) > 0
+
+
+@pytest.mark.parametrize("step", ["--all-files", "pre-push pylint", "-m pytest"])
 def test_test_fails_with_each_of_its_steps(checkout: Checkout, step: str) -> None:
     status, _, asked = checkout.run("scripts/test", FAIL_ON=step)
     assert status != 0
-    assert step in asked[-1]
+    assert any(step in line for line in asked)
+    assert ("-m pytest" in asked[-1]) == (step == "-m pytest")
 
 
 def test_what_failed_beside_other_tests_runs_again_alone(checkout: Checkout) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from tests.plain_words import hard_words
 
 ROOT = Path(__file__).parent.parent
+OTHERS = {ROOT / "README.md", ROOT / "docs" / "promises.md"}
+"""Pages that have a part or a test of their own."""
 WORDS = 25
 """The longest sentence. Quoted code and values, paths and placeholders count as one word each."""
 
@@ -73,14 +76,10 @@ def texts() -> dict[str, list[tuple[str, str]]]:
     """Return places and texts of each part of the project, by its name."""
     from fastload.cli import main
 
-    pages = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [path for folder in (".", "changes", "docs") for path in (ROOT / folder).glob("*.md")]
     found = {
         "README": [("README.md", (ROOT / "README.md").read_text())],
-        "pages": [
-            (path.name, path.read_text())
-            for path in pages
-            if path.name != "promises.md"  # which has a test of its own
-        ],
+        "pages": [(path.name, path.read_text()) for path in sorted(pages) if path not in OTHERS],
         "help": list(helps(main)),
     }
     for path in sorted((ROOT / "fastload").rglob("*.py")):
@@ -119,6 +118,15 @@ def test_the_texts_are_plain(part: str) -> None:
     if part == "README" and (lines := TEXTS[part][0][1].count("\n")) > 200:
         wrong.append(f"README.md has {lines} lines, at most 200: move text to docs/")
     assert not wrong, f"{len(wrong)} texts to mend:\n" + "\n".join(wrong)
+
+
+def test_a_change_has_a_file_that_the_changelog_takes() -> None:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        kinds = [kind["directory"] for kind in tomllib.load(file)["tool"]["towncrier"]["type"]]
+    explained = (ROOT / "changes" / "README.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", explained, flags=re.M) == kinds
+    right = re.compile(rf"README\.md|(\d+|\+[\w-]+)\.({'|'.join(kinds)})(\.\d+)?\.md")
+    assert [p.name for p in (ROOT / "changes").iterdir() if not right.fullmatch(p.name)] == []
 
 
 def test_all_texts_are_found() -> None:

@@ -44,7 +44,7 @@ def main() -> None:
 
     \b
         fastload images samples
-        fastload bench --file-list-path samples/filelist.txt --plot bench.png
+        fastload bench --file-list-path samples/filelist.txt --html report.html
     """
 
 

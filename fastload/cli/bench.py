@@ -156,7 +156,7 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     "--plot",
     "plot_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File for a plot of the rates, as PNG.  [default: no file]",
+    help="File for a plot of the rates, as PNG. Needs pip install 'fastload[bench]'.  [default: no file]",
 )
 def bench(
     file_list: Path | None,
@@ -181,11 +181,11 @@ def bench(
 
     \b
     Examples:
-        fastload bench --file-list-path samples/filelist.txt --workers 1,2,4 --json bench.json --plot bench.png
+        fastload bench --file-list-path samples/filelist.txt --workers 1,2,4 --json bench.json
         fastload bench --file-list-path train.txt --workers 1,2,4,8 --ranks 1,2,4 -q --html report.html
         fastload bench --file-list-path train.txt --base-dir /data/imagenet --cache cold --transform rrc
         fastload bench --file-list-path train.txt --loaders thread,torch --workers 8 --step-ms 150
-        fastload bench --file-list-path train.txt --loaders thread,plan,torch --transform rrc
+        fastload bench --file-list-path train.txt --loaders thread,plan,torch --transform rrc --plot bench.png
     """
     require("images", PIL="Pillow", torchvision="torchvision")
     if plot_path is not None:

@@ -119,12 +119,12 @@ def show(file: Path, svg: Path | None) -> None:
         fastload flow show mnist.toml --svg mnist.svg
     """
     from fastload.flow.pipefile import read_pipeline
-    from fastload.flow.show import as_text
+    from fastload.flow.show import as_svg, as_text
 
     graph = read_pipeline(file)
     click.echo(as_text(graph))
     if svg is not None:
-        graph.to_svg(svg)
+        svg.write_text(as_svg(graph), encoding="utf-8")
         click.echo(f"Drawing: {svg}")
 
 

@@ -92,7 +92,7 @@ _OF_STREAMS = {"source", "sink", "decode", "key", "failed", "max_wait_ms"}
     show_default=True,
     metavar="SOURCE",
     help="Source of the messages: - (standard input), a file of JSON lines, a folder to watch, or "
-    "kafka://SERVERS/TOPIC?group=GROUP.",
+    "kafka://SERVERS/TOPIC?group=GROUP. A folder and Kafka need pip install 'fastload[stream]'.",
 )
 @click.option(
     "--sink",

@@ -19,11 +19,10 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from fastload.compat.twister2 import SourceFunc, TSetContext, Twister2Environment
-
 # A module in Twister2Flow, which has the class of this name.
+from fastload.compat import twister2graph as PipelineGraph
+from fastload.compat.twister2 import SourceFunc, TSetContext, Twister2Environment
 from fastload.flow import MPITask, PythonTask, PytorchTask
-from fastload.flow import graph as PipelineGraph
 
 __all__ = [
     "PipelineGraph",

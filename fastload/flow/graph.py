@@ -1,4 +1,4 @@
-"""`PipelineGraph`: tasks and their order. Nothing runs here; see `runner`."""
+"""`PipelineGraph`: tasks and their order. `runner` runs a graph, and `show` draws it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import os
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from fastload.errors import FlowError
 from fastload.flow.tasks import Task
 from fastload.flow.values import checked_name
-
-if TYPE_CHECKING:
-    from fastload.flow.runner import Outcome
 
 T = TypeVar("T", bound=Task)
 
@@ -23,7 +20,7 @@ class PipelineGraph:
 
     Args:
         name: name of the graph, with the same rules as that of a task. Its logs are in `.fastload-flow/NAME`.
-        folder: folder in which the tasks run. None: the current folder when the graph is executed.
+        folder: folder in which the tasks run. None: the current folder when the graph runs.
 
     Raises ValueError if the name is not allowed.
     """
@@ -101,25 +98,6 @@ class PipelineGraph:
             found += ready
             sorter.done(*ready)
         return found
-
-    def execute(
-        self,
-        *,
-        resume: bool = False,
-        dry_run: bool = False,
-        max_parallel: int | None = None,
-        echo: bool = True,
-    ) -> Outcome:
-        """Run the tasks. See `fastload.flow.runner.run` for the arguments and the errors."""
-        from fastload.flow.runner import run
-
-        return run(self, resume=resume, dry_run=dry_run, max_parallel=max_parallel, echo=echo)
-
-    def to_svg(self, path: str | os.PathLike[str]) -> None:
-        """Write a drawing of the tasks, their order and the states of their last runs, as SVG."""
-        from fastload.flow.show import as_svg
-
-        Path(path).write_text(as_svg(self), encoding="utf-8")
 
     def __len__(self) -> int:
         return len(self._tasks)

@@ -45,7 +45,10 @@ def _clock(record: Record) -> str:
 
 
 def as_svg(graph: PipelineGraph) -> str:
-    """Return a drawing: a column for each step of the longest path, and an arrow from each task to its successors."""
+    """Return a drawing of the tasks, their order and the states of their last runs, as SVG.
+
+    Each step of the longest path is a column. Each task has an arrow to its successors.
+    """
     places = _places(graph)
     columns = max(x for x, _ in places.values()) + 1
     rows = max(y for _, y in places.values()) + 1

@@ -6,11 +6,11 @@ client = PSClient(connect(None))                  # one server in this process, 
 client = PSClient(connect("file:///shared/run7")) # those of `fastload parameters serve --store /shared/run7`
 
 A worker:
-    client.py       PSClient: the calls                    partition.py    which server has what: pure
+    client.py       connect, PSClient: the calls           partition.py    which server has what: pure
     session.py      one client with all servers            link.py         with one, over broken connections
     embedding.py    a table as a layer                     prefetched.py   rows pulled ahead, never stale
 Between them:
-    transport.py    connect: how clients reach servers     flight.py       over Arrow Flight
+    transport.py    stubs: how clients reach servers       flight.py       over Arrow Flight
     wire.py         values with tensors as bytes           gradients.py    what a push has for a server
 A server:
     server.py       Server: what calls do                  serve.py        as a process
@@ -20,12 +20,12 @@ A server:
     checkpoint.py   files
 """
 
-from fastload.parameters.client import PSClient
+from fastload.parameters.client import PSClient, connect
 from fastload.parameters.embedding import Embedding
 from fastload.parameters.optimizer import Optimizer
 from fastload.parameters.server import Server
 from fastload.parameters.tables import TableInfo
-from fastload.parameters.transport import InProcess, Stub, connect
+from fastload.parameters.transport import InProcess, Stub
 
 __all__ = [
     "Embedding",

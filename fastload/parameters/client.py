@@ -1,8 +1,8 @@
-"""`PSClient`: what a worker calls, under the names of ElasticDL's design for PyTorch."""
+"""`connect` and `PSClient`: what a worker calls, under the names of ElasticDL's design for PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, NamedTuple, Protocol, overload
 from weakref import WeakSet
@@ -16,12 +16,39 @@ from fastload.parameters.optimizer import checked_rate
 from fastload.parameters.partition import merged, owners, string_to_id
 from fastload.parameters.session import Session
 from fastload.parameters.tables import TableInfo
-from fastload.parameters.transport import Stub
+from fastload.parameters.transport import Stub, Where, stubs
 
 Named = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 """Tensors by name: a dict, or pairs such as `model.named_parameters()`."""
 RowGradients = Mapping[str, tuple[Tensor, Tensor] | Tensor]
 """By table ids and a gradient for each, or a sparse gradient as `nn.Embedding(sparse=True)` has it."""
+
+
+def connect(
+    where: Where = None, *, token: str = "", authority: bytes | None = None, wait_s: float = 60.0
+) -> list[Stub]:
+    """Return a stub for each server, for `PSClient`.
+
+    Args:
+        where: None: a new server in this process. A `Server`, an address such as "grpc://node7:7000" or
+            "grpc+tls://node7:7000", or a list of these, in the order of the servers. Or the store that
+            `fastload parameters serve` writes addresses into: "file:///PATH" for the folder of its --store, or any
+            `torch.distributed.Store`. A server that restarts at another address is found again.
+        token: token of the servers. "": the content of the file `$FASTLOAD_TOKEN_FILE`, if it is set.
+        authority: certificate, in PEM, of the authority that signed the servers' certificates. None: the content of
+            the file `$FASTLOAD_TLS_CA`, if it is set.
+        wait_s: seconds to wait for the servers to write their addresses.
+
+    Connections are made when they are needed.
+    """
+
+    def make_stub(find: Callable[[], str]) -> Stub:
+        # Imported here, because servers of this process work without Arrow.
+        from fastload.parameters.flight import FlightStub
+
+        return FlightStub(find, token=token, authority=authority)
+
+    return stubs(where, make_stub, wait_s=wait_s)
 
 
 class Flushed(Protocol):

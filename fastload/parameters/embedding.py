@@ -10,10 +10,9 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from fastload.parameters.client import PSClient
+from fastload.parameters.client import PSClient, connect
 from fastload.parameters.prefetched import Prefetched, PrefetchingCollate
 from fastload.parameters.tables import TableInfo
-from fastload.parameters.transport import connect
 
 
 class Embedding(nn.Module):
@@ -64,7 +63,7 @@ class Embedding(nn.Module):
         self.name, self.dim, self.rows, self.staleness = name, dim, rows, staleness
         info = TableInfo(name, dim, initializer)
         self._owns_client = client is None
-        self._client = PSClient(connect(None)) if client is None else client
+        self._client = PSClient(connect()) if client is None else client
         self._client.push_embedding_table_infos([info])
         self._client.flush_before_checkpoint(self)
         self._pulls = Prefetched(self._pull, kept=kept_batches)

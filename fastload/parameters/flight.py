@@ -18,7 +18,12 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
-from fastload.distributed.flight_access import TokenCheck, is_loopback
+from fastload.distributed.flight_access import (
+    TokenCheck,
+    client_authority,
+    client_token,
+    is_loopback,
+)
 from fastload.errors import ParametersError, UsageError
 from fastload.parameters.server import Server
 from fastload.parameters.transport import Answer, ServerGoneError
@@ -142,13 +147,17 @@ class _Stream:
 
 
 class FlightStub:
-    """Reaches the server at the address that `find` returns. It is asked for each new connection."""
+    """Reaches the server at the address that `find` returns. It is asked for each new connection.
+
+    Without a token or an authority it uses those of the environment; see `connect`.
+    """
 
     def __init__(
         self, find: Callable[[], str], *, token: str = "", authority: bytes | None = None
     ) -> None:
         self._find = find
-        self._token, self._authority = token, authority
+        self._token = token or client_token()
+        self._authority = authority or client_authority()
         self._idle: list[_Stream] = []
         self.name = "the server"
 

@@ -57,43 +57,26 @@ class InProcess:
 Where = None | Server | Store | str | Sequence[Server | str]
 
 
-def connect(
-    where: Where = None, *, token: str = "", authority: bytes | None = None, wait_s: float = 60.0
+def stubs(
+    where: Where, make_stub: Callable[[Callable[[], str]], Stub], *, wait_s: float
 ) -> list[Stub]:
-    """Return a stub for each server, for `PSClient`.
+    """Return a stub for each server. See `client.connect`.
 
     Args:
-        where: None: a new server in this process. A `Server`, an address such as "grpc://node7:7000" or
-            "grpc+tls://node7:7000", or a list of these, in the order of the servers. Or the store that
-            `fastload parameters serve` writes addresses into: "file:///PATH" for the folder of its --store, or any
-            `torch.distributed.Store`. A server that restarts at another address is found again.
-        token: that the servers want; "": that in the file `$FASTLOAD_TOKEN_FILE`, if it is set.
-        authority: certificate, in PEM, of the authority that signed the servers' certificates; None: that in the file
-            `$FASTLOAD_TLS_CA`, if it is set.
-        wait_s: seconds to wait for the servers to write their addresses.
-
-    Connections are made when they are needed.
+        make_stub: makes the stub of a server in another process, from a function that returns its address.
     """
-    if where is None:
-        return [InProcess(Server())]
-    if isinstance(where, Server):
-        return [InProcess(where)]
-    from fastload.distributed.flight_access import client_authority, client_token
-    from fastload.parameters.flight import FlightStub
-
-    token = token or client_token()
-    authority = authority or client_authority()
     if isinstance(where, str) and where.startswith("file://"):
         where = FolderStore(where.removeprefix("file://"))
     if isinstance(where, Store):
         number = servers_in(where, wait_s)
-        addresses = [functools.partial(address_in, where, i) for i in range(number)]
-        return [FlightStub(address, token=token, authority=authority) for address in addresses]
+        return [make_stub(functools.partial(address_in, where, i)) for i in range(number)]
+    if where is None or isinstance(where, Server | str):
+        where = [Server() if where is None else where]
     return [
         InProcess(each)
         if isinstance(each, Server)
-        else FlightStub(functools.partial(str, _checked(each)), token=token, authority=authority)
-        for each in ([where] if isinstance(where, str) else where)
+        else make_stub(functools.partial(str, _checked(each)))
+        for each in where
     ]
 
 

@@ -1,18 +1,20 @@
 """Prediction on streams of messages: `fastload.predict`, with its sources and sinks.
 
 answers: the loop. message: messages, sources and sinks. json_lines: standard input, files and the list of failed
-messages. folder: a watched folder. kafka: topics. addresses: sources and sinks by their names on a command line.
+messages. folder: a watched folder. folder_sink: a folder of answers. kafka: topics. addresses: sources and sinks by
+their names on a command line.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from fastload.stream.addresses import json_to_tensors, open_sink, open_source
 from fastload.stream.answers import Answers, predict
+from fastload.stream.folder_sink import FolderSink
 from fastload.stream.json_lines import JSONLines, JSONLinesSink, SideList
 from fastload.stream.message import Message, Poison, Sink, Source
 
 if TYPE_CHECKING:
-    from fastload.stream.folder import Folder, FolderSink
+    from fastload.stream.folder import Folder
     from fastload.stream.kafka import Kafka, KafkaSink
 
 __all__ = [
@@ -36,10 +38,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # their libraries are optional
-    if name in ("Folder", "FolderSink"):
-        from fastload.stream import folder
+    if name == "Folder":
+        from fastload.stream.folder import Folder
 
-        return getattr(folder, name)
+        return Folder
     if name in ("Kafka", "KafkaSink"):
         from fastload.stream import kafka
 

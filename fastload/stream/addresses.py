@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import torch
 
 from fastload.errors import UsageError
+from fastload.stream.folder_sink import FolderSink
 from fastload.stream.json_lines import JSONLines, JSONLinesSink
 from fastload.stream.message import Sink, Source
 
@@ -68,8 +69,6 @@ def open_sink(address: str) -> Sink:
         return JSONLinesSink(None)
     is_new_folder = not os.path.exists(address) and not os.path.splitext(address)[1]
     if is_new_folder or os.path.isdir(address):
-        from fastload.stream.folder import FolderSink
-
         return FolderSink(address)
     return JSONLinesSink(address)
 

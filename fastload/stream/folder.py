@@ -1,20 +1,16 @@
-"""A watched folder: each file is a message, and answers are files with the keys as names."""
+"""A watched folder: each file is a message."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
-from urllib.parse import quote
 
-from fastload.disk import replace_file
 from fastload.errors import needs
-from fastload.stream.message import Message, Poison, to_json
+from fastload.stream.message import Message, Poison
 
 try:
     from watchdog.events import FileClosedEvent, FileMovedEvent, FileSystemEvent
@@ -22,10 +18,6 @@ try:
     from watchdog.observers.inotify import InotifyObserver
 except ModuleNotFoundError as error:
     raise needs("fastload.stream.Folder", "watchdog", "stream", error) from error
-
-_LONGEST_NAME = 240
-"""Bytes, out of 255. replace_file adds ten to a name, and the suffix has five."""
-_DIGEST = 32
 
 
 class Folder:
@@ -141,37 +133,3 @@ def _as_it_is(path: Path) -> tuple[int, int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-class FolderSink:
-    """Answers as files KEY.json in a folder. Each is written whole or not at all.
-
-    An answer that comes again replaces itself, so the effect is *exactly once*. In the name, special characters of a
-    key are percent-encoded, and a name that is too long ends with a hash of the key.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
-        self._path.mkdir(parents=True, exist_ok=True)
-
-    def write(self, answers: Sequence[tuple[Message, Any]]) -> None:
-        """Write the answers of a batch."""
-        for message, answer in answers:
-            answer_as_json = to_json(message, answer)
-            with replace_file(self._path / f"{_name_of(str(message.key))}.json") as file:
-                file.write(answer_as_json.encode())
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def _name_of(key: str) -> str:
-    """Return a file name for a key. Letters of all scripts are kept."""
-    name = "".join(
-        char if char > "~" and char.isprintable() else quote(os.fsencode(char), safe=" ")
-        for char in key
-    )
-    if len(os.fsencode(name)) <= _LONGEST_NAME:
-        return name
-    digest = hashlib.sha256(os.fsencode(key)).hexdigest()[:_DIGEST]
-    return f"{os.fsencode(name)[: _LONGEST_NAME - _DIGEST - 1].decode(errors='ignore')}-{digest}"

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastload import flow
 from fastload.flow import FunctionTask, Outcome, PipelineGraph
 from fastload.flow.pipefile import read_pipeline
 from tests.distributed.launching import ROOT
@@ -36,7 +37,7 @@ class Model:
 def run(folder: Path, task: FunctionTask, *, resume: bool = False) -> tuple[Outcome, str]:
     graph = PipelineGraph("g", folder=folder)
     graph.add_task(task)
-    outcome = graph.execute(echo=False, resume=resume)
+    outcome = flow.run(graph, echo=False, resume=resume)
     return outcome, (folder / ".fastload-flow" / "g" / f"{task.name}.log").read_text()
 
 
@@ -88,7 +89,7 @@ PROGRAM = """
 from dataclasses import dataclass
 from multiprocessing import Pool
 import pickle, sys
-from fastload.flow import FunctionTask, PipelineGraph
+from fastload.flow import FunctionTask, PipelineGraph, run
 from steps import prepare
 
 @dataclass
@@ -106,7 +107,7 @@ if __name__ == "__main__":
     graph = PipelineGraph("g")
     graph.add_task(FunctionTask("prepare", prepare, args=[3], exec_path="work"))
     graph.add_task(FunctionTask("train", train, args=[Config()]))
-    graph.execute()
+    run(graph)
 """
 
 
@@ -156,6 +157,6 @@ kwargs = {to = "here"}
 exec_path = "work"
 """)
     before = list(sys.path)
-    outcome = read_pipeline(tmp_path / "pipe.toml").execute(echo=False)
+    outcome = flow.run(read_pipeline(tmp_path / "pipe.toml"), echo=False)
     assert Path(outcome.logs["a"]).read_text() == "prepared 3 here\n"
     assert sys.path == before

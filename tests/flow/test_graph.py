@@ -15,9 +15,16 @@ from click.testing import CliRunner, Result
 
 from fastload.cli import main
 from fastload.errors import FlowError
-from fastload.flow import MPITask, PipelineGraph, PythonTask, PytorchTask, Resources, Task
+from fastload.flow import (
+    MPITask,
+    PipelineGraph,
+    PythonTask,
+    PytorchTask,
+    Resources,
+    Task,
+    as_svg,
+)
 from fastload.flow.pipefile import read_pipeline
-from fastload.flow.show import as_text
 
 
 def graph_of(**after: list[str] | None) -> PipelineGraph:
@@ -110,17 +117,24 @@ def test_text_of_tasks() -> None:
 
 
 def test_a_picture_has_a_box_for_each_task_and_an_arrow_for_each_edge(tmp_path: Path) -> None:
-    graph = graph_of(a=[], b=["a"], c=["a"], d=["b", "c"])
-    graph.folder = str(tmp_path)
-    graph.to_svg(tmp_path / "graph.svg")
+    after = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
+    tables = [
+        f"[[task]]\nname = '{name}'\ncommand = 'true'\nafter = {before}\n"
+        for name, before in after.items()
+    ]
+    (tmp_path / "g.toml").write_text("".join(tables))
+    drawing = tmp_path / "graph.svg"
+    shown = flow("show", tmp_path / "g.toml", "--svg", drawing).output.splitlines()
+    assert shown[1] == "  a  [never ran]  after -"
+    assert shown[-1] == f"Drawing: {drawing}"
+    assert drawing.read_text() == as_svg(read_pipeline(tmp_path / "g.toml"))
     svg = "{http://www.w3.org/2000/svg}"
-    root = ET.parse(tmp_path / "graph.svg").getroot()
+    root = ET.parse(drawing).getroot()
     titles = [title.text for title in root.iter(f"{svg}title")]
     assert titles == ["g", "a: never ran", "b: never ran", "c: never ran", "d: never ran"]
     assert len([path for path in root.iter(f"{svg}path") if path.get("marker-end")]) == 4
     boxes = [(box.get("x"), box.get("y")) for box in root.iter(f"{svg}rect")][1:]
     assert len(set(boxes)) == 4
-    assert as_text(graph).splitlines()[1] == "  a  [never ran]  after -"
 
 
 # ---- files ----

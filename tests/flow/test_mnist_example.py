@@ -1,6 +1,6 @@
 """Promises:
 - `examples/mnist.toml` downloads, prepares and trains on 1, 2 and 4 ranks under both MPIs, and exceeds 90 % after one
-  epoch.
+  epoch. It needs no MPI.
 - Labels of MNIST that are shifted by one row give chance.
 - The test of `examples/mnist.toml` uses 8,000 synthetic digits and smaller batches, within 3 points.
   FASTLOAD_FULL_MNIST=1 runs the example as it stands, with 60,000 digits, within 1 point.
@@ -45,8 +45,13 @@ RUNS = [(MPIS[0], 1), *((name, ranks) for name in MPIS for ranks in (2, 4))]
 """One rank needs no launcher, so one MPI will do."""
 
 
-def pipeline(folder: Path, *, ranks: int, digits: int = DIGITS, small: bool = True) -> Path:
-    """Copy the example, set the numbers of digits and ranks in the copy, and return its path."""
+def pipeline(
+    folder: Path, *, ranks: int, mpi: bool = True, digits: int = DIGITS, small: bool = True
+) -> Path:
+    """Copy the example, set the numbers of digits and ranks in the copy, and return its path.
+
+    With `mpi`, all ranks prepare, as the file says.
+    """
     shutil.copytree(ROOT / "examples" / "mnist", folder / "mnist")
     text = (ROOT / "examples" / "mnist.toml").read_text()
     drawn = f'args = ["raw", "--synthetic", "--train", "{digits}", "--test", "{TEST_DIGITS}"]'
@@ -54,7 +59,10 @@ def pipeline(folder: Path, *, ranks: int, digits: int = DIGITS, small: bool = Tr
     if small:
         text = text.replace('"--lr", "0.02"', ", ".join(f'"{word}"' for word in SMALL))
         assert SMALL[-1] in text
-    text = re.sub(r"parallelism = \d", f"parallelism = {ranks}", text)
+    if mpi:
+        text = text.replace('kind = "python" ', 'kind = "mpi"\nparallelism = 4')
+        assert text.count("\nparallelism") == 2
+    text = re.sub(r"\nparallelism = \d", f"\nparallelism = {ranks}", text)
     (folder / "mnist.toml").write_text(text)
     return folder / "mnist.toml"
 
@@ -104,6 +112,18 @@ def test_from_download_to_accuracy(
     assert again.stderr.count("fresh") == 3
     accuracies[launcher, ranks] = accuracy(ended.stdout)
     assert accuracies[launcher, ranks] >= 90
+
+
+@pytest.mark.timeout(290)
+def test_the_example_runs_without_an_mpi(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = pipeline(tmp_path / "example", ranks=2, mpi=False)
+    shutil.copytree(raw, file.parent / "raw")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ended = flow(sys.executable, file)
+    assert ended.returncode == 0, ended.stderr
+    assert accuracy(ended.stdout) >= 90
 
 
 def test_any_number_of_ranks_under_either_mpi_gets_the_same_accuracy(

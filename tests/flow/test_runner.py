@@ -53,7 +53,7 @@ def graph_in(folder: Path, *tasks: Task, after: list[str] | None = None) -> Pipe
 
 
 def run(graph: PipelineGraph, **options: object) -> Outcome:
-    return graph.execute(echo=False, **options)  # type: ignore[arg-type]
+    return runner.run(graph, echo=False, **options)  # type: ignore[arg-type]
 
 
 # ---- order, exit codes, logs ----
@@ -67,7 +67,7 @@ def test_tasks_run_in_order_and_their_output_is_in_their_logs(
         shell("a", "echo a >> notes; echo out; echo err >&2"),
         shell("b", "echo b >> notes"),
     )
-    outcome = graph.execute()
+    outcome = runner.run(graph)
     assert notes(tmp_path) == ["a", "b"]
     assert outcome.states == {"a": "done", "b": "done"}
     assert Path(outcome.logs["a"]) == tmp_path / ".fastload-flow" / "g" / "a.log"
@@ -151,7 +151,7 @@ def test_what_cannot_run_has_failed(task: Task, message: str, tmp_path: Path) ->
     [
         (PythonTask("a"), "it has no script"),
         (Task("a"), "it has no command"),
-        (PythonTask("a", script="mispelt.py"), r"script .*mispelt.py does not exist, and no "),
+        (PythonTask("a", script="misspelt.py"), r"script .*misspelt.py does not exist, and no "),
         (MPITask("a", script="b.py", hostfile="empty"), "empty lists no hosts"),
     ],
 )
@@ -464,7 +464,7 @@ def test_output_is_text_if_standard_output_takes_text_alone(
 ) -> None:
     monkeypatch.setattr(runner, "_PIECE_BYTES", 1)  # a letter is two of them
     monkeypatch.setattr(sys, "stdout", StringIO())
-    graph_in(tmp_path, shell("a", r"printf 'caf\303\251'")).execute()
+    runner.run(graph_in(tmp_path, shell("a", r"printf 'caf\303\251'")))
     assert isinstance(sys.stdout, StringIO)
     assert sys.stdout.getvalue() == "caf\u00e9"
 

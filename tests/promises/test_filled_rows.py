@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import errno
 import gc
-import hashlib
 import json
 import random
-import shutil
 import threading
 import warnings
 import weakref
@@ -30,7 +28,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import (
     ConcatDataset,
     Dataset,
@@ -43,49 +40,22 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import fastload.fetch
 import fastload.filling
-import fastload.image.kernels
 import fastload.rows
 from fastload import DataLoader, RankSampler, random_stream, rows, sample_rng
 from fastload.check.equality import same
-from fastload.datasets import ImageFileList, ImageFolder, PackedDataset, PackedWriter
 from fastload.errors import (
-    DecodeError,
     LoaderClosedError,
-    PackedDataError,
     TooManyErrorsError,
 )
-from fastload.image import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    RandomResizedCrop,
-    Resize,
-    ResizeCenterCrop,
-)
-from fastload.measure.samples import Numbered
 from fastload.rows import Run
-from fastload.run_length import RunLength
 from fastload.slots import SlotPool
-from tests.children import run_fresh
 from tests.fakes import Numbers
-from tests.image.photographs import encoded, photographs
 from tests.promises.equal import check_same
 
 WORKERS = [0, 1, 8]
 DEADLINE_S = 30.0  # only a deadlock waits that long
 LOW_63 = (1 << 63) - 1
 LAST = torch.channels_last
-
-
-@pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return a function that sets the number of samples in every run, whatever their cost."""
-
-    def runs_of(units: int) -> None:
-        monkeypatch.setattr(
-            RunLength, "of", lambda length, of_ticket: max(1, min(units, of_ticket))
-        )
-
-    return runs_of
 
 
 class Pair(NamedTuple):
@@ -1094,6 +1064,27 @@ def test_a_generator_that_fill_rows_makes_for_itself_is_noticed_as_one_of_getite
     assert said[1] == said[0]
 
 
+class Keeps(Dataset[Any]):
+    """Around a dataset of ours, as users write them: caches, and delegates every other attribute."""
+
+    fastload_per_worker = ()  # one cache for all workers
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.kept: dict[int, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dataset, name)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if index not in self.kept:
+            self.kept[index] = self.dataset[index]
+        return self.kept[index]
+
+
 # ---- datasets around datasets ----
 
 
@@ -1305,427 +1296,6 @@ def test_a_class_of_the_users_is_not_kept() -> None:
     assert gone() is None
 
 
-# ---- images ----
-
-COUNT, BATCH, BAD = 12, 5, 6
-CROP = RandomResizedCrop(48, flip=0.5)
-PLANS: dict[str, Any] = {
-    "crop": CROP,
-    "crop, float32": RandomResizedCrop((40, 56), flip=0.5, mean=IMAGENET_MEAN, std=IMAGENET_STD),
-    "crop, last": RandomResizedCrop(48, flip=0.5, channels_last=True),
-    "crop, whole decode": RandomResizedCrop(48, flip=0.5, scaled_decode=False),
-    "resize": Resize((40, 56)),
-    "resize, float32": Resize((56, 40), mean=IMAGENET_MEAN, std=IMAGENET_STD),
-    "center crop": ResizeCenterCrop(64, 48),
-    "center crop, float32, last": ResizeCenterCrop(
-        64, 48, mean=IMAGENET_MEAN, std=IMAGENET_STD, channels_last=True
-    ),
-    "padded": ResizeCenterCrop(40, (72, 50)),
-}
-
-
-def pictures() -> Iterator[Any]:
-    sources = list(photographs().values())
-    for number in range(COUNT):
-        yield sources[number % len(sources)][: 60 + 9 * number, 40 : 190 - 7 * number]
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same pictures in files of their own and packed, in three shards."""
-    folder = tmp_path_factory.mktemp("pictures")
-    for kind in ("jpeg", "png"):
-        (folder / kind / "class").mkdir(parents=True)
-    with (
-        PackedWriter(folder / "packed raw", mode="raw", shard_bytes=200_000) as raw,
-        PackedWriter(folder / "packed jpeg", mode="jpeg", shard_bytes=20_000) as packed,
-    ):
-        for number, pixels in enumerate(pictures()):
-            height, width, _ = pixels.shape
-            sides, jpeg = {"height": height, "width": width}, encoded(pixels, quality=90)
-            raw.add(pixels.tobytes(), label=number, source=str(number), **sides)
-            packed.add(jpeg, label=number, source=str(number))
-            (folder / f"jpeg/class/{number:02}.jpeg").write_bytes(jpeg)
-            Image.fromarray(pixels).save(folder / f"png/class/{number:02}.png", compress_level=1)
-    for kind in ("jpeg", "png"):
-        names = [f"class/{number:02}.{kind}\n" for number in range(COUNT)]
-        (folder / kind / "list.txt").write_text("".join(names))
-    return folder
-
-
-def of_kind(kind: str, stored: Path, **options: Any) -> Any:
-    if kind.startswith("packed"):
-        return PackedDataset(stored / kind, **options)
-    if kind == "folder":
-        return ImageFolder(stored / "jpeg", **options)
-    return ImageFileList(stored / kind.split()[0] / "list.txt", **options)
-
-
-@pytest.fixture(scope="module")
-def _kernels() -> bool:
-    return fastload.image.kernels.wait(60)
-
-
-@pytest.fixture(params=["torch", "compiled"])
-def engine(request: pytest.FixtureRequest, _kernels: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """By torch's kernels, and by ours if they can be had here."""
-    if request.param == "torch":
-        monkeypatch.setattr(fastload.image.kernels, "kernels", lambda: None)
-    elif not _kernels:
-        pytest.skip(fastload.image.kernels.state())
-    return request.param
-
-
-@pytest.fixture
-def fills(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """What each call of a dataset's `fill_rows` filled: so that no test passes because nothing did."""
-    filled: list[list[Any]] = []
-    rows = fastload.rows.filler
-
-    def spied(dataset: Any) -> Any:
-        found = rows(dataset)
-        if found is not None:
-            fill = found.fill
-
-            def noted(run: Run) -> Any:
-                missing = list(fill(run))
-                filled.append([i for k, i in enumerate(run.indices) if k not in missing])
-                return missing
-
-            found.fill = noted
-        return found
-
-    monkeypatch.setattr(fastload.filling, "filler", spied)
-    return filled
-
-
-def alone(dataset: Any, order: Any, *, epoch: int = 0) -> list[Any]:
-    """The batches of the samples that are read one by one, in their random streams."""
-    samples = []
-    rank, ranks = getattr(dataset, "rank", 0), getattr(dataset, "world_size", 1)
-    for place, index in enumerate(order):
-        position = place * ranks + rank
-        with random_stream(seed=3, epoch=epoch, position=position, index=index):
-            samples.append(dataset[index])
-    return [default_collate(samples[k : k + BATCH]) for k in range(0, len(samples), BATCH)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "plan"),
-    [(kind, plan) for kind in ("jpeg list", "packed raw") for plan in PLANS]
-    + [
-        ("png list", "crop"),
-        ("folder", "crop"),
-        ("packed jpeg", "crop"),
-        ("packed jpeg", "resize"),
-    ],
-)
-def test_runs_of_images_equal_the_images_alone(
-    kind: str, plan: str, engine: str, stored: Path, fills: list[Any], cut: Callable[[int], None]
-) -> None:
-    dataset = of_kind(kind, stored, transform=PLANS[plan])
-    expected = alone(dataset, range(COUNT))
-    memories = (torch.contiguous_format, torch.channels_last)
-    for workers, units, memory in ((0, 100, memories[0]), (2, 2, memories[1])):
-        cut(units)
-        fills.clear()
-        options: dict[str, Any] = {"num_workers": workers, "memory_format": memory, "seed": 3}
-        with DataLoader(of_kind(kind, stored, transform=PLANS[plan]), BATCH, **options) as loader:
-            batches = list(loader)
-        wanted = [[images.contiguous(memory_format=memory), labels] for images, labels in expected]
-        check_same(batches, wanted)
-        assert sorted(index for run in fills for index in run) == list(range(COUNT))
-
-
-@pytest.mark.parametrize("kind", ["jpeg list", "packed raw", "packed jpeg"])
-@pytest.mark.parametrize("how", ["subset", "concatenated", "numbered", "rank"])
-def test_images_inside_other_datasets(
-    how: str, kind: str, engine: str, stored: Path, fills: list[Any]
-) -> None:
-    dataset: Any = of_kind(kind, stored, transform=CROP)
-    if how == "subset":
-        dataset = Subset(Subset(dataset, range(1, 12)), [9, 0, 3, 8, 7, 1, 10])
-    elif how == "concatenated":
-        dataset = ConcatDataset(
-            [dataset, Subset(of_kind("png list", stored, transform=CROP), [3, 1])]
-        )
-    elif how == "numbered":
-        dataset = Numbered(dataset)
-    else:
-        dataset = of_kind(kind, stored, transform=CROP, rank=1, world_size=2)
-    torch.manual_seed(4)
-    order = torch.randperm(len(dataset)).tolist()
-    expected = alone(dataset, order)
-    for workers in (0, 2):
-        fills.clear()
-        options: dict[str, Any] = {"num_workers": workers, "seed": 3, "sampler": order}
-        with DataLoader(dataset, BATCH, **options) as loader:
-            check_same(list(loader), expected)
-        assert sorted(index for run in fills for index in run) == sorted(order)
-
-
-def flip(packed: Path, payload: bytes) -> None:
-    """Flip a bit of a payload, in the file that may be mapped into memory."""
-    for shard in packed.iterdir():
-        at = shard.read_bytes().find(payload)
-        if at >= 0:
-            middle = len(payload) // 2
-            with shard.open("r+b") as file:
-                file.seek(at + middle)
-                file.write(bytes([payload[middle] ^ 0x10]))
-            return
-    pytest.fail("the payload lies in no shard")
-
-
-def damage(kind: str, stored: Path, folder: Path) -> Any:
-    """A copy of a set in which sample `BAD` is cut off or flipped; returns how to open it."""
-    shutil.copytree(stored, folder, dirs_exist_ok=True)
-    if kind.startswith("packed"):
-        whole = PackedDataset(folder / kind)
-        payload = whole.read(BAD)
-        whole.close()
-        flip(folder / kind, payload)
-    else:
-        path = next((folder / kind.split()[0] / "class").glob(f"{BAD:02}.*"))
-        path.write_bytes(path.read_bytes()[:1500])
-    return lambda **options: of_kind(kind, folder, transform=CROP, **options)
-
-
-DAMAGED = ("jpeg list", "png list", "packed raw", "packed jpeg")
-
-
-@pytest.mark.parametrize("kind", DAMAGED)
-def test_a_damaged_image_in_the_middle_of_a_run(
-    kind: str, engine: str, stored: Path, tmp_path: Path, fills: list[Any]
-) -> None:
-    """Its error, notes and all, is that of the sample alone; its neighbours in the run lose nothing."""
-    opened = damage(kind, stored, tmp_path)
-
-    black = torch.zeros(3, 48, 48, dtype=torch.uint8)
-    for how in ({}, {"on_error": "skip"}, {"on_error": lambda index, error: (black, -1)}):
-        for workers in (0, 2):
-            options: dict[str, Any] = {"num_workers": workers, "seed": 3} | how
-            fills.clear()
-            found = outcomes(DataLoader(opened(), BATCH, **options))
-            assert BAD - 1 in [index for run in fills for index in run]
-            expected = outcomes(DataLoader(Keeps(opened()), BATCH, **options))
-            assert len(found) == len(expected) == 3
-            for one, other in zip(found, expected, strict=True):
-                if isinstance(other, tuple):
-                    kinds = PackedDataError if kind.startswith("packed") else DecodeError
-                    assert one[0] == other[0] == kinds.__name__
-                    assert one[1:] == other[1:]
-                else:
-                    check_same(one, other)
-
-
-@pytest.mark.parametrize("kind", ["packed raw", "packed jpeg"])
-def test_verify_looks_at_checksums_in_runs_as_in_samples(
-    kind: str, engine: str, stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = damage(kind, stored, tmp_path)
-    for verify in ("first", "always"):
-        dataset = opened(verify=verify)
-        with DataLoader(dataset, COUNT, seed=3, on_error="skip") as loader:
-            for _ in range(3):  # a damaged record is found again in each epoch
-                ((_, labels),) = list(loader)
-                assert labels.tolist() == [k for k in range(COUNT) if k != BAD]
-        dataset.close()
-    dataset = opened(verify="never")
-    with DataLoader(dataset, COUNT, seed=3, on_error="skip") as loader:
-        ((images, labels),) = list(loader)
-    if kind == "packed raw":
-        assert labels.tolist() == list(range(COUNT))
-        assert torch.equal(images, torch.cat([batch for batch, _ in alone(dataset, range(COUNT))]))
-    dataset.close()
-    # What comes to be damaged after the first epoch is seen by "always" alone.
-    for verify, sound in (("first", COUNT), ("always", COUNT - 1)):
-        path = shutil.copytree(stored / kind, tmp_path / verify)
-        whole = PackedDataset(path)
-        payload = whole.read(BAD)
-        whole.close()
-        dataset = PackedDataset(path, transform=CROP, verify=verify)  # type: ignore[arg-type]
-        with DataLoader(dataset, COUNT, seed=3, on_error="skip") as loader:
-            assert [len(labels) for _, labels in loader] == [COUNT]
-            flip(path, payload)
-            assert [len(labels) for _, labels in loader] == [sound]
-        dataset.close()
-
-
-def test_a_missing_shard_is_its_error_and_nothing_else(
-    engine: str, stored: Path, tmp_path: Path
-) -> None:
-    """No warning of `fill_rows`: the user cannot mend that."""
-    path = shutil.copytree(stored / "packed raw", tmp_path / "set")
-    sorted(path.glob("shard-*"))[1].unlink()
-    with DataLoader(PackedDataset(path, transform=CROP), 3, num_workers=1) as loader:
-        seen = outcomes(loader)
-    assert {one[0] for one in seen if isinstance(one, tuple)} == {"PackedDataError"}
-    assert not isinstance(seen[0], tuple)
-
-
-@pytest.mark.parametrize("kind", ["jpeg list", "packed raw", "packed jpeg"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_transform_that_is_replaced_between_epochs(
-    workers: int, kind: str, engine: str, stored: Path
-) -> None:
-    """By another plan of the same size, another size, another dtype, a function, and back."""
-
-    transforms = [
-        CROP,
-        Resize((48, 48)),
-        Resize((32, 32)),
-        RandomResizedCrop(48, mean=IMAGENET_MEAN, std=IMAGENET_STD),
-        transform_of_the_users,
-        RandomResizedCrop(48, flip=1.0),
-        CROP,
-    ]
-    dataset = of_kind(kind, stored, transform=CROP)
-    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
-    options["copy_dataset"] = "state"  # else workers see another transform within an epoch
-    twin = of_kind(kind, stored, transform=CROP)
-    with DataLoader(dataset, BATCH, seed=3, **options) as loader:
-        for epoch, transform in enumerate(transforms):
-            dataset.transform = twin.transform = transform
-            batches = list(loader)
-            if same(batches, alone(twin, range(COUNT), epoch=epoch)):
-                continue
-            assert workers  # whose copies of the transform are those of the beginning
-            first = of_kind(kind, stored, transform=CROP)
-            assert same(batches, alone(first, range(COUNT), epoch=epoch))
-
-
-def test_the_environment_variable_switches_the_kernels_off(
-    stored: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = f"""
-import hashlib, os, sys
-import fastload
-from fastload.datasets import PackedDataset
-from fastload.image import RandomResizedCrop, kernels
-dataset = PackedDataset({str(stored / "packed jpeg")!r}, transform=RandomResizedCrop(48, flip=0.5))
-for images, labels in fastload.DataLoader(dataset, 12, seed=3, num_workers=1):
-    print(hashlib.sha256(images.numpy().tobytes()).hexdigest(), labels.tolist())
-assert not kernels.wait(), kernels.state()
-print(kernels.state())
-"""
-    with monkeypatch.context() as patch:
-        patch.setenv("FASTLOAD_KERNELS", "0")
-        ended = run_fresh(script)
-    assert ended.code == 0, ended
-    assert "FASTLOAD_KERNELS=0" in ended.out
-    dataset = of_kind("packed jpeg", stored, transform=CROP)
-    with DataLoader(dataset, 12, seed=3) as loader:
-        ((images, _),) = list(loader)
-    assert hashlib.sha256(images.numpy().tobytes()).hexdigest() in ended.out
-
-
-# ---- samples that others may see ----
-
-
-class Keeps(Dataset[Any]):
-    """Around a dataset of ours, as users write them: caches, and delegates every other attribute."""
-
-    fastload_per_worker = ()  # one cache for all workers
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self.kept: dict[int, Any] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.dataset, name)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        if index not in self.kept:
-            self.kept[index] = self.dataset[index]
-        return self.kept[index]
-
-
-def child_of(kind: type, name: str) -> Any:
-    """Return a class derived from `kind` that overrides a method with one that does the same."""
-
-    def same_again(self: Any, *arguments: Any, **options: Any) -> Any:
-        return getattr(kind, name)(self, *arguments, **options)
-
-    return type("Child", (kind,), {name: same_again})
-
-
-def transform_of_the_users(picture: Any) -> torch.Tensor:
-    return Resize((48, 48))(picture)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("inside", ["loader", "subset"])
-def test_a_wrapper_that_caches_and_delegates_is_read_as_by_torch(
-    inside: str, workers: int, stored: Path, fills: list[Any]
-) -> None:
-    inner = of_kind("jpeg list", stored, transform=Resize((48, 48)))
-    expected = torch.stack([picture for picture, _ in inner])
-    dataset: Any = Keeps(inner)
-    if inside == "subset":
-        dataset = Subset(dataset, range(COUNT))
-    with DataLoader(dataset, BATCH, num_workers=workers) as loader:
-        for _ in range(2):
-            images = []
-            for batch, _ in loader:
-                images.append(batch.clone())
-                batch.fill_(77)  # as a loop may do with its batch
-            assert torch.equal(torch.cat(images), expected)
-    assert not fills
-
-
-READ_ALONE: dict[str, Callable[[Path], Any]] = {
-    "__getitem__": lambda path: child_of(ImageFileList, "__getitem__")(path, transform=CROP),
-    "load_image": lambda path: child_of(ImageFileList, "load_image")(path, transform=CROP),
-    "locate": lambda path: child_of(ImageFileList, "locate")(path, transform=CROP),
-    "plan": lambda path: ImageFileList(path, transform=child_of(RandomResizedCrop, "decode")(48)),
-    "function": lambda path: ImageFileList(path, transform=transform_of_the_users),
-    "target": lambda path: ImageFileList(path, transform=CROP, target_transform=lambda k: -k),
-    "upright": lambda path: ImageFileList(path, transform=Resize((48, 48), upright=True)),
-    "varying": lambda path: Subset(ImageFileList(path, transform=Resize(48)), [0]),
-    "own subset": lambda path: OwnSubset(ImageFileList(path, transform=CROP), range(8)),
-}
-
-
-@pytest.mark.parametrize("name", READ_ALONE)
-def test_images_whose_reading_is_overridden_are_read_alone(
-    name: str, stored: Path, fills: list[Any]
-) -> None:
-    dataset = READ_ALONE[name](stored / "jpeg" / "list.txt")
-    with DataLoader(dataset, BATCH, num_workers=2, seed=3) as loader:
-        batches = list(loader)
-    check_same(batches, alone(dataset, range(len(dataset))))
-    assert not fills
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_on_error_and_the_loop_make_is_their_own(
-    workers: int, engine: str, stored: Path, tmp_path: Path
-) -> None:
-    opened = damage("jpeg list", stored, tmp_path)
-    pixels = next(pictures())
-    made: list[torch.Tensor] = []
-
-    def replaced(index: int, error: Exception) -> Any:
-        made.append(CROP(pixels))
-        return made[-1], 0
-
-    with DataLoader(opened(), BATCH, num_workers=workers, on_error=replaced) as loader:
-        batches = []
-        for images, labels in loader:
-            before = images.clone()
-            CROP(pixels).zero_()
-            assert torch.equal(images, before)
-            batches.append((images, labels))
-    (replacement,) = made
-    assert torch.equal(batches[BAD // BATCH][0][BAD % BATCH], replacement)
-    replacement.zero_()
-    assert batches[BAD // BATCH][0][BAD % BATCH].any()
-
-
 # ---- memory ----
 
 
@@ -1762,19 +1332,6 @@ def test_memory_that_the_loop_lets_go_is_used_again() -> None:
     assert len(addresses) < 15
 
 
-@pytest.fixture
-def pools(monkeypatch: pytest.MonkeyPatch) -> list[SlotPool]:
-    made: list[SlotPool] = []
-    init = SlotPool.__init__
-
-    def noted(self: SlotPool, **options: Any) -> None:
-        made.append(self)
-        init(self, **options)
-
-    monkeypatch.setattr(SlotPool, "__init__", noted)
-    return made
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("how", ["raise", "on_error"])
 def test_an_error_that_is_kept_holds_no_memory_of_its_batch(
@@ -1800,23 +1357,6 @@ def test_an_error_that_is_kept_holds_no_memory_of_its_batch(
     assert len(errors) == 2
     assert all(error.__traceback__ is not None for error in errors)
     gc.collect()
-    assert [pool.lent for pool in pools] == [0] * len(pools)
-
-
-def test_a_kept_error_of_an_image_holds_no_memory(
-    engine: str, stored: Path, tmp_path: Path, pools: list[SlotPool]
-) -> None:
-    opened, kept = damage("packed raw", stored, tmp_path), []
-
-    def replaced(index: int, error: Exception) -> Any:
-        kept.append(error)
-        return torch.zeros(3, 48, 48, dtype=torch.uint8), 0
-
-    with DataLoader(opened(), BATCH, on_error=replaced, num_workers=1) as loader:
-        list(loader)
-    del loader
-    gc.collect()
-    assert len(kept) == 1
     assert [pool.lent for pool in pools] == [0] * len(pools)
 
 

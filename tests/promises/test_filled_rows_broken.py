@@ -1,96 +1,25 @@
 """Promises:
-- Kernels write only into rows that fit the plan, and read no pixel that was not decoded.
 - Datasets and tensors that are replaced between batches are noticed.
 - Ctrl-C without workers leaves no random stream open.
 """
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
 from fastload import DataLoader, iterator, randomness
 from fastload.collate import SlotBuilder
-from fastload.datasets import ImageFolder
-from fastload.image import RandomResizedCrop, Resize, kernels, plans, render
 from fastload.isolation import python_random
 from fastload.randomness import current_stream
 from fastload.rows import Run, positions
-
-PLAN = RandomResizedCrop(8, scale=(0.08, 0.2))
-KEYS = np.arange(3, dtype=np.uint64)
-
-
-@pytest.mark.parametrize(
-    ("plan", "rows"),
-    [
-        (Resize((9, 8)), torch.zeros(3, 3, 8, 8, dtype=torch.uint8)),
-        (Resize((8, 8)), torch.zeros(3, 3, 8, 8)),
-        (Resize((8, 8)), torch.zeros(2, 3, 8, 8, dtype=torch.uint8)),
-        (Resize((8, 8)), torch.zeros(3, 3, 8, 8, dtype=torch.uint8, device="meta")),
-    ],
-    ids=["larger", "floats", "fewer", "another device"],
-)
-def test_a_plan_writes_only_into_rows_that_it_fits(plan: Any, rows: torch.Tensor) -> None:
-    assert render.make_render(plan, rows, KEYS) is None
-
-
-@pytest.mark.skipif(not kernels.wait(), reason=kernels.state())
-def test_an_image_with_fewer_pixels_than_its_header_says_is_not_read_beyond_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    file = io.BytesIO()
-    Image.fromarray(np.full((512, 512, 3), 200, np.uint8)).save(file, "JPEG")
-    encoded = file.getvalue()
-    monkeypatch.setattr(
-        plans, "pixels_at_least", lambda *_, **__: np.full((1, 1, 3), 200, np.uint8)
-    )
-    keys = np.arange(64, dtype=np.uint64)
-    rows = torch.full((64, 3, 8, 8), 77, dtype=torch.uint8)
-    made = render.make_render(PLAN, rows, keys)
-    assert made is not None
-    missing = made.encoded(lambda _: encoded, lambda _: None)
-    done = sorted(set(range(64)) - set(missing))
-    assert missing
-    assert (rows[done] == 200).all()
-
-
-@pytest.mark.parametrize("limit", [0, -5, 0.25])
-def test_a_limit_that_refuses_every_image_is_kept(
-    limit: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
-    assert render.make_render(PLAN, rows, KEYS) is not None
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    assert render.make_render(PLAN, rows, KEYS) is None
-
-
-def folder_of(tmp_path: Path, count: int) -> ImageFolder:
-    """Return a folder of pictures of one class, whose pixels are their numbers."""
-    (tmp_path / "a").mkdir()
-    for k in range(count):
-        Image.fromarray(np.full((20, 20, 3), k, np.uint8)).save(tmp_path / f"a/{k}.png")
-    return ImageFolder(tmp_path, transform=Resize((8, 8)))
-
-
-def test_a_default_device_changes_nothing(tmp_path: Path) -> None:
-    dataset = folder_of(tmp_path, 2)
-    with torch.device("meta"):
-        images, labels = list(DataLoader(dataset, seed=1))[1]
-    assert images.is_cpu
-    assert (images == 1).all()
-    assert labels.tolist() == [0]
 
 
 @pytest.mark.parametrize("kind", ["tensors", "subset", "part"])
@@ -111,18 +40,6 @@ def test_tensors_and_datasets_that_are_replaced_are_seen_at_once(kind: str) -> N
         dataset.datasets[1] = ones
     (second,) = next(batches)
     assert second.tolist() == [1] * 4
-
-
-def test_a_target_transform_and_a_method_that_come_later_are_seen_at_once(tmp_path: Path) -> None:
-    dataset = folder_of(tmp_path, 4)
-    batches = iter(DataLoader(dataset))
-    assert next(batches)[1].tolist() == [0]
-    dataset.target_transform = lambda target: target + 100
-    assert next(batches)[1].tolist() == [100]
-    dataset.target_transform = None
-    assert next(batches)[1].tolist() == [0]
-    dataset.load_image = lambda index: (torch.zeros(3, 8, 8), 7)  # type: ignore[method-assign]
-    assert next(batches)[1].tolist() == [7]
 
 
 @pytest.mark.parametrize(
@@ -238,12 +155,6 @@ def test_a_part_that_returns_no_position_is_named() -> None:
     with pytest.warns(RuntimeWarning, match="positions in the run"):
         (batch,) = loader
     assert batch[:, 0].tolist() == [0, 0, 1, 1]
-
-
-def test_a_relative_cache_is_where_the_loop_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTLOAD_CACHE", "mycache")
-    assert kernels._environment()["FASTLOAD_CACHE"].endswith("/mycache")
-    assert kernels._environment()["FASTLOAD_CACHE"].startswith("/")
 
 
 def test_ctrl_c_as_a_stream_is_left_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from fastload import DataLoader, RankSampler
 
+pytest.importorskip("lightning")
 with warnings.catch_warnings():  # what Lightning's own imports warn of is not ours
     warnings.simplefilter("ignore")
     import lightning.pytorch as pl

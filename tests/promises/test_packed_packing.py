@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
+pytest.importorskip("PIL")
 pytest.importorskip("pyarrow")
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
 from fastload.cli import main
 from fastload.datasets import PackedDataset, PackedWriter

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+
+pytest.importorskip("torchvision")
+pytest.importorskip("PIL")
 import torchvision
 from PIL import Image
-from torch.utils.data import DataLoader as TorchDataLoader
 from torchvision.transforms import v2
 
 import fastload

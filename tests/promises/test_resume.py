@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import itertools
 import json
 import pickle
@@ -1384,7 +1383,7 @@ def test_the_process_method_has_no_state_and_says_so() -> None:
 def lightning() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return importlib.import_module("lightning.pytorch")
+        return pytest.importorskip("lightning.pytorch")
 
 
 def fit(

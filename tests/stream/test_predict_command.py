@@ -141,6 +141,21 @@ def test_poison_goes_to_the_side_list_and_without_one_ends_the_command(project: 
     assert len(lines(project / "out.jsonl")) == 3, "what came before the poison is answered"
 
 
+def test_without_watchdog_answers_still_go_to_a_folder_and_a_watched_one_names_what_to_install(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "watchdog.events", None)
+    monkeypatch.delitem(sys.modules, "fastload.stream.folder", raising=False)
+    (project / "in.jsonl").write_text("1\n2\n")
+    result = call("project:double", "--source", "in.jsonl", "--sink", "answers")
+    assert result.exit_code == 0, result.stderr
+    assert len(list(project.glob("answers/*.json"))) == 2
+    (project / "inbox").mkdir()
+    result = call("project:double", "--source", "inbox", "--sink", "answers")
+    assert result.exit_code == 1
+    assert 'needs watchdog, which is not installed: pip install "fastload[stream]"' in result.stderr
+
+
 def test_a_folder_is_answered_until_a_signal_comes(project: Path) -> None:
     pytest.importorskip("watchdog")
     (project / "inbox").mkdir()

@@ -1,0 +1,162 @@
+"""Promise: CI runs the tests that a change needs: the core's, those that it changed, and those of every part that
+changed or that imports one that did. Everything runs once in five changes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from scripts import _choose, _suite
+
+ROOT = Path(__file__).parents[1]
+
+
+def chosen(*changed: str) -> set[str]:
+    return set(_choose.choose(changed).files)
+
+
+@pytest.mark.parametrize("part", sorted(_choose.sources().keys() - {"core"}))
+def test_a_part_brings_its_own_tests_and_the_core_s(part: str) -> None:
+    files = chosen(f"fastload/{part}/anything.py")
+    own = [test for test in _choose.test_files() if test.startswith(f"tests/{part}/")]
+    assert own or part in {"check", "cli", "compat"}
+    assert files >= set(own)
+    assert {
+        "tests/test_window.py",
+        "tests/promises/test_resume.py",
+        "tests/test_layering.py",
+    } <= files
+    assert f"tests/test_{part}.py" in {*files, f"tests/test_{part}.py"}
+
+
+def test_a_part_brings_the_tests_of_those_that_import_it_and_no_others() -> None:
+    files = chosen("fastload/elastic/leases.py")
+    assert "tests/store/test_predictions_on_ranks.py" in files, "store imports elastic"
+    assert "tests/elastic/test_leases.py" in files
+    assert "tests/bench/test_bench.py" not in files
+    assert "tests/parameters/test_tables.py" not in files
+    files = chosen("fastload/flow/runner.py")
+    assert {"tests/flow/test_runner.py", "tests/test_cli.py"} <= files
+    assert not {test for test in files if test.startswith(("tests/store/", "tests/image/"))}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "fastload/window.py",
+        "fastload/isolation/copies.py",
+        "pyproject.toml",
+        "tests/conftest.py",
+        ".ci/run",
+        "new",
+    ],
+)
+def test_the_core_and_what_no_rule_knows_bring_all(path: str) -> None:
+    choice = _choose.choose([path])
+    assert (choice.files, choice.left_out) == (_choose.test_files(), [])
+    assert path in choice.why
+
+
+def test_an_unknown_base_brings_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert _choose.choose(None).files == _choose.test_files()
+    base = tmp_path / "base"
+    monkeypatch.setattr(_choose, "BASE", base)
+    assert _choose.base_commit() is None
+    base.write_text("0123456789012345678901234567890123456789\n")
+    assert _choose.base_commit() is None
+
+
+def test_a_test_brings_itself_and_a_helper_those_that_import_it() -> None:
+    core = chosen()
+    assert chosen("tests/flow/test_graph.py") - core == {"tests/flow/test_graph.py"}
+    running = chosen("tests/parameters/running.py") - core
+    assert "tests/parameters/test_restarts.py" in running
+    assert not {test for test in running if not test.startswith("tests/parameters/")}
+
+
+def test_pages_and_examples_bring_the_tests_that_read_them() -> None:
+    assert "tests/docs/test_page_examples.py" in chosen("README.md")
+    assert "tests/docs/test_page_examples.py" in chosen("docs/flow.md")
+    assert "tests/flow/test_digits_example.py" in chosen("examples/digits.toml")
+    assert "tests/test_benchmarks.py" in chosen("benchmarks/stream.py")
+
+
+def test_every_slow_file_has_one_turn_and_every_variant() -> None:
+    turns = [_choose.fifth(turn) for turn in range(_choose.TURNS)]
+    assert sorted(itertools.chain(*turns)) == _choose.slow_files()
+    assert all(turns)
+    assert len(_suite.VARIANTS) == _choose.TURNS
+    slow = {
+        str(p.relative_to(ROOT)) for p in ROOT.glob("tests/**/*.py") if "mark.slow" in p.read_text()
+    }
+    without_own = {test for test in slow if not Path(test).name.startswith("test_")} - {
+        "tests/conftest.py"
+    }
+    assert {str(Path(test).parent) for test in without_own} <= {
+        _choose.key_of(test) for test in _choose.slow_files()
+    }
+
+
+FLAKY_TEST = """
+import os, pathlib
+def test_fails_beside_others():
+    path = pathlib.Path(os.environ["MARK"])
+    first = not path.exists()
+    path.touch()
+    assert not first
+def test_holds(): ...
+"""
+
+
+def suite_over(
+    source: str, folder: Path, monkeypatch: pytest.MonkeyPatch, flaky: str = ""
+) -> _suite.Suite:
+    """Run a step of pytest over one file of tests, without this repository's settings."""
+    (folder / "test_it.py").write_text(source)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "flaky.txt").write_text(f"# a list\n{flaky}")
+    monkeypatch.setattr(_suite, "ROOT", folder)
+    monkeypatch.setattr(_suite, "FLAKY", folder / "flaky.txt")
+    suite = _suite.Suite()
+    suite.run(_suite.Step("a step", ("-q", "test_it.py"), {"MARK": str(folder / "mark")}))
+    return suite
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_one_that_fails_beside_others_only_is_named_and_fails_ci_once_it_is_listed(
+    listed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = "test_it.py::test_fails_beside_others"
+    suite = suite_over(
+        FLAKY_TEST, tmp_path, monkeypatch, f"{name} 2026-11-26 a race\n" if listed else ""
+    )
+    capsys.readouterr()
+    assert suite.report(0.0, []) == int(listed)
+    said = capsys.readouterr().out.splitlines()
+    assert any(name in line for line in said[-20:])
+
+
+def test_a_red_run_names_its_tests_in_the_last_twenty_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tests = "\n".join(f"def test_{n}(): assert {n} % 2" for n in range(40))
+    suite = suite_over(tests, tmp_path, monkeypatch)
+    capsys.readouterr()
+    assert suite.report(0.0, ["much"]) == 1
+    last = capsys.readouterr().out.splitlines()[-20:]
+    assert "FAILED: 20" in last
+    assert "test_it.py::test_0" in last
+    assert "... and 5 more, above" in last
+
+
+def test_a_run_without_a_test_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert suite_over("", tmp_path, monkeypatch).report(0.0, []) == 1
+    assert "no test passed" in capsys.readouterr().out
