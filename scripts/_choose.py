@@ -212,11 +212,17 @@ def choose(changed: Iterable[str] | None) -> Choice:
 
 
 def slow_files() -> list[str]:
-    """Return the test files that have slow tests."""
+    """Return the test files that have slow tests, of their own or by a contract."""
+    contracts = ROOT / "tests" / "contracts"
     return [
         test
         for test in test_files()
-        if test.startswith(INSTALLED_FOR) or "mark.slow" in (ROOT / test).read_text()
+        if test.startswith(INSTALLED_FOR)
+        or any(
+            "mark.slow" in path.read_text()
+            for path in helpers_of(ROOT / test)
+            if path == ROOT / test or path.parent == contracts
+        )
     ]
 
 

@@ -55,10 +55,9 @@ class Plan(ABC):
             torchvision does not apply it.
         scaled_decode: decode a JPEG at a half, a quarter ... if that leaves at least as many pixels as the
             result has. On photographs that changes pixels by 1 to 5 of 255 on average.
-        region_decode: decode only the box of a JPEG. It gives the same pixels faster, but does not see damage outside
-        of
-            the box. It calls the libjpeg inside Pillow's wheel, if that is a tested build: see docs/images.md. None:
-            the value of the environment variable FASTLOAD_REGION_DECODE, 1 or 0 (default 0).
+        region_decode: decode only the box of a JPEG. It gives the same pixels faster, but does not see damage
+            outside of the box. It calls the libjpeg inside Pillow's wheel, if that is a tested build: see
+            docs/images.md. None: the value of the environment variable FASTLOAD_REGION_DECODE, 1 or 0 (default 0).
     """
 
     _: KW_ONLY

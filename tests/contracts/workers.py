@@ -612,7 +612,10 @@ class LikeTorch:
             info.dataset.told = 10 + worker
             notes.add(worker)
 
-        options = {"worker_init_fn": init, "copy_dataset": "state"}  # each worker tells its own copy
+        options = {
+            "worker_init_fn": init,
+            "copy_dataset": "state",
+        }  # each worker tells its own copy
         with self.loader(Informed(60), None, **options) as loader:
             for epoch in range(2):
                 samples = list(loader)

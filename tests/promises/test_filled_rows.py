@@ -1274,7 +1274,9 @@ def test_memory_that_the_loop_lets_go_is_used_again() -> None:
             for batch in loader:
                 addresses.add(batch.data_ptr())
                 del batch
-    assert len(addresses) < 15
+    assert len(addresses) <= 5 * 4, (
+        "of 30 batches, an epoch has three in flight and one in the loop"
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
