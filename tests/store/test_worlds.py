@@ -47,7 +47,7 @@ def loader_of(path: Path, workers: int, rank: int, world: int, **options: Any) -
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("ends", ["pad", "drop"])
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 32])
+@pytest.mark.parametrize("world", [1, 3, 32])
 def test_each_row_as_often_as_the_ends_say(
     world: int, ends: Literal["pad", "drop"], shuffle: bool, prepared: Path
 ) -> None:
