@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from fastload.run_length import RunLength
 from fastload.slots import SlotPool
+from tests.contracts.filled_rows import noted_pools
 
 
 @pytest.fixture
@@ -25,12 +25,4 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture
 def pools(monkeypatch: pytest.MonkeyPatch) -> list[SlotPool]:
-    made: list[SlotPool] = []
-    init = SlotPool.__init__
-
-    def noted(self: SlotPool, **options: Any) -> None:
-        made.append(self)
-        init(self, **options)
-
-    monkeypatch.setattr(SlotPool, "__init__", noted)
-    return made
+    return noted_pools(monkeypatch)
