@@ -7,9 +7,9 @@
     figures.py     the figures of a run, as pure values, and those of several ranks together
     roofline.py    the highest rate that a configuration could reach
     report.py      outcomes to rows, rows to a table, all of it to JSON
-    page/          that JSON as report.html
-    plot.py        rows to a plot (matplotlib)
+    plot.py        rows to charts (matplotlib)
+    page.py        that JSON, and the charts, as report.html
 
-Data goes one way: `plan_runs` -> `execute` -> `summarise` -> table, JSON -> page. A sweep is a longer plan.
+Data goes one way: `plan_runs` -> `execute` -> `summarise` -> table, JSON, charts -> page. A sweep is a longer plan.
 This package and `train` never import each other. What both need is in `measure`.
 """

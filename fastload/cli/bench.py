@@ -150,7 +150,8 @@ def _loader_kinds(_: click.Context, __: click.Parameter, text: str) -> list[Load
     "--html",
     "html_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File for a report that opens offline. An additional short run records the timeline.  [default: no file]",
+    help="File for a report that opens offline. An additional short run records the timeline. "
+    "Needs pip install 'fastload[bench]'.  [default: no file]",
 )
 @click.option(
     "--plot",
@@ -188,7 +189,7 @@ def bench(
         fastload bench --file-list-path train.txt --loaders thread,plan,torch --transform rrc --plot bench.png
     """
     require("images", PIL="Pillow", torchvision="torchvision")
-    if plot_path is not None:
+    if plot_path is not None or html_path is not None:
         require("bench", matplotlib="matplotlib")
     from fastload.bench import report
     from fastload.bench.plan import Workload, plan_runs
@@ -235,9 +236,9 @@ def bench(
         report.write_json(json_path, content)
         click.echo(f"Figures: {json_path}")
     if html_path is not None:
-        from fastload.bench.page.render import render
+        from fastload.bench.page import render
 
-        report.write_text(html_path, render(content))
+        report.write_text(html_path, render(content, rows))
         click.echo(f"Report: {html_path}")
     if plot_path is not None and rows:
         from fastload.bench.plot import save_plot

@@ -1,0 +1,307 @@
+"""report.html: a document of `report.document` as one page that opens offline.
+
+It has no scripts and fetches nothing, and its security policy forbids both. Unknown figures are "n/a".
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fastload.bench import plot
+from fastload.bench.plan import TRANSFORMS
+from fastload.bench.report import Row, partial
+from fastload.bench.roofline import Ceiling
+from fastload.measure.provenance import cores
+from fastload.telemetry.snapshot import duration, percent
+
+UNKNOWN = "n/a"
+"""Text for a missing figure."""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+Json = dict[str, Any]
+
+
+def render(document: Json, rows: Sequence[Row]) -> str:
+    """Return the page of a benchmark: what was measured, what limits it, the raw figures, and their provenance.
+
+    `rows` are those of the document, by `report.summarise`.
+    """
+    body = [
+        f"<h1>{escape(_title(rows))}</h1>",
+        *(_text(line) for line in (document["verdict"] or "").splitlines()),
+        *(_text(line, "banner") for line in _banners(document)),
+    ]
+    if rows:
+        body += [*_rates(document, rows), *_stages(document, rows), *_timeline(document)]
+        body.append(_figures_table(document))
+    body += [_runs_table(document), *_provenance(document)]
+    content = "\n".join(body)
+    style = files(__package__).joinpath("page.css").read_text("utf-8")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>fastload bench: {escape(_title(rows))}</title><style>{style}</style></head>"
+        f"<body><main>\n{content}\n</main></body></html>\n"
+    )
+
+
+# ---- sections ----
+
+
+def _title(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "No run was completed"
+    best = max(rows, key=lambda row: row.rate.median)
+    name = best.name[:1].upper() + best.name[1:]
+    return f"{name}, {best.rate.median:,.0f} images per second"
+
+
+def _banners(document: Json) -> Iterator[str]:
+    done, planned = len(document["runs"]), document["planned_runs"]
+    failed = sum(run["error"] is not None for run in document["runs"])
+    if document["partial"]:
+        yield partial(done, planned)
+    if failed:
+        yield f"{failed} of {done} runs failed. See the table of runs below."
+    if document["noise"]:
+        yield f"Noise: {document['noise']}."
+    if (document["step"] or "").startswith("simulated"):
+        yield f"Step {document['step']} after each batch, without an accelerator."
+
+
+def _rates(document: Json, rows: Sequence[Row]) -> Iterator[str]:
+    yield "<h2>Rate by workers</h2>"
+    roof = document["roofline"]
+    ceilings = [Ceiling(**ceiling) for ceiling in roof["ceilings"]] if roof else []
+    for ranks in sorted({row.ranks for row in rows}):
+        here = [row for row in rows if row.ranks == ranks]
+        medians = ", ".join(f"{row.name} {row.rate.median:.1f}" for row in here)
+        if ranks > 1:
+            yield f"<h3>{ranks} ranks on this node</h3>"
+        chart = plot.rates(here, [ceiling for ceiling in ceilings if ceiling.ranks == ranks])
+        yield _image(chart, f"Images per second: {medians}")
+    yield _text(
+        "Points are medians of the runs. Bars and the band reach from the smallest to the largest run. "
+        f"The first {document['warmup_steps']} steps of a run are warm-up, and no rate counts them. The first batch "
+        "includes the start of threads or processes, but not imports.",
+        "note",
+    )
+    yield _text(_bound_words(document), "note")
+
+
+def _bound_words(document: Json) -> str:
+    roof, step_ms = document["roofline"], document["workload"]["step_ms"]
+    if roof is None:
+        return f"Bound: {UNKNOWN}, because no run timed a sample."
+    words = [
+        "The bound is an estimate, the lowest of these rates.",
+        "Workers: each worker is as fast as the fastest one of any run, so no measured rate is above this one.",
+        f"Cores: {roof['cores'] or UNKNOWN} cores do nothing but compute samples, in the least CPU time of any run.",
+        f"Step: the simulated step of {step_ms:g} ms, which is also the rate on data in memory."
+        if step_ms
+        else "No step is simulated, so it sets no bound.",
+    ]
+    for pace in roof["paces"]:
+        kind = "With a plan" if pace["plan"] else "With torchvision's transforms"
+        times = f"{duration(pace['sample_s'])}, with {duration(pace['sample_cpu_s'])} of CPU"
+        words.append(f"{kind}, a sample took at least {times}.")
+    return " ".join(words)
+
+
+def _stages(document: Json, rows: Sequence[Row]) -> Iterator[str]:
+    yield "<h2>Where the time goes</h2>"
+    typical = {row.name: figures for row in rows if (figures := _typical(document, row))}
+    if not typical:
+        yield _text(f"{UNKNOWN}: torch's loader does not measure itself, and no other was run.")
+        return
+    workers = {row.name: row.workers for row in rows}
+    shares = {
+        name: plot.stage_shares(figures["loader_stats"], workers=workers[name])
+        for name, figures in typical.items()
+    }
+    said = "; ".join(
+        f"{name}: {', '.join(f'{stage} {percent(share)}' for stage, share in parts.items())}"
+        for name, parts in shares.items()
+    )
+    yield _image(plot.stages(shares), said)
+    yield _text(
+        "Shares of the worker threads' time in the run with the median rate, on rank 0. For serial loading, they "
+        "are shares of the loop's time. Waiting for storage, a core or the GIL counts in the stage of the thread.",
+        "note",
+    )
+    yield _definitions({name: figures["finding"] for name, figures in typical.items()})
+
+
+def _typical(document: Json, row: Row) -> Json | None:
+    """Return the figures of the row's run whose rate is nearest to the median, or None if no run has loader stats."""
+    mine = [
+        run["figures"]
+        for run in document["runs"]
+        if run["name"] == row.name and run["figures"] and run["figures"]["loader_stats"]
+    ]
+    return min(mine, key=lambda figures: abs(figures["rate"] - row.rate.median), default=None)
+
+
+def _timeline(document: Json) -> Iterator[str]:
+    yield "<h2>Timeline of the threads</h2>"
+    timeline = document["timeline"]
+    if timeline is None:
+        why = "a benchmark records it at its end, and only for fastload's loader."
+        yield _text(f"{UNKNOWN}: {why}")
+        return
+    names = [_lane_name(lane, timeline["seconds"]) for lane in timeline["lanes"]]
+    if shares := [one["ready_share"] for one in timeline["queue"]]:
+        names.append(f"queue: {percent(sum(shares) / len(shares))} ready")
+    yield _image(plot.timeline(timeline, names), "; ".join(names))
+    yield _text(
+        f"{timeline['run']}: the last {timeline['steps']} steps of a short run in one rank, recorded by torch's "
+        "profiler. The profiler slows that run down, so no figure counts it. The queue's height is the share of the "
+        "batches in flight that are ready."
+        + " Later spans are left out, because there are too many."
+        * timeline["cut"],
+        "note",
+    )
+
+
+def _lane_name(lane: Json, seconds: float) -> str:
+    """Return the name of a thread, and the share of the time in which it works, or the loop waits."""
+    loop = lane["thread"] == "loop"
+    covered = reached = 0.0
+    for span in lane["spans"]:  # sorted by start; overlaps count once
+        if (span["stage"] == "wait") if loop else (span["stage"] not in ("wait", "step")):
+            covered += max(0.0, span["to_s"] - max(reached, span["from_s"]))
+            reached = max(reached, span["to_s"])
+    return f"{lane['thread']}: {percent(covered / seconds)} {'in next()' if loop else 'busy'}"
+
+
+def _provenance(document: Json) -> Iterator[str]:
+    origin, work = document["provenance"], document["workload"]
+    machine = origin["machine"]
+    entries = {
+        "command": shlex.join(origin["command"]),
+        "date": origin["date"],
+        "machine": f"{machine['cpu']}, {cores(origin)} of {machine['cores']} cores usable, "
+        f"{machine['memory_bytes'] / 2**30:.0f} GiB",
+        "system": machine["system"],
+        "load before": f"{machine['load_average_1min']:.2f}",
+        "versions": ", ".join(f"{name} {v or UNKNOWN}" for name, v in origin["versions"].items()),
+        "commit": origin["git_commit"] or UNKNOWN,
+    }
+    if work is not None:
+        ranks = ", ".join(map(str, sorted({run["ranks"] for run in document["runs"]})))
+        entries |= {
+            "images": f"{work['file_list']}, {TRANSFORMS[work['transform']]}",
+            "batches": f"{work['steps']} steps of {work['batch_size']} samples in each rank, seed {work['seed']}",
+            "ranks": f"{ranks}: processes on this node, started together",
+            "page cache": f"{work['cache']} before each run",
+            "step": document["step"],
+        }
+    yield "<h2>Provenance</h2>"
+    yield _definitions(entries)
+
+
+# ---- the tables ----
+
+
+def _figures_table(document: Json) -> str:
+    """Return a table with a line for each row: medians, and the bound."""
+    roof = document["roofline"]
+    bounds = roof["ceilings"] if roof else []
+    ceilings = {(c["plan"], c["ranks"], c["workers"]): c for c in bounds}
+    lines = []
+    for row in document["rows"]:
+        ceiling = ceilings.get((row["loader"] == "plan", row["ranks"], row["workers"]), {})
+        lines.append(
+            {
+                "loader": row["name"],
+                "img/s": _median(row["rate"]),
+                "smallest to largest": f"{row['rate']['low']:.1f} to {row['rate']['high']:.1f}",
+                "img/s per rank": _median(row["rank_rate"]),
+                "x serial": _median(row["ratio"], ".2f"),
+                "bound": _number(ceiling.get("rate")),
+                "bound by": ceiling.get("by", UNKNOWN),
+                "1st batch s": _median(row["first_batch_s"], ".3f"),
+                "CPU s/1000": _median(row["cpu_s_per_1000"], ".2f"),
+                "peak MiB": _median(row["peak_bytes"], ".0f", scale=2**-20),
+                "loop waited": _median(row["wait_share"], ".0%"),
+                "queue ready": _median(row["occupancy"], ".0%"),
+                "unique samples": f"{row['unique_samples']} of {row['samples']}",
+                "cached": _median(row["cached_share"], ".0%"),
+                "runs": row["runs"],
+            }
+        )
+    caption = "Medians; img/s of all ranks together, x serial compared with as many ranks"
+    return "<h2>Figures</h2>\n" + _table(caption, lines)
+
+
+def _runs_table(document: Json) -> str:
+    """Return a table with a line for each run, failed ones included."""
+    lines = []
+    for number, run in enumerate(document["runs"], start=1):
+        figures = run["figures"] or {}
+        rates = figures.get("rank_rates", [])
+        lines.append(
+            {
+                "run": f"{number}: {run['name']}",
+                "img/s": _number(figures.get("rate"), ".2f"),
+                "each rank": " ".join(f"{r:.1f}" for r in rates) if len(rates) > 1 else UNKNOWN,
+                "1st batch s": _number(figures.get("first_batch_s"), ".3f"),
+                "steady s": _number(figures.get("steady_s"), ".3f"),
+                "total s": _number(figures.get("total_s"), ".3f"),
+                "close s": _number(figures.get("close_s"), ".3f"),
+                "loop waited": _number(figures.get("wait_share"), ".1%"),
+                "other processes": _number(run["others_share"], ".0%"),
+                "error": run["error"] or "",
+            }
+        )
+    return "<h2>Every run</h2>\n" + _table("In the order in which they ran", lines)
+
+
+def _number(value: float | None, form: str = ".1f", *, scale: float = 1.0) -> str:
+    return UNKNOWN if value is None else format(value * scale, form)
+
+
+def _median(spread: Json | None, form: str = ".1f", *, scale: float = 1.0) -> str:
+    return UNKNOWN if spread is None else _number(spread["median"], form, scale=scale)
+
+
+# ---- what a page is made of: all of it escapes text ----
+
+
+def _text(text: str, class_: str = "") -> str:
+    return f'<p class="{class_}">{escape(text)}</p>' if class_ else f"<p>{escape(text)}</p>"
+
+
+def _image(figure: Figure, alternative: str) -> str:
+    """Return a chart as an image within the page."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    content = base64.b64encode(file.getvalue()).decode()
+    return f'<img alt="{escape(alternative)}" src="data:image/png;base64,{content}">'
+
+
+def _definitions(entries: Mapping[str, str]) -> str:
+    parts = (f"<dt>{escape(n)}</dt><dd><code>{escape(v)}</code></dd>" for n, v in entries.items())
+    return f"<dl>{''.join(parts)}</dl>"
+
+
+def _table(caption: str, lines: Sequence[Mapping[str, object]]) -> str:
+    """Return a table that scrolls sideways on a narrow screen. The first cell of a line is its name."""
+    if not lines:
+        return "<p>No run was completed.</p>"
+
+    def row(cells: Iterable[object], tag: str) -> str:
+        first, *others = (escape(str(cell)) for cell in cells)
+        return f"<tr><th>{first}</th>{''.join(f'<{tag}>{cell}</{tag}>' for cell in others)}</tr>"
+
+    body = "\n".join([row(lines[0], "th"), *(row(line.values(), "td") for line in lines)])
+    return f'<div class="scroll"><table><caption>{escape(caption)}</caption>\n{body}</table></div>'
