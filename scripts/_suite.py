@@ -196,11 +196,8 @@ class Suite:
         if code == 1:
             first = last_failed(cache)
             print("\nThe tests that failed run again, alone", flush=True)
-            alone = ["--last-failed", "--last-failed-no-failures", "none"]
-            code, again = self._stream(
-                [*pytest, *alone, *step.arguments[step.arguments[0] == "-n" and 2 :]],
-                step.environment,
-            )
+            alone = ["-n", "0", "--last-failed", "--last-failed-no-failures", "none"]
+            code, again = self._stream([*pytest, *step.arguments, *alone], step.environment)
             said = f"{said}; alone: {again}"
             still = last_failed(cache) if code else []
             self.failed += still

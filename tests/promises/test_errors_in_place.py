@@ -238,16 +238,7 @@ def test_of_two_bad_samples_the_first_in_order_is_raised(later: int) -> None:
         assert got[1:] == in_batches(range(8), 4)[1:]
 
 
-# Whatever raises, the other nine batches are whole.
-
-
-# The sampler, which runs on the loop's thread.
-
-
-# worker_init_fn.
-
-
-# on_error="skip".
+# on_error="skip", max_errors.
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -261,12 +252,6 @@ def test_skip_where_the_first_sample_would_have_fixed_the_layout(workers: int) -
         assert batch["name"] == [str(i) for i in indices]
         assert batch["row"].shape == (len(indices), 20_000)
         assert (batch["row"] == torch.tensor(indices)[:, None]).all()
-
-
-# on_error=callable.
-
-
-# max_errors.
 
 
 def test_errors_are_counted_in_order_whatever_the_timing() -> None:
