@@ -1,7 +1,7 @@
 """Boxes of the three plans, from a sample's key: torch's generator and torchvision's draws, to the bit.
 
-Source of the formulas: ATen/core/MT19937RNGEngine.h, TransformationHelper.h; `fastload.image.plans` and
-`fastload.image.drawing`, which compute the same in Python.
+Sources of the formulas: ATen/core/MT19937RNGEngine.h and TransformationHelper.h. `fastload.image.plans` and
+`fastload.image.drawing` compute the same in Python.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fastload.image.kernels.tables import (
     UNDECIDED,
 )
 
-_LONGEST_SIDE = 2**28 - 1  # torch draws otherwise beyond; and no product of two sides overflows
+_LONGEST_SIDE = 2**28 - 1  # torch draws in another way above; up to it, no product of two sides overflows
 
 
 # ---- words of the generator, 32 bits each ----
 
-# A stream of words lies on the stack: how many were drawn, and three words of the generator's first state. That state
-# has 624 words, each made of the one before. Word k needs words k, k + 1 and k + 397, so the first 200 or so need no
-# second state, and no array.
+# A stream of words is on the stack: the number of words drawn, and three words of the generator's first state. That
+# state has 624 words, each computed from the one before. Word k needs words k, k + 1 and k + 397. So the first 200 or
+# so need no second state, and no array.
 _DRAWN, _HERE, _NEXT, _AHEAD = 0, 8, 16, 24
 _DISTANCE = 397
 
@@ -61,7 +61,7 @@ def begin_words(stream: int, key: int) -> None:
 
 @njit(**OPTIONS)
 def next_word(stream: int) -> int:
-    """Draw a word; at most 200 of a stream."""
+    """Return the next word of a stream. Call this at most 200 times for a stream."""
     drawn = load_i64(stream + _DRAWN) + 1
     here, following = load_i64(stream + _HERE), load_i64(stream + _NEXT)
     ahead = load_i64(stream + _AHEAD)
@@ -90,7 +90,7 @@ def _uniform(stream: int, base: float, span: float, fused: int) -> float:
 
 @njit(**OPTIONS)
 def draw(picture: int, plan: int) -> int:
-    """Fill the box and the flip of a row of PICTURE, and its state, which is returned."""
+    """Draw the box and the flip of an image, store them and the state in its row of PICTURE, and return the state."""
     state = _check(picture, plan)
     if state == DONE:
         if load_i64(plan + PLAN_AT.kind) == RANDOM_RESIZED_CROP:
@@ -117,7 +117,7 @@ def _check(picture: int, plan: int) -> int:
 
 @njit(**OPTIONS)
 def size_before_crop(picture: int, plan: int) -> tuple[int, int]:
-    """Return the size to which the box is resized, before the window is cut out of it."""
+    """Return the size (height, width) to which the box is resized, before a center crop."""
     if load_i64(plan + PLAN_AT.kind) != RESIZE_CENTER_CROP:
         return load_i64(plan + PLAN_AT.height), load_i64(plan + PLAN_AT.width)
     rows = load_i64(plan + PLAN_AT.resize_height)
@@ -149,7 +149,7 @@ def _set_box(picture: int, top: int, left: int, height: int, width: int) -> None
 
 @njit(**OPTIONS)
 def _draw_crop(picture: int, plan: int) -> int:
-    """Draw as torchvision's `RandomResizedCrop.get_params`, then RandomHorizontalFlip."""
+    """Draw as torchvision's `RandomResizedCrop.get_params` does, then RandomHorizontalFlip. Return the state."""
     height, width = load_i64(picture + PICTURE_AT.height), load_i64(picture + PICTURE_AT.width)
     area_base, area_span = (
         load_f64(plan + PLAN_AT.area_base),
@@ -167,7 +167,7 @@ def _draw_crop(picture: int, plan: int) -> int:
         exact_width, exact_height = math.sqrt(area * ratio), math.sqrt(area / ratio)
         if not (_is_decided(exact_width) and _is_decided(exact_height)):
             return UNDECIDED
-        # As floats, since a side may be beyond any integer.
+        # As floats, because a side may be larger than any int64.
         box_width, box_height = np.rint(exact_width), np.rint(exact_height)
         if 0 < box_width <= width and 0 < box_height <= height:
             h, w = int(box_height), int(box_width)
@@ -185,13 +185,13 @@ def _draw_crop(picture: int, plan: int) -> int:
 
 @njit(**OPTIONS)
 def _is_decided(side: float) -> bool:
-    """Tell whether `side` rounds to the same number with any exp within 2 ulp of torch's; see `sizes.sides`."""
+    """Return whether `side` rounds to the same number with any exp within 2 ulp of torch's. See `sizes.sides`."""
     return abs(side - np.rint(side)) < 0.5 - 1e-6 * side
 
 
 @njit(**OPTIONS)
 def _fall_back(picture: int, plan: int) -> None:
-    """Take the largest box in the middle whose ratio is allowed, as torchvision after ten draws that do not fit."""
+    """Take the largest box in the middle with an allowed ratio, as torchvision does after ten draws that do not fit."""
     height, width = load_i64(picture + PICTURE_AT.height), load_i64(picture + PICTURE_AT.width)
     low, high = load_f64(plan + PLAN_AT.ratio_low), load_f64(plan + PLAN_AT.ratio_high)
     h, w = height, width

@@ -1,4 +1,4 @@
-"""The entry points for pixels: a run of pictures in one call, each row of PICTURE with its own state."""
+"""The entry points for pixels: a run of images in one call, each with its own state in its row of PICTURE."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastload.image.kernels.workspace import aligned, bytes_needed
 
 
 def draw_run(pictures: int, count: int, plan: int) -> int:
-    """Draw the boxes and flips of the pictures that are DONE; return how many are still."""
+    """Draw the boxes and flips of the images that are DONE. Return how many are DONE after that."""
     done = 0
     for place in range(count):
         picture = pictures + PICTURE_BYTES * place
@@ -33,7 +33,7 @@ def draw_run(pictures: int, count: int, plan: int) -> int:
 
 
 def _run_of(make: Any, docstring: str) -> Callable[..., int]:
-    """Make the entry point that makes the row of each picture that is DONE."""
+    """Return an entry point that calls `make` for each image that is DONE."""
 
     def run(pictures: int, count: int, plan: int, arena: int, arena_bytes: int) -> int:
         needed = 0
@@ -49,7 +49,7 @@ def _run_of(make: Any, docstring: str) -> Callable[..., int]:
 
 @njit(**OPTIONS)
 def _raw(picture: int, plan: int, arena: int, arena_bytes: int) -> int:
-    """Draw the box, read its rows and make the row of the result; return the bytes needed, 0 if they are there."""
+    """Draw the box, read its rows, write the row of the result. Return the bytes that are needed, or 0 if they fit."""
     state = draw(picture, plan)
     if state != DONE:
         return 0
@@ -58,7 +58,7 @@ def _raw(picture: int, plan: int, arena: int, arena_bytes: int) -> int:
     if load_i64(picture + PICTURE_AT.length) != height * stride:
         store_i64(picture + PICTURE_AT.state, DAMAGED)
         return 0
-    # What the box needs of the payload; a checksum needs all.
+    # The bytes of the payload that the box needs. A checksum needs all.
     begin = load_i64(picture + PICTURE_AT.top) * stride + 3 * load_i64(picture + PICTURE_AT.left)
     rows = load_i64(picture + PICTURE_AT.box_height)
     first, length = begin, (rows - 1) * stride + 3 * load_i64(picture + PICTURE_AT.box_width)
@@ -82,14 +82,14 @@ def _raw(picture: int, plan: int, arena: int, arena_bytes: int) -> int:
 
 resample_run = _run_of(
     resample,
-    """Make the rows of the images that are DONE from their boxes at `source`.
+    """Write the rows of the images that are DONE from their boxes at `source`.
 
     Return the bytes of the arena that the largest image would have needed, or 0 if all fitted.
     """,
 )
 raw_run = _run_of(
     _raw,
-    """Make the rows of the images that are DONE, of raw pixels in a file or in memory. Return as `resample_run`.""",
+    """Write the rows of the images that are DONE, from raw pixels in a file or in memory. Return as `resample_run`.""",
 )
 
 ENTRY_POINTS: dict[str, tuple[Callable[..., int], int]] = {
@@ -98,4 +98,4 @@ ENTRY_POINTS: dict[str, tuple[Callable[..., int], int]] = {
     "raw_run": (raw_run, 5),
     "crc32": (crc32, 3),
 }
-"""What the training process and its tests call, with the number of arguments; all are int64."""
+"""The functions that the training process and its tests call, with the number of arguments. All are int64."""
