@@ -80,7 +80,7 @@ class Trial:
     def run_bytes(
         self, plan: Plan, key: int, encoded: bytes, most_pixels: int = 0
     ) -> tuple[int, Pixels]:
-        """Do as `run` does, with the bytes of a file."""
+        """Call `run` for an image in memory."""
         payload = np.frombuffer(encoded, np.uint8)
         place = {"source": payload.ctypes.data, "length": len(encoded)}
         return self.run(plan, key, most_pixels=most_pixels, **place)
