@@ -35,18 +35,11 @@ from fastload.errors import TooManyErrorsError, WorkerCrashError
 from fastload.fetch import Fetcher, SampleFetcher
 from fastload.testing import FailingDataset
 from fastload.window import Window
+from tests.contracts.workers import Unreadable, only_error, unreadable
 from tests.fakes import Numbers, fastload_threads
 from tests.promises.reading import DEADLINE_S, drain, in_batches
 
 WORKERS = [0, 4]
-
-
-class Unreadable(Exception):
-    """An exception that cannot be rebuilt from its text, unlike those that torch re-raises."""
-
-    def __init__(self, index: int, reason: str) -> None:
-        super().__init__(f"sample {index}: {reason}")
-        self.index = index
 
 
 class Bad(Dataset[int]):
@@ -67,16 +60,6 @@ class Bad(Dataset[int]):
             self.raised[index] = self.bad[index](index)
             raise self.raised[index]
         return index
-
-
-def unreadable(*indices: int) -> dict[int, Callable[[int], BaseException]]:
-    return {index: lambda index: Unreadable(index, "torn") for index in indices}
-
-
-def only_error(got: list[Any], expected: list[Any], place: int) -> Any:
-    """Return what is at `place`; all else must be `expected`."""
-    assert got[:place] + got[place + 1 :] == expected[:place] + expected[place + 1 :]
-    return got[place]
 
 
 def note(error: BaseException) -> str:
