@@ -128,7 +128,7 @@ def plan(mode: str) -> tuple[list[Step], list[str]]:
         return steps, [*left_out, "slow tests and variants"]
     turn = _choose.turn()
     others = [
-        name for number, steps in enumerate(VARIANTS) if number != turn for name in names(steps)
+        name for number, variant in enumerate(VARIANTS) if number != turn for name in names(variant)
     ]
     left_out += [
         f"slow tests of {len(_choose.slow_files()) - len(_choose.fifth(turn))} files, and {', '.join(others)}"
@@ -219,7 +219,7 @@ class Suite:
             for line in process.stdout:
                 print(line, end="", flush=True)
                 last = line.strip(" =\n") or last
-                counted = re.search(r"\b(\d+) passed", last)
+        counted = re.search(r"\b(\d+) passed", last)
         self.passed += int(counted[1]) if counted else 0
         return process.returncode, last
 

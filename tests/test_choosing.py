@@ -155,3 +155,10 @@ def test_a_run_without_a_test_is_no_success(
 ) -> None:
     assert suite_over("", tmp_path, monkeypatch).report(0.0, []) == 1
     assert "no test passed" in capsys.readouterr().out
+
+
+def test_a_command_that_prints_nothing_passes() -> None:
+    suite = _suite.Suite()
+    suite.run(_suite.Step("a command", (), command=["true"]))
+    assert suite.failed == []
+    assert suite.lines == ["     0 s  a command: "]
