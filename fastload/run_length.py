@@ -18,7 +18,7 @@ class RunLength:
         self._unit_seconds = 0.0  # estimated cost of a unit; 0 = unknown
 
     def of(self, units: int) -> int:
-        """Return how many of `units` to claim at once. While their cost is unknown, that is one."""
+        """Return the number of units to claim at once, at most `units`. It is 1 while their cost is unknown."""
         if not self._unit_seconds:
             return 1
         return max(1, min(units, int(self._seconds / self._unit_seconds)))

@@ -49,7 +49,7 @@ ELSEWHERE = {
     "scripts/_docs.py": ("tests/docs/",),
     "submit/": ("tests/submit/",),
 }
-"""Tests of what is no part, beside those that name the file. Markdown of the root belongs to docs."""
+"""Tests for files outside of fastload, beside those that name the file. Markdown of the root belongs to docs."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def needed_by(path: str, tests: Iterable[str]) -> set[str] | None:
     if not known:
         return None
     named = {test for test in tests if Path(path).name in text_of(test)}
-    return named | {test for test in tests if test.startswith(known[0] or ("-",))}
+    return named | {test for test in tests if test.startswith(known[0])}
 
 
 def choose(changed: Iterable[str] | None) -> Choice:

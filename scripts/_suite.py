@@ -128,7 +128,7 @@ def plan(mode: str) -> tuple[list[Step], list[str]]:
         return steps, [*left_out, "slow tests and variants"]
     turn = _choose.turn()
     others = [
-        name for number, steps in enumerate(VARIANTS) if number != turn for name in names(steps)
+        name for number, variant in enumerate(VARIANTS) if number != turn for name in names(variant)
     ]
     left_out += [
         f"slow tests of {len(_choose.slow_files()) - len(_choose.fifth(turn))} files, and {', '.join(others)}"
@@ -196,11 +196,8 @@ class Suite:
         if code == 1:
             first = last_failed(cache)
             print("\nThe tests that failed run again, alone", flush=True)
-            alone = ["--last-failed", "--last-failed-no-failures", "none"]
-            code, again = self._stream(
-                [*pytest, *alone, *step.arguments[step.arguments[0] == "-n" and 2 :]],
-                step.environment,
-            )
+            alone = ["-n", "0", "--last-failed", "--last-failed-no-failures", "none"]
+            code, again = self._stream([*pytest, *step.arguments, *alone], step.environment)
             said = f"{said}; alone: {again}"
             still = last_failed(cache) if code else []
             self.failed += still
@@ -222,7 +219,7 @@ class Suite:
             for line in process.stdout:
                 print(line, end="", flush=True)
                 last = line.strip(" =\n") or last
-                counted = re.search(r"\b(\d+) passed", last)
+        counted = re.search(r"\b(\d+) passed", last)
         self.passed += int(counted[1]) if counted else 0
         return process.returncode, last
 

@@ -273,7 +273,7 @@ def run_fresh(script: str, *, limit: float = 60.0) -> Ended:
 
 
 def seconds_in(out: str, ended: float) -> float:
-    """Seconds from the last stamp to the mark of the end, or to `ended`."""
+    """Return the seconds from the last stamp to the mark of the end, or to `ended`."""
     marks = {
         words[0]: float(words[1]) for words in map(str.split, out.splitlines()) if marked(words)
     }
@@ -281,5 +281,5 @@ def seconds_in(out: str, ended: float) -> float:
 
 
 def marked(words: list[str]) -> bool:
-    """Whether a line of output is one of the two marks."""
+    """Return whether a line of output is one of the two marks."""
     return len(words) == 2 and words[0] in ("STAMP", "END")

@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Note on the test whether it failed: then its traceback keeps its loaders alive, no leak."""
+    """Note whether the test failed. Then its traceback keeps its loaders alive, which is not a leak."""
     report = yield
     item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
     return report
@@ -158,10 +158,9 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def settle(leftovers: Callable[[], T]) -> T:
-    """Return `leftovers()` once it is empty, or what it still is after the grace.
+    """Return `leftovers()` once it is empty, or its result after `GRACE_S` seconds.
 
-    Costs one call where nothing is left. Otherwise what is unreachable is collected, and what ends
-    by itself is given `GRACE_S` seconds: polled, as a thread that is late has nobody to tell.
+    If something is left, collect garbage, and poll. A thread that ends late cannot tell.
     """
     left = leftovers()
     deadline = time.monotonic() + GRACE_S
@@ -196,7 +195,7 @@ def open_descriptors() -> dict[int, str]:
 
 
 def new_descriptors(before: dict[int, str]) -> dict[int, str]:
-    """Return the descriptors not there `before`, less those that others open once and keep.
+    """Return the descriptors that were not there `before`, except those that libraries open once and keep.
 
     These are devices, and files of installed packages (matplotlib keeps its fonts open).
     """

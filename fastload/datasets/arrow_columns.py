@@ -198,7 +198,7 @@ def _numbers(array: pa.Array) -> NDArray[Any]:
 
 
 def rows_as_list(column: Column, kind: Kind, rows: Sequence[int]) -> list[Any]:
-    """Return the values of a column at `rows`, one for each: tensors that are copies, or Python values."""
+    """Return the value of a column at each of `rows`: a copy as a tensor, or a Python value."""
     if kind.dtype is None or kind.ragged:
         return [column.row(k) for k in rows]
     return [*torch.from_numpy(column.values.numpy()[rows])]

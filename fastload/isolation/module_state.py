@@ -161,7 +161,7 @@ def _add(x: Any, path: str, reached: dict[int, tuple[Any, str]]) -> None:
 
 
 def _is_whole(x: Any, reached: Container[int]) -> bool:
-    """Return whether each worker has its own copy of everything in a module-level object that can change."""
+    """Return whether each worker has its own copy of every changeable part of a module-level object."""
     if type(x) in (tuple, types.MethodType):
         return all(is_stateless(part) or id(part) in reached for part in held(x))
     return id(x) in reached

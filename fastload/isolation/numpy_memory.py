@@ -37,7 +37,7 @@ def attributes_of_random_state() -> dict[str, Any]:
 
 
 def _memory(owner: Any, offset: int, size: int) -> Any:
-    """Return the bytes at `offset` in an object of a C type."""
+    """Return `size` bytes at `offset` in an object of a C type, to be read and written."""
     if not object.__basicsize__ <= offset <= type(owner).__basicsize__ - size:
         raise ValueError("the bytes are outside of the object")
     return (ctypes.c_char * size).from_address(id(owner) + offset)

@@ -17,7 +17,7 @@ class Spread:
 
     @classmethod
     def over(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of the values, at least one."""
+        """Return the spread of one or more values."""
         return cls(statistics.median(values), min(values), max(values))
 
     @classmethod

@@ -47,7 +47,7 @@ def inspect(path: str | os.PathLike[str], *, records: int = 5) -> str:
 
 
 def columns_of(path: str, index: Index) -> dict[str, str]:
-    """Return dtype and row shape of each column; its Arrow type if it has no dtype, or if no part is here to ask."""
+    """Return the dtype and the row shape of each column, or its Arrow type if it has no dtype or no part is here."""
     here = _first_here(path, index)
     kinds = dict(index.schema)
     if here is not None:

@@ -193,7 +193,7 @@ def loader_options(
 
 
 def part_ranges(rows: int, parts: int | None, *, most: int) -> list[range]:
-    """Return the rows of `parts` parts of nearly equal size; None: a part for each 512 rows, and at most `most`."""
+    """Return the rows of `parts` parts of nearly equal size. None: a part for each 512 rows, at most `most` parts."""
     if not rows:
         raise ValueError("the dataset has no samples")
     if parts is None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes import hasty
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """These libraries are installed for `scripts/test --all`, and for CI when it is their turn."""
@@ -19,10 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _threads_switch_all_the_time() -> Iterator[None]:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
+    with hasty():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,5 @@
-"""What every dataset with `fill_rows` promises, torch's `TensorDataset` included. One joins by a class with its data:
-`class TestRows(FilledRows)`, with a fixture `source` that opens it.
+"""What every dataset with `fill_rows` promises, torch's `TensorDataset` included. A dataset joins by a class
+`TestRows(FilledRows)` with a fixture `source`, which opens it.
 
 - Batches are those of the samples that `__getitem__` returns, in their random streams: for any number of workers, any
   cut of a batch into runs, either layout of memory, inside `Subset` and `ConcatDataset`, and after a resume.
@@ -40,7 +40,7 @@ Source = Callable[[], Any]
 
 
 class Keeps(Dataset[Any]):
-    """Around a dataset of ours, as users write them: caches, delegates other attributes, reads sample by sample."""
+    """A wrapper of a dataset, as users write them: caches, delegates other attributes, and reads sample by sample."""
 
     fastload_per_worker = ()  # one cache for all workers
 
@@ -109,7 +109,7 @@ def alone(
 
 
 def lying(batches: list[Any], memory: torch.memory_format) -> list[Any]:
-    """Return the batches with their images in a layout of memory."""
+    """Return the batches with their images in a memory format."""
 
     def lies(leaf: Any) -> Any:
         return torch.empty_like(leaf, memory_format=memory).copy_(leaf) if leaf.dim() == 4 else leaf
@@ -129,11 +129,11 @@ def cut_runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 class Fills(list[list[Any]]):
-    """What each call that fills rows filled: so that no test passes because nothing did."""
+    """The indices that each call has filled. So no test passes because nothing was filled."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
-        self.left_out: set[Any] = set()  # are read by `__getitem__`, as if they could not be filled
+        self.left_out: set[Any] = set()  # read by `__getitem__`, as if they could not be filled
         self._filler = fastload.rows.filler
         monkeypatch.setattr(fastload.filling, "filler", self._spied)
 

@@ -1,4 +1,4 @@
-"""What every source of streams promises under `fastload.predict`, and every sink.
+"""What every source and every sink of a stream promises under `fastload.predict`.
 
 Sources:
 - Messages come in order, once each, with any number of workers, also those that arrive while it is read.

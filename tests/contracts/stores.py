@@ -54,9 +54,9 @@ from datetime import timedelta
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 import fastload
 from fastload.distributed import FolderStore
-opened, where, port, *rest = sys.argv[1:]
+opening, where, port, *rest = sys.argv[1:]
 port = int(port)
-store = eval(opened)
+store = eval(opening)
 """
 """How a process opens the store of a test."""
 
@@ -129,24 +129,24 @@ class Opened:
     A test's arguments live longer than the test. So they hold this, which `close` empties, and not a store.
     """
 
-    def __init__(self, opened: str, folder: Path) -> None:
-        self._opened, self._where = opened, str(folder / "store")
+    def __init__(self, opening: str, folder: Path) -> None:
+        self._opening, self._where = opening, str(folder / "store")
         self._server = None
-        if "TCPStore" in opened:
+        if "TCPStore" in opening:
             self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._kept: Store | None = None
 
     @property
     def arguments(self) -> list[str]:
         """How a process opens it, after `OPENING`."""
-        return [self._opened, self._where, str(self._server.port if self._server else 0)]
+        return [self._opening, self._where, str(self._server.port if self._server else 0)]
 
     def __call__(self) -> Store:
         if self._kept is not None:
             return self._kept
         names = {"where": self._where, "port": int(self.arguments[2]), "FolderStore": FolderStore}
-        store: Store = eval(self._opened, {**vars(dist), **names})
-        if "HashStore" in self._opened:
+        store: Store = eval(self._opening, {**vars(dist), **names})
+        if "HashStore" in self._opening:
             self._kept = store  # a second one would be another store
         return store
 
@@ -158,18 +158,18 @@ class StoreContract:
     """What every store shows.
 
     Attributes:
-        opened: an expression that opens the store in any process, of `where`, a path, and `port`, that of a TCPStore.
+        opening: an expression that opens the store in any process, of `where`, a path, and `port`, that of a TCPStore.
         shared: other processes can open it.
         deletes: a key that was deleted is absent.
     """
 
-    opened: ClassVar[str]
+    opening: ClassVar[str]
     shared: ClassVar[bool] = True
     deletes: ClassVar[bool] = True
 
     @pytest.fixture
     def opens(self, tmp_path: Path) -> Iterator[Opened]:
-        opened = Opened(self.opened, tmp_path)
+        opened = Opened(self.opening, tmp_path)
         yield opened
         opened.close()
 
@@ -382,11 +382,11 @@ class JobStoreContract(StoreContract):
         """In a process of its own: torch closes the sockets of a store that is gone when it likes."""
         with ExitStack() as ends:
             port, pid = "0", "0"
-            if "TCPStore" in self.opened:
+            if "TCPStore" in self.opening:
                 server = ends.enter_context(Python(["-c", SERVING], stdout=subprocess.PIPE))
                 ends.callback(server.kill)
                 port, pid = server.stdout.readline().decode().strip(), str(server.pid)  # type: ignore[union-attr]
-            arguments = [self.opened, str(tmp_path / "store"), port, self.gone, moment, pid]
+            arguments = [self.opening, str(tmp_path / "store"), port, self.gone, moment, pid]
             ended = run_python("-c", OPENING + LOSING, *arguments)
         assert "The epoch is not complete" in ended.stdout, ended.stderr
         assert ended.returncode == 0, ended.stderr

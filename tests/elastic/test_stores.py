@@ -8,17 +8,17 @@ from tests.contracts.stores import JobStoreContract, StoreContract
 
 
 class TestHashStore(StoreContract):
-    opened, shared = "HashStore()", False
+    opening, shared = "HashStore()", False
 
 
 class TestFileStore(StoreContract):
-    opened, deletes = "FileStore(where)", False
+    opening, deletes = "FileStore(where)", False
 
 
 class TestFolderStore(JobStoreContract):
-    opened, gone = "FolderStore(where)", "os.rename(where, where + '-away')"
+    opening, gone = "FolderStore(where)", "os.rename(where, where + '-away')"
 
 
 class TestTCPStore(JobStoreContract):
-    opened = "TCPStore('127.0.0.1', port, is_master=False)"
+    opening = "TCPStore('127.0.0.1', port, is_master=False)"
     gone = "os.kill(int(server), signal.SIGKILL)"

@@ -35,18 +35,11 @@ from fastload.errors import TooManyErrorsError, WorkerCrashError
 from fastload.fetch import Fetcher, SampleFetcher
 from fastload.testing import FailingDataset
 from fastload.window import Window
+from tests.contracts.workers import Unreadable, only_error, unreadable
 from tests.fakes import Numbers, fastload_threads
 from tests.promises.reading import DEADLINE_S, drain, in_batches
 
 WORKERS = [0, 4]
-
-
-class Unreadable(Exception):
-    """An exception that cannot be rebuilt from its text, unlike those that torch re-raises."""
-
-    def __init__(self, index: int, reason: str) -> None:
-        super().__init__(f"sample {index}: {reason}")
-        self.index = index
 
 
 class Bad(Dataset[int]):
@@ -67,16 +60,6 @@ class Bad(Dataset[int]):
             self.raised[index] = self.bad[index](index)
             raise self.raised[index]
         return index
-
-
-def unreadable(*indices: int) -> dict[int, Callable[[int], BaseException]]:
-    return {index: lambda index: Unreadable(index, "torn") for index in indices}
-
-
-def only_error(got: list[Any], expected: list[Any], place: int) -> Any:
-    """Return what is at `place`; all else must be `expected`."""
-    assert got[:place] + got[place + 1 :] == expected[:place] + expected[place + 1 :]
-    return got[place]
 
 
 def note(error: BaseException) -> str:
@@ -238,16 +221,7 @@ def test_of_two_bad_samples_the_first_in_order_is_raised(later: int) -> None:
         assert got[1:] == in_batches(range(8), 4)[1:]
 
 
-# Whatever raises, the other nine batches are whole.
-
-
-# The sampler, which runs on the loop's thread.
-
-
-# worker_init_fn.
-
-
-# on_error="skip".
+# on_error="skip", max_errors.
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -261,12 +235,6 @@ def test_skip_where_the_first_sample_would_have_fixed_the_layout(workers: int) -
         assert batch["name"] == [str(i) for i in indices]
         assert batch["row"].shape == (len(indices), 20_000)
         assert (batch["row"] == torch.tensor(indices)[:, None]).all()
-
-
-# on_error=callable.
-
-
-# max_errors.
 
 
 def test_errors_are_counted_in_order_whatever_the_timing() -> None:

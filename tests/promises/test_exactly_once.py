@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import errno
-import sys
 from collections.abc import Iterator
 from itertools import accumulate, islice
 from typing import Any
@@ -31,16 +30,15 @@ from torch.utils.data import (
 import fastload
 from fastload.batch import Batch
 from fastload.order import SampledOrder
-from tests.fakes import Numbers
+from tests.contracts.workers import plain
+from tests.fakes import Numbers, hasty
 
 
 @pytest.fixture(autouse=True)
 def _threads_switch_often() -> Iterator[None]:
     """Let threads interleave about every bytecode, so that a lost or doubled sample shows."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
+    with hasty():
+        yield
 
 
 class Counted(Dataset[int]):
@@ -65,13 +63,6 @@ class Counted(Dataset[int]):
 def batches_of(order: list[int], batch_size: int, drop_last: bool) -> list[list[int]]:
     cut = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
     return [batch for batch in cut if len(batch) == batch_size or not drop_last]
-
-
-def plain(batch: Any) -> Any:
-    """Return a batch as Python lists, which compare by value."""
-    if isinstance(batch, torch.Tensor):
-        return batch.tolist()
-    return [plain(part) for part in batch] if isinstance(batch, list | tuple) else batch
 
 
 class Pairs(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -259,8 +250,8 @@ class Keys:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_sampler_may_give_what_is_no_list(workers: int) -> None:
-    """As in torch, `__getitems__` gets it as it is: a slice, a generator."""
+def test_an_epoch_of_slices_and_generators_resumes(workers: int) -> None:
+    """As in torch, `__getitems__` gets each as it is, and a generator is read once."""
     expected = [
         batch.tolist() for batch in torch.utils.data.DataLoader(ByKey(), batch_sampler=Keys())
     ]

@@ -11,15 +11,11 @@ import errno
 import io
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 pytest.importorskip("PIL")
 pytest.importorskip("pyarrow")
@@ -27,12 +23,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from fastload.cli import main
 from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.packed.packing import inspect, pack
 from fastload.datasets.packed.verifying import verify
 from fastload.errors import DecodeError, FileListError, PackedDataError
 from fastload.image import decode_pixels
+from tests.contracts.sets import at_change, call, killed
 
 ARGUMENTS: dict[str, Any] = {"mode": "raw", "max_size": 8, "shard_mb": 0.00025, "on_error": "skip"}
 
@@ -114,40 +110,9 @@ def test_what_is_left_out_is_listed_and_the_rest_is_right(
 CALLS = ("write", "replace", "fsync", "unlink", "rmdir")
 
 
-@contextmanager
-def at_call(number: int, act: Callable[[], None]) -> Iterator[list[int]]:
-    """Call `act` instead of the call `number` that changes something on the disk; yields the number of calls."""
-    count = [0]
-
-    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            count[0] += 1
-            if count[0] == number:
-                act()
-            return real(*arguments, **keywords)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in CALLS:
-            patch.setattr(os, name, counted(getattr(os, name)))
-        yield count
-
-
 def pack_and_die(listed: Path, path: Path, number: int) -> bool:
-    """Pack in a child that kills itself at a call; whether it came that far."""
-    child = os.fork()
-    if child == 0:
-        try:
-            with at_call(number, lambda: os.kill(os.getpid(), signal.SIGKILL)):
-                pack(listed, path, workers=0, **ARGUMENTS)
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    return False
+    """Pack in a fork that kills itself at a call. Return whether it came that far."""
+    return killed(number, CALLS, lambda: pack(listed, path, workers=0, **ARGUMENTS))
 
 
 def complete(listed: Path, path: Path, workers: int = 0) -> int:
@@ -201,9 +166,9 @@ def test_a_full_disk_and_ctrl_c_leave_nothing_half_written(
 
     for number in range(1, 120, 17):
         path = tmp_path / str(number)
-        with at_call(number, act), pytest.raises(expected) as caught:
+        with at_change(number, act, CALLS) as calls, pytest.raises(expected) as caught:
             pack(listed, path, workers=2, **ARGUMENTS)
-        if expected is OSError and "os.write" in str(caught.traceback[-2]):
+        if expected is OSError and calls[number - 1] == "write":
             assert str(path) in caught.value.filename
         assert [p for p in path.rglob("*.arrow") if ".packing" in p.parts] == []
         complete(listed, path, workers=2)
@@ -337,7 +302,7 @@ def test_parquet_files_are_packed_in_order_with_their_columns(
     assert dataset.locate(30).endswith("(30.png)")
     # A run that is stopped goes on in the middle of a file, and of a row group.
     for number in (50, 120):
-        with at_call(number, _interrupt), pytest.raises(KeyboardInterrupt):
+        with at_change(number, _interrupt, CALLS), pytest.raises(KeyboardInterrupt):
             pack(tmp_path / "rows", tmp_path / f"again{number}", workers=workers, **arguments)
         again = pack(tmp_path / "rows", tmp_path / f"again{number}", workers=workers, **arguments)
         assert 0 < again.taken_over < 31
@@ -407,10 +372,6 @@ def test_parquet_that_cannot_be_used_says_why(tmp_path: Path) -> None:
 
 
 # ---- the commands ----
-
-
-def call(*arguments: Any) -> Any:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def test_the_commands_pack_verify_and_inspect(listed: Path, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from click.testing import CliRunner
 
 from fastload import store
 from fastload.cli import main
@@ -42,7 +41,7 @@ from fastload.store.root import collect, sets, this_node
 from fastload.store.staging import stage
 from fastload.store.verifying import verify
 from tests.children import Python, run_python
-from tests.contracts.sets import SetContract, killed
+from tests.contracts.sets import SetContract, call, killed
 from tests.files import files, flip
 
 ROWS, PARTS = 90, 3
@@ -69,10 +68,6 @@ def in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return make(tmp_path / "source")
-
-
-def call(*arguments: str | Path) -> Any:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 class TestColumns(SetContract):

@@ -1,11 +1,11 @@
 """Kernels in machine code, which fill whole runs of rows in one call without the GIL.
 
-A child process compiles them with Numba (seconds) and leaves them in a cache; this process only loads them
-(milliseconds), and never imports Numba. Until they are ready, and if they never will be, `kernels()` is None and
-torch's own kernels serve: same pixels, to the bit. `state()` says which it is, and why; so does `fastload env`.
+A child process compiles them with Numba (seconds), and stores them in a cache. This process only loads them
+(milliseconds), and never imports Numba. Until they are ready, or if they cannot run here, `kernels()` is None. Then
+torch's own kernels give the same pixels, to the bit. `state()` and `fastload env` say which kernels run, and why.
 
-`FASTLOAD_KERNELS=0` switches them off, if it is set before they are first asked for. `FASTLOAD_CACHE` names the folder
-of the cache (see `cache`). Numba comes with `pip install "fastload[kernels]"`.
+`FASTLOAD_KERNELS=0` turns them off, if it is set before their first use. `FASTLOAD_CACHE` names the folder of the
+cache (see `cache`). Numba comes with `pip install "fastload[kernels]"`.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ import torch
 from fastload.image.kernels import cache
 
 MODULES: Sequence[str] = (f"{__name__}.runs", f"{__name__}.jpeg", "fastload.image.kernels_check")
-"""What is compiled: the functions in each module's ENTRY_POINTS; see `build` for what else a module may name."""
+"""Modules whose ENTRY_POINTS are compiled. `build` says what else a module may have."""
 
 FEATURES = ("avx2", "pclmul")
-"""What the kernels need of a processor, in LLVM's words."""
+"""Features of the processor that the kernels need, by LLVM's names."""
 
 FAILED = "compilation failed: "
 
 EXIT_S = 2.0
 FORK_S = 10.0
-"""The longest that the end of the interpreter, and a fork, wait for the thread."""
+"""Seconds that the end of the interpreter, or a fork, waits at most for the thread."""
 
 Entry = Callable[..., int]
 
 
 class Kernels:
-    """The entry points, as functions of int64 to int64 that let the GIL go; see `runs` and `jpeg`."""
+    """The entry points, as functions of int64 to int64 that release the GIL. See `runs` and `jpeg`."""
 
     draw_run: Entry
     resample_run: Entry
@@ -64,13 +64,13 @@ class Kernels:
 
 
 class Unavailable(Exception):
-    """The kernels cannot run here; the text says why."""
+    """The kernels cannot run here. The message says why."""
 
 
 def kernels() -> Kernels | None:
-    """Return the kernels if they are ready now, else None: never waits, never raises.
+    """Return the kernels, or None if they are not ready now. Never wait, and never raise.
 
-    The first call begins to load or to compile them in the background.
+    The first call starts to load or compile them in the background.
     """
     ready = _ready
     if ready is None and _work is None:
@@ -79,14 +79,14 @@ def kernels() -> Kernels | None:
 
 
 def wait(timeout: float | None = None) -> bool:
-    """Wait until the kernels are ready or given up, `timeout` seconds at most; return True if they are ready."""
+    """Wait until the kernels are ready or have failed, at most `timeout` seconds. Return True if they are ready."""
     if kernels() is None and _work is not None and _work.thread is not None:
         _work.thread.join(timeout)
     return _ready is not None
 
 
 def state() -> str:
-    """Say in a line which kernels run, and why; begins nothing."""
+    """Return a line that says which kernels run, and why. Start nothing."""
     if _ready is not None:
         return f"compiled ({_ready.path})"
     if _work is not None:
@@ -108,16 +108,16 @@ def state() -> str:
 
 _ready: Kernels | None = None
 _work: _Work | None = None
-_beginning = threading.Lock()  # owns the step from no `_work` to one
+_beginning = threading.Lock()  # held while `_work` is created
 _undivided = threading.Lock()
-"""Held during what neither a fork nor the end of the interpreter may cut in two."""
-_forking: int | None = None  # the thread that holds `_undivided` as it forks
+"""Held during steps that neither a fork nor the end of the interpreter may interrupt."""
+_forking: int | None = None  # the thread that holds `_undivided` while it forks
 _closing = False
-_descriptors: set[int] = set()  # which must not stay open in a forked process
+_descriptors: set[int] = set()  # closed in a forked process
 
 
 class _Work:
-    """The way to the kernels: a thread, and how far it has come."""
+    """The thread that loads or compiles the kernels, and its progress."""
 
     def __init__(self) -> None:
         self.state = "being loaded"
@@ -126,7 +126,7 @@ class _Work:
         thread = threading.Thread(target=self._run, name="fastload-kernels", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # no thread can be had, or the interpreter is ending
+        except RuntimeError as error:  # no thread can start, or the interpreter is ending
             self.state, self.finished = f"off: {error}", True
         else:
             self.thread = thread
@@ -147,7 +147,7 @@ class _Work:
             self.finished = True
 
     def _compile(self, name: str) -> tuple[Path, bytes]:
-        """Let one child among all processes compile; return what it, or another's child, has left in the cache."""
+        """Compile in a child, unless another process does that already. Return the file that is then in the cache."""
         self.state = "being compiled"
         with _locked(f"{name}.lock") as (lock, waited):
             if found := cache.find(name):
@@ -158,7 +158,7 @@ class _Work:
             if found := cache.find(name):
                 return found
             line = f"{FAILED}{_last_line(name) or f'status {status}'}"
-            # For the processes that wait: the same again would help none of them.
+            # For the processes that wait, which would fail in the same way.
             _log(name, f"{line}\n")
             raise Unavailable(line)
 
@@ -172,16 +172,16 @@ def _begin() -> None:
 
 @contextmanager
 def _whole() -> Iterator[None]:
-    """Let forks and the end of the interpreter wait: LLVM's locks, and imports half done, survive neither."""
+    """Make forks and the end of the interpreter wait. LLVM's locks and unfinished imports survive neither."""
     with _undivided:
         if _closing:
-            raise SystemExit  # ends this thread without a word
+            raise SystemExit  # ends this thread silently
         yield
 
 
 @contextmanager
 def _locked(name: str) -> Iterator[tuple[int, bool]]:
-    """Hold a lock among processes: its descriptor, and True if another held it before."""
+    """Hold a lock between processes. Yield its descriptor, and True if another process held it before."""
     with _whole():
         lock = cache.open_file(name, os.O_RDWR)
         _descriptors.add(lock)
@@ -200,14 +200,14 @@ def _locked(name: str) -> Iterator[tuple[int, bool]]:
 
 
 def _run_child(name: str, lock: int) -> int:
-    """Compile in a child process, which holds `lock` as long as it lives, and ends if this process does."""
+    """Compile in a child process, and return its status. It holds `lock`, and ends if this process does."""
     command = [sys.executable, "-P", "-m", f"{__name__}.build", name, *MODULES]
     with _whole():
         log = cache.open_file(f"{name}.log", os.O_WRONLY | os.O_TRUNC)
         reader, writer = os.pipe()
         _descriptors.add(writer)
         try:
-            # Its standard input ends with this process. In its own session it sees no Ctrl-C.
+            # Its standard input closes when this process ends. In its own session it gets no Ctrl-C.
             child = subprocess.Popen(
                 command,
                 stdin=reader,
@@ -231,17 +231,17 @@ def _run_child(name: str, lock: int) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Return the child's: it finds the same modules, and nothing changes what Numba makes of them."""
+    """Return the child's environment: it finds the same modules, and no variable changes how Numba compiles."""
     dropped = ("NUMBA_", "PYTHONINSPECT", "PYTHONWARNINGS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     if folder := kept.get("FASTLOAD_CACHE"):
-        kept["FASTLOAD_CACHE"] = os.path.abspath(folder)  # the child works elsewhere
+        kept["FASTLOAD_CACHE"] = os.path.abspath(folder)  # the child runs in another folder
     return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def _last_line(name: str) -> str:
-    """Return the last line of the child's log, "" if there is none."""
+    """Return the last line of the child's log, or "" if there is none."""
     with suppress(OSError):
         log = cache.open_file(f"{name}.log", os.O_RDONLY)
         with open(log, encoding="utf-8", errors="replace") as opened:
@@ -275,7 +275,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Keep what is loaded; forget a thread that this process does not have."""
+    """Keep loaded kernels. Forget the thread, which does not run in this process."""
     global _beginning, _undivided, _forking, _work
     _beginning, _undivided, _forking = threading.Lock(), threading.Lock(), None
     for descriptor in _descriptors:
@@ -287,7 +287,7 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
-    """Let the thread finish what it does inside LLVM, and begin nothing more."""
+    """Wait until the thread is out of LLVM, and let it start nothing more."""
     global _closing
     _closing = True
     if _undivided.acquire(timeout=EXIT_S):
@@ -306,14 +306,14 @@ atexit.register(_at_exit)
 def _object_name() -> str:
     """Return the name in the cache of the object for this machine, these sources and this torch.
 
-    Raises Unavailable if there can be none.
+    Raise Unavailable if the kernels cannot run here.
     """
     digest = sha256(json.dumps(_identity(), sort_keys=True).encode()).hexdigest()
     return f"kernels-{digest[:32]}"
 
 
 def _identity() -> dict[str, str]:
-    """Return all that the object depends on."""
+    """Return everything that the object depends on, by name. Raise Unavailable if the kernels cannot run here."""
     if (switch := os.environ.get("FASTLOAD_KERNELS", "1")) in ("0", "off", "no", "false"):
         raise Unavailable(f"off: FASTLOAD_KERNELS={switch}")
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
@@ -339,7 +339,7 @@ def _identity() -> dict[str, str]:
 
 
 def _sources() -> str:
-    """Return a hash of the names and the sources of the kernels, and of all that lies beside them."""
+    """Return a hash of the names and sources of the kernels' modules, and of all modules beside them."""
     origins = [spec.origin for name in MODULES if (spec := importlib.util.find_spec(name))]
     folders = {Path(origin).parent for origin in origins if origin} | {Path(__file__).parent}
     files = {file for folder in folders for file in folder.glob("*.py")} - {Path(__file__)}
@@ -348,7 +348,7 @@ def _sources() -> str:
 
 
 def _header(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """Split the content of a file into its header and the object; raises Unavailable if it tells why there is none."""
+    """Split the content of a file into its header and the object. Raise Unavailable if it has only a reason."""
     line, _, code = content.partition(b"\n")
     header = json.loads(line)
     if "refused" in header:
@@ -357,9 +357,9 @@ def _header(content: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def load(content: bytes) -> dict[str, Entry]:
-    """Load an object that `build` made, for good, and return its entry points.
+    """Load an object that `build` returned, and return its entry points. It stays loaded.
 
-    Raises Unavailable if it cannot run here.
+    Raise Unavailable if it cannot run here.
     """
     import llvmlite.binding as llvm
 
@@ -368,7 +368,7 @@ def load(content: bytes) -> dict[str, Entry]:
     llvm.initialize_native_asmprinter()
     llvm.check_jit_execution()
     process = ctypes.CDLL(None)
-    for name in header["externals"]:  # LLVM would end the process for one that it does not find
+    for name in header["externals"]:  # LLVM would end the process if one were missing
         function = getattr(process, name, None)
         if function is None:
             raise Unavailable(f"off: this system's C library has no {name}")

@@ -1,9 +1,9 @@
-"""Compile the kernels: `python -m fastload.image.kernels.build NAME MODULE...`, the child process of the loader's.
+"""The child process that compiles the kernels: `python -m fastload.image.kernels.build NAME MODULE...`.
 
-Each module may have `ENTRY_POINTS`, a dict of name to (Python function, number of int64 arguments), and
-`agrees_with_torch(call)`, which is given the compiled entry points by name. It, or a module beside it, may have
+Each module may have `ENTRY_POINTS`, a dict of name to (Python function, number of int64 arguments). It may have
+`agrees_with_torch(call)`, which gets the compiled entry points by name. It, or a module beside it, may have
 `EXTERNALS`, names of the C functions that the kernels may call.
-What comes out is one object file without any reference to Python or to Numba's runtime.
+The result is one object file without any reference to Python or to Numba's runtime.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from fastload.image.kernels import Unavailable, cache, load
 
 OPTIONS = {"error_model": "numpy", "fastmath": False, "boundscheck": False}
 ALWAYS_THERE = {"memcpy", "memmove", "memset"}
-"""What LLVM makes of loops and of copies."""
+"""C functions that LLVM calls for loops and copies."""
 
 
 def main() -> None:
-    """Compile, and leave the object in the cache under NAME; tell in the last line of stderr what failed."""
+    """Compile, and store the object in the cache under NAME. The last line of stderr says what failed."""
     os.nice(10)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # Numba optimises each entry point with all that it calls; once, over all of them, is enough (see `compiled`). At 0
-    # it would mark functions so that nothing optimises them.
+    # `compiled` optimises all entry points together, so Numba need not optimise each of them fully. At 0 it would mark
+    # functions so that LLVM never optimises them.
     os.environ["NUMBA_OPT"] = "1"
     name, *modules = sys.argv[1:]
     try:
@@ -47,15 +47,15 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the parent does: it holds the other end of our standard input, and writes nothing."""
+    """End this process when its parent ends, which holds the other end of standard input, and writes nothing."""
     os.read(0, 1)
     os._exit(1)
 
 
 def build(modules: Sequence[str]) -> bytes:
-    """Return the content of the cache's file: a header of one line and the object.
+    """Return the content of the cache's file: a header of one line, and the object.
 
-    Raises Unavailable, with the reason, if these kernels must not run on this machine.
+    Raise Unavailable, with the reason, if these kernels must not run on this machine.
     """
     loaded = [resolve_name(name) for name in modules]
     entry_points = {
@@ -84,7 +84,7 @@ def build(modules: Sequence[str]) -> bytes:
 
 
 def compiled(entry_points: dict[str, tuple[Callable[..., Any], int]]) -> bytes:
-    """Compile functions of int64 to int64, and all that they call, to one relocatable object file."""
+    """Compile functions of int64 to int64, and all that they call, into one relocatable object file."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -92,7 +92,7 @@ def compiled(entry_points: dict[str, tuple[Callable[..., Any], int]]) -> bytes:
     linked = llvm.parse_assembly("")
     for name, (function, count) in entry_points.items():
         linked.link_in(_module(name, function, count))
-    # Of what no one else can call LLVM sees every call: no kernel raises, so all that tells Python of errors goes.
+    # LLVM then sees every call of these. No kernel raises, so it removes the code that reports errors to Python.
     for symbol in [*linked.functions, *linked.global_variables]:
         if not symbol.is_declaration and symbol.name not in entry_points:
             symbol.linkage = "internal"
@@ -113,7 +113,7 @@ def compiled(entry_points: dict[str, tuple[Callable[..., Any], int]]) -> bytes:
 
 
 def _module(name: str, function: Callable[..., Any], count: int) -> Any:
-    """Compile a function with Numba to an LLVM module, in which its C form has this name."""
+    """Compile a function with Numba. Return an LLVM module in which its C version has this name."""
     import llvmlite.binding as llvm
     from numba import cfunc, int64
 
@@ -130,7 +130,7 @@ WHOLE_ADDRESSES = {1, 24}  # R_X86_64_64, R_X86_64_PC64
 
 
 def externals(code: bytes) -> set[str]:
-    """Return the names that an object file leaves to be found; raises ValueError if it must lie near to them."""
+    """Return the undefined names of an object file. Raise ValueError if one must be within 2 GiB of its code."""
     sections = list(_sections(code))
     names: set[str] = set()
     for kind, link, content in sections:
@@ -146,7 +146,7 @@ def externals(code: bytes) -> set[str]:
 
 
 def _sections(code: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield kind, linked section and content of each section of an ELF64 file."""
+    """Yield the kind, the linked section and the content of each section of an ELF64 file."""
     (table,), (count,) = unpack_from("<Q", code, 40), unpack_from("<H", code, 60)
     for k in range(count):
         kind, begin, size, link = unpack_from("<4xI16xQQI", code, table + 64 * k)

@@ -1,9 +1,9 @@
-"""Files that one process writes and later ones use: machine code, and what a check has found.
+"""Files that one process writes and later ones use: machine code, and the results of checks.
 
-They lie in `$FASTLOAD_CACHE`, else `$XDG_CACHE_HOME/fastload`, else `~/.cache/fastload`; if that folder cannot be
-used, in `fastload-<uid>` in the temporary folder. As processes run what is in these files, a folder or file that
-another user owns (root aside) or may write is never used. Each file begins with a hash of its content, so that one
-which was cut or damaged counts as absent.
+They are in `$FASTLOAD_CACHE`, else `$XDG_CACHE_HOME/fastload`, else `~/.cache/fastload`. If that folder cannot be
+used, they are in `fastload-<uid>` in the temporary folder. Processes run the code in these files. So a folder or file
+that another user (except root) owns or may write is never used. Each file begins with a hash of its content, so a
+truncated or damaged one counts as absent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAGIC = b"fastload 1 "
 
 
 def find(name: str) -> tuple[Path, bytes] | None:
-    """Return the path and the content of the intact file of this name, or None."""
+    """Return the path and the content of the valid file of this name, or None."""
     for folder in _candidates():
         if not objection(folder) and (content := _content(folder / name)) is not None:
             return folder / name, content
@@ -31,14 +31,14 @@ def find(name: str) -> tuple[Path, bytes] | None:
 
 
 def store(name: str, content: bytes) -> Path:
-    """Write a file, complete at once for other processes, and return its path.
+    """Write a file whole or not at all, and return its path.
 
-    Raises OSError if no folder takes it.
+    Raise OSError if no folder can hold it.
     """
     sealed = _MAGIC + sha256(content).hexdigest().encode() + b"\n" + content
 
     def write(folder: Path) -> Path:
-        # Modes of a umask such as 002 would let others write what is run.
+        # With a umask such as 002, `open` would let other users write code that is run.
         file, unfinished = tempfile.mkstemp(prefix=f"{name}.", suffix=".tmp", dir=folder)
         try:
             with open(file, "wb") as opened:
@@ -53,9 +53,9 @@ def store(name: str, content: bytes) -> Path:
 
 
 def open_file(name: str, flags: int) -> int:
-    """Return the descriptor of a file, made if need be, that holds nothing to run.
+    """Open a file that holds no code, and return its descriptor. Create it if it is missing.
 
-    Raises OSError if no folder takes it.
+    Raise OSError if no folder can hold it.
     """
 
     def opened(folder: Path) -> int:
@@ -65,7 +65,7 @@ def open_file(name: str, flags: int) -> int:
 
 
 def _in_first_folder(write: Callable[[Path], T]) -> T:
-    """Return `write(folder)` of the first folder for which it succeeds; raises OSError if there is none."""
+    """Return `write(folder)` for the first folder in which it succeeds. Raise OSError if there is none."""
     failures = []
     for folder in _candidates():
         try:
@@ -79,16 +79,16 @@ def _in_first_folder(write: Callable[[Path], T]) -> T:
 
 
 def objection(folder: Path) -> str:
-    """Return why nothing in a folder is used, "" if it is."""
+    """Return why no file in a folder is used, or "" if they are."""
     try:
-        # Anybody may put a link in the place of a folder in the temporary folder.
+        # In the temporary folder, any user may create a link of this name.
         return _distrust(folder.lstat() if folder == _temporary() else folder.stat())
     except OSError as error:
         return error.strerror or str(error)
 
 
 def _candidates() -> Iterator[Path]:
-    """Yield the folder that the environment names, and a private one in the temporary folder."""
+    """Yield the folder that the environment names, then a private one in the temporary folder."""
     chosen, caches = os.environ.get("FASTLOAD_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
     if chosen:
         yield Path(chosen).absolute()
@@ -104,12 +104,12 @@ def _candidates() -> Iterator[Path]:
 def _temporary() -> Path | None:
     try:
         return Path(tempfile.gettempdir()) / f"fastload-{os.geteuid()}"
-    except OSError:  # no temporary folder can be written
+    except OSError:  # no temporary folder is writable
         return None
 
 
 def _distrust(status: os.stat_result) -> str:
-    """Return what speaks against running code from a folder or file, "" if nothing does."""
+    """Return why code in a folder or file must not run, or "" if it may."""
     if status.st_uid not in (os.geteuid(), 0):
         return f"user {status.st_uid} owns it"
     if stat.S_ISLNK(status.st_mode):
@@ -120,7 +120,7 @@ def _distrust(status: os.stat_result) -> str:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return what follows the hash, or None if the file is absent, untrusted or damaged."""
+    """Return the content after the hash, or None if the file is absent, untrusted or damaged."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,9 +1,9 @@
-"""CRC-32 as zlib's, by carry-less multiplication.
+"""The CRC-32 of zlib, by carry-less multiplication.
 
 Method: Gopal and others, "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel 2009. The
-message is a polynomial over GF(2); 128 bits of it, times x^n modulo the polynomial of the checksum, can be added to the
-128 bits that lie n bits further on. The factors are computed here, from the polynomial alone, and equal those that the
-paper prints for bit-reflected data.
+message is a polynomial over GF(2). 128 bits of it are multiplied by x^n modulo the polynomial of the checksum, and
+added to the 128 bits that follow n bits later. The factors are computed here from that polynomial, and equal those that
+the paper prints for bit-reflected data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REFLECTED = 0xEDB8_8320  # without x^32
 
 
 def _factor(bits: int) -> int:
-    """Return x^bits modulo the polynomial, reflected, and shifted as the product of two reflected numbers needs it."""
+    """Return x^bits modulo the polynomial, reflected and shifted as a product of two reflected numbers needs it."""
     remainder = 1
     for _ in range(bits):
         remainder <<= 1
@@ -27,15 +27,15 @@ def _factor(bits: int) -> int:
     return int(f"{remainder:032b}"[::-1], 2) << 1
 
 
-# The low half of 128 bits is the earlier one, so it has 64 bits further to go. A product of reflected numbers lies one
-# bit off, and 32 bits more of the factor are in use: hence +32 and -32.
+# The low half of 128 bits comes first, so it moves 64 bits farther. A product of reflected numbers is one bit off, and
+# 32 more bits of the factor are in use: hence +32 and -32.
 _BY_64_BYTES = _factor(512 + 32), _factor(512 - 32)
 _BY_16_BYTES = _factor(128 + 32), _factor(128 - 32)
 
 
 @njit(**OPTIONS)
 def crc32(address: int, length: int, begin: int) -> int:
-    """Return what `zlib.crc32` does of the bytes at an address, `begin` being the checksum of those before."""
+    """Return `zlib.crc32` of the bytes at an address. `begin` is the checksum of the bytes before them."""
     checksum = begin ^ 0xFFFFFFFF
     end = address + length
     if length >= 64:
@@ -55,7 +55,7 @@ def _by_bytes(address: int, length: int, checksum: int) -> int:
 
 @njit(**OPTIONS)
 def _folded(address: int, length: int, checksum: int) -> int:
-    """Go on with a multiple of 16 bytes, 64 at least."""
+    """Update a checksum with a multiple of 16 bytes, at least 64."""
     end = address + length
     first = exclusive_or(load_narrow(address), quads(checksum, 0))
     second, third = load_narrow(address + 16), load_narrow(address + 32)
@@ -73,7 +73,7 @@ def _folded(address: int, length: int, checksum: int) -> int:
     while address < end:
         first = fold(first, factors, load_narrow(address))
         address += 16
-    # These 16 bytes have the same remainder as all that was folded into them.
+    # These 16 bytes have the same remainder as all the bytes folded into them.
     remainder = stack(16)
     store_narrow(first, remainder)
     return _by_bytes(remainder, 16, 0)

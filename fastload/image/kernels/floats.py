@@ -1,4 +1,4 @@
-"""From bytes of a resized picture to the type of the result: floats by a factor and a shift, or by a table."""
+"""From bytes of a resized image to the type of the result: floats by a factor and a shift, or by a table."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from fastload.image.kernels.workspace import AT, PATTERN, PATTERNS, VECTOR
 
 _LEVELS = 4 * 256  # bytes of a colour's table
 _BEYOND_CACHES = 2**18
-"""Bytes of a result that pushes itself out of the second cache before the loop reads it."""
+"""Bytes from which on a result evicts itself from the second-level cache before the loop reads it."""
 
 
 @njit(**OPTIONS)
 def write(work: int, plan: int, pixels: int, count: int, plane: int, to: int) -> None:
-    """Write bytes as the type of the result; they are a row of a plane, or of interleaved colours."""
+    """Write bytes as the type of the result. They are a row of a plane, or of interleaved colours."""
     levels = load_i64(plan + PLAN_AT.levels)
     if levels == 0:
         copy(to, pixels, count)
@@ -71,9 +71,9 @@ def _write_linear(pixels: int, count: int, factors: int, past_caches: bool, to: 
 
 @njit(**OPTIONS)
 def find_factors(work: int, plan: int) -> None:
-    """Find a factor and a shift for each colour that give its 256 levels to the bit: arithmetic is faster than tables.
+    """Find a factor and a shift for each colour that give its 256 levels to the bit. They are faster than tables.
 
-    A vector of 8 floats has its own factors. They repeat after `PATTERN` floats, and so are written down.
+    Each of the 8 floats of a vector has its factor. The factors repeat after `PATTERN` floats, so that many are stored.
     """
     levels, factors = load_i64(plan + PLAN_AT.levels), load_i64(work + AT.factors)
     is_linear = True
@@ -92,7 +92,7 @@ def find_factors(work: int, plan: int) -> None:
 
 @njit(**OPTIONS)
 def _find_factor(levels: int, factors: int) -> bool:
-    """Fill one colour's pattern of factors and of shifts; False if no factor gives all its levels."""
+    """Fill one colour's pattern of factors and of shifts. Return False if no factor gives all its levels."""
     shift = -load_f32(levels)
     guess, bytes_ = stack(4), stack(8)
     store_f32(guess, (load_f32(levels + _LEVELS - 4) + shift) / 255.0)

@@ -1,8 +1,8 @@
-"""The kernel that decodes the box of a JPEG, by the libjpeg-turbo inside Pillow's wheel.
+"""The kernel that decodes the box of a JPEG, with the libjpeg-turbo inside Pillow's wheel.
 
 After an error or a warning of libjpeg it returns to `_guarded`, and Python decodes the image.
 
-All state lies in the decoder's memory (`DECODER`), so that a jump loses nothing.
+All state is in the decoder's memory (`DECODER`), so a jump loses nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fastload.image.kernels import libjpeg_calls as libjpeg
 from fastload.image.kernels.draws import draw, size_before_crop
 from fastload.image.kernels.jpeg_layout import AT
 from fastload.image.kernels.memory import (
+    IMAGE_AT,
+    IMAGE_BYTES,
     OPTIONS,
-    PICTURE_AT,
-    PICTURE_BYTES,
     PLAN_AT,
     add_time,
     function,
@@ -40,41 +40,41 @@ EXTERNALS = ("memchr",)
 """The C function that only this kernel calls."""
 
 _FIRST_RESTART, _END_OF_IMAGE = 0xD0, 0xD9  # second bytes of markers
-_MOST_MEMORY = 1 << 28  # what libjpeg may take for whole pictures, which this kernel never asks for
+_MOST_MEMORY = 1 << 28  # bytes that libjpeg may take for whole images; this kernel needs none
 _MARGIN = 2  # columns
 _LEAST_COLUMNS = 16
 
 _find = function("memchr", types.int64, types.int64, types.int32, types.int64)
 
 
-# ---- one picture ----
+# ---- one image ----
 
 
 @njit(**OPTIONS)
 def _least(side: int, result: int, box: int) -> int:
-    """Return the length to which a side of the picture may shrink; see `Plan.least`."""
+    """Return the length to which a side of the image may shrink. See `Plan.least`."""
     return min(side, math.ceil(side * result / box))
 
 
 @njit(**OPTIONS)
 def _shrunk(side: int, eighths: int) -> int:
-    """Return what a side of the picture measures after decoding at a scale."""
+    """Return the length of a side of the image after decoding at a scale."""
     return (side * eighths + 7) // 8
 
 
 @njit(**OPTIONS)
-def _eighths(picture: int, plan: int) -> int:
+def _eighths(image: int, plan: int) -> int:
     """Return the scale of decoding, in eighths, that simplejpeg takes with min_factor=2.
 
-    It asks libjpeg for the size at the smallest of 1/8, 1/4, 3/8, 1/2 that leaves enough pixels; TurboJPEG then takes
-    the largest scale that gives no more than this size, which is another one for pictures of a few pixels.
+    It asks for the size at the smallest of 1/8, 1/4, 3/8 and 1/2 that leaves enough pixels. TurboJPEG then takes the
+    largest scale that gives at most this size. For images of a few pixels, that is another scale.
     """
-    height, width = load_i64(picture + PICTURE_AT.height), load_i64(picture + PICTURE_AT.width)
+    height, width = load_i64(image + IMAGE_AT.height), load_i64(image + IMAGE_AT.width)
     least_height, least_width = height, width
     if load_i64(plan + PLAN_AT.scaled):
-        result_height, result_width = size_before_crop(picture, plan)
-        least_height = _least(height, result_height, load_i64(picture + PICTURE_AT.box_height))
-        least_width = _least(width, result_width, load_i64(picture + PICTURE_AT.box_width))
+        result_height, result_width = size_before_crop(image, plan)
+        least_height = _least(height, result_height, load_i64(image + IMAGE_AT.box_height))
+        least_width = _least(width, result_width, load_i64(image + IMAGE_AT.box_width))
     smallest = 1
     while smallest < 8 and (
         _shrunk(height, smallest) < least_height or _shrunk(width, smallest) < least_width
@@ -90,7 +90,7 @@ def _eighths(picture: int, plan: int) -> int:
 
 @njit(**OPTIONS)
 def _scaled(first: int, count: int, decoded: int, whole: int) -> tuple[int, int]:
-    """Return begin and length of a side of the box in the decoded pixels; see `scaled` in regions.py."""
+    """Return the begin and the length of a side of the box in the decoded pixels. See `scaled` in regions.py."""
     if decoded == whole:
         return first, count
     begin = int(np.rint(first * decoded / whole))
@@ -99,10 +99,10 @@ def _scaled(first: int, count: int, decoded: int, whole: int) -> tuple[int, int]
 
 @njit(**OPTIONS)
 def _is_plain(decompressor: int) -> bool:
-    """Return whether the picture is of the kind that this kernel was tested with.
+    """Return whether the image is of the kind that this kernel was tested with.
 
-    That is: 8 bits, sequential, Huffman-coded, one scan; grey, YCbCr or RGB, of which only the first colour may have
-    more samples than the others: twice in either direction or in both, or four times in one.
+    That is: 8 bits, sequential, Huffman-coded, one scan, and grey, YCbCr or RGB. Only the first colour may have more
+    samples than the others: twice as many in one direction or in both, or four times as many in one.
     """
     colours = load_i32(decompressor + library.COMPONENTS)
     space = load_i32(decompressor + library.COLOUR_SPACE)
@@ -115,7 +115,7 @@ def _is_plain(decompressor: int) -> bool:
         load_i32(decompressor + library.PRECISION) != 8
         or load_i32(decompressor + library.PROGRESSIVE)
         or load_i32(decompressor + library.ARITHMETIC)
-        # A lossless picture has other values here.
+        # A lossless image has other values here.
         or load_i32(decompressor + library.SPECTRAL_START) != 0
         or load_i32(decompressor + library.SPECTRAL_END) != 63
     ):
@@ -141,7 +141,7 @@ def _is_plain(decompressor: int) -> bool:
 def _is_complete(scan: int, end: int, restarts: bool) -> bool:
     """Return whether the scan ends with the image, and has no markers inside but those of restarts, in their order.
 
-    So what was cut off is noticed below the box too, at some microseconds.
+    So an image that is cut off below the box is noticed too. This takes a few microseconds.
     """
     restart = 0
     while end - scan >= 2:
@@ -176,28 +176,28 @@ def _make(decoder: int) -> None:
 
 
 @njit(**OPTIONS)
-def _header(picture: int, plan: int, decoder: int, payload: int) -> int:
-    """Read the header, and draw the box; return a state."""
+def _header(image: int, plan: int, decoder: int, payload: int) -> int:
+    """Read the header, and draw the box. Return a state."""
     decompressor = decoder + AT.decompressor
-    length = load_i64(picture + PICTURE_AT.length)
+    length = load_i64(image + IMAGE_AT.length)
     if length < 1:
         return DAMAGED
     libjpeg.memory_source(decoder, decompressor, payload, length)
     libjpeg.read_header(decoder, decompressor, 1)
-    store_i64(picture + PICTURE_AT.height, load_u32(decompressor + library.IMAGE_HEIGHT))
-    store_i64(picture + PICTURE_AT.width, load_u32(decompressor + library.IMAGE_WIDTH))
+    store_i64(image + IMAGE_AT.height, load_u32(decompressor + library.IMAGE_HEIGHT))
+    store_i64(image + IMAGE_AT.width, load_u32(decompressor + library.IMAGE_WIDTH))
     if not _is_plain(decompressor) or libjpeg.has_multiple_scans(decoder, decompressor):
         return DAMAGED
     scan = load_i64(load_i64(decompressor + library.SOURCE_MANAGER) + library.NEXT_BYTE)
     restarts = load_u32(decompressor + library.RESTART_INTERVAL) != 0
     if not _is_complete(scan, payload + length, restarts):
         return DAMAGED
-    return draw(picture, plan)
+    return draw(image, plan)
 
 
 @njit(**OPTIONS)
 def _begin(decoder: int, eighths: int) -> None:
-    """Choose what simplejpeg chooses, and start to decompress."""
+    """Set the options that simplejpeg sets, and start to decompress."""
     decompressor = decoder + AT.decompressor
     store_i32(decompressor + library.OUTPUT_COLOUR_SPACE, library.INTERLEAVED_RGB)
     store_i32(decompressor + library.SCALE_NUMERATOR, eighths)
@@ -209,16 +209,16 @@ def _begin(decoder: int, eighths: int) -> None:
 
 @njit(**OPTIONS)
 def _crop_columns(decoder: int, left: int, count: int) -> None:
-    """Have columns from `left` on decoded, and those beside them that their colours depend on.
+    """Let libjpeg decode only `count` columns from `left` on, and those that their colours depend on.
 
-    Colours are interpolated from the next sample on either side, which is two columns away, and at the border of what
-    is decoded by another rule. libjpeg moves the left border to that of a block; crop_left and crop_width say where
-    the borders are then.
+    Colours are interpolated from the next sample on either side, two columns away. At the border of the decoded columns
+    libjpeg uses another rule. It moves the left border to that of a block, and stores the borders in crop_left and
+    crop_width.
     """
     decompressor = decoder + AT.decompressor
     width = load_u32(decompressor + library.OUTPUT_WIDTH)
     first, last = max(0, left - _MARGIN), min(width, left + count + _MARGIN)
-    # Of what is too narrow to interpolate, libjpeg would change the rule.
+    # Of too few columns, libjpeg would not interpolate the colours.
     if last - first < _LEAST_COLUMNS:
         last = min(width, first + _LEAST_COLUMNS)
         first = max(0, last - _LEAST_COLUMNS)
@@ -234,7 +234,7 @@ def _crop_columns(decoder: int, left: int, count: int) -> None:
 
 @njit(**OPTIONS)
 def _decode_rows(decoder: int, first: int, count: int, pixels: int, stride: int) -> bool:
-    """Decode `count` rows to `pixels`; False if libjpeg gives fewer."""
+    """Decode `count` rows to `pixels`. Return False if libjpeg gives fewer."""
     decompressor = decoder + AT.decompressor
     if first:
         libjpeg.skip_rows(decoder, decompressor, first)
@@ -248,38 +248,38 @@ def _decode_rows(decoder: int, first: int, count: int, pixels: int, stride: int)
             return False
         row += got
     if first + count == load_u32(decompressor + library.OUTPUT_HEIGHT):
-        # Nothing is left below, so that the end can be looked at too: it may warn of what it finds there.
+        # No row is left below, so let libjpeg read the end too. It may warn of what it finds there.
         libjpeg.finish(decoder, decompressor)
     return True
 
 
 @njit(**OPTIONS)
 def _decode(
-    picture: int, plan: int, decoder: int, payload: int, pixels: int, pixels_bytes: int
+    image: int, plan: int, decoder: int, payload: int, pixels: int, pixels_bytes: int
 ) -> int:
-    """Decode the box to `pixels`, and say in the decoder where it lies; return a state."""
+    """Decode the box to `pixels`, and store its address and size in the decoder. Return a state."""
     decompressor = decoder + AT.decompressor
     _make(decoder)
-    state = _header(picture, plan, decoder, payload)
+    state = _header(image, plan, decoder, payload)
     if state != DONE:
         return state
-    _begin(decoder, _eighths(picture, plan))
+    _begin(decoder, _eighths(image, plan))
     width = load_u32(decompressor + library.OUTPUT_WIDTH)
     height = load_u32(decompressor + library.OUTPUT_HEIGHT)
     left, box_width = _scaled(
-        load_i64(picture + PICTURE_AT.left),
-        load_i64(picture + PICTURE_AT.box_width),
+        load_i64(image + IMAGE_AT.left),
+        load_i64(image + IMAGE_AT.box_width),
         width,
-        load_i64(picture + PICTURE_AT.width),
+        load_i64(image + IMAGE_AT.width),
     )
     top, box_height = _scaled(
-        load_i64(picture + PICTURE_AT.top),
-        load_i64(picture + PICTURE_AT.box_height),
+        load_i64(image + IMAGE_AT.top),
+        load_i64(image + IMAGE_AT.box_height),
         height,
-        load_i64(picture + PICTURE_AT.height),
+        load_i64(image + IMAGE_AT.height),
     )
     if left + box_width > width or top + box_height > height:
-        return DAMAGED  # never: the scale leaves the box a row and a column at least
+        return DAMAGED  # never: at each scale the box has at least a row and a column
     _crop_columns(decoder, left, box_width)
     stride = 3 * load_u32(decoder + AT.crop_width)
     store_i64(decoder + AT.pixels, pixels + 3 * (left - load_u32(decoder + AT.crop_left)))
@@ -294,44 +294,44 @@ def _decode(
 
 @njit(**OPTIONS)
 def _guarded(
-    picture: int, plan: int, decoder: int, payload: int, pixels: int, pixels_bytes: int
+    image: int, plan: int, decoder: int, payload: int, pixels: int, pixels_bytes: int
 ) -> int:
-    """As `_decode`; DAMAGED if libjpeg objects. Nothing else may be in this function: a jump comes back here."""
+    """Do as `_decode`. Return DAMAGED if libjpeg objects. Put nothing else in here, because a jump returns here."""
     if libjpeg.set_jump(decoder + AT.jump_buffer):
         return DAMAGED
-    return _decode(picture, plan, decoder, payload, pixels, pixels_bytes)
+    return _decode(image, plan, decoder, payload, pixels, pixels_bytes)
 
 
 @njit(**OPTIONS)
 def _decode_to_row(
-    picture: int, plan: int, payload: int, arena: int, arena_bytes: int, decoder: int
+    image: int, plan: int, payload: int, arena: int, arena_bytes: int, decoder: int
 ) -> int:
-    """Decode a JPEG in memory and write its row; set the state; return the bytes needed, 0 if they are there."""
+    """Decode a JPEG in memory, write its row and set its state. Return the bytes that are needed, or 0 if they fit."""
     began = nanoseconds()
     store_i64(decoder + AT.bytes, 0)
-    state = _guarded(picture, plan, decoder, payload, arena, arena_bytes)
-    # libjpeg keeps Huffman and quantisation tables, and what an error leaves: the next image would be decoded by them.
+    state = _guarded(image, plan, decoder, payload, arena, arena_bytes)
+    # libjpeg keeps its tables, and what an error leaves. Otherwise it would decode the next image by them.
     libjpeg.destroy(decoder, decoder + AT.decompressor)
-    add_time(picture + PICTURE_AT.decode_ns, began)
-    store_i64(picture + PICTURE_AT.state, state)
+    add_time(image + IMAGE_AT.decode_ns, began)
+    store_i64(image + IMAGE_AT.state, state)
     taken = aligned(load_i64(decoder + AT.bytes))
     if state != DONE and not (state == TOO_LARGE and taken > 0):
         return 0
-    # The box of the decoded pixels stands in the row meanwhile.
-    source = load_i64(picture + PICTURE_AT.source)
-    height = load_i64(picture + PICTURE_AT.box_height)
-    width = load_i64(picture + PICTURE_AT.box_width)
-    store_i64(picture + PICTURE_AT.source, load_i64(decoder + AT.pixels))
-    store_i64(picture + PICTURE_AT.stride, load_i64(decoder + AT.stride))
-    store_i64(picture + PICTURE_AT.box_height, load_i64(decoder + AT.box_height))
-    store_i64(picture + PICTURE_AT.box_width, load_i64(decoder + AT.box_width))
+    # While it is resampled, the row of IMAGE has the box of the decoded pixels.
+    source = load_i64(image + IMAGE_AT.source)
+    height = load_i64(image + IMAGE_AT.box_height)
+    width = load_i64(image + IMAGE_AT.box_width)
+    store_i64(image + IMAGE_AT.source, load_i64(decoder + AT.pixels))
+    store_i64(image + IMAGE_AT.stride, load_i64(decoder + AT.stride))
+    store_i64(image + IMAGE_AT.box_height, load_i64(decoder + AT.box_height))
+    store_i64(image + IMAGE_AT.box_width, load_i64(decoder + AT.box_width))
     if state == DONE:
-        needed = resample(picture, plan, arena + taken, max(0, arena_bytes - taken))
+        needed = resample(image, plan, arena + taken, max(0, arena_bytes - taken))
     else:
-        needed = bytes_needed(picture, plan)
-    store_i64(picture + PICTURE_AT.source, source)
-    store_i64(picture + PICTURE_AT.box_height, height)
-    store_i64(picture + PICTURE_AT.box_width, width)
+        needed = bytes_needed(image, plan)
+    store_i64(image + IMAGE_AT.source, source)
+    store_i64(image + IMAGE_AT.box_height, height)
+    store_i64(image + IMAGE_AT.box_width, width)
     return taken + needed if needed > 0 else 0
 
 
@@ -339,56 +339,50 @@ def _decode_to_row(
 
 
 @njit(**OPTIONS)
-def _run_one(
-    picture: int, plan: int, arena: int, arena_bytes: int, decoder: int, named: int
-) -> int:
-    """Read, decode and resample a picture; set its state; return the bytes needed, 0 if they are there."""
+def _run_one(image: int, plan: int, arena: int, arena_bytes: int, decoder: int, named: int) -> int:
+    """Read, decode and resample an image, and set its state. Return the bytes that are needed, or 0 if they fit."""
     payload, needed, taken = arena, 0, 0
     if named:
-        needed = read_file(picture, arena, arena_bytes)
-        taken = load_i64(picture + PICTURE_AT.length)
+        needed = read_file(image, arena, arena_bytes)
+        taken = load_i64(image + IMAGE_AT.length)
     else:
-        length = load_i64(picture + PICTURE_AT.length)
-        taken = length if load_i64(picture + PICTURE_AT.file) >= 0 else 0
+        length = load_i64(image + IMAGE_AT.length)
+        taken = length if load_i64(image + IMAGE_AT.file) >= 0 else 0
         if taken > arena_bytes:
-            store_i64(picture + PICTURE_AT.state, TOO_LARGE)
+            store_i64(image + IMAGE_AT.state, TOO_LARGE)
             return taken
-        payload = read_payload(picture, load_i64(picture + PICTURE_AT.source), length, arena)
-    if load_i64(picture + PICTURE_AT.state) != DONE:
+        payload = read_payload(image, load_i64(image + IMAGE_AT.source), length, arena)
+    if load_i64(image + IMAGE_AT.state) != DONE:
         return needed
     taken = aligned(taken)
     rest = max(0, arena_bytes - taken)
-    needed = _decode_to_row(picture, plan, payload, arena + taken, rest, decoder)
+    needed = _decode_to_row(image, plan, payload, arena + taken, rest, decoder)
     return taken + needed if needed > 0 else 0
 
 
 @njit(**OPTIONS)
 def _run(
-    pictures: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int, named: int
+    images: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int, named: int
 ) -> int:
     needed = 0
     for place in range(count):
-        picture = pictures + place * PICTURE_BYTES
-        if load_i64(picture + PICTURE_AT.state) == DONE:
-            needed = max(needed, _run_one(picture, plan, arena, arena_bytes, decoder, named))
+        image = images + place * IMAGE_BYTES
+        if load_i64(image + IMAGE_AT.state) == DONE:
+            needed = max(needed, _run_one(image, plan, arena, arena_bytes, decoder, named))
     return needed
 
 
-def jpeg_run(
-    pictures: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int
-) -> int:
-    """Decode the boxes of JPEGs in memory or in open files and write their rows, for each row with state DONE.
+def jpeg_run(images: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int) -> int:
+    """Decode the boxes of JPEGs in memory or in open files, and write the rows of those with state DONE.
 
-    Return the bytes of arena that the largest picture would have needed, 0 if all fitted.
+    Return the bytes of the arena that the largest image would have needed, or 0 if all fitted.
     """
-    return _run(pictures, count, plan, arena, arena_bytes, decoder, 0)
+    return _run(images, count, plan, arena, arena_bytes, decoder, 0)
 
 
-def file_run(
-    pictures: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int
-) -> int:
-    """As `jpeg_run`, of whole files: `source` is the address of a name, which ends with a zero byte."""
-    return _run(pictures, count, plan, arena, arena_bytes, decoder, 1)
+def file_run(images: int, count: int, plan: int, arena: int, arena_bytes: int, decoder: int) -> int:
+    """Do as `jpeg_run`, with whole files: `source` is the address of a name that ends with a zero byte."""
+    return _run(images, count, plan, arena, arena_bytes, decoder, 1)
 
 
 ENTRY_POINTS = {

@@ -1,11 +1,10 @@
-"""Where things lie in a decoder's memory: what `libjpeg.py` fills, and the kernel in `jpeg.py` reads. No Numba here."""
+"""The layout of a decoder's memory, which `libjpeg.py` fills and the kernel in `jpeg.py` reads. It needs no Numba."""
 
 from __future__ import annotations
 
-from collections import namedtuple
-from typing import Any
-
 import numpy as np
+
+from fastload.image.kernels.tables import offsets
 
 LIBRARY_VERSION = 62  # JPEG_LIB_VERSION of the ABI below
 
@@ -21,21 +20,21 @@ FUNCTIONS = (
     "jpeg_finish_decompress",
     "jpeg_destroy_decompress",
 )
-"""What the kernel calls, in the order of the field `functions`."""
+"""The functions that the kernel calls, in the order of the field `functions`."""
 
 MOST_ROWS = 4
-"""The rows asked for at once. libjpeg gives one row group a call, which has four at most."""
+"""Rows to ask for at once. libjpeg gives one row group per call, which has at most four."""
 
 DECODER = np.dtype(
     [
         ("functions", np.int64, len(FUNCTIONS)),  # addresses
-        # What the decoder says of the pixels of a box.
+        # The pixels of a box, as the kernel has decoded them.
         ("pixels", np.int64),  # address of the first one
         ("stride", np.int64),
         ("box_height", np.int64),
         ("box_width", np.int64),
-        ("bytes", np.int64),  # what its rows take
-        # What libjpeg is given and writes to.
+        ("bytes", np.int64),  # of its rows
+        # Memory that libjpeg reads and writes.
         ("row_addresses", np.int64, MOST_ROWS),
         ("crop_left", np.uint32),
         ("crop_width", np.uint32),
@@ -44,18 +43,10 @@ DECODER = np.dtype(
         ("decompressor", np.uint8, 640),  # struct jpeg_decompress_struct: 632 bytes
     ]
 )
-
-
-def _offsets(dtype: np.dtype[Any]) -> Any:
-    """Return where the fields of `dtype` lie, bytes, as a named tuple: Numba knows none of a dict's items."""
-    fields: Any = dtype.fields
-    return namedtuple("Offsets", fields)(*(field[1] for field in fields.values()))
-
-
-AT = _offsets(DECODER)
+AT = offsets(DECODER)
 assert AT.jump_buffer % 16 == 0
 
-# struct jpeg_decompress_struct of ABI 62 where int has 4 and long 8 bytes. jpeg_CreateDecompress checks its size.
+# struct jpeg_decompress_struct of ABI 62, if int has 4 bytes and long 8. jpeg_CreateDecompress checks its size.
 DECOMPRESSOR_BYTES = 632
 ERROR_MANAGER = 0
 CLIENT_DATA = 24

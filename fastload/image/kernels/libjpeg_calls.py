@@ -1,7 +1,7 @@
-"""How a kernel and the libjpeg-turbo inside Pillow's wheel call each other.
+"""The calls between a kernel and the libjpeg-turbo inside Pillow's wheel.
 
-libjpeg reports an error by calling a function that must not return, so that function jumps out of libjpeg, back to
-where `set_jump` was called. A warning is treated as an error.
+libjpeg reports an error by calling a function that must not return. That function jumps out of libjpeg, back to the
+call of `set_jump`. A warning is treated as an error.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from fastload.image.kernels.jpeg_layout import AT
 from fastload.image.kernels.memory import I32, I64, caller, function, load_i64
 
 EXTERNALS = ("_setjmp", "longjmp")
-"""The C functions that are called here and nowhere else."""
+"""The C functions that only this file calls."""
 
 
 @intrinsic
 def set_jump(typing_context: Any, buffer: Any) -> Any:
-    """Return 0, and 1 each time that `longjmp` comes back here."""
+    """Return 0, and then 1 each time that `longjmp` returns here."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(I32, [I64])
         set_jump = cgutils.get_or_insert_function(builder.module, kind, "_setjmp")
-        # Without these LLVM keeps values in registers or stack slots that the second return finds changed.
+        # Without these, LLVM keeps values in registers or stack slots that have changed at the second return.
         set_jump.attributes.add("returns_twice")
         builder.function.attributes.add("noinline")
         return builder.sext(builder.call(set_jump, [arguments[0]]), I64)
@@ -40,7 +40,7 @@ _long_jump = function("longjmp", types.void, types.int64, types.int32)
 
 
 def _of_libjpeg(name: str, result: Any, *arguments: Any) -> Any:
-    """Make the function that calls one of libjpeg's: `call(decoder, *arguments)`."""
+    """Return a function that calls one of libjpeg: `call(decoder, *arguments)`."""
     return caller(AT.functions + 8 * library.FUNCTIONS.index(name), result, *arguments)
 
 
@@ -66,8 +66,8 @@ def jpeg_error(decompressor: int) -> int:
 
 
 def jpeg_message(decompressor: int, level: int) -> int:
-    """Leave libjpeg after a warning (`emit_message`); levels from 0 on are traces."""
-    # C's int: the upper half of the register is undefined.
+    """Leave libjpeg after a warning (`emit_message`). Ignore traces, whose level is 0 or more."""
+    # The level is an int in C, so the upper half of the register is undefined.
     if level & 0x80000000:
         _long_jump(load_i64(decompressor + library.CLIENT_DATA), 1)
     return 0

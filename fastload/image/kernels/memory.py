@@ -1,11 +1,10 @@
 """Loads and stores at integer addresses, and calls of C functions, for kernels that hold no Python object.
 
-An address is an int64. Nothing checks it: each must follow from sizes that were checked.
+An address is an int64. Nothing checks it, so it must follow from sizes that were checked.
 """
 
 from __future__ import annotations
 
-from collections import namedtuple
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -14,10 +13,10 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastload.image.kernels.tables import PICTURE, PLAN
+from fastload.image.kernels.tables import IMAGE, PLAN, offsets
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": False, "boundscheck": False}
-"""Of every compiled function: no kernel raises, and floats are rounded as written."""
+"""Options of every compiled function: no kernel raises, and floats are rounded as written."""
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F32, F64 = ir.FloatType(), ir.DoubleType()
@@ -52,7 +51,7 @@ def operation(result: Any, *arguments: Any) -> Any:
 
 
 def _load(stored: Any, loaded: Any, *, signed: bool = False) -> Any:
-    """Make the function that loads a `stored` and gives it as a `loaded`."""
+    """Return a function that loads a value of type `stored`, and returns it as a `loaded`."""
 
     @operation(loaded, types.int64)
     def load(builder: Any, address: Any) -> Any:
@@ -68,7 +67,7 @@ def _load(stored: Any, loaded: Any, *, signed: bool = False) -> Any:
 
 
 def _store(stored: Any, given: Any) -> Any:
-    """Make the function that stores a `given` as a `stored`."""
+    """Return a function that stores a value of type `given` as a `stored`."""
 
     @operation(types.void, types.int64, given)
     def store(builder: Any, address: Any, value: Any) -> None:
@@ -82,7 +81,7 @@ def _store(stored: Any, given: Any) -> Any:
     return store
 
 
-# All integers are int64 and all floats float64 in the kernels, whatever lies in memory.
+# In the kernels all integers are int64 and all floats float64, whatever their types in memory.
 load_u8 = _load(I8, types.int64)
 load_u32 = _load(I32, types.int64)
 load_i32 = _load(I32, types.int64, signed=True)
@@ -99,28 +98,21 @@ store_f64 = _store(F64, types.float64)
 
 # ---- rows of the tables ----
 
-PICTURE_BYTES = PICTURE.itemsize
-
-
-def offsets(dtype: Any) -> Any:
-    """Return where the fields of `dtype` lie, bytes, as a named tuple: Numba knows none of a dict's items."""
-    return namedtuple("Offsets", dtype.names)(*[dtype.fields[name][1] for name in dtype.names])
-
-
-PICTURE_AT, PLAN_AT = offsets(PICTURE), offsets(PLAN)
-"""Where a field lies in a row of PICTURE, of PLAN: `load_i64(picture + PICTURE_AT.height)`."""
+IMAGE_BYTES = IMAGE.itemsize
+IMAGE_AT, PLAN_AT = offsets(IMAGE), offsets(PLAN)
+"""Offsets of the fields in a row of IMAGE, and of PLAN: `load_i64(image + IMAGE_AT.height)`."""
 
 
 # ---- C functions ----
 
 
 def function(name: str, result: Any, *arguments: Any) -> Any:
-    """Declare a C function that the linker finds by its name; pointers are int64."""
+    """Declare a C function that the linker finds by its name. Pointers are int64."""
     return types.ExternalFunction(name, result(*arguments))
 
 
 EXTERNALS = ("__errno_location", "clock_gettime", "exp", "memcpy", "memset", "pread")
-"""The C functions that these kernels call, by name or as what LLVM makes of them."""
+"""The C functions that these kernels call, by name or because LLVM makes calls of their operations."""
 
 _pread = function("pread", types.int64, types.int32, types.int64, types.int64, types.int64)
 _errno_location = function("__errno_location", types.int64)
@@ -150,7 +142,7 @@ def fill(builder: Any, to: Any, byte: Any, count: Any) -> None:
 
 @intrinsic(prefer_literal=True)
 def stack(typing_context: Any, count: Any) -> Any:
-    """Return the address of `count` (a literal) bytes on the caller's stack, aligned to 16."""
+    """Return the address of `count` bytes on the caller's stack, aligned to 16. `count` is a literal."""
     size = count.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -171,7 +163,7 @@ def nanoseconds() -> int:
 
 @njit(**OPTIONS)
 def read_all(file: int, to: int, count: int, offset: int) -> bool:
-    """Read `count` bytes of an open file from `offset` on; False if it has fewer, or cannot be read."""
+    """Read `count` bytes of an open file from `offset` on. Return False if it has fewer, or cannot be read."""
     done = 0
     while done < count:
         got = _pread(file, to + done, count - done, offset + done)
@@ -189,10 +181,10 @@ def add_time(field: int, began: int) -> None:
 
 
 def caller(offset: int, result: Any, *arguments: Any) -> Any:
-    """Make the function that calls the C function whose address lies at `table + offset`: `call(table, *arguments)`.
+    """Return a function that calls the C function whose address is at `table + offset`: `call(table, *arguments)`.
 
-    `result` and `arguments` are LLVM types: I32 for int, I64 for size_t and pointers, None for void. In the kernel all
-    are int64; an int result keeps its sign.
+    `result` and `arguments` are LLVM types: I32 for int, I64 for size_t and pointers, None for void. In the kernels all
+    are int64, and an int result keeps its sign.
     """
     returns = ir.VoidType() if result is None else result
     kind = types.void if result is None else types.int64

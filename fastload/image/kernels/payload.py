@@ -1,4 +1,4 @@
-"""The bytes of an image: read from its file, held against their checksum, and timed."""
+"""The bytes of an image: read from its file, compared with their checksum, and timed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from numba import njit, types
 
 from fastload.image.kernels.checksum import crc32
 from fastload.image.kernels.memory import (
+    IMAGE_AT,
     OPTIONS,
-    PICTURE_AT,
     add_time,
     function,
     load_i64,
@@ -18,11 +18,11 @@ from fastload.image.kernels.memory import (
 from fastload.image.kernels.tables import DAMAGED, DONE, TOO_LARGE, UNREADABLE
 
 EXTERNALS = ("close", "lseek", "open")
-"""The C functions that are only called here."""
+"""The C functions that only this file calls."""
 
 _O_RDONLY_CLOEXEC = 0o2000000
 _SEEK_END = 2
-_MOST_FILE_BYTES = 1 << 30  # a larger file, or a directory, which says so, is for Python
+_MOST_FILE_BYTES = 1 << 30  # Python reads a larger file, or a directory, whose end is beyond this
 
 _open = function("open", types.int32, types.int64, types.int32)
 _close = function("close", types.int32, types.int32)
@@ -30,30 +30,30 @@ _seek = function("lseek", types.int64, types.int32, types.int64, types.int32)
 
 
 @njit(**OPTIONS)
-def read_payload(picture: int, source: int, length: int, arena: int) -> int:
-    """Read bytes of the payload, if it is in a file, and check them; return their address, 0 after setting a state."""
+def read_payload(image: int, source: int, length: int, arena: int) -> int:
+    """Read the payload's bytes, if it is in a file, and check them. Return their address, or 0 if the state is bad."""
     began = nanoseconds()
-    file, payload = load_i64(picture + PICTURE_AT.file), source
+    file, payload = load_i64(image + IMAGE_AT.file), source
     state = DONE
     if file >= 0:
         payload = arena
         if not read_all(file, arena, length, source):
             state = UNREADABLE
-    expected = load_i64(picture + PICTURE_AT.checksum)
+    expected = load_i64(image + IMAGE_AT.checksum)
     if state == DONE and expected >= 0 and crc32(payload, length, 0) != expected:
         state = DAMAGED
-    store_i64(picture + PICTURE_AT.state, state)
-    add_time(picture + PICTURE_AT.read_ns, began)
+    store_i64(image + IMAGE_AT.state, state)
+    add_time(image + IMAGE_AT.read_ns, began)
     return payload if state == DONE else 0
 
 
 @njit(**OPTIONS)
-def read_file(picture: int, arena: int, arena_bytes: int) -> int:
-    """Read the file whose name is at `source`; set length and state; return the bytes needed, 0 if they are there."""
+def read_file(image: int, arena: int, arena_bytes: int) -> int:
+    """Read the file named at `source`, and set length and state. Return the bytes that are needed, or 0 if they fit."""
     began = nanoseconds()
-    file = _open(load_i64(picture + PICTURE_AT.source), _O_RDONLY_CLOEXEC)
+    file = _open(load_i64(image + IMAGE_AT.source), _O_RDONLY_CLOEXEC)
     if file < 0:
-        store_i64(picture + PICTURE_AT.state, UNREADABLE)
+        store_i64(image + IMAGE_AT.state, UNREADABLE)
         return 0
     length = _seek(file, 0, _SEEK_END)
     state, needed = DONE, 0
@@ -64,7 +64,7 @@ def read_file(picture: int, arena: int, arena_bytes: int) -> int:
     elif not read_all(file, arena, length, 0) or _seek(file, 0, _SEEK_END) != length:
         state = UNREADABLE
     _close(file)
-    store_i64(picture + PICTURE_AT.length, length)
-    store_i64(picture + PICTURE_AT.state, state)
-    add_time(picture + PICTURE_AT.read_ns, began)
+    store_i64(image + IMAGE_AT.length, length)
+    store_i64(image + IMAGE_AT.state, state)
+    add_time(image + IMAGE_AT.read_ns, began)
     return needed

@@ -1,11 +1,11 @@
-"""The box of a picture to its row of the batch: antialiased resize, flip, window, into planes or interleaved colours.
+"""From the box of an image to its row of the batch: antialiased resize, flip, crop, to planes or interleaved colours.
 
-Source of the arithmetic: ATen/native/cpu/UpSampleKernelAVXAntialias.h, which follows Pillow's Resample.c. Two passes,
-columns first; int16 weights with as many bits as the largest weight allows; uint8 between the passes. A pass that ATen
-leaves out, since it changes no size, has weights 1 and 0 here, which give the same pixels.
+Source of the arithmetic: ATen/native/cpu/UpSampleKernelAVXAntialias.h, which follows Pillow's Resample.c. There are two
+passes, columns first. Weights are int16, with as many bits as the largest one allows. Pixels between the passes are
+uint8. ATen leaves out a pass that changes no size. Here it has weights 1 and 0, which give the same pixels.
 
-Flips, windows and the order of colours cost nothing in the loops: the tables of columns are made in the order of the
-result, and the first pass writes planes or interleaved colours.
+Flips, crops and the order of colours cost nothing in the loops. The tables of columns have the order of the result, and
+the first pass writes planes or interleaved colours.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numba import njit
 
 from fastload.image.kernels.floats import find_factors, write
 from fastload.image.kernels.memory import (
+    IMAGE_AT,
     OPTIONS,
-    PICTURE_AT,
     PLAN_AT,
     add_time,
     copy,
@@ -49,29 +49,29 @@ from fastload.image.kernels.workspace import AT, COLUMNS, ROWS, TABLE, VECTOR, W
 
 
 @njit(**OPTIONS)
-def resample(picture: int, plan: int, arena: int, arena_bytes: int) -> int:
-    """Make the row of a picture of state DONE from the box at `source`.
+def resample(image: int, plan: int, arena: int, arena_bytes: int) -> int:
+    """Write the row of an image of state DONE from the box at `source`.
 
-    Bytes between the rows of the box must be readable; nothing is read beyond the last pixel. Sets TOO_LARGE if the
-    arena has too few bytes, and UNDECIDED if the result is neither in planes nor interleaved. Returns how many bytes
-    are needed if they are too few, else 0.
+    Bytes between the rows of the box must be readable. Nothing after the last pixel is read. Set TOO_LARGE if the
+    arena has too few bytes, and UNDECIDED if the result is neither in planes nor interleaved. Return the bytes that
+    are needed if the arena has too few, else 0.
     """
     if not _can_write(plan):
-        store_i64(picture + PICTURE_AT.state, UNDECIDED)
+        store_i64(image + IMAGE_AT.state, UNDECIDED)
         return 0
     began = nanoseconds()
     work = stack(WORK_BYTES)
-    needed = lay_out(work, picture, plan, arena)
+    needed = lay_out(work, image, plan, arena)
     if needed > arena_bytes:
-        store_i64(picture + PICTURE_AT.state, TOO_LARGE)
+        store_i64(image + IMAGE_AT.state, TOO_LARGE)
         return needed
     fill_table(work + COLUMNS)
     fill_table(work + ROWS)
     if load_i64(plan + PLAN_AT.levels) != 0:
         find_factors(work, plan)
-    _make_rows(work, plan, load_i64(picture + PICTURE_AT.row))
+    _make_rows(work, plan, load_i64(image + IMAGE_AT.row))
     fence()
-    add_time(picture + PICTURE_AT.transform_ns, began)
+    add_time(image + IMAGE_AT.transform_ns, began)
     return 0
 
 
@@ -83,16 +83,16 @@ def _can_write(plan: int) -> bool:
 
 # ---- the first pass: columns ----
 
-# Of 16 bytes, which are 5 pixels: two pixels as pairs of int16, each pair one colour.
+# From 16 bytes, which are 5 pixels: two pixels as pairs of int16, a pair for each colour.
 _pixels_0_and_1 = lane_shuffle(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1)
 _pixels_2_and_3 = lane_shuffle(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1)
-# Of 4 pixels with a fourth byte each: without it, and as 4 bytes of each colour.
+# From 4 pixels of 4 bytes each: without the fourth byte, and as 4 bytes of each colour.
 _without_fourth = lane_shuffle(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14)
 _by_colour = lane_shuffle(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14)
 
 
 def _first_pass(fixed_taps: int) -> Any:
-    """Make the function that makes two lines of two rows; with `fixed_taps` 0, of any number of taps."""
+    """Return a function that computes two lines from two rows. `fixed_taps` 0: with any number of taps."""
 
     @njit(**OPTIONS)
     def pixel(upper: int, lower: int, weights: int, taps: int, half: Any) -> Any:
@@ -109,7 +109,7 @@ def _first_pass(fixed_taps: int) -> Any:
 
     @njit(**OPTIONS)
     def two_lines(upper: int, lower: int, line: int, work: int) -> None:
-        """Make the lines at `line` and after it of two rows of the source."""
+        """Compute the line at `line` and the next one from two rows of the source."""
         table = work + COLUMNS
         begins, weights = load_i64(table + TABLE.begins), load_i64(table + TABLE.weights)
         bits, columns = load_i64(table + TABLE.bits), load_i64(table + TABLE.kept)
@@ -144,7 +144,7 @@ _two_lines_of_any_taps = _first_pass(0)
 
 @njit(**OPTIONS)
 def _source_row(work: int, row: int, slot: int) -> int:
-    """Return an address where the row can be read beyond its end."""
+    """Return an address at which the row can be read beyond its end."""
     address = load_i64(work + AT.source) + row * load_i64(work + AT.stride)
     if row < load_i64(work + AT.safe_rows):
         return address
@@ -155,7 +155,7 @@ def _source_row(work: int, row: int, slot: int) -> int:
 
 @njit(**OPTIONS)
 def _two_lines(work: int, row: int, line: int) -> None:
-    """Make the lines of a row of the source, and of the next if there is one."""
+    """Compute the lines of a row of the source, and of the next one if it exists."""
     upper = _source_row(work, row, 0)
     lower = upper
     if row + 1 < load_i64(work + ROWS + TABLE.before):
@@ -173,7 +173,7 @@ def _two_lines(work: int, row: int, line: int) -> None:
 
 
 def _second_pass(fixed_taps: int) -> Any:
-    """Make the function that blends 32 bytes of lines; with `fixed_taps` 0, of any number of lines."""
+    """Return a function that blends bytes of lines. `fixed_taps` 0: of any number of lines."""
 
     @njit(**OPTIONS)
     def blend(line: int, line_bytes: int, weights: int, any_taps: int, bits: int, to: int) -> None:
@@ -195,7 +195,7 @@ def _second_pass(fixed_taps: int) -> Any:
     def blend_all(
         line: int, line_bytes: int, weights: int, taps: int, bits: int, to: int, count: int
     ) -> None:
-        """Blend `count` bytes of lines, and write no byte beyond."""
+        """Blend `count` bytes. Never write past them."""
         for x in range(0, count - VECTOR + 1, VECTOR):
             blend(line + x, line_bytes, weights, taps, bits, to + x)
         if count % VECTOR == 0:
@@ -218,7 +218,7 @@ _blend_any_taps = _second_pass(0)
 
 @njit(**OPTIONS)
 def _blend(work: int, row: int, line: int, to: int, count: int) -> None:
-    """Make `count` bytes of a row of the resized picture of the lines from `line` on."""
+    """Compute `count` bytes of a row of the resized image from the lines at `line` and after it."""
     line_bytes, bits = load_i64(work + AT.line_bytes), load_i64(work + ROWS + TABLE.bits)
     taps = load_i64(work + ROWS + TABLE.taps)
     weights = load_i64(work + ROWS + TABLE.weights) + 2 * taps * row
@@ -235,7 +235,7 @@ def _blend(work: int, row: int, line: int, to: int, count: int) -> None:
 
 @njit(**OPTIONS)
 def _make_rows(work: int, plan: int, target: int) -> None:
-    """Run both passes; as many lines are kept as the next rows need."""
+    """Run both passes. Keep only the lines that the next rows need."""
     row_begins, taps = load_i64(work + ROWS + TABLE.begins), load_i64(work + ROWS + TABLE.taps)
     lines, line_bytes = load_i64(work + AT.lines), load_i64(work + AT.line_bytes)
     most_lines, height = load_i64(work + AT.most_lines), load_i64(work + ROWS + TABLE.before)
@@ -246,7 +246,7 @@ def _make_rows(work: int, plan: int, target: int) -> None:
             _write_assembled(work, plan, target, row)
         for row in range(top + kept_rows, load_i64(plan + PLAN_AT.height)):
             _write_assembled(work, plan, target, row)
-    base = done = load_i64(row_begins)  # rows of the source: of the first line, and after the last
+    base = done = load_i64(row_begins)  # rows of the source: of the first line, after the last line
     for row in range(kept_rows):
         begin = load_i64(row_begins + 8 * row)
         while done < min(begin + taps, height):
@@ -260,7 +260,7 @@ def _make_rows(work: int, plan: int, target: int) -> None:
 
 @njit(**OPTIONS)
 def _make_row(work: int, plan: int, row: int, line: int, target: int) -> None:
-    """Make a row of the result of the lines from `line` on."""
+    """Compute a row of the result from the lines at `line` and after it."""
     direct, pixel = load_i64(work + AT.is_direct) != 0, load_i64(work + AT.pixel_bytes)
     to, colour_step = load_i64(work + AT.assembled), load_i64(plan + PLAN_AT.width)
     if direct:
@@ -277,7 +277,7 @@ def _make_row(work: int, plan: int, row: int, line: int, target: int) -> None:
 
 @njit(**OPTIONS)
 def _write_assembled(work: int, plan: int, target: int, row: int) -> None:
-    """Write a row of the result from the bytes that were assembled for it, as its type."""
+    """Write a row of the result as its type, from the bytes that were assembled for it."""
     pixel, width = load_i64(work + AT.pixel_bytes), load_i64(plan + PLAN_AT.width)
     size = 1 if load_i64(plan + PLAN_AT.levels) == 0 else 4
     to = target + size * row * load_i64(plan + PLAN_AT.row_step)

@@ -1,7 +1,7 @@
 """Vectors of 256 and 128 bits for kernels: shuffles in LLVM IR, arithmetic by the instructions of AVX2 and PCLMULQDQ.
 
-A `WIDE` is two lanes of 128 bits. Most instructions of AVX2 treat each lane by itself, and so do the kernels: they put
-two rows of a picture into the two lanes, or two halves of one row.
+A `WIDE` has two lanes of 128 bits. Most instructions of AVX2 treat each lane separately, and so do the kernels: they
+put two rows of an image into the two lanes, or two halves of one row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WIDE, NARROW = _Wide(name="WIDE"), _Narrow(name="NARROW")
 _BYTES, _WORDS, _LONGS = (ir.VectorType(kind, 256 // kind.width) for kind in (I8, I16, I32))
 _FLOATS = ir.VectorType(F32, 8)
 _HALF, _QUADS = ir.VectorType(I8, 16), ir.VectorType(I64, 2)
-_ZERO = 32  # in a table of bytes of a shuffle: a byte 0
+_ZERO = 32  # the index of a byte 0 in a shuffle
 
 
 @register_model(_Wide)
@@ -63,7 +63,7 @@ def _store(builder: Any, value: Any, address: Any) -> None:
 
 
 def _call(builder: Any, name: str, result: Any, *operands: Any) -> Any:
-    """Call an instruction of the processor."""
+    """Call an intrinsic of LLVM, which is one instruction of the processor."""
     kind = ir.FunctionType(result, [operand.type for operand in operands])
     called = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     return builder.call(called, operands)
@@ -85,13 +85,13 @@ def zeros(builder: Any) -> Any:
 
 @operation(WIDE, types.int64)
 def splat(builder: Any, value: Any) -> Any:
-    """Return eight times the low 32 bits of a number."""
+    """Return eight copies of the low 32 bits of a number."""
     return _splat(builder, builder.trunc(value, I32))
 
 
 @operation(WIDE, types.int64)
 def splat_at(builder: Any, address: Any) -> Any:
-    """Return eight times the 32 bits at an address: a pair of int16 weights."""
+    """Return eight copies of the 32 bits at an address: a pair of int16 weights."""
     return _splat(builder, _load(builder, address, I32))
 
 
@@ -116,7 +116,7 @@ def store_wide(builder: Any, vector: Any, address: Any) -> None:
 
 @operation(types.void, WIDE, types.int64)
 def store_past_caches(builder: Any, vector: Any, address: Any) -> None:
-    """Store 32 bytes at a multiple of 32, without a place for them in the caches; `fence` comes after the last."""
+    """Store 32 bytes at a multiple of 32, past the caches. Call `fence` after the last one."""
     written = builder.store(vector, builder.inttoptr(address, _LONGS.as_pointer()))
     written.align = 32
     note = builder.module.add_metadata([ir.Constant(I32, 1)])
@@ -125,13 +125,13 @@ def store_past_caches(builder: Any, vector: Any, address: Any) -> None:
 
 @operation(types.void)
 def fence(builder: Any) -> None:
-    """Let no other thread see a later store before those that went past the caches."""
+    """Make stores past the caches visible to other threads before any later store."""
     _call(builder, "llvm.x86.sse.sfence", ir.VoidType())
 
 
 @operation(WIDE, types.int64, types.int64, types.int64)
 def to_floats(builder: Any, bytes_: Any, factors: Any, shifts: Any) -> Any:
-    """Return `byte * factor - shift` of 8 bytes, as float32, each operation rounded; all three are addresses."""
+    """Return `byte * factor - shift` for 8 bytes, as float32, each operation rounded. All three are addresses."""
     values = builder.zext(_load(builder, bytes_, ir.VectorType(I8, 8)), _LONGS)
     product = builder.fmul(builder.sitofp(values, _FLOATS), _load(builder, factors, _FLOATS))
     return builder.bitcast(builder.fsub(product, _load(builder, shifts, _FLOATS)), _LONGS)
@@ -139,7 +139,7 @@ def to_floats(builder: Any, bytes_: Any, factors: Any, shifts: Any) -> Any:
 
 @operation(WIDE, WIDE, WIDE, WIDE)
 def differing(builder: Any, before: Any, left: Any, right: Any) -> Any:
-    """Return `before` and the bits in which two vectors differ."""
+    """Return the bits of `before`, and those in which two vectors differ."""
     return builder.or_(before, builder.xor(left, right))
 
 
@@ -151,7 +151,7 @@ def is_zero(builder: Any, vector: Any) -> Any:
 
 
 def lane_shuffle(*table: int) -> Any:
-    """Make the function that gives each lane the 16 bytes of itself that `table` says, -1 for 0."""
+    """Return a function that rearranges the 16 bytes of each lane by `table`, in which -1 is a byte 0."""
     places = [
         _ZERO if place < 0 else place + lane
         for lane in (0, 16)
@@ -167,7 +167,7 @@ def lane_shuffle(*table: int) -> Any:
 
 
 def _interleave(begin: int) -> Any:
-    """Make the function that alternates 8 bytes of each lane of one vector with those of another."""
+    """Return a function that interleaves 8 bytes of each lane of two vectors, from byte `begin` on."""
     places = [
         place
         for lane in (0, 16)
@@ -189,7 +189,7 @@ interleave_high = _interleave(8)
 
 @operation(WIDE, WIDE, WIDE, WIDE)
 def multiply_add(builder: Any, total: Any, values: Any, weights: Any) -> Any:
-    """Return `total` and to each of its int32 the sum of two products of int16."""
+    """Return `total` after adding to each of its int32 the sum of two products of int16."""
     operands = builder.bitcast(values, _WORDS), builder.bitcast(weights, _WORDS)
     products = _call(builder, "llvm.x86.avx2.pmadd.wd", _LONGS, *operands)
     return builder.add(total, products)
@@ -197,7 +197,7 @@ def multiply_add(builder: Any, total: Any, values: Any, weights: Any) -> Any:
 
 @operation(WIDE, WIDE, WIDE, WIDE, WIDE, types.int64)
 def narrow(builder: Any, first: Any, second: Any, third: Any, fourth: Any, bits: Any) -> Any:
-    """Shift int32 right by `bits` and cut them to 0..255; each lane gets its 4 of each vector, in order."""
+    """Shift int32 right by `bits`, and clamp them to 0..255. Each lane gets its 4 of each vector, in order."""
     count = _splat(builder, builder.trunc(bits, I32))
     shifted = [builder.ashr(vector, count) for vector in (first, second, third, fourth)]
     pack = "llvm.x86.avx2.packssdw"
@@ -207,7 +207,7 @@ def narrow(builder: Any, first: Any, second: Any, third: Any, fourth: Any, bits:
 
 @operation(types.void, WIDE, types.int64, types.int64)
 def store_12_bytes(builder: Any, vector: Any, low: Any, high: Any) -> None:
-    """Store the first 12 bytes of each lane at an address of its own."""
+    """Store the first 12 bytes of each lane, each lane at its own address."""
     for lane, address in ((0, low), (4, high)):
         pair = builder.shuffle_vector(vector, vector, _indices([lane, lane + 1]))
         _store(builder, pair, address)
@@ -217,7 +217,7 @@ def store_12_bytes(builder: Any, vector: Any, low: Any, high: Any) -> None:
 
 @operation(types.void, WIDE, types.int64, types.int64, types.int64)
 def store_3_longs(builder: Any, vector: Any, low: Any, high: Any, step: Any) -> None:
-    """Store the first three groups of 4 bytes of each lane, `step` bytes from one to the next."""
+    """Store the first three groups of 4 bytes of each lane, `step` bytes apart."""
     for lane, address in ((0, low), (4, high)):
         for k in range(3):
             value = builder.extract_element(vector, ir.Constant(I32, lane + k))
@@ -255,7 +255,7 @@ def exclusive_or(builder: Any, left: Any, right: Any) -> Any:
 
 @operation(NARROW, NARROW, NARROW, NARROW)
 def fold(builder: Any, remainder: Any, factors: Any, data: Any) -> Any:
-    """Return low * low ^ high * high ^ data, the products being those of polynomials over GF(2)."""
+    """Return low * low ^ high * high ^ data, with products of polynomials over GF(2)."""
     low, high = (
         _call(builder, "llvm.x86.pclmulqdq", _QUADS, remainder, factors, ir.Constant(I8, halves))
         for halves in (0x00, 0x11)

@@ -47,9 +47,9 @@ def fill_table(table: int) -> None:
 
 @njit(**OPTIONS)
 def _find_shares(table: int) -> tuple[float, int]:
-    """Note begin, count and unrounded weights of each pixel of the result; return the largest, and the most of one.
+    """Store the begin, the count and the unrounded weights of each pixel. Return the largest weight and count.
 
-    As ATen's `_compute_indices_min_size_weights_aa`, operation by operation.
+    This is ATen's `_compute_indices_min_size_weights_aa`, operation by operation.
     """
     before, after = load_i64(table + TABLE.before), load_i64(table + TABLE.after)
     shares, share_bytes = load_i64(table + TABLE.shares), load_i64(table + TABLE.share_bytes)
