@@ -143,10 +143,17 @@ def _copy(path: str, index: Index, part: Shard, source: Source) -> None:
         for piece in source.read(name, part):
             checksum = zlib.crc32(piece, checksum)
             write_all(file.fileno(), partial, piece)
-        open_part(staging, part)
-        if part.checksum not in (None, checksum):
+            if file.tell() > part.bytes:
+                break
+        reason = "has a wrong checksum" if part.checksum not in (None, checksum) else ""
+        try:
+            # In full, whatever the checksum says: it comes from the source, too.
+            open_part(staging, part, index.schema, full=True)
+        except PackedDataError as error:
+            reason = error.reason
+        if reason:
             raise PackedDataError(
-                path, f"the copy from {source.where} has a wrong checksum", shard=part.name
+                path, f"the copy from {source.where}: {reason}", shard=part.name
             )
         # Parts in memory have no checksums, so only the id shows that another set has taken this name.
         if found := source.find(name):

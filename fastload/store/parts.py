@@ -13,9 +13,12 @@ import pyarrow as pa
 from fastload.datasets.manifest import Shard, described
 from fastload.disk import write_all
 from fastload.errors import PackedDataError
+from fastload.store.fields import Arrays, arrays_of
 from fastload.store.room import expect_room, room_for
 
 _FOOTER = b"ARROW1"
+_OF_ARROW = (pa.ArrowException, OSError, MemoryError, ValueError)
+"""Arrow's errors for damaged files."""
 
 
 def write_part(
@@ -79,12 +82,17 @@ def is_here(folder: str, shard: Shard) -> bool:
 
 
 def open_part(
-    folder: str, shard: Shard, schema: tuple[tuple[str, str], ...] | None = None
-) -> tuple[pa.RecordBatch, mmap.mmap]:
-    """Map a part; return its columns in the mapped memory, and that memory. No row is read yet.
+    folder: str,
+    shard: Shard,
+    schema: tuple[tuple[str, str], ...] | None = None,
+    *,
+    full: bool = False,
+) -> tuple[pa.RecordBatch, Arrays]:
+    """Map a part. Return its columns, and those of numbers as arrays, in the mapped memory.
 
-    The mapping is private: only this process sees what is written into it, and nothing reaches the file.
-    Raises PackedDataError if the file is missing, is cut off, has other rows, or columns other than `schema`.
+    The columns are checked by `arrays_of`, which reads no values unless `full`. The mapping is private: only this
+    process sees what is written into it, and nothing reaches the file.
+    Raises PackedDataError if the file is missing, cut off or damaged, has other rows, or columns other than `schema`.
     """
 
     def fail(reason: str) -> PackedDataError:
@@ -93,7 +101,7 @@ def open_part(
     try:
         with open(os.path.join(folder, shard.name), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size != shard.bytes:
+            if size != shard.bytes or not size:
                 raise fail(
                     f"the file has {size:,} bytes, expected {shard.bytes:,}. It was cut off or changed"
                 )
@@ -104,12 +112,16 @@ def open_part(
         raise fail("the file does not end like an Arrow file. It was cut off or changed")
     try:
         reader = pa.ipc.open_file(pa.py_buffer(mapped))
+        found = described(reader.schema)
         batch: Any = reader.get_batch(0) if reader.num_record_batches == 1 else None
-    except (pa.ArrowException, OSError) as error:
+    except _OF_ARROW as error:
         raise fail(f"is not an Arrow file: {error}") from error
     rows = None if batch is None else batch.num_rows
     if rows != shard.rows:
         raise fail(f"has {rows} rows in one batch, expected {shard.rows}. It was changed")
-    if schema not in (None, described(batch.schema)):
-        raise fail(f"has the columns {described(batch.schema)}, expected {schema}")
-    return batch, mapped
+    if schema not in (None, found):
+        raise fail(f"has the columns {found}, expected {schema}")
+    try:
+        return batch, arrays_of(batch, mapped, full=full)
+    except _OF_ARROW as error:
+        raise fail(f"is damaged: {error}") from error

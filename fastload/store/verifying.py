@@ -23,7 +23,8 @@ class Verified:
         parts: number of checked parts.
         bytes: number of bytes that were read.
         seconds: run time.
-        unread: number of checked parts without a checksum. Their sizes, footers, rows and columns were checked.
+        unread: number of checked parts without a checksum. Their form was checked: sizes, columns, rows, offsets,
+            strings. A wrong number in them is not found.
         elsewhere: number of parts on other nodes, by the name of the node.
         bad: a sentence for each damaged part.
     """
@@ -42,8 +43,7 @@ class Verified:
         ]
         if self.unread:
             lines.append(
-                f"{self.unread:,} of these parts have no checksums, so only their sizes and footers were checked, not "
-                "their rows"
+                f"{self.unread:,} of these parts have no checksums, so only their form was checked, not their values"
             )
         if self.elsewhere:
             nodes = ", ".join(f"{node} ({count:,})" for node, count in self.elsewhere.items())
@@ -97,6 +97,6 @@ def verify(
 def _read(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
     """Yield the bytes of a part that its checksum covers: none if it has no checksum."""
     if shard.checksum is None:
-        open_part(path, shard, index.schema)
+        open_part(path, shard, index.schema, full=True)
     else:
         yield from pieces(path, index, shard)
