@@ -45,7 +45,7 @@ def ls(root: str | None, as_json: bool) -> None:
     """List the sets, and the free space.
 
     Prints the rows, parts, size and age of each set, and the dtype and shape of each column. Parts on other nodes are
-    counted separately.
+    counted separately. What cannot be read is named and passed over.
 
     \b
     Examples:
@@ -180,7 +180,7 @@ def gc(root: str | None, dry_run: bool) -> None:
 
     Leftovers are temporary sets whose process has ended, and incomplete sets of `put`, `prepare` and `fastload stage`.
     An interrupted preparation or copy can resume until its leftovers are removed. After that, it starts from the
-    beginning. Files that a running process writes are kept.
+    beginning. Files that a running process writes are kept. What cannot be read is named and passed over.
 
     \b
     Examples:
@@ -191,7 +191,11 @@ def gc(root: str | None, dry_run: bool) -> None:
     from fastload.store.root import collect
 
     path = _opened(root)
-    removed = collect(path, delete=not dry_run)
+    removed = collect(
+        path,
+        delete=not dry_run,
+        say=lambda text: click.echo(f"passed over: {text}", err=True),
+    )
     for name, size in removed:
         click.echo(f"{'would remove' if dry_run else 'removed'} {name}: {size_text(size)}")
     total = size_text(sum(size for _, size in removed))

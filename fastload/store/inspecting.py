@@ -53,7 +53,7 @@ def columns_of(path: str, index: Index) -> dict[str, str]:
     if here is not None:
         try:
             batch, _ = open_part(path, index.shards[here])
-        except PackedDataError:
+        except (PackedDataError, OSError):
             return kinds
         kinds.update({field.name: _kind(field) for field in batch.schema})
     return kinds

@@ -12,7 +12,7 @@ from fastload.datasets.manifest import INDEX
 from fastload.datasets.packed.packing import counted, size_text
 from fastload.store.inspecting import columns_of, ownership
 from fastload.store.parts import is_here
-from fastload.store.root import StoredSet, sets
+from fastload.store.root import StoredSet, passing_over, sets
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,16 @@ class ListedSet:
 
 @dataclass(frozen=True)
 class Listing:
-    """The sets of a root. `total` and `free` are bytes of its file system; 0 if the root is not there."""
+    """The sets of a root. `total` and `free` are bytes of its file system; 0 if the root is not there.
+
+    `passed_over` has a sentence for each entry that cannot be read.
+    """
 
     root: str
     total: int
     free: int
     sets: list[ListedSet]
+    passed_over: list[str]
 
     def as_json(self) -> str:
         """Return one JSON object, with all fields by their names."""
@@ -56,15 +60,21 @@ class Listing:
             lines.append(f"{self.root}: {counted(len(self.sets), 'set')}, {size_text(used)}")
         if self.total:
             lines[-1] += f"; {size_text(self.free)} of {size_text(self.total)} are free"
+        lines += [f"passed over: {text}" for text in self.passed_over]
         return "\n".join(lines)
 
 
 def listed(root: str) -> Listing:
     """Return the sets of a root, or none if the root does not exist."""
     if not os.path.isdir(root):
-        return Listing(root, 0, 0, [])
+        return Listing(root, 0, 0, [], [])
     usage = shutil.disk_usage(root)
-    return Listing(root, usage.total, usage.free, [_listed(found) for found in sets(root)])
+    found: list[ListedSet] = []
+    bad: list[str] = []
+    for one in sets(root, say=bad.append):
+        with passing_over(bad.append):
+            found.append(_listed(one))
+    return Listing(root, usage.total, usage.free, found, bad)
 
 
 def _listed(found: StoredSet) -> ListedSet:

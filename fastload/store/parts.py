@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from fastload.datasets.manifest import Shard, described
-from fastload.disk import write_all
+from fastload.disk import create, open_file, write_all
 from fastload.errors import PackedDataError
 from fastload.store.fields import Arrays, arrays_of
 from fastload.store.room import expect_room, room_for
@@ -51,8 +51,7 @@ class _Sink:
     def __init__(self, path: str, *, checksum: bool) -> None:
         self.path, self.at, self.closed = path, 0, False
         self.checksum: int | None = 0 if checksum else None
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self.descriptor = os.open(path, flags, 0o666)
+        self.descriptor = create(path)
 
     def write(self, content: Any) -> int:
         """Append `content`, all of it."""
@@ -99,7 +98,7 @@ def open_part(
         return PackedDataError(folder, reason, shard=shard.name)
 
     try:
-        with open(os.path.join(folder, shard.name), "rb") as file:
+        with open_file(os.path.join(folder, shard.name)) as file:
             size = os.fstat(file.fileno()).st_size
             if size != shard.bytes or not size:
                 raise fail(

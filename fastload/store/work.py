@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 import pyarrow as pa
 
 from fastload.datasets.manifest import Shard
-from fastload.disk import replace_file
+from fastload.disk import open_file, replace_file
 from fastload.store.parts import open_part, write_part
 from fastload.store.room import room_for
 from fastload.store.root import this_node
@@ -88,7 +88,7 @@ class Work:
     def note(self, fingerprint: str) -> Note | None:
         """Return the note of a part, or None if the part is missing or incomplete."""
         try:
-            with open(self._name(f"{fingerprint}.json"), "rb") as file:
+            with open_file(self._name(f"{fingerprint}.json")) as file:
                 about = json.load(file)
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(about.pop("schema"))))
             shard = Shard(**{**about, "payload": ()})

@@ -48,7 +48,7 @@ def pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
 def opened(path: str, shard: Shard) -> Iterator[int]:
     """Yield a descriptor of a shard. Raises `PackedDataError` if the file is missing."""
     try:
-        fd = os.open(os.path.join(path, shard.name), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(os.path.join(path, shard.name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
         raise PackedDataError(path, "the file is missing", shard=shard.name) from error
     try:

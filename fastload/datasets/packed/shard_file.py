@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from fastload.datasets.manifest import Shard
 from fastload.datasets.packed.format import payload_extents
-from fastload.disk import write_all
+from fastload.disk import create, write_all
 
 
 class ShardFile:
@@ -64,7 +64,7 @@ class _Sink:
     def __init__(self, name: str) -> None:
         self.name = name
         self.closed = False
-        self.fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self.fd = create(name)
         self._at = 0
 
     def write(self, content: Any) -> int:
