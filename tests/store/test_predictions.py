@@ -389,6 +389,18 @@ def test_each_part_is_given_to_one_rank_and_a_slow_rank_gets_fewer(size: int, pa
     assert size == 1 or len(shares[0]) <= 1
 
 
+def test_a_rank_that_comes_when_all_parts_are_made_has_none_and_warns_of_nothing() -> None:
+    together = Together(2)
+    first, late = (
+        Ranks(together.control(Rank(k, 2, k, 2, "none")), together.store) for k in range(2)
+    )
+    with first.leased(range(3), "a name") as shares:
+        for _ in shares:
+            shares.made()
+    with late.leased(range(3), "a name") as shares:
+        assert list(shares) == []
+
+
 @pytest.mark.parametrize("again_on", [1, 2, 4])
 def test_a_restart_on_any_number_of_ranks_makes_only_what_is_missing(
     again_on: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
