@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--meet", is_flag=True, help="Also connect to the other ranks and add up the rank numbers."
+    "--meet",
+    is_flag=True,
+    help="Also import torch, count its devices, connect to the other ranks and add up the rank numbers.",
 )
 @click.option(
     "--timeout",
@@ -37,7 +40,7 @@ def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
     """Show which rank this process is, and which variables say so.
 
     Under a launcher, each rank prints its own lines. With --meet, the ranks also form the process group that training
-    would form, so network errors show up before a job starts.
+    would form, and print its backend and their devices, so errors show up before a job starts.
 
     With --compile, the image kernels are compiled into the cache that training will use. In a container image or
     before a large job, set FASTLOAD_CACHE to a folder that persists.
@@ -49,17 +52,13 @@ def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
         mpiexec -n 4 fastload env --meet
         torchrun --nproc-per-node 4 --no-python fastload env --meet
     """
-    from fastload.distributed import detect_rank, shutdown
+    from fastload.distributed import detect_rank
 
     detected = detect_rank()
     lines = _described(detected)
-    try:
-        if meet:
-            lines.append(_meet(timeout_s))
+    with _met(timeout_s, lines) if meet else nullcontext():
         lines += _kernels(compile_kernels)
-        lines += _cores()
-    finally:
-        shutdown()
+        lines += _cores(detected, met=meet)
     # One write, so that the lines of other ranks do not come between them.
     click.echo("".join(f"{detected.rank}: {line}\n" for line in lines), nl=False)
 
@@ -68,23 +67,35 @@ def _described(detected: Detected) -> list[str]:
     """Return the lines on the rank, the variables that define it, and the software."""
     import os
     import platform
-
-    import torch
+    from importlib.metadata import version
 
     import fastload
-    from fastload.distributed import backend_for
 
     rank = detected.rank
     said = dict.fromkeys(source for sources in detected.origins.values() for source in sources)
-    devices = (
-        f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA"
-    )
     return [
         f"local rank {rank.local_rank} of {rank.local_size} on {os.uname().nodename}, launcher {rank.launcher}",
         f"found in {', '.join(said)}" if said else "no variable of a launcher is set",
-        f"Python {platform.python_version()}, torch {torch.__version__}, fastload {fastload.__version__}, {devices}, "
-        f"backend {backend_for('auto')}",
+        # Its metadata: to import torch takes seconds.
+        f"Python {platform.python_version()}, torch {version('torch')}, fastload {fastload.__version__}",
     ]
+
+
+@contextmanager
+def _met(timeout_s: float, lines: list[str]) -> Iterator[None]:
+    """Connect to the other ranks in the block. Append the lines on the devices and the ranks."""
+    import torch
+
+    from fastload.distributed import backend_for, shutdown
+
+    found = torch.cuda.is_available()
+    devices = f"{torch.cuda.device_count()} CUDA devices" if found else "no CUDA"
+    lines.append(f"{devices}, backend {backend_for('auto')}")
+    try:
+        lines.append(_meet(timeout_s))
+        yield
+    finally:
+        shutdown()
 
 
 def _meet(timeout_s: float) -> str:
@@ -111,15 +122,16 @@ def _meet(timeout_s: float) -> str:
     return f"met the other ranks in {elapsed_s:.2f} s ({met_by()}); the ranks add up to {expected}"
 
 
-def _cores() -> Iterator[str]:
+def _cores(detected: Detected, *, met: bool) -> Iterator[str]:
     """Yield the line on the cores of this rank, and the warning if they are too few."""
     import os
 
-    from fastload.distributed import cores
+    from fastload import distributed
+    from fastload.distributed.affinity import cores_of
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        count = cores()
+        count = distributed.cores() if met else cores_of(detected.rank, (), stacklevel=1)
     own = os.sched_getaffinity(0)
     yield f"cores for this rank: {count}; this rank may run on cores {_ranges(own)} of {os.cpu_count()}"
     for warning in caught:

@@ -161,7 +161,7 @@ def rm(names: tuple[str, ...], root: str | None) -> None:
         fastload store rm mnist
         fastload store rm train val --root /project/sets
     """
-    from fastload.datasets.packed.packing import size_text
+    from fastload.datasets.packed.inspecting import size_text
     from fastload.store.root import find, remove, size_of
 
     places = dict.fromkeys(_place(name, root) for name in names)
@@ -187,7 +187,7 @@ def gc(root: str | None, dry_run: bool) -> None:
         fastload store gc --dry-run
         fastload store gc
     """
-    from fastload.datasets.packed.packing import size_text
+    from fastload.datasets.packed.inspecting import size_text
     from fastload.store.root import collect
 
     path = _opened(root)

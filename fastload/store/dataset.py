@@ -17,7 +17,7 @@ from fastload.datasets.sample_columns import SampleColumns
 from fastload.errors import PackedDataError
 from fastload.rows import Gatherer, Run, as_indices
 from fastload.store.columns import MAX_ROW, MEMORY_BEGIN, copy_on_one_core, memory_rows
-from fastload.store.parts import open_part
+from fastload.store.parts import open_part, python_value
 from fastload.store.root import in_memory
 
 
@@ -160,24 +160,14 @@ class SetDataset(Dataset[Any]):
         tensor = self._part(self._numbers[0]).tensors.get(name)
         if tensor is None:
             places = zip(numbers.tolist(), (rows - self._begins[numbers]).tolist(), strict=True)
-            return [self._value(name, number, at) for number, at in places]
+            return [
+                python_value(self.path, self._shards[number], self._part(number).batch, name, at)
+                for number, at in places
+            ]
         out = torch.empty((len(rows), *tensor.shape[1:]), dtype=tensor.dtype)
         if len(rows):
             self._gather(name, rows, numbers, out)
         return out
-
-    def _value(self, name: str, number: int, at: int) -> Any:
-        """Return a value that is a Python object. Nothing has read it since it was written."""
-        column = self._part(number).batch.column(name)
-        try:
-            return column[at].as_py()
-        except (ValueError, OverflowError) as error:
-            raise PackedDataError(
-                self.path,
-                f"column {name!r} has no valid value there ({error}). Check the set with fastload verify",
-                shard=self._shards[number].name,
-                record=at,
-            ) from error
 
     def _gather(
         self, name: str, rows: NDArray[np.int64], numbers: NDArray[np.int64], out: Tensor

@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from fastload.datasets.manifest import INDEX
-from fastload.datasets.packed.packing import counted, size_text
+from fastload.datasets.packed.inspecting import counted, size_text
 from fastload.store.inspecting import columns_of, ownership
 from fastload.store.parts import is_here
 from fastload.store.root import StoredSet, passing_over, sets

@@ -75,6 +75,15 @@ class _Sink:
             os.close(self.descriptor)
 
 
+def python_value(folder: str, shard: Shard, batch: pa.RecordBatch, name: str, row: int) -> Any:
+    """Return a value that is a Python object. Raise PackedDataError if it is none: nothing has looked at it before."""
+    try:
+        return batch.column(name)[row].as_py()
+    except (ValueError, OverflowError) as error:
+        reason = f"column {name!r} has no valid value ({error}). Check the set with fastload verify"
+        raise PackedDataError(folder, reason, shard=shard.name, record=row) from error
+
+
 def is_here(folder: str, shard: Shard) -> bool:
     """Return True if a set has the file of a part in its folder."""
     return os.path.exists(os.path.join(folder, shard.name))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fastload.cores import usable_cores
 from fastload.datasets.manifest import Index, Shard
-from fastload.datasets.packed.packing import counted
+from fastload.datasets.packed.inspecting import counted
 from fastload.datasets.packed.passes import Checks, each
 from fastload.store.parts import open_part
 from fastload.store.pieces import parts_elsewhere, pieces, read_columns_index

@@ -29,7 +29,8 @@ from PIL import Image
 
 from fastload.cli import main
 from fastload.datasets import PackedDataset, PackedWriter
-from fastload.datasets.packed.packing import inspect, pack
+from fastload.datasets.packed.inspecting import inspect
+from fastload.datasets.packed.packing import pack
 from fastload.datasets.packed.verifying import verify
 from fastload.errors import DecodeError, FileListError, PackedDataError
 from fastload.image import decode_pixels

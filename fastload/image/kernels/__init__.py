@@ -27,8 +27,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fastload.image.kernels import cache
 
 MODULES: Sequence[str] = (f"{__name__}.runs", f"{__name__}.jpeg", "fastload.image.kernels_check")
@@ -332,10 +330,22 @@ def _identity() -> dict[str, str]:
     return versions | {
         "processor": llvm.get_host_cpu_name(),
         "features": features.flatten(),
-        "torch": f"{torch.__version__} {torch.version.git_version} {torch.__config__.show()}",
-        "capability": torch.backends.cpu.get_cpu_capability(),
+        "torch": _torch(),
+        "capability": os.environ.get("ATEN_CPU_CAPABILITY", ""),  # torch reads it; else the processor decides
         "sources": _sources(),
     }
+
+
+def _torch() -> str:
+    """Return a hash that tells this build of torch from others. To import torch takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise Unavailable("off: torch is not installed")
+    parts = [Path(spec.origin).with_name("version.py").read_bytes()]  # with the commit, CUDA and ROCm
+    with suppress(importlib.metadata.PackageNotFoundError):
+        # It has the hashes of all libraries. A build in its own sources has none.
+        parts.append((importlib.metadata.distribution("torch").read_text("RECORD") or "").encode())
+    return sha256(b"\0".join(parts)).hexdigest()
 
 
 def _sources() -> str:
