@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -56,9 +55,10 @@ def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
 
     detected = detect_rank()
     lines = _described(detected)
-    with _met(timeout_s, lines) if meet else nullcontext():
-        lines += _kernels(compile_kernels)
-        lines += _cores(detected, met=meet)
+    if meet:
+        lines += _meet(timeout_s)
+    lines += _kernels(compile_kernels)
+    lines += _cores(detected, met=meet)
     # One write, so that the lines of other ranks do not come between them.
     click.echo("".join(f"{detected.rank}: {line}\n" for line in lines), nl=False)
 
@@ -81,36 +81,27 @@ def _described(detected: Detected) -> list[str]:
     ]
 
 
-@contextmanager
-def _met(timeout_s: float, lines: list[str]) -> Iterator[None]:
-    """Connect to the other ranks in the block. Append the lines on the devices and the ranks."""
-    import torch
+def _meet(timeout_s: float) -> Iterator[str]:
+    """Yield the line on the devices. Connect to the other ranks until the command ends, and yield the line on them.
 
-    from fastload.distributed import backend_for, shutdown
-
-    found = torch.cuda.is_available()
-    devices = f"{torch.cuda.device_count()} CUDA devices" if found else "no CUDA"
-    lines.append(f"{devices}, backend {backend_for('auto')}")
-    try:
-        lines.append(_meet(timeout_s))
-        yield
-    finally:
-        shutdown()
-
-
-def _meet(timeout_s: float) -> str:
-    """Connect to the other ranks and add up the rank numbers. Raise ClickException if the sum is wrong."""
+    Raise ClickException if the rank numbers add up to a wrong sum.
+    """
     from time import perf_counter
 
     import torch
     import torch.distributed as dist
 
-    from fastload.distributed import init, met_by
+    from fastload.distributed import backend_for, init, met_by, shutdown
 
+    found = torch.cuda.is_available()
+    devices = f"{torch.cuda.device_count()} CUDA devices" if found else "no CUDA"
+    yield f"{devices}, backend {backend_for('auto')}"
+    click.get_current_context().call_on_close(shutdown)
     began = perf_counter()
     rank = init(timeout_s=timeout_s)
     if not dist.is_initialized():
-        return f"no other ranks to meet ({met_by()})"
+        yield f"no other ranks to meet ({met_by()})"
+        return
     total = torch.tensor([rank.rank])
     dist.all_reduce(total)
     elapsed_s, expected = perf_counter() - began, rank.world_size * (rank.world_size - 1) // 2
@@ -119,7 +110,7 @@ def _meet(timeout_s: float) -> str:
             f"{rank}: the rank numbers add up to {total.item()}, but should add up to {expected}. "
             "Give each process of the job a different rank"
         )
-    return f"met the other ranks in {elapsed_s:.2f} s ({met_by()}); the ranks add up to {expected}"
+    yield f"met the other ranks in {elapsed_s:.2f} s ({met_by()}); the ranks add up to {expected}"
 
 
 def _cores(detected: Detected, *, met: bool) -> Iterator[str]:

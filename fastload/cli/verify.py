@@ -52,7 +52,4 @@ def _verify_columns(path: str, workers: int | None) -> None:
     click.echo(str(found))
     if found.bad:
         raise click.ClickException(f"{len(found.bad)} of {found.parts} parts are damaged")
-    if found.unread:
-        click.echo("No damage was found, but values without checksums cannot be checked.")
-    else:
-        click.echo("All checked parts are valid.")
+    click.echo("No damage was found." if found.unread else "All checked parts are valid.")

@@ -54,6 +54,4 @@ def cores_of(rank: Rank, on_node: Collection[Collection[int]], *, stacklevel: in
     machine = os.cpu_count() or len(own)
     if warning := one_core_warning(rank.launcher, own, machine, rank.local_size):
         warnings.warn(warning, stacklevel=stacklevel + 1)
-    if on_node:
-        return share(own, on_node)
-    return min(len(own), max(1, machine // rank.local_size))
+    return share(own, on_node) if on_node else min(len(own), max(1, machine // rank.local_size))

@@ -202,9 +202,8 @@ def cores() -> int:
 
     Warn (UserWarning) if the launcher bound the rank to one core of several, and name the option to change.
     """
-    if _joined is None:
-        return cores_of(detect_rank().rank, (), stacklevel=2)
-    return cores_of(_joined.rank, _joined.on_node, stacklevel=2)
+    joined = _joined or _Joined(detect_rank().rank)
+    return cores_of(joined.rank, joined.on_node, stacklevel=2)
 
 
 def store_of_ranks() -> Store | None:

@@ -56,5 +56,4 @@ def __getattr__(name: str) -> Any:
     from fastload.image import decode, encode, normalize, plans, regions
 
     homes = (decode, encode, normalize, plans, regions)
-    globals()[name] = found = next(vars(home)[name] for home in homes if name in vars(home))
-    return found
+    return next(vars(home)[name] for home in homes if name in vars(home))

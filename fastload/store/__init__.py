@@ -44,5 +44,4 @@ def __getattr__(name: str) -> Any:
     from fastload.store import backbones, feature_sets, prediction_sets, preparing, read, write
 
     homes = (backbones, feature_sets, prediction_sets, preparing, read, write)
-    globals()[name] = found = next(vars(home)[name] for home in homes if name in vars(home))
-    return found
+    return next(vars(home)[name] for home in homes if name in vars(home))

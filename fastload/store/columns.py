@@ -29,7 +29,7 @@ def record_batch(columns: Any) -> pa.RecordBatch:
     Raises TypeError and ValueError with the name of the column, and of the row if one is at fault.
     """
     if isinstance(columns, pa.Table | pa.RecordBatch):
-        columns.validate(full=True)  # a damaged file may be behind it, and Arrow does not look
+        columns.validate(full=True)  # it may map a damaged file, and Arrow does not check
     if isinstance(columns, pa.Table):
         batches = columns.combine_chunks().to_batches()
         if len(batches) > 1:

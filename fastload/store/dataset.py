@@ -17,7 +17,7 @@ from fastload.datasets.sample_columns import SampleColumns
 from fastload.errors import PackedDataError
 from fastload.rows import Gatherer, Run, as_indices
 from fastload.store.columns import MAX_ROW, MEMORY_BEGIN, copy_on_one_core, memory_rows
-from fastload.store.parts import open_part, python_value
+from fastload.store.parts import Schema, open_part, python_value
 from fastload.store.root import in_memory
 
 
@@ -226,7 +226,7 @@ class SetDataset(Dataset[Any]):
 class _Part:
     """A mapped part. `batch` is its Arrow record batch. `tensors` are its columns of numbers, [rows, *shape]."""
 
-    def __init__(self, folder: str, shard: Shard, schema: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, folder: str, shard: Shard, schema: Schema) -> None:
         self.batch, arrays = open_part(folder, shard, schema)
         self.tensors = {
             name: torch.from_numpy(array).view(getattr(torch, dtype))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import mmap
 import os
-import zlib
 from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
 from fastload.datasets.manifest import Shard, described
-from fastload.disk import create, open_file, write_all
+from fastload.datasets.packed.shard_file import Sink
+from fastload.disk import open_file
 from fastload.errors import PackedDataError
 from fastload.store.fields import Arrays, arrays_of
 from fastload.store.room import expect_room, room_for
 
+Schema = tuple[tuple[str, str], ...]
 _FOOTER = b"ARROW1"
 _OF_ARROW = (pa.ArrowException, OSError, MemoryError, ValueError)
 """Arrow's errors for damaged files."""
@@ -29,13 +30,13 @@ def write_part(
     Raises OSError, and StoreFullError if the file system has no room. The file is then deleted.
     """
     expect_room(path, batch.nbytes)
-    sink = _Sink(path, checksum=checksum)
+    sink = Sink(path, checksum=checksum)
     try:
         with room_for(path, batch.nbytes):
             with pa.ipc.new_file(sink, batch.schema) as writer:
                 writer.write_batch(batch)
             if durable:
-                os.fsync(sink.descriptor)
+                os.fsync(sink.fd)
             sink.close()
     except BaseException:
         sink.close()
@@ -43,36 +44,6 @@ def write_part(
             os.unlink(path)
         raise
     return Shard(os.path.basename(path), batch.num_rows, sink.at, sink.checksum, node=node)
-
-
-class _Sink:
-    """The file that Arrow writes a part to."""
-
-    def __init__(self, path: str, *, checksum: bool) -> None:
-        self.path, self.at, self.closed = path, 0, False
-        self.checksum: int | None = 0 if checksum else None
-        self.descriptor = create(path)
-
-    def write(self, content: Any) -> int:
-        """Append `content`, all of it."""
-        count = write_all(self.descriptor, self.path, content)
-        if self.checksum is not None:
-            self.checksum = zlib.crc32(content, self.checksum)
-        self.at += count
-        return count
-
-    def tell(self) -> int:
-        """Return the number of bytes written."""
-        return self.at
-
-    def flush(self) -> None:
-        """Do nothing, because `write` buffers nothing."""
-
-    def close(self) -> None:
-        """Close the file, if it is open."""
-        if not self.closed:
-            self.closed = True
-            os.close(self.descriptor)
 
 
 def python_value(folder: str, shard: Shard, batch: pa.RecordBatch, name: str, row: int) -> Any:
@@ -90,11 +61,7 @@ def is_here(folder: str, shard: Shard) -> bool:
 
 
 def open_part(
-    folder: str,
-    shard: Shard,
-    schema: tuple[tuple[str, str], ...] | None = None,
-    *,
-    full: bool = False,
+    folder: str, shard: Shard, schema: Schema | None = None, *, full: bool = False
 ) -> tuple[pa.RecordBatch, Arrays]:
     """Map a part. Return its columns, and those of numbers as arrays, in the mapped memory.
 

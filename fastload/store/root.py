@@ -187,8 +187,7 @@ class StoredSet:
 Say = Callable[[str], object]
 
 
-def _silent(_: str) -> None:
-    """Say nothing."""
+def _silent(_: str) -> None: ...
 
 
 @contextmanager
@@ -199,7 +198,7 @@ def passing_over(say: Say) -> Iterator[None]:
     except FileNotFoundError:
         pass
     except (OSError, PackedDataError) as error:
-        say(in_one_line(error))
+        say(f"passed over: {in_one_line(error)}")
 
 
 def sets(root: str, *, say: Say = _silent) -> Iterator[StoredSet]:

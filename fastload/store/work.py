@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
 
-from fastload.datasets.manifest import Shard
+from fastload.datasets.manifest import Shard, described, shard_name
 from fastload.disk import open_file, replace_file
 from fastload.store.parts import open_part, write_part
 from fastload.store.room import room_for
@@ -107,6 +107,28 @@ class Work:
 
     def _name(self, name: str) -> str:
         return os.path.join(self.folder, name)
+
+
+def shards_of(
+    notes: Iterable[tuple[str, Note]], error: type[Exception]
+) -> tuple[list[Shard], pa.Schema]:
+    """Return the parts that have rows, in order and with their names as shards, and their schema.
+
+    Args:
+        notes: what errors call the origin of each part, and its note.
+
+    Raise `error` if a part has other columns than the first, and ValueError if no part has rows.
+    """
+    full = [(origin, note) for origin, note in notes if note.shard.rows]
+    if not full:
+        raise ValueError("all parts are empty. Give data with rows")
+    first, schema = full[0][0], full[0][1].schema
+    for origin, note in full:
+        if not note.schema.equals(schema, check_metadata=True):
+            raise error(
+                f"{origin} gave the columns {described(note.schema)}, but {first} gave {described(schema)}"
+            )
+    return [replace(note.shard, name=shard_name(k)) for k, (_, note) in enumerate(full)], schema
 
 
 def _link(source: str, target: str) -> None:

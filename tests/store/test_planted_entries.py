@@ -229,11 +229,11 @@ def test_other_bad_entries_are_named_and_passed_over(tmp_path: Path) -> None:
     loop(tmp_path / "a" / "loop")
     said: list[str] = []
     assert [found.name for found in sets(str(tmp_path), say=said.append)] == ["a"]
-    assert said == [f"{tmp_path / 'loop'}: Too many levels of symbolic links"]
+    assert said == [f"passed over: {tmp_path / 'loop'}: Too many levels of symbolic links"]
     said.clear()
     assert collect(str(tmp_path), say=said.append) == []
     assert len(said) == 2
-    assert said[0] == f"{tmp_path / 'stopped' / STAGING / 'lock'}: is not a regular file"
+    assert said[0].endswith(f"{tmp_path / 'stopped' / STAGING / 'lock'}: is not a regular file")
     assert call("store", "ls", "--root", tmp_path).exit_code == 0
 
 

@@ -24,14 +24,7 @@ from fastload.datasets.manifest import INDEX, REJECTED, STAGING, Index, Shard, d
 from fastload.datasets.packed.format import read_packed_index
 from fastload.datasets.packed.passes import Checks, Pieces, each
 from fastload.datasets.packed.pieces import pieces
-from fastload.disk import (
-    locked_path,
-    open_file,
-    own_folder,
-    replace_file,
-    sync_folder,
-    write_all,
-)
+from fastload.disk import locked_path, open_file, own_folder, replace_file, sync_folder, write_all
 from fastload.errors import in_one_line
 
 

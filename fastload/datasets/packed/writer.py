@@ -219,8 +219,7 @@ class PackedWriter:
 
     def _begin(self) -> None:
         os.makedirs(self._work, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        self._lock = os.open(os.path.join(self._work, "lock"), flags, 0o666)
+        self._lock = os.open(os.path.join(self._work, "lock"), os.O_RDWR | os.O_CREAT, 0o666)
         try:
             lock(self._lock, wait=False)
             self._take_over()

@@ -318,6 +318,7 @@ def _identity() -> dict[str, str]:
         raise Unavailable(f"not for this processor ({sys.platform}, {platform.machine()})")
     try:
         versions = {name: importlib.metadata.version(name) for name in ("numba", "llvmlite")}
+        torch = importlib.metadata.distribution("torch")  # to import it takes seconds
     except importlib.metadata.PackageNotFoundError as error:
         raise Unavailable(
             f'{error.name} is not installed: pip install "fastload[kernels]"'
@@ -330,22 +331,10 @@ def _identity() -> dict[str, str]:
     return versions | {
         "processor": llvm.get_host_cpu_name(),
         "features": features.flatten(),
-        "torch": _torch(),
-        "capability": os.environ.get("ATEN_CPU_CAPABILITY", ""),  # torch reads it; else the processor decides
+        "torch": f"{torch.version} {sha256((torch.read_text('RECORD') or '').encode()).hexdigest()}",
+        "capability": os.environ.get("ATEN_CPU_CAPABILITY", ""),  # which torch obeys
         "sources": _sources(),
     }
-
-
-def _torch() -> str:
-    """Return a hash that tells this build of torch from others. To import torch takes seconds."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise Unavailable("off: torch is not installed")
-    parts = [Path(spec.origin).with_name("version.py").read_bytes()]  # with the commit, CUDA and ROCm
-    with suppress(importlib.metadata.PackageNotFoundError):
-        # It has the hashes of all libraries. A build in its own sources has none.
-        parts.append((importlib.metadata.distribution("torch").read_text("RECORD") or "").encode())
-    return sha256(b"\0".join(parts)).hexdigest()
 
 
 def _sources() -> str:
