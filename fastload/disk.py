@@ -78,7 +78,7 @@ def open_file(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
         follow: False: raise OSError for a link, too.
     """
     also = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | also))
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | also))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "is not a regular file", path)

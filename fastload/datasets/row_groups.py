@@ -38,7 +38,9 @@ class ParquetPart:
             count = self.metadata.num_row_groups
             self.groups = [self.metadata.row_group(k).num_rows for k in range(count)]
             if min(self.groups, default=0) < 0 or sum(self.groups) != self.metadata.num_rows:
-                raise ValueError(f"row groups of {self.groups} rows, {self.metadata.num_rows} in all")
+                raise ValueError(
+                    f"row groups of {self.groups} rows, {self.metadata.num_rows} in all"
+                )
 
     @contextmanager
     def guarded(self, expected: str) -> Iterator[None]:

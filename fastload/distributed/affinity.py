@@ -44,7 +44,7 @@ def one_core_warning(
 
 
 def cores_of(rank: Rank, on_node: Collection[Collection[int]], *, stacklevel: int) -> int:
-    """Return the number of threads that `rank`, the one of this process, can keep busy. See `fastload.distributed.cores`.
+    """Return the number of threads that this process, which is `rank`, can keep busy; see `fastload.distributed.cores`.
 
     Args:
         on_node: cores of each rank of this node; empty if they are not known.

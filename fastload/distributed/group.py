@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta

@@ -130,7 +130,10 @@ class SetDataset(Dataset[Any]):
 
     def empty_sample(self) -> Any:
         """Return an empty sample, or None if `fill_rows` cannot fill these samples; see `fastload.rows`."""
-        tensors = self._part(self._numbers[0]).tensors
+        try:
+            tensors = self._part(self._numbers[0]).tensors
+        except (PackedDataError, OSError):
+            return None  # reading a sample raises it, in its place
         if self.transform is not None or not tensors.keys() >= {*self._columns.names}:
             return None
         return self._sample(
@@ -145,8 +148,11 @@ class SetDataset(Dataset[Any]):
         if self._rows is not None:
             rows = self._rows[rows]
         numbers = self._parts_of(rows)
-        for name, out in self._columns.leaves(run.rows):
-            self._gather(name, rows, numbers, out)
+        try:
+            for name, out in self._columns.leaves(run.rows):
+                self._gather(name, rows, numbers, out)
+        except (PackedDataError, OSError):
+            return range(len(run))
         return ()
 
     def _sample(self, values: Mapping[str, Any]) -> Any:
@@ -157,7 +163,8 @@ class SetDataset(Dataset[Any]):
 
     def _gathered(self, name: str, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any:
         """Return the values of a column in `rows`: a tensor, or a list of Python values."""
-        tensor = self._part(self._numbers[0]).tensors.get(name)
+        # Not that of another row: a damaged part leaves the rows of the others.
+        tensor = self._part(int(numbers[0]) if len(numbers) else self._numbers[0]).tensors.get(name)
         if tensor is None:
             places = zip(numbers.tolist(), (rows - self._begins[numbers]).tolist(), strict=True)
             return [

@@ -152,9 +152,7 @@ def _copy(path: str, index: Index, part: Shard, source: Source) -> None:
         except PackedDataError as error:
             reason = error.reason
         if reason:
-            raise PackedDataError(
-                path, f"the copy from {source.where}: {reason}", shard=part.name
-            )
+            raise PackedDataError(path, f"the copy from {source.where}: {reason}", shard=part.name)
         # Parts in memory have no checksums, so only the id shows that another set has taken this name.
         if found := source.find(name):
             _expect_same(path, index, found[0], source)

@@ -234,7 +234,7 @@ def put(folder: Path, write: Callable[[Path], None]) -> tuple[Path, Read]:
     def read(_: random.Random) -> Counter[str]:
         try:
             store.put(path, folder / "set")
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             assert str(path) in str(error) or "all parts are empty" in str(error), error
             return Counter(["refused"])
         with suppress(PackedDataError):  # such as a date that Python does not have

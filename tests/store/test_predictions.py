@@ -141,7 +141,7 @@ def on_ranks(
 
     threads = [threading.Thread(target=run, args=[number]) for number in range(size)]
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["fastload.store.predictions"], "meet", meet)
+        patch.setattr(sys.modules["fastload.store.prediction_sets"], "meet", meet)
         patch.setattr(Ranks, "cores", lambda _: 1)
         for thread in threads:
             thread.start()
