@@ -67,17 +67,20 @@ def _described(detected: Detected) -> list[str]:
     """Return the lines on the rank, the variables that define it, and the software."""
     import os
     import platform
-    from importlib.metadata import version
+    from importlib.util import find_spec
+    from runpy import run_path
 
     import fastload
 
     rank = detected.rank
+    spec = find_spec("torch")
+    # Not `torch.__version__`: to import torch takes seconds.
+    torch = run_path(os.path.join(os.path.dirname(str(spec and spec.origin)), "version.py"))
     said = dict.fromkeys(source for sources in detected.origins.values() for source in sources)
     return [
         f"local rank {rank.local_rank} of {rank.local_size} on {os.uname().nodename}, launcher {rank.launcher}",
         f"found in {', '.join(said)}" if said else "no variable of a launcher is set",
-        # Its metadata: to import torch takes seconds.
-        f"Python {platform.python_version()}, torch {version('torch')}, fastload {fastload.__version__}",
+        f"Python {platform.python_version()}, torch {torch['__version__']}, fastload {fastload.__version__}",
     ]
 
 

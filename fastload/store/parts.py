@@ -86,7 +86,11 @@ def open_part(
     if mapped[-len(_FOOTER) :] != _FOOTER:
         raise fail("the file does not end like an Arrow file. It was cut off or changed")
     try:
-        reader = pa.ipc.open_file(pa.py_buffer(mapped))
+        whole = pa.py_buffer(mapped)
+        reader = pa.ipc.open_file(whole)
+        # The file has its schema twice, and no checksum over the metadata that say what a bfloat16 is.
+        if not reader.schema.equals(pa.ipc.read_schema(whole.slice(8)), check_metadata=True):
+            raise ValueError("the schemas at its begin and its end differ")
         found = described(reader.schema)
         batch: Any = reader.get_batch(0) if reader.num_record_batches == 1 else None
     except _OF_ARROW as error:

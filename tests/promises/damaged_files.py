@@ -101,14 +101,18 @@ def columns(folder: Path, *, checksums: bool) -> tuple[Path, Read]:
             changed = dataclasses.replace(index, shards=(first, *index.shards[1:]))
             (path / INDEX).write_bytes(dump_index(changed))
         ends = read_rows(path, whole)
-        bad = verify(path, workers=0).bad
-        if checksums and not fitted:
-            assert len(bad) == (found != content), bad
-        with suppress(PackedDataError):
-            list(DataLoader(store.get(path, data=["x", "y", "half"]), 5))
-        with suppress(PackedDataError):
-            inspect(path)
-        if rng.random() < 0.2:
+        way = rng.randrange(8)  # one of the slower ones
+        if way < 2:
+            bad = verify(path, workers=0).bad
+            if checksums and not fitted:
+                assert len(bad) == (found != content), bad
+        elif way < 4:
+            with suppress(PackedDataError):
+                list(DataLoader(store.get(path, data=["x", "y", "half"]), 5))
+        elif way < 6:
+            with suppress(PackedDataError):
+                inspect(path)
+        elif way < 7:
             with suppress(PackedDataError):
                 stage(path, folder / "copy", workers=0)
                 read_rows(folder / "copy", whole)
@@ -123,18 +127,18 @@ def read_rows(path: Path, whole: list[Any]) -> Counter[str]:
     """Read all rows of a set. Those of the part that is not damaged must be right."""
     ends: Counter[str] = Counter()
     dataset = store.get(path)
-    for row, expected in enumerate(whole):
+    for row in range(ROWS):
         try:
             sample = dataset[row]
         except PackedDataError as error:
-            assert row < ROWS
             assert error.shard == PART
             ends["refused"] += 1
+            if error.record is None:
+                break  # the part, and not this row alone
         else:
             ends["read"] += 1
-            assert form(sample) == form(expected), (sample, expected)
-            if row >= ROWS:
-                check_same(sample, expected)
+            assert form(sample) == form(whole[row]), (sample, whole[row])
+    check_same(dataset.__getitems__(range(ROWS, 2 * ROWS)), whole[ROWS:])
     return ends
 
 

@@ -166,7 +166,7 @@ def test_killed_before_any_write_it_is_no_set_and_running_again_gives_the_same_b
     listed: Path, uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
     taken_over = []
-    for number in range(1, 10_000, 13):
+    for number in range(1, 10_000, 11):
         path = tmp_path / str(number)
         if not pack_and_die(listed, path, number):
             assert contents(path) == uninterrupted
