@@ -1,4 +1,7 @@
-"""Files that exist completely or not at all, even after a power loss, and file locks between processes."""
+"""Files that exist completely or not at all, even after a power loss, and file locks between processes.
+
+Others may write in the folder of a set, too. So no link there is followed to write, and only regular files are read.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, BinaryIO
@@ -27,17 +31,16 @@ def replace_file(
     If the block or the writing fails, the temporary file is deleted, and the old file stays.
 
     Args:
-        partial: path of the temporary file, on the file system of `path`. An existing file is overwritten. By default
-            it is a new hidden file beside `path`. An OSError that names the hidden file, or none, then names `path`.
+        partial: path of the temporary file, on the file system of `path`. What is there is deleted. By default it is
+            a new hidden file beside `path`. An OSError that names the hidden file, or none, then names `path`.
         mode: the permissions, less the umask.
         durable: sync the file before it is renamed, and its folder afterwards, so that both survive a power loss.
     """
     path = os.fspath(path)
     folder, name = os.path.split(path)
     temporary = partial or os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if partial else os.O_EXCL)
     try:
-        with open(os.open(temporary, flags, mode), "wb") as file:
+        with open(create(temporary, mode), "wb") as file:
             yield file
             file.flush()
             if durable:
@@ -51,6 +54,35 @@ def replace_file(
         if not partial and isinstance(error, OSError) and error.filename in (None, temporary):
             error.filename = path
         raise
+
+
+def create(path: str | os.PathLike[str], mode: int = 0o666) -> int:
+    """Create a file to write, and return its descriptor. What a killed writer left at `path`, or a link, is deleted."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+
+
+def own_folder(path: str, name: str) -> str:
+    """Return the path of a folder in `path`, in which files are made or deleted. Raise OSError if it is a link."""
+    folder = os.path.join(path, name)
+    if os.path.islink(folder):
+        raise OSError(errno.ELOOP, "is a link, and what it leads to is not touched", folder)
+    return folder
+
+
+def open_file(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
+    """Open a regular file to read it. Raise OSError for anything else, such as a pipe, which would wait for a writer.
+
+    Args:
+        follow: False: raise OSError for a link, too.
+    """
+    also = os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | also))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "is not a regular file", path)
+    return file
 
 
 def sync_folder(path: str | os.PathLike[str]) -> None:
@@ -126,11 +158,15 @@ def locked_path(
     """
     while True:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "ab") as file, locked(file, wait=wait, needed=needed):
+        with open(path, "ab", opener=_no_link) as file, locked(file, wait=wait, needed=needed):
             if _is_at(file, path):
                 with _not_inherited(file.fileno()):
                     yield
                 return
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 _own: set[int] = set()  # descriptors of files whose locks only this process may hold

@@ -24,7 +24,7 @@ from fastload.cli.train import train
 from fastload.distributed.launch import LAUNCHERS
 from fastload.measure.page_cache import CacheState
 from fastload.store.model_set import BATCH_SIZE, ROWS_OF_PART
-from fastload.store.predictions import MOST_PARTS
+from fastload.store.prediction_sets import MOST_PARTS
 from fastload.train import recipe
 from fastload.train.recipe import Recipe
 

@@ -31,13 +31,13 @@ def fail(number: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     ("name", "mode", "expected"),
-    [("partial", 0o666, 0o644), (None, 0o666, 0o640), (None, 0o600, 0o600)],
+    [("partial", 0o666, 0o640), (None, 0o666, 0o640), (None, 0o600, 0o600)],
     ids=["named by the caller", "beside it", "with a mode"],
 )
 def test_the_file_is_the_old_one_until_the_block_ends_and_then_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, mode: int, expected: int
 ) -> None:
-    """A file of that name keeps its mode; a new one has it less the umask."""
+    """It has the mode less the umask. A file that a kill left does not count."""
     monkeypatch.chdir(tmp_path)
     path = Path("a")
     path.write_bytes(b"old")

@@ -1,13 +1,14 @@
 """Promises:
 - `import fastload` loads no plug-in and changes nothing in the process. torch and numpy are loaded when a name needs
   them, and nothing beside them.
-- `fastload flow` loads no torch.
+- `fastload flow`, `store ls`, `store info`, `store gc`, `inspect` and `env` load no torch.
 - `fastload.__version__` is the version of the installed package, which a build takes from the git tag.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fastload
 
@@ -102,6 +104,53 @@ def test_flow_begins_without_torch_which_comes_with_the_first_name_that_needs_it
         "module 'fastload.distributed' has no attribute 'nothing'",
         "fastload.loader fastload.distributed.group True",
     ], run.stderr
+
+
+COMMAND = """
+import sys
+from fastload.cli import main
+main(sys.argv[1:], standalone_mode=False)
+assert not {"torch", "pandas", "torchvision"} & sys.modules.keys(), [*sys.modules]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a set of columns, a packed set and a graph."""
+    pytest.importorskip("pyarrow")
+    from fastload import store
+    from fastload.datasets import PackedWriter
+
+    path = tmp_path_factory.mktemp("listed")
+    half = torch.ones(4, 2, dtype=torch.bfloat16)
+    store.put({"x": half, "flag": torch.ones(4) > 0, "name": list("abcd")}, path / "columns")
+    with PackedWriter(path / "packed", mode="encoded") as writer:
+        writer.add(b"bytes", label=3, source="a.bin")
+    (path / "a.py").touch()
+    (path / "pipe.toml").write_text('[[task]]\nname = "a"\nscript = "a.py"\n')
+    return path
+
+
+@pytest.mark.parametrize(
+    ("command", "printed"),
+    [
+        ("store ls --root .", "x bfloat16[2], flag bool, name string"),
+        ("store info columns --root .", "row 3: x [1 1], flag True, name d"),
+        ("store gc --root .", "0 B freed"),
+        ("inspect columns", "row 3: x [1 1], flag True, name d"),
+        ("inspect packed", "shard-00000.arrow, record 0 (a.bin): 5 B, label 3"),
+        ("flow show pipe.toml", "never ran"),
+        ("env", "cores for this rank: "),
+    ],
+)
+def test_a_command_that_only_lists_loads_no_torch(command: str, printed: str, folder: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", COMMAND, *command.split()],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert printed in run.stdout
 
 
 def test_the_command_line_loads_no_plug_in_before_it_knows_the_command() -> None:

@@ -290,5 +290,5 @@ def described_set(path: str, records: int) -> str:
     if is_set_of_columns(path):
         from fastload.store.inspecting import inspect
     else:
-        from fastload.datasets.packed.packing import inspect
+        from fastload.datasets.packed.inspecting import inspect
     return inspect(path, records=records)

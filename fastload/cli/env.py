@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--meet", is_flag=True, help="Also connect to the other ranks and add up the rank numbers."
+    "--meet",
+    is_flag=True,
+    help="Also import torch, count its devices, connect to the other ranks and add up the rank numbers.",
 )
 @click.option(
     "--timeout",
@@ -37,7 +39,7 @@ def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
     """Show which rank this process is, and which variables say so.
 
     Under a launcher, each rank prints its own lines. With --meet, the ranks also form the process group that training
-    would form, so network errors show up before a job starts.
+    would form, and print its backend and their devices, so errors show up before a job starts.
 
     With --compile, the image kernels are compiled into the cache that training will use. In a container image or
     before a large job, set FASTLOAD_CACHE to a folder that persists.
@@ -49,17 +51,14 @@ def env(meet: bool, timeout_s: float, compile_kernels: bool) -> None:
         mpiexec -n 4 fastload env --meet
         torchrun --nproc-per-node 4 --no-python fastload env --meet
     """
-    from fastload.distributed import detect_rank, shutdown
+    from fastload.distributed import detect_rank
 
     detected = detect_rank()
     lines = _described(detected)
-    try:
-        if meet:
-            lines.append(_meet(timeout_s))
-        lines += _kernels(compile_kernels)
-        lines += _cores()
-    finally:
-        shutdown()
+    if meet:
+        lines += _meet(timeout_s)
+    lines += _kernels(compile_kernels)
+    lines += _cores(detected, met=meet)
     # One write, so that the lines of other ranks do not come between them.
     click.echo("".join(f"{detected.rank}: {line}\n" for line in lines), nl=False)
 
@@ -68,38 +67,44 @@ def _described(detected: Detected) -> list[str]:
     """Return the lines on the rank, the variables that define it, and the software."""
     import os
     import platform
-
-    import torch
+    from importlib.util import find_spec
+    from runpy import run_path
 
     import fastload
-    from fastload.distributed import backend_for
 
     rank = detected.rank
+    spec = find_spec("torch")
+    # Not `torch.__version__`: to import torch takes seconds.
+    torch = run_path(os.path.join(os.path.dirname(str(spec and spec.origin)), "version.py"))
     said = dict.fromkeys(source for sources in detected.origins.values() for source in sources)
-    devices = (
-        f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA"
-    )
     return [
         f"local rank {rank.local_rank} of {rank.local_size} on {os.uname().nodename}, launcher {rank.launcher}",
         f"found in {', '.join(said)}" if said else "no variable of a launcher is set",
-        f"Python {platform.python_version()}, torch {torch.__version__}, fastload {fastload.__version__}, {devices}, "
-        f"backend {backend_for('auto')}",
+        f"Python {platform.python_version()}, torch {torch['__version__']}, fastload {fastload.__version__}",
     ]
 
 
-def _meet(timeout_s: float) -> str:
-    """Connect to the other ranks and add up the rank numbers. Raise ClickException if the sum is wrong."""
+def _meet(timeout_s: float) -> Iterator[str]:
+    """Yield the line on the devices. Connect to the other ranks until the command ends, and yield the line on them.
+
+    Raise ClickException if the rank numbers add up to a wrong sum.
+    """
     from time import perf_counter
 
     import torch
     import torch.distributed as dist
 
-    from fastload.distributed import init, met_by
+    from fastload.distributed import backend_for, init, met_by, shutdown
 
+    found = torch.cuda.is_available()
+    devices = f"{torch.cuda.device_count()} CUDA devices" if found else "no CUDA"
+    yield f"{devices}, backend {backend_for('auto')}"
+    click.get_current_context().call_on_close(shutdown)
     began = perf_counter()
     rank = init(timeout_s=timeout_s)
     if not dist.is_initialized():
-        return f"no other ranks to meet ({met_by()})"
+        yield f"no other ranks to meet ({met_by()})"
+        return
     total = torch.tensor([rank.rank])
     dist.all_reduce(total)
     elapsed_s, expected = perf_counter() - began, rank.world_size * (rank.world_size - 1) // 2
@@ -108,18 +113,19 @@ def _meet(timeout_s: float) -> str:
             f"{rank}: the rank numbers add up to {total.item()}, but should add up to {expected}. "
             "Give each process of the job a different rank"
         )
-    return f"met the other ranks in {elapsed_s:.2f} s ({met_by()}); the ranks add up to {expected}"
+    yield f"met the other ranks in {elapsed_s:.2f} s ({met_by()}); the ranks add up to {expected}"
 
 
-def _cores() -> Iterator[str]:
+def _cores(detected: Detected, *, met: bool) -> Iterator[str]:
     """Yield the line on the cores of this rank, and the warning if they are too few."""
     import os
 
-    from fastload.distributed import cores
+    from fastload import distributed
+    from fastload.distributed.affinity import cores_of
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        count = cores()
+        count = distributed.cores() if met else cores_of(detected.rank, (), stacklevel=1)
     own = os.sched_getaffinity(0)
     yield f"cores for this rank: {count}; this rank may run on cores {_ranges(own)} of {os.cpu_count()}"
     for warning in caught:

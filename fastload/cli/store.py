@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import click
@@ -45,7 +46,7 @@ def ls(root: str | None, as_json: bool) -> None:
     """List the sets, and the free space.
 
     Prints the rows, parts, size and age of each set, and the dtype and shape of each column. Parts on other nodes are
-    counted separately.
+    counted separately. What cannot be read is named and passed over.
 
     \b
     Examples:
@@ -161,7 +162,7 @@ def rm(names: tuple[str, ...], root: str | None) -> None:
         fastload store rm mnist
         fastload store rm train val --root /project/sets
     """
-    from fastload.datasets.packed.packing import size_text
+    from fastload.datasets.packed.inspecting import size_text
     from fastload.store.root import find, remove, size_of
 
     places = dict.fromkeys(_place(name, root) for name in names)
@@ -180,18 +181,18 @@ def gc(root: str | None, dry_run: bool) -> None:
 
     Leftovers are temporary sets whose process has ended, and incomplete sets of `put`, `prepare` and `fastload stage`.
     An interrupted preparation or copy can resume until its leftovers are removed. After that, it starts from the
-    beginning. Files that a running process writes are kept.
+    beginning. Files that a running process writes are kept. What cannot be read is named and passed over.
 
     \b
     Examples:
         fastload store gc --dry-run
         fastload store gc
     """
-    from fastload.datasets.packed.packing import size_text
+    from fastload.datasets.packed.inspecting import size_text
     from fastload.store.root import collect
 
     path = _opened(root)
-    removed = collect(path, delete=not dry_run)
+    removed = collect(path, delete=not dry_run, say=partial(click.echo, err=True))
     for name, size in removed:
         click.echo(f"{'would remove' if dry_run else 'removed'} {name}: {size_text(size)}")
     total = size_text(sum(size for _, size in removed))

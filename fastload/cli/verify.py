@@ -18,9 +18,9 @@ def verify(path: str, workers: int | None) -> None:
     """Read all of SET, and name the damaged records or parts.
 
     SET is the folder of a packed set (`fastload pack`) or of a set of columns (`fastload store`). Every record of a
-    packed set, and every part of a set of columns, is checked against its checksum. Parts without
-    checksums and parts on other nodes are listed, but do not count as damaged. The exit code is 1 if anything is
-    damaged.
+    packed set, and every part of a set of columns, is checked against its checksum. Of parts without checksums, only
+    the form is checked, and the output says so. Parts on other nodes are listed, but do not count as damaged. The exit
+    code is 1 if anything is damaged.
 
     \b
     Examples:
@@ -52,4 +52,4 @@ def _verify_columns(path: str, workers: int | None) -> None:
     click.echo(str(found))
     if found.bad:
         raise click.ClickException(f"{len(found.bad)} of {found.parts} parts are damaged")
-    click.echo("All checked parts are valid.")
+    click.echo("No damage was found." if found.unread else "All checked parts are valid.")

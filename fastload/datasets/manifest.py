@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from fastload.disk import open_file
 from fastload.errors import PackedDataError
 
 FORMAT = "fastload-packed"
@@ -111,7 +112,7 @@ def read_index(path: str) -> Index:
     """
     name = os.path.join(path, INDEX)
     try:
-        with open(name, "rb") as file:
+        with open_file(name) as file:
             encoded = file.read()
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(

@@ -35,9 +35,12 @@ class ParquetPart:
             self.metadata = pq.read_metadata(path)
             self.footer = _footer_of(path)
             self.schema: pa.Schema = self.metadata.schema.to_arrow_schema()
-        self.groups = [
-            self.metadata.row_group(k).num_rows for k in range(self.metadata.num_row_groups)
-        ]
+            count = self.metadata.num_row_groups
+            self.groups = [self.metadata.row_group(k).num_rows for k in range(count)]
+            if min(self.groups, default=0) < 0 or sum(self.groups) != self.metadata.num_rows:
+                raise ValueError(
+                    f"row groups of {self.groups} rows, {self.metadata.num_rows} in all"
+                )
 
     @contextmanager
     def guarded(self, expected: str) -> Iterator[None]:
@@ -77,6 +80,7 @@ class ParquetPart:
             table = file.read_row_group(
                 group, columns=[*columns], use_threads=get_worker_info() is None
             )
+            table.validate(full=True)  # offsets, indices of dictionaries and strings
         if table.num_rows != rows:
             raise ParquetError(
                 f"{self.path}: row group {group}: expected {rows:,} rows, found {table.num_rows:,}"

@@ -1,13 +1,15 @@
-"""The share of the cores of a rank, from the cores that the launcher gave it. Pure functions."""
+"""The share of the cores of a rank, from the cores that the launcher gave it. Needs no torch."""
 
 from __future__ import annotations
 
 import math
+import os
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable
 from fractions import Fraction
 
-from fastload.distributed.detect import Launcher
+from fastload.distributed.detect import Launcher, Rank
 
 _REMEDIES: dict[Launcher, str] = {
     "pals": "mpiexec --depth THREADS --cpu-bind depth",
@@ -39,3 +41,17 @@ def one_core_warning(
         f"{local_size} {'rank' if local_size == 1 else 'ranks'}. All threads of this rank share that core. Give the "
         f"rank more cores with {remedy}"
     )
+
+
+def cores_of(rank: Rank, on_node: Collection[Collection[int]], *, stacklevel: int) -> int:
+    """Return the number of threads that this process, which is `rank`, can keep busy; see `fastload.distributed.cores`.
+
+    Args:
+        on_node: cores of each rank of this node; empty if they are not known.
+        stacklevel: that of the warning, counted from the caller.
+    """
+    own = os.sched_getaffinity(0)
+    machine = os.cpu_count() or len(own)
+    if warning := one_core_warning(rank.launcher, own, machine, rank.local_size):
+        warnings.warn(warning, stacklevel=stacklevel + 1)
+    return share(own, on_node) if on_node else min(len(own), max(1, machine // rank.local_size))

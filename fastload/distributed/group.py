@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from fastload.distributed.addresses import address_towards, interface_of, own_address
-from fastload.distributed.affinity import one_core_warning, share
+from fastload.distributed.affinity import cores_of
 from fastload.distributed.detect import MPI_LAUNCHERS, Rank, detect_rank, mpi4py
 from fastload.distributed.rendezvous import rendezvous
 from fastload.errors import RankError, RendezvousError
@@ -202,14 +201,8 @@ def cores() -> int:
 
     Warn (UserWarning) if the launcher bound the rank to one core of several, and name the option to change.
     """
-    own = os.sched_getaffinity(0)
-    rank = _joined.rank if _joined is not None else detect_rank().rank
-    machine = os.cpu_count() or len(own)
-    if warning := one_core_warning(rank.launcher, own, machine, rank.local_size):
-        warnings.warn(warning, stacklevel=2)
-    if _joined is not None and _joined.on_node:
-        return share(own, _joined.on_node)
-    return min(len(own), max(1, machine // rank.local_size))
+    joined = _joined or _Joined(detect_rank().rank)
+    return cores_of(joined.rank, joined.on_node, stacklevel=2)
 
 
 def store_of_ranks() -> Store | None:

@@ -3,6 +3,8 @@
 This needs the extra `images`. Nothing else in fastload imports Pillow or simplejpeg.
 """
 
+from typing import TYPE_CHECKING, Any
+
 try:
     import PIL  # noqa: F401
 except ModuleNotFoundError as error:
@@ -12,19 +14,20 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from fastload.image.decode import decode_rgb, open_rgb
-from fastload.image.encode import encode_jpeg, encode_rgb
-from fastload.image.normalize import IMAGENET_MEAN, IMAGENET_STD, normalize_on
-from fastload.image.plans import (
-    Plan,
-    RandomResizedCrop,
-    Resize,
-    ResizeCenterCrop,
-    decode_pixels,
-    is_known_plan,
-    open_image,
-)
-from fastload.image.regions import Box, Region
+if TYPE_CHECKING:
+    from fastload.image.decode import decode_rgb, open_rgb
+    from fastload.image.encode import encode_jpeg, encode_rgb
+    from fastload.image.normalize import IMAGENET_MEAN, IMAGENET_STD, normalize_on
+    from fastload.image.plans import (
+        Plan,
+        RandomResizedCrop,
+        Resize,
+        ResizeCenterCrop,
+        decode_pixels,
+        is_known_plan,
+        open_image,
+    )
+    from fastload.image.regions import Box, Region
 
 __all__ = [
     "IMAGENET_MEAN",
@@ -44,3 +47,13 @@ __all__ = [
     "open_image",
     "open_rgb",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name at its first use: `fastload env` needs no torch to say which kernels there are."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fastload.image import decode, encode, normalize, plans, regions
+
+    homes = (decode, encode, normalize, plans, regions)
+    return next(vars(home)[name] for home in homes if name in vars(home))

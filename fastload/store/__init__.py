@@ -5,6 +5,8 @@ map-style dataset. `features` and `predictions` run a model over a dataset and s
 sets lie in shared memory. With `root=`, or with a path as name, they can lie on a disk.
 """
 
+from typing import TYPE_CHECKING, Any
+
 try:
     import pyarrow  # noqa: F401
 except ModuleNotFoundError as error:
@@ -13,14 +15,15 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from fastload.store.backbone import backbone
-from fastload.store.dataset import SetDataset
-from fastload.store.features import features
-from fastload.store.predictions import predictions
-from fastload.store.preparation import Prepared
-from fastload.store.prepare import prepare
-from fastload.store.read import get
-from fastload.store.write import put
+if TYPE_CHECKING:
+    from fastload.store.backbones import backbone
+    from fastload.store.dataset import SetDataset
+    from fastload.store.feature_sets import features
+    from fastload.store.prediction_sets import predictions
+    from fastload.store.preparation import Prepared
+    from fastload.store.preparing import prepare
+    from fastload.store.read import get
+    from fastload.store.write import put
 
 __all__ = [
     "Prepared",
@@ -32,3 +35,13 @@ __all__ = [
     "prepare",
     "put",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name at its first use. Importing torch takes seconds, and `fastload store ls` does not need it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fastload.store import backbones, feature_sets, prediction_sets, preparing, read, write
+
+    homes = (backbones, feature_sets, prediction_sets, preparing, read, write)
+    return next(vars(home)[name] for home in homes if name in vars(home))

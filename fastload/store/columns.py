@@ -1,4 +1,4 @@
-"""Tensors and arrays become Arrow columns, and columns become arrays again, without a copy."""
+"""Tensors and arrays become Arrow columns. Rows of mapped columns are copied by their addresses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-KEPT_AS = {torch.bool: torch.uint8, torch.bfloat16: torch.int16}
-"""Dtypes that Arrow lacks, or does not store as whole bytes, and the dtypes that store their bytes instead."""
-_KEPT_AS = {str(dtype).removeprefix("torch."): dtype for dtype in KEPT_AS}
+from fastload.store.fields import STORED_AS, is_number
+
 _NUMBERS = "iuf"  # kinds of NumPy's dtypes
 
 
@@ -29,6 +28,8 @@ def record_batch(columns: Any) -> pa.RecordBatch:
     A one-dimensional column of numbers becomes a plain Arrow column, and one of more dimensions a `fixed_shape_tensor`.
     Raises TypeError and ValueError with the name of the column, and of the row if one is at fault.
     """
+    if isinstance(columns, pa.Table | pa.RecordBatch):
+        columns.validate(full=True)  # it may map a damaged file, and Arrow does not check
     if isinstance(columns, pa.Table):
         batches = columns.combine_chunks().to_batches()
         if len(batches) > 1:
@@ -78,6 +79,8 @@ def _named(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
 def _column(name: str, values: Any) -> tuple[pa.Field, pa.Array]:
     if isinstance(values, torch.Tensor):
         return _of_tensor(name, values)
+    if isinstance(values, pa.ChunkedArray | pa.Array):
+        values.validate(full=True)
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(values, pa.Array):
@@ -153,9 +156,10 @@ def _of_tensor(name: str, tensor: torch.Tensor) -> tuple[pa.Field, pa.Array]:
         raise ValueError(f"column {name!r}: expected a row for each sample, got a single value")
     tensor = tensor.detach().cpu().contiguous()
     metadata = None
-    if kept_as := KEPT_AS.get(tensor.dtype):
-        metadata = {"fastload": json.dumps({"dtype": str(tensor.dtype).removeprefix("torch.")})}
-        tensor = tensor.view(kept_as)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if stored_as := STORED_AS.get(dtype):
+        metadata = {"fastload": json.dumps({"dtype": dtype})}
+        tensor = tensor.view(getattr(torch, stored_as))
     try:
         array = tensor.numpy()
         kind = pa.from_numpy_dtype(array.dtype)
@@ -186,7 +190,7 @@ def _of_arrow(field: pa.Field, array: pa.Array) -> tuple[pa.Field, pa.Array]:
     _expect_whole_rows(field, array)
     if pa.types.is_boolean(array.type):
         return _of_tensor(field.name, torch.from_numpy(array.to_numpy(zero_copy_only=False)))
-    if pa.types.is_fixed_size_list(array.type) and _is_number(array.type.value_type):
+    if pa.types.is_fixed_size_list(array.type) and is_number(array.type.value_type):
         values = array.flatten()
         rows = np.frombuffer(values.buffers()[1], values.type.to_pandas_dtype())
         rows = rows[values.offset : values.offset + len(values)]
@@ -197,7 +201,7 @@ def _of_arrow(field: pa.Field, array: pa.Array) -> tuple[pa.Field, pa.Array]:
 def _fixed(array: pa.Array) -> pa.Array:
     """Return lists of numbers as lists of a fixed size, if all have one length."""
     kind = array.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not _is_number(
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not is_number(
         kind.value_type
     ):
         return array
@@ -226,41 +230,6 @@ def _expect_whole_rows(field: pa.Field, array: pa.Array) -> None:
             f"column {field.name!r}, row {row} has a null among its values, and a set has no nulls. "
             "Fill or drop them"
         )
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def torch_dtype(field: pa.Field) -> torch.dtype | None:
-    """Return the dtype of a column's tensors, or None if its values are Python objects, such as strings."""
-    about = json.loads((field.metadata or {}).get(b"fastload", b"{}"))
-    if "dtype" in about:
-        return _KEPT_AS[about["dtype"]]
-    kind = field.type.value_type if isinstance(field.type, pa.FixedShapeTensorType) else field.type
-    if not _is_number(kind):
-        return None
-    try:
-        return torch.from_numpy(np.empty(0, kind.to_pandas_dtype())).dtype
-    except TypeError:
-        return None
-
-
-def shape_of(field: pa.Field) -> tuple[int, ...]:
-    """Return the shape of one row of a column."""
-    kind = field.type
-    return tuple(kind.shape) if isinstance(kind, pa.FixedShapeTensorType) else ()
-
-
-def view(array: pa.Array, field: pa.Field, memory: mmap.mmap) -> NDArray[Any]:
-    """Return a column of numbers as an array, [rows, *shape], that shares the mapped `memory` of its part."""
-    storage = array.storage if isinstance(array, pa.ExtensionArray) else array
-    values = storage.flatten() if pa.types.is_fixed_size_list(storage.type) else storage
-    dtype = np.dtype(values.type.to_pandas_dtype())
-    # Arrow's own view of it is read-only.
-    begin = values.buffers()[1].address - np.frombuffer(memory, np.uint8).ctypes.data
-    found = np.frombuffer(memory, dtype, len(values), begin + values.offset * dtype.itemsize)
-    return found.reshape(len(array), *shape_of(field))
 
 
 def memory_rows(like: torch.Tensor) -> torch.Tensor:

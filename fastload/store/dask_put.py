@@ -25,7 +25,7 @@ import distributed
 import pyarrow as pa
 from dask.delayed import Delayed
 
-from fastload.datasets.manifest import Index, Shard, described, read_index, shard_name
+from fastload.datasets.manifest import Index, Shard, read_index
 from fastload.errors import PrepareError
 from fastload.store.columns import record_batch
 from fastload.store.dask import as_part, naming, partitions
@@ -40,7 +40,7 @@ from fastload.store.root import (
     this_node,
     unsealed_path,
 )
-from fastload.store.work import Note
+from fastload.store.work import Note, shards_of
 
 # ---- on a worker ----
 
@@ -178,22 +178,12 @@ class DaskPut:
         return self._named(list(found.values()), everywhere=everywhere)
 
     def _named(self, found: list[Note], *, everywhere: bool) -> tuple[list[Shard], pa.Schema]:
-        shards: list[Shard] = []
-        full = [number for number, one in enumerate(found) if one.shard.rows]
-        if not full:
-            raise ValueError(f"{self.name}: all partitions are empty. Give data with rows")
-        schema = found[full[0]].schema
-        for number in full:
-            one = found[number]
-            if not one.schema.equals(schema, check_metadata=True):
-                raise ValueError(
-                    f"partition {number} has the columns {described(one.schema)}, but partition {full[0]} has "
-                    f"{described(schema)}"
-                )
-            name = shard_name(len(shards))
-            self.names[one.shard.name] = name
-            node = "" if everywhere else one.shard.node
-            shards.append(replace(one.shard, name=name, node=node))
+        origins = [f"partition {number}" for number in range(len(found))]
+        shards, schema = shards_of(zip(origins, found, strict=True), ValueError)
+        files = [one.shard.name for one in found if one.shard.rows]
+        self.names = dict(zip(files, (shard.name for shard in shards), strict=True))
+        if everywhere:
+            shards = [replace(shard, node="") for shard in shards]
         return shards, schema
 
     def seal(self, index: Index) -> None:

@@ -16,15 +16,8 @@ from fastload.datasets.manifest import INDEX, Index, Shard, read_index
 from fastload.datasets.sample_columns import SampleColumns
 from fastload.errors import PackedDataError
 from fastload.rows import Gatherer, Run, as_indices
-from fastload.store.columns import (
-    MAX_ROW,
-    MEMORY_BEGIN,
-    copy_on_one_core,
-    memory_rows,
-    torch_dtype,
-    view,
-)
-from fastload.store.parts import open_part
+from fastload.store.columns import MAX_ROW, MEMORY_BEGIN, copy_on_one_core, memory_rows
+from fastload.store.parts import Schema, open_part, python_value
 from fastload.store.root import in_memory
 
 
@@ -137,7 +130,10 @@ class SetDataset(Dataset[Any]):
 
     def empty_sample(self) -> Any:
         """Return an empty sample, or None if `fill_rows` cannot fill these samples; see `fastload.rows`."""
-        tensors = self._part(self._numbers[0]).tensors
+        try:
+            tensors = self._part(self._numbers[0]).tensors
+        except (PackedDataError, OSError):
+            return None  # reading a sample raises it, in its place
         if self.transform is not None or not tensors.keys() >= {*self._columns.names}:
             return None
         return self._sample(
@@ -152,8 +148,11 @@ class SetDataset(Dataset[Any]):
         if self._rows is not None:
             rows = self._rows[rows]
         numbers = self._parts_of(rows)
-        for name, out in self._columns.leaves(run.rows):
-            self._gather(name, rows, numbers, out)
+        try:
+            for name, out in self._columns.leaves(run.rows):
+                self._gather(name, rows, numbers, out)
+        except (PackedDataError, OSError):
+            return range(len(run))
         return ()
 
     def _sample(self, values: Mapping[str, Any]) -> Any:
@@ -164,10 +163,14 @@ class SetDataset(Dataset[Any]):
 
     def _gathered(self, name: str, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> Any:
         """Return the values of a column in `rows`: a tensor, or a list of Python values."""
-        tensor = self._part(self._numbers[0]).tensors.get(name)
+        # Not that of another row: a damaged part leaves the rows of the others.
+        tensor = self._part(int(numbers[0]) if len(numbers) else self._numbers[0]).tensors.get(name)
         if tensor is None:
             places = zip(numbers.tolist(), (rows - self._begins[numbers]).tolist(), strict=True)
-            return [self._part(number).batch.column(name)[at].as_py() for number, at in places]
+            return [
+                python_value(self.path, self._shards[number], self._part(number).batch, name, at)
+                for number, at in places
+            ]
         out = torch.empty((len(rows), *tensor.shape[1:]), dtype=tensor.dtype)
         if len(rows):
             self._gather(name, rows, numbers, out)
@@ -230,12 +233,11 @@ class SetDataset(Dataset[Any]):
 class _Part:
     """A mapped part. `batch` is its Arrow record batch. `tensors` are its columns of numbers, [rows, *shape]."""
 
-    def __init__(self, folder: str, shard: Shard, schema: tuple[tuple[str, str], ...]) -> None:
-        self.batch, memory = open_part(folder, shard, schema)
-        self.tensors: dict[str, Tensor] = {
-            field.name: torch.from_numpy(view(column, field, memory)).view(dtype)
-            for field, column in zip(self.batch.schema, self.batch.columns, strict=True)
-            if (dtype := torch_dtype(field)) is not None
+    def __init__(self, folder: str, shard: Shard, schema: Schema) -> None:
+        self.batch, arrays = open_part(folder, shard, schema)
+        self.tensors = {
+            name: torch.from_numpy(array).view(getattr(torch, dtype))
+            for name, (dtype, array) in arrays.items()
         }
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from fastload.datasets.manifest import INDEX, STAGING, Index, Shard, read_index
-from fastload.disk import locked_path, replace_file, write_all
+from fastload.disk import locked_path, open_file, own_folder, replace_file, write_all
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
 from fastload.store.pieces import PIECE_BYTES
@@ -68,7 +68,7 @@ class FolderSource:
 
     def read(self, name: str, part: Shard) -> Iterator[memoryview]:
         """Yield the bytes of a part's file."""
-        with open(os.path.join(self._path(name), part.name), "rb") as file:
+        with open_file(os.path.join(self._path(name), part.name)) as file:
             while piece := file.read(PIECE_BYTES):
                 yield memoryview(piece)
 
@@ -97,7 +97,7 @@ def fetch_parts(path: str, index: Index, parts: Sequence[Shard], sources: Sequen
     If several processes call this at the same time, one copies, and the others wait. Raise StoreFullError before a byte
     is written. Raise PackedDataError if no source has a part, or if a source has another set or cannot be read.
     """
-    with locked_path(os.path.join(path, STAGING, "lock"), needed=False):
+    with locked_path(os.path.join(own_folder(path, STAGING), "lock"), needed=False):
         missing = [part for part in parts if not is_here(path, part)]
         if not missing:
             return
@@ -143,11 +143,16 @@ def _copy(path: str, index: Index, part: Shard, source: Source) -> None:
         for piece in source.read(name, part):
             checksum = zlib.crc32(piece, checksum)
             write_all(file.fileno(), partial, piece)
-        open_part(staging, part)
-        if part.checksum not in (None, checksum):
-            raise PackedDataError(
-                path, f"the copy from {source.where} has a wrong checksum", shard=part.name
-            )
+            if file.tell() > part.bytes:
+                break
+        reason = "has a wrong checksum" if part.checksum not in (None, checksum) else ""
+        try:
+            # In full, whatever the checksum says: it comes from the source, too.
+            open_part(staging, part, index.schema, full=True)
+        except PackedDataError as error:
+            reason = error.reason
+        if reason:
+            raise PackedDataError(path, f"the copy from {source.where}: {reason}", shard=part.name)
         # Parts in memory have no checksums, so only the id shows that another set has taken this name.
         if found := source.find(name):
             _expect_same(path, index, found[0], source)

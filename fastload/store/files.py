@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -70,10 +69,9 @@ def _naming(path: str) -> Iterator[None]:
     """Add the name of the file to errors of the block."""
     try:
         yield
-    except (ValueError, TypeError, zipfile.BadZipFile, pa.ArrowException) as error:
-        raise ValueError(f"{path}: {error}") from error
-    except OSError as error:
-        if error.errno is None:  # Arrow raises this for a damaged file
+    except Exception as error:
+        # The readers of damaged files raise errors of many kinds, Arrow an OSError without a number.
+        if not isinstance(error, OSError) or error.errno is None:
             raise ValueError(f"{path}: {error}") from error
         error.filename = error.filename or path
         raise

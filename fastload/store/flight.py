@@ -156,10 +156,11 @@ class ServerSource:
             results = [
                 r.body.to_pybytes() for r in self._client.do_action(action, self._within(_ANSWER_S))
             ]
-        if not results:
-            return None
-        encoded, here = results
-        return parse_index(f"{self.where}/{name}", encoded), set(json.loads(here))
+            if not results:
+                return None
+            encoded, here = results
+            names = {str(part) for part in json.loads(here)}
+        return parse_index(f"{self.where}/{name}", encoded), names
 
     def read(self, name: str, part: Shard) -> Iterator[memoryview]:
         """Yield the bytes of a part's file. Raises PackedDataError."""
@@ -167,7 +168,11 @@ class ServerSource:
         options = self._within(_ANSWER_S + part.bytes / _SLOWEST)
         with _naming(self.where):
             for chunk in self._client.do_get(flight.Ticket(ticket), options):
-                yield memoryview(chunk.data.column(0)[0].as_buffer())
+                if chunk.data is None or not chunk.data.schema.equals(_BYTES):
+                    raise ValueError("the answer has no bytes of a file")
+                chunk.data.validate(full=True)  # Arrow does not, and a server may lie
+                for piece in chunk.data.column(0):
+                    yield memoryview(piece.as_buffer())
 
 
 @contextmanager
@@ -180,6 +185,6 @@ def _naming(where: str) -> Iterator[None]:
             where,
             "the server needs a token, or rejects this one. Name the file with the token in $FASTLOAD_TOKEN_FILE",
         ) from error
-    except (flight.FlightError, pa.ArrowException) as error:
+    except (flight.FlightError, pa.ArrowException, ValueError, TypeError) as error:
         said = str(error).partition(". Detail:")[0].partition(". gRPC client debug")[0]
         raise PackedDataError(where, f"cannot be read from: {said}") from error

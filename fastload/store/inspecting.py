@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
+from numpy.typing import NDArray
 
 from fastload.datasets.manifest import INDEX, Index, read_index
-from fastload.datasets.packed.packing import counted, size_text
+from fastload.datasets.packed.inspecting import counted, size_text
 from fastload.errors import PackedDataError
-from fastload.store.columns import shape_of, torch_dtype
-from fastload.store.dataset import SetDataset
-from fastload.store.parts import is_here, open_part
+from fastload.store.fields import dtype_of, shape_of
+from fastload.store.parts import is_here, open_part, python_value
 from fastload.store.root import is_alive
 
 _LONGEST = 60
@@ -53,7 +51,7 @@ def columns_of(path: str, index: Index) -> dict[str, str]:
     if here is not None:
         try:
             batch, _ = open_part(path, index.shards[here])
-        except PackedDataError:
+        except (PackedDataError, OSError):
             return kinds
         kinds.update({field.name: _kind(field) for field in batch.schema})
     return kinds
@@ -84,12 +82,8 @@ def _first_here(path: str, index: Index) -> int | None:
 
 
 def _kind(field: pa.Field) -> str:
-    dtype = torch_dtype(field)
-    if dtype is None:
-        return str(field.type)
-    return str(dtype).removeprefix("torch.") + (
-        str(list(shape_of(field))) if shape_of(field) else ""
-    )
+    dtype = dtype_of(field)
+    return str(field.type) if dtype is None else dtype + str(list(shape_of(field)) or "")
 
 
 def _first_rows(path: str, index: Index, records: int) -> list[str]:
@@ -97,25 +91,37 @@ def _first_rows(path: str, index: Index, records: int) -> list[str]:
     number = _first_here(path, index)
     if number is None or not records:
         return []
-    begin = [0, *accumulate(shard.rows for shard in index.shards)][number]
-    rows = np.arange(begin, begin + min(records, index.shards[number].rows))
-    names = [name for name, _ in index.schema]
-    dataset = SetDataset(path, data=names, rows=rows)
+    shard = index.shards[number]
+    begin = sum(before.rows for before in index.shards[:number])
+    batch, arrays = open_part(path, shard, index.schema)
     lines = []
-    for row, sample in zip(rows.tolist(), dataset.__getitems__(range(len(rows))), strict=True):
-        values = [sample] if len(names) == 1 else sample
-        texts = (f"{name} {_text(value)}" for name, value in zip(names, values, strict=True))
-        lines.append(f"row {row:,}: " + ", ".join(texts))
+    for at in range(min(records, shard.rows)):
+        values = {
+            name: _numbers(arrays[name][0], arrays[name][1][at])
+            if name in arrays
+            else python_value(path, shard, batch, name, at)
+            for name, _ in index.schema
+        }
+        texts = (f"{name} {_text(value)}" for name, value in values.items())
+        lines.append(f"row {begin + at:,}: " + ", ".join(texts))
     return lines
+
+
+def _numbers(dtype: str, stored: Any) -> NDArray[Any]:
+    """Return the numbers of a row, from the dtype that they are stored as."""
+    row = np.asarray(stored)
+    if dtype == "bfloat16":  # the upper half of a float32
+        return (row.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return row.astype(dtype)
 
 
 def _text(value: Any) -> str:
     """Return a value as a string, cut off if it is long."""
-    if isinstance(value, torch.Tensor) and value.dim():
-        first = [f"{one:.4g}" for one in islice(value.flatten().tolist(), 6)]
-        return f"[{' '.join(first)}{' ...' if value.numel() > len(first) else ''}]"
+    if isinstance(value, np.ndarray) and value.ndim:
+        first = [f"{one:.4g}" for one in value.flat[:6].tolist()]
+        return f"[{' '.join(first)}{' ...' if value.size > len(first) else ''}]"
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
-    text = str(value.item()) if isinstance(value, torch.Tensor) else str(value)
+    text = str(value.item()) if isinstance(value, np.ndarray) else str(value)
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 4] + " ..."

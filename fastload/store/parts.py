@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import mmap
 import os
-import zlib
 from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
 from fastload.datasets.manifest import Shard, described
-from fastload.disk import write_all
+from fastload.datasets.packed.shard_file import Sink
+from fastload.disk import open_file
 from fastload.errors import PackedDataError
+from fastload.store.fields import Arrays, arrays_of
 from fastload.store.room import expect_room, room_for
 
+Schema = tuple[tuple[str, str], ...]
 _FOOTER = b"ARROW1"
+_OF_ARROW = (pa.ArrowException, OSError, MemoryError, ValueError)
+"""Arrow's errors for damaged files."""
 
 
 def write_part(
@@ -26,13 +30,13 @@ def write_part(
     Raises OSError, and StoreFullError if the file system has no room. The file is then deleted.
     """
     expect_room(path, batch.nbytes)
-    sink = _Sink(path, checksum=checksum)
+    sink = Sink(path, checksum=checksum)
     try:
         with room_for(path, batch.nbytes):
             with pa.ipc.new_file(sink, batch.schema) as writer:
                 writer.write_batch(batch)
             if durable:
-                os.fsync(sink.descriptor)
+                os.fsync(sink.fd)
             sink.close()
     except BaseException:
         sink.close()
@@ -42,35 +46,13 @@ def write_part(
     return Shard(os.path.basename(path), batch.num_rows, sink.at, sink.checksum, node=node)
 
 
-class _Sink:
-    """The file that Arrow writes a part to."""
-
-    def __init__(self, path: str, *, checksum: bool) -> None:
-        self.path, self.at, self.closed = path, 0, False
-        self.checksum: int | None = 0 if checksum else None
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self.descriptor = os.open(path, flags, 0o666)
-
-    def write(self, content: Any) -> int:
-        """Append `content`, all of it."""
-        count = write_all(self.descriptor, self.path, content)
-        if self.checksum is not None:
-            self.checksum = zlib.crc32(content, self.checksum)
-        self.at += count
-        return count
-
-    def tell(self) -> int:
-        """Return the number of bytes written."""
-        return self.at
-
-    def flush(self) -> None:
-        """Do nothing, because `write` buffers nothing."""
-
-    def close(self) -> None:
-        """Close the file, if it is open."""
-        if not self.closed:
-            self.closed = True
-            os.close(self.descriptor)
+def python_value(folder: str, shard: Shard, batch: pa.RecordBatch, name: str, row: int) -> Any:
+    """Return a value that is a Python object. Raise PackedDataError if it is none: nothing has looked at it before."""
+    try:
+        return batch.column(name)[row].as_py()
+    except (ValueError, OverflowError) as error:
+        reason = f"column {name!r} has no valid value ({error}). Check the set with fastload verify"
+        raise PackedDataError(folder, reason, shard=shard.name, record=row) from error
 
 
 def is_here(folder: str, shard: Shard) -> bool:
@@ -79,21 +61,22 @@ def is_here(folder: str, shard: Shard) -> bool:
 
 
 def open_part(
-    folder: str, shard: Shard, schema: tuple[tuple[str, str], ...] | None = None
-) -> tuple[pa.RecordBatch, mmap.mmap]:
-    """Map a part; return its columns in the mapped memory, and that memory. No row is read yet.
+    folder: str, shard: Shard, schema: Schema | None = None, *, full: bool = False
+) -> tuple[pa.RecordBatch, Arrays]:
+    """Map a part. Return its columns, and those of numbers as arrays, in the mapped memory.
 
-    The mapping is private: only this process sees what is written into it, and nothing reaches the file.
-    Raises PackedDataError if the file is missing, is cut off, has other rows, or columns other than `schema`.
+    The columns are checked by `arrays_of`, which reads no values unless `full`. The mapping is private: only this
+    process sees what is written into it, and nothing reaches the file.
+    Raises PackedDataError if the file is missing, cut off or damaged, has other rows, or columns other than `schema`.
     """
 
     def fail(reason: str) -> PackedDataError:
         return PackedDataError(folder, reason, shard=shard.name)
 
     try:
-        with open(os.path.join(folder, shard.name), "rb") as file:
+        with open_file(os.path.join(folder, shard.name)) as file:
             size = os.fstat(file.fileno()).st_size
-            if size != shard.bytes:
+            if size != shard.bytes or not size:
                 raise fail(
                     f"the file has {size:,} bytes, expected {shard.bytes:,}. It was cut off or changed"
                 )
@@ -103,13 +86,21 @@ def open_part(
     if mapped[-len(_FOOTER) :] != _FOOTER:
         raise fail("the file does not end like an Arrow file. It was cut off or changed")
     try:
-        reader = pa.ipc.open_file(pa.py_buffer(mapped))
+        whole = pa.py_buffer(mapped)
+        reader = pa.ipc.open_file(whole)
+        # The file has its schema twice, and no checksum over the metadata that say what a bfloat16 is.
+        if not reader.schema.equals(pa.ipc.read_schema(whole.slice(8)), check_metadata=True):
+            raise ValueError("the schemas at its begin and its end differ")
+        found = described(reader.schema)
         batch: Any = reader.get_batch(0) if reader.num_record_batches == 1 else None
-    except (pa.ArrowException, OSError) as error:
+    except _OF_ARROW as error:
         raise fail(f"is not an Arrow file: {error}") from error
     rows = None if batch is None else batch.num_rows
     if rows != shard.rows:
         raise fail(f"has {rows} rows in one batch, expected {shard.rows}. It was changed")
-    if schema not in (None, described(batch.schema)):
-        raise fail(f"has the columns {described(batch.schema)}, expected {schema}")
-    return batch, mapped
+    if schema not in (None, found):
+        raise fail(f"has the columns {found}, expected {schema}")
+    try:
+        return batch, arrays_of(batch, mapped, full=full)
+    except _OF_ARROW as error:
+        raise fail(f"is damaged: {error}") from error

@@ -19,10 +19,10 @@ def pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
     """Yield the bytes of a part, in order.
 
     Raises `PackedDataError` after the last piece if the CRC-32 of the file is not that of the index. If the index has
-    none, the size of the file, its footer, its rows and its columns are checked, before the first piece.
+    none, the file is checked as far as `open_part` can, before the first piece.
     """
     if shard.checksum is None:
-        open_part(path, shard, index.schema)
+        open_part(path, shard, index.schema, full=True)
     with opened(path, shard) as fd:
         size = os.fstat(fd).st_size
         if size != shard.bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import reprlib
 import shutil
@@ -12,15 +11,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
 from tqdm import tqdm
 
-from fastload.datasets.manifest import REJECTED, Index, Shard, described, read_index, shard_name
+from fastload.datasets.manifest import REJECTED, Index, read_index
 from fastload.disk import replace_file
 from fastload.errors import PrepareError
 from fastload.fingerprint import fingerprint
 from fastload.store.root import in_memory, locate, preparing, remove, seal, this_node, unsealed
-from fastload.store.work import Work
+from fastload.store.work import Note, Work, shards_of
 from fastload.store.write import index_of
 
 
@@ -79,7 +77,8 @@ class Preparation:
             index = self._old.index
             return Prepared(self._old.path, index.id, index.rows, 0, reused, self._old.skipped)
         skipped = tuple((shown(source), reasons[f]) for f, source in self.given if f in reasons)
-        shards, schema = _shards(self.work, [(f, s) for f, s in self.given if f not in reasons])
+        given = [(f, source) for f, source in self.given if f not in reasons]
+        shards, schema = shards_of(_notes(self.work, given), PrepareError)
         index = index_of(shards, schema, classes=self._classes, made=self._made)
         with unsealed(self._root, self.name, free=self._old is None) as new:
             self.work.gather(shards, new)
@@ -151,13 +150,8 @@ def preparation(
         )
 
 
-def _shards(work: Work, given: list[tuple[str, Any]]) -> tuple[list[Shard], pa.Schema]:
-    """Return the parts that have rows, in order, and their schema.
-
-    Raises PrepareError, and ValueError if no part has rows.
-    """
-    shards: list[Shard] = []
-    schema, example = None, ""
+def _notes(work: Work, given: list[tuple[str, Any]]) -> Iterator[tuple[str, Note]]:
+    """Yield the note of each part, with its source. Raises PrepareError if a part is not there."""
     for found, source in given:
         note = work.note(found)
         if note is None:
@@ -165,19 +159,7 @@ def _shards(work: Work, given: list[tuple[str, Any]]) -> tuple[list[Shard], pa.S
                 f"the part of {shown(source)} was made, but is not in {work.folder} on {this_node()}. All workers "
                 "must see that folder. Name one that all nodes share, and copy the set to each with fastload stage"
             )
-        if not note.shard.rows:
-            continue
-        if schema is None:
-            schema, example = note.schema, shown(source)
-        if not note.schema.equals(schema, check_metadata=True):
-            raise PrepareError(
-                f"the source {shown(source)} gave the columns {described(note.schema)}, but {example} gave "
-                f"{described(schema)}"
-            )
-        shards.append(dataclasses.replace(note.shard, name=shard_name(len(shards))))
-    if schema is None:
-        raise ValueError("all parts are empty. At least one source must give rows")
-    return shards, schema
+        yield f"the source {shown(source)}", note
 
 
 def shown(source: Any) -> str:

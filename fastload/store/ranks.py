@@ -51,7 +51,7 @@ class Ranks:
             yield Shares(parts, None)
             return
         with Leases(len(parts), shard=1, store=self._store, name=name) as leases:
-            shares = Shares(parts, leases.begin(0))
+            shares = Shares(parts, leases.begin(0, may_be_over=True))  # a late rank has no share
             try:
                 yield shares
             finally:

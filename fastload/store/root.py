@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastload.datasets.manifest import INDEX, STAGING, Index, dump_index, read_index
-from fastload.disk import lock, locked_path, replace_file, sync_folder
-from fastload.errors import PackedDataError
+from fastload.disk import lock, locked_path, open_file, own_folder, replace_file, sync_folder
+from fastload.errors import PackedDataError, in_one_line
 from fastload.store.room import room_for
 
 SHARED_MEMORY = "/dev/shm"
@@ -124,7 +124,7 @@ def preparing(root: str, name: str, *, wait: Callable[[], object]) -> Iterator[s
     Args:
         wait: called before waiting for another process.
     """
-    folder = os.path.join(root, _UNSEALED, check_name(name))
+    folder = os.path.join(own_folder(root, _UNSEALED), check_name(name))
     with locked_path(lock_path(folder), wait=wait, needed=False):
         os.makedirs(folder, exist_ok=True)
         yield folder
@@ -163,7 +163,7 @@ def seal(folder: str, root: str, name: str, index: Index) -> str:
 
 def unsealed_path(root: str, name: str, token: str = "") -> str:
     """Return the path of the folder in which a set is written, a new one unless its `token` is given."""
-    return os.path.join(root, _UNSEALED, f"{name}-{token or secrets.token_hex(4)}")
+    return os.path.join(own_folder(root, _UNSEALED), f"{name}-{token or secrets.token_hex(4)}")
 
 
 def lock_path(folder: str) -> str:
@@ -184,22 +184,38 @@ class StoredSet:
     bytes: int
 
 
-def sets(root: str) -> Iterator[StoredSet]:
-    """Yield the sealed sets of a root by name. Leave out what cannot be read."""
-    for name in _folders(root):
+Say = Callable[[str], object]
+
+
+def _silent(_: str) -> None: ...
+
+
+@contextmanager
+def passing_over(say: Say) -> Iterator[None]:
+    """Pass over an entry of a root that the block cannot read, and `say` it. One that vanished is no fault."""
+    try:
+        yield
+    except FileNotFoundError:
+        pass
+    except (OSError, PackedDataError) as error:
+        say(f"passed over: {in_one_line(error)}")
+
+
+def sets(root: str, *, say: Say = _silent) -> Iterator[StoredSet]:
+    """Yield the sealed sets of a root by name. Pass over what cannot be read."""
+    for name in _folders(root, say):
         path = os.path.join(root, name)
-        if name.startswith("."):
-            continue
-        with suppress(FileNotFoundError, PermissionError, PackedDataError):
-            yield StoredSet(name, path, read_index(path), size_of(path))
+        if not name.startswith("."):
+            with passing_over(say):
+                yield StoredSet(name, path, read_index(path), size_of(path))
 
 
 def size_of(path: str) -> int:
-    """Return the bytes of all files in a folder; those that other processes delete meanwhile do not count."""
+    """Return the bytes of all files in a folder. Files that cannot be found or read do not count."""
     size = 0
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         for entry in os.scandir(path):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 size += entry.stat().st_size if entry.is_file() else 0
     return size
 
@@ -281,37 +297,42 @@ def _began(pid: int) -> str:
     return about.rpartition(")")[2].split()[19]
 
 
-def collect(root: str, *, delete: bool = True) -> list[tuple[str, int]]:
+def collect(root: str, *, delete: bool = True, say: Say = _silent) -> list[tuple[str, int]]:
     """Delete leftovers, and return their names and sizes in bytes. Without `delete`, only return these.
 
     Leftovers are files of writers that ended, interrupted copies by `fastload stage`, and sets whose owner ended.
+    What cannot be read is passed over, and `say` is called with a sentence about it.
     """
     removed = []
-    unsealed = os.path.join(root, _UNSEALED)
-    for name in _folders(unsealed):
-        path = os.path.join(unsealed, name)
-        with _left(lock_path(path), delete) as is_left:
-            if is_left and os.path.isdir(path):  # a writer may have just sealed it
-                removed.append((name, size_of(path)))
-                if delete:
-                    shutil.rmtree(path, ignore_errors=True)
+    with passing_over(say):
+        unsealed = own_folder(root, _UNSEALED)
+        for name in _folders(unsealed, say):
+            with passing_over(say):
+                path = own_folder(unsealed, name)
+                with _left(lock_path(path), delete) as is_left:
+                    if is_left and os.path.isdir(path):  # a writer may have just sealed it
+                        removed.append((name, size_of(path)))
+                        if delete:
+                            shutil.rmtree(path, ignore_errors=True)
     for name in _folders(root):
         path = os.path.join(root, name)
-        work = os.path.join(path, STAGING)
-        if _is_incomplete(path):
+        if not _is_incomplete(path):
+            continue
+        with passing_over(say):
+            work = own_folder(path, STAGING)
             with _left(os.path.join(work, "lock"), delete) as is_left:
                 if is_left and _is_incomplete(path):  # a writer may have just completed it
-                    removed.append((name, size_of(path) + size_of(work)))
+                    size = size_of(path) + size_of(work)
                     if delete:
-                        with suppress(FileNotFoundError):
-                            _discard(root, name)
-    for found in list(sets(root)):
+                        _discard(root, name)
+                    removed.append((name, size))
+    for found in list(sets(root, say=say)):
         about = found.index.made.get("owner")
         if isinstance(about, dict) and not is_alive(about):
-            removed.append((found.name, found.bytes))
-            if delete:
-                with suppress(FileNotFoundError):  # another `gc` was first
+            with passing_over(say):  # another `gc` may be first
+                if delete:
                     remove(root, found.name)
+                removed.append((found.name, found.bytes))
     return removed
 
 
@@ -321,12 +342,16 @@ def _is_incomplete(path: str) -> bool:
     return os.path.exists(note) and not os.path.exists(index)
 
 
-def _folders(path: str) -> list[str]:
-    """Return the names of the folders in a folder; none if it is not there."""
+def _folders(path: str, say: Say = _silent) -> Iterator[str]:
+    """Yield the names of the folders in a folder; none if it is not there."""
     try:
-        return sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
+        names = sorted(os.listdir(path))
     except FileNotFoundError:
-        return []
+        return
+    for name in names:
+        with passing_over(say):
+            if stat.S_ISDIR(os.stat(os.path.join(path, name)).st_mode):
+                yield name
 
 
 @contextmanager
@@ -334,7 +359,7 @@ def _left(path: str, delete: bool) -> Iterator[bool]:
     """Yield True if no writer holds this lock. It stays free until the block ends. With `delete`, delete it then."""
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(open(path, "rb"))
+            file = stack.enter_context(open_file(path))
         except FileNotFoundError:
             yield True
             return

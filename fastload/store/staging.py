@@ -28,7 +28,7 @@ def stage(
     copy of a temporary set, or of parts of several nodes, is an ordinary set.
 
     See `fastload.datasets.packed.staging.stage` for the arguments, for resuming a copy, and for the errors. For a part
-    without a checksum, only the size, the footer, the rows and the columns are checked.
+    without a checksum, only the form is checked, and not the values.
     Raise `PackedDataError` if some parts of `source` are only on other nodes, and ValueError if a set cannot have the
     name of `target`. Memory: 4 MiB per worker.
     """

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastload.cores import usable_cores
-from fastload.datasets.manifest import Index, Shard
-from fastload.datasets.packed.packing import counted
+from fastload.datasets.packed.inspecting import counted
 from fastload.datasets.packed.passes import Checks, each
-from fastload.store.parts import open_part
 from fastload.store.pieces import parts_elsewhere, pieces, read_columns_index
 
 
@@ -23,7 +21,8 @@ class Verified:
         parts: number of checked parts.
         bytes: number of bytes that were read.
         seconds: run time.
-        unread: number of checked parts without a checksum. Their sizes, footers, rows and columns were checked.
+        unread: number of checked parts without a checksum. Their form was checked: sizes, columns, rows, offsets,
+            strings. A wrong number in them is not found.
         elsewhere: number of parts on other nodes, by the name of the node.
         bad: a sentence for each damaged part.
     """
@@ -42,8 +41,7 @@ class Verified:
         ]
         if self.unread:
             lines.append(
-                f"{self.unread:,} of these parts have no checksums, so only their sizes and footers were checked, not "
-                "their rows"
+                f"{self.unread:,} of these parts have no checksums, so only their form was checked, not their values"
             )
         if self.elsewhere:
             nodes = ", ".join(f"{node} ({count:,})" for node, count in self.elsewhere.items())
@@ -77,7 +75,7 @@ def verify(
         workers = usable_cores()
     began = time.monotonic()
     count, bad = 0, []
-    checks = Checks(path, index, here, _read)
+    checks = Checks(path, index, here, pieces)
     for shard, wrong in each(checks, workers=workers, progress=progress, what="Verifying"):
         count += 0 if shard.checksum is None else shard.bytes
         if wrong:
@@ -92,11 +90,3 @@ def verify(
         elsewhere={node: len(shards) for node, shards in elsewhere.items()},
         bad=bad,
     )
-
-
-def _read(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
-    """Yield the bytes of a part that its checksum covers: none if it has no checksum."""
-    if shard.checksum is None:
-        open_part(path, shard, index.schema)
-    else:
-        yield from pieces(path, index, shard)

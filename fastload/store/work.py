@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
 
-from fastload.datasets.manifest import Shard
-from fastload.disk import replace_file
+from fastload.datasets.manifest import Shard, described, shard_name
+from fastload.disk import open_file, replace_file
 from fastload.store.parts import open_part, write_part
 from fastload.store.room import room_for
 from fastload.store.root import this_node
@@ -88,7 +88,7 @@ class Work:
     def note(self, fingerprint: str) -> Note | None:
         """Return the note of a part, or None if the part is missing or incomplete."""
         try:
-            with open(self._name(f"{fingerprint}.json"), "rb") as file:
+            with open_file(self._name(f"{fingerprint}.json")) as file:
                 about = json.load(file)
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(about.pop("schema"))))
             shard = Shard(**{**about, "payload": ()})
@@ -107,6 +107,28 @@ class Work:
 
     def _name(self, name: str) -> str:
         return os.path.join(self.folder, name)
+
+
+def shards_of(
+    notes: Iterable[tuple[str, Note]], error: type[Exception]
+) -> tuple[list[Shard], pa.Schema]:
+    """Return the parts that have rows, in order and with their names as shards, and their schema.
+
+    Args:
+        notes: what errors call the origin of each part, and its note.
+
+    Raise `error` if a part has other columns than the first, and ValueError if no part has rows.
+    """
+    full = [(origin, note) for origin, note in notes if note.shard.rows]
+    if not full:
+        raise ValueError("all parts are empty. Give data with rows")
+    first, schema = full[0][0], full[0][1].schema
+    for origin, note in full:
+        if not note.schema.equals(schema, check_metadata=True):
+            raise error(
+                f"{origin} gave the columns {described(note.schema)}, but {first} gave {described(schema)}"
+            )
+    return [replace(note.shard, name=shard_name(k)) for k, (_, note) in enumerate(full)], schema
 
 
 def _link(source: str, target: str) -> None:

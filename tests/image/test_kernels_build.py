@@ -305,8 +305,7 @@ def test_a_cache_that_takes_nothing_is_named(here: Place, monkeypatch: pytest.Mo
     ("target", "value"),
     [
         ("llvmlite.binding.get_host_cpu_name", lambda: "another"),
-        ("torch.__version__", "0.1"),
-        ("torch.backends.cpu.get_cpu_capability", lambda: "DEFAULT"),
+        ("importlib.metadata.Distribution.read_text", lambda self, name: "another build"),
         ("importlib.metadata.version", lambda name: "0.1"),
     ],
 )

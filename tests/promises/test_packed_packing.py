@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from fastload.datasets import PackedDataset, PackedWriter
-from fastload.datasets.packed.packing import inspect, pack
+from fastload.datasets.packed.inspecting import inspect
+from fastload.datasets.packed.packing import pack
 from fastload.datasets.packed.verifying import verify
 from fastload.errors import DecodeError, FileListError, PackedDataError
 from fastload.image import decode_pixels
@@ -130,7 +131,7 @@ def test_killed_before_any_write_it_is_no_set_and_running_again_gives_the_same_b
     listed: Path, uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
     taken_over = []
-    for number in range(1, 10_000, 13):
+    for number in range(1, 10_000, 11):
         path = tmp_path / str(number)
         if not pack_and_die(listed, path, number):
             assert contents(path) == uninterrupted

@@ -141,7 +141,7 @@ def on_ranks(
 
     threads = [threading.Thread(target=run, args=[number]) for number in range(size)]
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["fastload.store.predictions"], "meet", meet)
+        patch.setattr(sys.modules["fastload.store.prediction_sets"], "meet", meet)
         patch.setattr(Ranks, "cores", lambda _: 1)
         for thread in threads:
             thread.start()
@@ -387,6 +387,18 @@ def test_each_part_is_given_to_one_rank_and_a_slow_rank_gets_fewer(size: int, pa
                     given[rank].made()
     assert sorted(joined(shares)) == list(range(parts))
     assert size == 1 or len(shares[0]) <= 1
+
+
+def test_a_rank_that_comes_when_all_parts_are_made_has_none_and_warns_of_nothing() -> None:
+    together = Together(2)
+    first, late = (
+        Ranks(together.control(Rank(k, 2, k, 2, "none")), together.store) for k in range(2)
+    )
+    with first.leased(range(3), "a name") as shares:
+        for _ in shares:
+            shares.made()
+    with late.leased(range(3), "a name") as shares:
+        assert list(shares) == []
 
 
 @pytest.mark.parametrize("again_on", [1, 2, 4])

@@ -76,7 +76,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have workers forked, which takes hundredths of a second. A spawned worker imports torch for seconds."""
-    module = sys.modules["fastload.store.prepare"]
+    module = sys.modules["fastload.store.preparing"]
     monkeypatch.setattr(module, "get_context", lambda _: multiprocessing.get_context("fork"))
 
 
@@ -157,7 +157,8 @@ def test_parts_without_rows_are_left_out_and_parts_of_other_columns_refused(tmp_
     store.prepare(functools.partial(ones, counts), list(counts), tmp_path / "set", workers=0)
     assert len(store.get(tmp_path / "set")) == 5
     with pytest.raises(
-        PrepareError, match=r"the source 1 gave the columns .*double.*, but 0 gave .*int64"
+        PrepareError,
+        match=r"the source 1 gave the columns .*double.*, but the source 0 gave .*int64",
     ):
         store.prepare(halves, [0, 1], tmp_path / "other", workers=0)
     with pytest.raises(ValueError, match="all parts are empty"):

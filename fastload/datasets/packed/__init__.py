@@ -1,8 +1,10 @@
 """Packed sets: many records in few Arrow files. They need the extra `arrow`; images need `images` too.
 
 `format` knows the bytes on disk. `reader` is the dataset. `writer` writes all sets. `sources` are the inputs of
-packing. `packing`, `verifying` and `staging` are the commands.
+packing. `packing`, `inspecting`, `verifying` and `staging` are the commands.
 """
+
+from typing import TYPE_CHECKING, Any
 
 try:
     import pyarrow  # noqa: F401
@@ -13,7 +15,17 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from fastload.datasets.packed.reader import PackedDataset
-from fastload.datasets.packed.writer import PackedWriter
+if TYPE_CHECKING:
+    from fastload.datasets.packed.reader import PackedDataset
+    from fastload.datasets.packed.writer import PackedWriter
 
 __all__ = ["PackedDataset", "PackedWriter"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name at its first use: `fastload inspect` needs no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fastload.datasets.packed import reader, writer
+
+    return getattr(reader if name == "PackedDataset" else writer, name)

@@ -1,4 +1,4 @@
-"""Packing and inspecting sets, for the commands `fastload pack` and `fastload inspect`."""
+"""Packing sets, for the command `fastload pack`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 import fastload
 from fastload.cores import usable_cores
-from fastload.datasets.manifest import INDEX, REJECTED, Mode, read_index
+from fastload.datasets.manifest import REJECTED, Mode
 from fastload.datasets.packed.format import MODES
-from fastload.datasets.packed.reader import PackedDataset
+from fastload.datasets.packed.inspecting import counted, size_text
 from fastload.datasets.packed.sources import Input, Source, open_source
 from fastload.datasets.packed.writer import PackedWriter
 from fastload.errors import DecodeError
@@ -184,11 +184,6 @@ def pack(
     )
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
 def _pixels_of(mode: Mode, max_size: int | None, quality: int | None) -> dict[str, int]:
     """Return the arguments that belong to the mode, with their defaults."""
     if mode not in MODES:
@@ -284,39 +279,3 @@ class _Prepare(Dataset[Prepared]):
             return Prepared(made_of, pixels.tobytes(), pixels.shape[:2], size)
         with fastload.stage("encode"):
             return Prepared(made_of, encode_rgb(pixels, quality=self.quality), None, size)
-
-
-def inspect(path: str | os.PathLike[str], *, records: int = 5) -> str:
-    """Describe the set at `path` in lines: schema, counts, sizes, how it was made, its first records.
-
-    Raises FileNotFoundError and `PackedDataError`, as `PackedDataset`.
-    """
-    dataset = PackedDataset(path, decode=False)
-    index = read_index(dataset.path)
-    size = sum(shard.bytes for shard in index.shards)
-    payload = sum(length for shard in index.shards for _, length in shard.payload)
-    lines = [
-        f"{dataset.path}: {index.rows:,} records, mode {index.mode}, {len(index.classes):,} classes",
-        f"{len(index.shards)} shards, {size_text(size)}; payloads {size_text(payload)}, "
-        f"{size_text(payload / index.rows)} each",
-        "columns: " + ", ".join(f"{name} {kind}" for name, kind in index.schema),
-        "made: " + (", ".join(f"{name} {value}" for name, value in index.made.items()) or "-"),
-        f"index: {os.path.join(dataset.path, INDEX)}",
-    ]
-    for number in range(min(records, index.rows)):
-        length, label = len(dataset.read(number)), dataset[number][1]
-        name = dataset.classes[label] if 0 <= label < len(dataset.classes) else ""
-        lines.append(
-            f"{dataset.locate(number)}: {size_text(length)}, label {label} {name}".rstrip()
-        )
-    dataset.close()
-    return "\n".join(lines)
-
-
-def size_text(count: float) -> str:
-    """Return a number of bytes with its unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} TB"

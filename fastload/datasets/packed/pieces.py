@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from fastload.datasets.manifest import Index, Shard
-from fastload.datasets.packed.format import preadv, read_table
+from fastload.datasets.packed.format import Table, preadv, read_table
 from fastload.errors import PackedDataError
 
 
@@ -31,24 +31,27 @@ def pieces(path: str, index: Index, shard: Shard) -> Iterator[memoryview]:
             end = int(table.batch_ends[number]) if number < len(shard.payload) else row
             for record in range(row, end):
                 begin = int(table.begins[record]) - start
-                found = zlib.crc32(payload[begin : begin + int(table.lengths[record])])
-                if found != table.checksums[record]:
-                    reason = (
-                        f"the payload has checksum {found:#010x}, expected {int(table.checksums[record]):#010x}. It "
-                        "is damaged"
-                    )
-                    raise PackedDataError(path, reason, shard=shard.name, record=record)
+                one = payload[begin : begin + int(table.lengths[record])]
+                expect_payload(path, shard, table, record, one)
             yield payload
             at, row = start + length, end
         if checksum != shard.checksum:
             raise PackedDataError(path, "the file changed while it was read", shard=shard.name)
 
 
+def expect_payload(path: str, shard: Shard, table: Table, record: int, payload: memoryview) -> None:
+    """Raise `PackedDataError` if a payload does not have the checksum of its record."""
+    found, expected = zlib.crc32(payload), int(table.checksums[record])
+    if found != expected:
+        reason = f"the payload has checksum {found:#010x}, expected {expected:#010x}. It is damaged"
+        raise PackedDataError(path, reason, shard=shard.name, record=record)
+
+
 @contextmanager
 def opened(path: str, shard: Shard) -> Iterator[int]:
     """Yield a descriptor of a shard. Raises `PackedDataError` if the file is missing."""
     try:
-        fd = os.open(os.path.join(path, shard.name), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(os.path.join(path, shard.name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
         raise PackedDataError(path, "the file is missing", shard=shard.name) from error
     try:

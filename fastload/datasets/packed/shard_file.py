@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from fastload.datasets.manifest import Shard
 from fastload.datasets.packed.format import payload_extents
-from fastload.disk import write_all
+from fastload.disk import create, write_all
 
 
 class ShardFile:
@@ -21,7 +21,7 @@ class ShardFile:
     def __init__(self, name: str, schema: pa.Schema) -> None:
         self.name = name
         self.rows = self.record_bytes = 0
-        self._sink = _Sink(name)
+        self._sink = Sink(name)
         try:
             self._writer = pa.ipc.new_file(self._sink, schema)
         except BaseException:
@@ -58,24 +58,32 @@ class ShardFile:
             os.unlink(self.name)
 
 
-class _Sink:
-    """The file object to which Arrow writes a shard. Arrow calls no other methods."""
+class Sink:
+    """The file object to which Arrow writes a shard. Arrow calls no other methods.
 
-    def __init__(self, name: str) -> None:
+    Attributes:
+        fd, at: the descriptor, and the number of bytes written.
+        checksum: the CRC-32 of the bytes. None if it is not wanted.
+    """
+
+    def __init__(self, name: str, *, checksum: bool = False) -> None:
         self.name = name
         self.closed = False
-        self.fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        self._at = 0
+        self.checksum = 0 if checksum else None
+        self.fd = create(name)
+        self.at = 0
 
     def write(self, content: Any) -> int:
         """Append `content`, all of it."""
         count = write_all(self.fd, self.name, content)
-        self._at += count
+        if self.checksum is not None:
+            self.checksum = zlib.crc32(content, self.checksum)
+        self.at += count
         return count
 
     def tell(self) -> int:
         """Return the number of bytes written."""
-        return self._at
+        return self.at
 
     def flush(self) -> None:
         """Do nothing: this has no buffer."""

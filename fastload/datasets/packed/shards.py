@@ -89,7 +89,7 @@ class OpenFile:
 
     def __init__(self, name: str, number: int) -> None:
         self.number = number
-        self.fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        self.fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         found = os.fstat(self.fd)
         self.identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 

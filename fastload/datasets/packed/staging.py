@@ -24,7 +24,8 @@ from fastload.datasets.manifest import INDEX, REJECTED, STAGING, Index, Shard, d
 from fastload.datasets.packed.format import read_packed_index
 from fastload.datasets.packed.passes import Checks, Pieces, each
 from fastload.datasets.packed.pieces import pieces
-from fastload.disk import locked_path, replace_file, sync_folder, write_all
+from fastload.disk import locked_path, open_file, own_folder, replace_file, sync_folder, write_all
+from fastload.errors import in_one_line
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def stage(
     Args:
         workers: threads, each of which copies a shard at a time (default: one for each core of this process).
         progress: show a bar on a terminal.
-        say: called with a sentence before this waits for another process.
+        say: called with a sentence before this waits for another process, and if it leaves out `rejected.txt`.
 
     Memory: for each worker a record batch, which is 16 MiB or one record, and 29 bytes for each record of a shard.
 
@@ -113,7 +114,7 @@ def copy_set(
         )
     if workers is None:
         workers = usable_cores()
-    copy = _Copy(source, target, index, pieces, workers, progress, durable)
+    copy = _Copy(source, target, index, pieces, workers, progress, durable, say)
     with _alone_in(target, say):
         copy.claim()
         missing = copy.missing(verify=verify)
@@ -134,7 +135,7 @@ def _alone_in(target: str, say: Callable[[str], None] | None) -> Iterator[None]:
     waiting = f"{target}: waiting for another process that copies into this folder"
     wait = functools.partial(say, waiting) if say else True
     try:
-        with locked_path(os.path.join(target, STAGING, "lock"), wait=wait):
+        with locked_path(os.path.join(own_folder(target, STAGING), "lock"), wait=wait):
             yield
     except OSError as error:
         error.filename = error.filename or target  # neither flock nor fsync names the file
@@ -152,6 +153,7 @@ class _Copy:
     workers: int
     progress: bool
     durable: bool
+    say: Callable[[str], None] | None
 
     def claim(self) -> None:
         """Check that `target` is empty or has this set. Write down which set will be copied."""
@@ -218,7 +220,12 @@ class _Copy:
     def finish(self, *, changed: bool) -> None:
         """Write the index: now `target` is a set."""
         if changed or not os.path.exists(self._name(INDEX)):
-            rejected = _content(os.path.join(self.source, REJECTED))
+            try:
+                rejected = _content(os.path.join(self.source, REJECTED), follow=False)
+            except OSError as error:  # a link may lead to any file of this user
+                rejected = None
+                if self.say is not None:
+                    self.say(f"{in_one_line(error)}: not copied")
             if rejected is not None:
                 self._publish(REJECTED, rejected)
             self._publish(INDEX, dump_index(self.index))
@@ -257,9 +264,9 @@ class _Copies(Checks):
         return ""
 
 
-def _content(name: str) -> bytes | None:
+def _content(name: str, *, follow: bool = True) -> bytes | None:
     try:
-        with open(name, "rb") as file:
+        with open_file(name, follow=follow) as file:
             return file.read()
     except FileNotFoundError:
         return None

@@ -27,8 +27,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fastload.image.kernels import cache
 
 MODULES: Sequence[str] = (f"{__name__}.runs", f"{__name__}.jpeg", "fastload.image.kernels_check")
@@ -320,6 +318,7 @@ def _identity() -> dict[str, str]:
         raise Unavailable(f"not for this processor ({sys.platform}, {platform.machine()})")
     try:
         versions = {name: importlib.metadata.version(name) for name in ("numba", "llvmlite")}
+        torch = importlib.metadata.distribution("torch")  # to import it takes seconds
     except importlib.metadata.PackageNotFoundError as error:
         raise Unavailable(
             f'{error.name} is not installed: pip install "fastload[kernels]"'
@@ -332,8 +331,8 @@ def _identity() -> dict[str, str]:
     return versions | {
         "processor": llvm.get_host_cpu_name(),
         "features": features.flatten(),
-        "torch": f"{torch.__version__} {torch.version.git_version} {torch.__config__.show()}",
-        "capability": torch.backends.cpu.get_cpu_capability(),
+        "torch": f"{torch.version} {sha256((torch.read_text('RECORD') or '').encode()).hexdigest()}",
+        "capability": os.environ.get("ATEN_CPU_CAPABILITY", ""),  # which torch obeys
         "sources": _sources(),
     }
 

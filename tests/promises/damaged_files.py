@@ -1,0 +1,310 @@
+"""Fuzz target: files that fastload reads, with bytes changed at will, or cut off.
+
+    python -m tests.promises.damaged_files FORMAT FOLDER COUNT SEED
+
+Whatever the bytes, each read ends in a value of the right form or in an error that names the file, and the process goes
+on. FOLDER/turn has the number of the file that is being read: the turn to repeat after a crash. Prints what came out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import resource
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from fastload import DataLoader, store
+from fastload.datasets import PackedDataset, ParquetDataset
+from fastload.datasets.manifest import INDEX, dump_index, read_index
+from fastload.errors import PackedDataError, ParquetError
+from fastload.store.inspecting import inspect
+from fastload.store.staging import stage
+from fastload.store.verifying import verify
+from tests.promises import packed_fuzz
+from tests.promises.equal import check_same
+
+ROWS = 8  # in each part, so that most bytes are structure and offsets
+ROOM = 2 * 2**30  # bytes of address space beside what the imports take
+PART = "shard-00000.arrow"
+Read = Callable[[random.Random], Counter[str]]
+
+
+def rows(begin: int) -> dict[str, Any]:
+    """Return a part with each kind of column that a set can have."""
+    numbers = range(begin, begin + ROWS)
+    return {
+        "x": torch.arange(begin, begin + ROWS * 6, dtype=torch.uint8)[: ROWS * 6].view(ROWS, 3, 2),
+        "y": torch.tensor(numbers),
+        "half": torch.tensor(numbers).to(torch.bfloat16),
+        "flag": torch.tensor(numbers) % 3 == 0,
+        "text": [f"é {k}" * (k % 3) for k in numbers],
+        "blob": [bytes([k]) * k for k in numbers],
+        "words": pa.array([[f"w{k}"] * (k % 3) for k in numbers], pa.list_(pa.string())),
+        "lists": pa.array([[k] * (k % 4) for k in numbers], pa.large_list(pa.int32())),
+        "point": pa.array([{"at": k, "name": f"p{k}"} for k in numbers]),
+        "map": pa.array([[(f"k{k}", k)] for k in numbers], pa.map_(pa.string(), pa.int16())),
+        "day": pa.array([*numbers], pa.date32()),
+    }
+
+
+def damaged(rng: random.Random, content: bytes) -> bytes:
+    """Return the content with some flipped bits, cut off, or with what a parser fears."""
+    kind = rng.random()
+    if kind < 0.1:
+        return content[: rng.randrange(len(content))]
+    if kind < 0.6:
+        return packed_fuzz.mutated(rng, content)
+    changed = bytearray(content)
+    for _ in range(rng.randint(1, 3)):
+        changed[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def form(value: Any) -> Any:
+    """Return what damage may not change in a value: types, dtypes and shapes."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.dtype, value.shape
+    if isinstance(value, dict):
+        return {name: form(one) for name, one in value.items()}
+    return type(value)
+
+
+# ---- sets of columns ----
+
+
+def columns(folder: Path, *, checksums: bool) -> tuple[Path, Read]:
+    """Make a set of two parts. The first is damaged. Its entry in the index is made to fit in one of three turns."""
+    path = folder / "set"
+    store.put([rows(0), rows(ROWS)], path, checksums=checksums)
+    whole = [store.get(path)[k] for k in range(2 * ROWS)]
+    index, content = read_index(str(path)), (path / PART).read_bytes()
+
+    def read(rng: random.Random) -> Counter[str]:
+        found = (path / PART).read_bytes()
+        fitted = rng.random() < 0.3
+        if fitted:
+            first = packed_fuzz.fitted(index.shards[0], found)
+            first = first if checksums else dataclasses.replace(first, checksum=None)
+            changed = dataclasses.replace(index, shards=(first, *index.shards[1:]))
+            (path / INDEX).write_bytes(dump_index(changed))
+        ends = read_rows(path, whole)
+        way = rng.randrange(8)  # one of the slower ones
+        if way < 2:
+            bad = verify(path, workers=0).bad
+            if checksums and not fitted:
+                assert len(bad) == (found != content), bad
+        elif way < 4:
+            with suppress(PackedDataError):
+                list(DataLoader(store.get(path, data=["x", "y", "half"]), 5))
+        elif way < 6:
+            with suppress(PackedDataError):
+                inspect(path)
+        elif way < 7:
+            with suppress(PackedDataError):
+                stage(path, folder / "copy", workers=0)
+                read_rows(folder / "copy", whole)
+            shutil.rmtree(folder / "copy", ignore_errors=True)
+        (path / INDEX).write_bytes(dump_index(index))
+        return ends
+
+    return path / PART, read
+
+
+def read_rows(path: Path, whole: list[Any]) -> Counter[str]:
+    """Read all rows of a set. Those of the part that is not damaged must be right."""
+    ends: Counter[str] = Counter()
+    dataset = store.get(path)
+    for row in range(ROWS):
+        try:
+            sample = dataset[row]
+        except PackedDataError as error:
+            assert error.shard == PART
+            ends["refused"] += 1
+            if error.record is None:
+                break  # the part, and not this row alone
+        else:
+            ends["read"] += 1
+            assert form(sample) == form(whole[row]), (sample, whole[row])
+    check_same(dataset.__getitems__(range(ROWS, 2 * ROWS)), whole[ROWS:])
+    return ends
+
+
+def index_of_columns(folder: Path) -> tuple[Path, Read]:
+    """Make a set whose index is damaged, often with a checksum that fits."""
+    path = folder / "set"
+    store.put(rows(0), path)
+    whole = [store.get(path)[k] for k in range(ROWS)]
+    content = (path / INDEX).read_bytes()
+
+    def read(rng: random.Random) -> Counter[str]:
+        if rng.random() < 0.8:
+            changed = packed_fuzz.mutated_index(rng, content)
+            (path / INDEX).write_bytes(packed_fuzz.with_checksum(changed))
+        try:
+            dataset = store.get(path)
+            found = [dataset[k] for k in range(len(dataset))]
+            inspect(path)
+            verify(path, workers=0)
+        except PackedDataError as error:
+            assert str(path) in str(error)
+            return Counter(["refused"])
+        check_same(found, whole)
+        return Counter(["read"])
+
+    return path / INDEX, read
+
+
+# ---- packed sets ----
+
+
+def packed(folder: Path, mode: Any) -> tuple[Path, Read]:
+    """Make a packed set with a checksum of every byte: what is read is right, or refused."""
+    path = packed_fuzz.make(folder / "set", mode)
+
+    def opened() -> PackedDataset:
+        return PackedDataset(path, decode=False, columns=["caption", "box", "small"])
+
+    whole = [opened()[k] for k in range(5)]
+
+    def read(_: random.Random) -> Counter[str]:
+        ends: Counter[str] = Counter()
+        dataset = opened()
+        for record, expected in enumerate(whole):
+            try:
+                check_same(dataset[record], expected)
+                ends["read"] += 1
+            except PackedDataError as error:
+                assert error.shard == PART
+                ends["refused"] += 1
+        dataset.close()
+        return ends
+
+    return path / PART, read
+
+
+# ---- files of other programs ----
+
+
+def table() -> pa.Table:
+    """Return rows that Parquet and Arrow files can have, with a dictionary."""
+    words = pa.array([f"w{k % 3}" for k in range(ROWS)]).dictionary_encode()
+    columns = {name: rows(0)[name] for name in ("text", "blob", "words", "lists")}
+    return pa.table({"y": range(ROWS), "word": words, **columns})
+
+
+def parquet(folder: Path) -> tuple[Path, Read]:
+    """Make a Parquet file. Its pages have checksums, its footer and the heads of its pages have none."""
+    path = folder / "a.parquet"
+    pq.write_table(table().drop(["words"]), path, row_group_size=3, write_page_checksum=True)
+    whole = [ParquetDataset(path)[k] for k in range(ROWS)]
+
+    def read(_: random.Random) -> Counter[str]:
+        ends: Counter[str] = Counter()
+        try:
+            dataset = ParquetDataset(path, columns=[*whole[0]])
+        except (ParquetError, KeyError, TypeError) as error:
+            assert str(path) in str(error) or isinstance(error, TypeError)
+            return Counter(["refused"])
+        for row in range(min(len(dataset), ROWS)):
+            try:
+                dataset[row]
+                ends["read"] += 1
+            except ParquetError as error:
+                assert str(path) in str(error)
+                ends["refused"] += 1
+        return ends
+
+    return path, read
+
+
+def put(folder: Path, write: Callable[[Path], None]) -> tuple[Path, Read]:
+    """Make a file that `put` takes."""
+    path = folder / "file"
+    write(path)
+
+    def read(_: random.Random) -> Counter[str]:
+        try:
+            store.put(path, folder / "set")
+        except (ValueError, OSError) as error:
+            assert str(path) in str(error) or "all parts are empty" in str(error), error
+            return Counter(["refused"])
+        with suppress(PackedDataError):  # such as a date that Python does not have
+            dataset = store.get(folder / "set")
+            for row in range(len(dataset)):
+                dataset[row]
+        assert not verify(folder / "set", workers=0).bad
+        shutil.rmtree(folder / "set")
+        return Counter(["read"])
+
+    return path, read
+
+
+def write_file(path: Path) -> None:
+    with pa.ipc.new_file(path, table().schema) as writer:
+        writer.write_table(table(), max_chunksize=5)
+
+
+def write_stream(path: Path) -> None:
+    with pa.ipc.new_stream(path, table().schema) as writer:
+        writer.write_table(table(), max_chunksize=5)
+
+
+def write_npy(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.arange(12).reshape(6, 2))
+
+
+def write_npz(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, x=np.arange(12).reshape(6, 2), y=np.zeros(6))
+
+
+FORMATS: dict[str, Callable[[Path], tuple[Path, Read]]] = {
+    "columns": lambda folder: columns(folder, checksums=True),
+    "columns-in-memory": lambda folder: columns(folder, checksums=False),
+    "index": index_of_columns,
+    "packed-encoded": lambda folder: packed(folder, "encoded"),
+    "packed-raw": lambda folder: packed(folder, "raw"),
+    "parquet": parquet,
+    "put-parquet": lambda folder: put(folder, lambda path: pq.write_table(table(), path)),
+    "put-arrow": lambda folder: put(folder, write_file),
+    "put-stream": lambda folder: put(folder, write_stream),
+    "put-npy": lambda folder: put(folder, write_npy),
+    "put-npz": lambda folder: put(folder, write_npz),
+}
+
+
+def main(name: str, folder: Path, count: int, seed: int) -> None:
+    """Damage the file `count` times, and read it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, read = FORMATS[name](folder)
+    content = path.read_bytes()
+    read(random.Random(seed))  # all imports
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
+    ends: Counter[str] = Counter()
+    with (folder / "turn").open("wb", buffering=0) as turns:
+        for turn in range(count):
+            os.pwrite(turns.fileno(), f"{turn:8}".encode(), 0)
+            rng = random.Random(seed * 1_000_003 + turn)  # so that one turn can be repeated alone
+            path.unlink()  # a mapping of the last turn keeps its own file
+            path.write_bytes(damaged(rng, content))
+            ends += read(rng)
+    print(json.dumps({"turns": count, **ends}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
