@@ -181,9 +181,9 @@ def serve(
             try:
                 version = end(server, store)
                 click.echo(f"server {number} of {of} has ended at version {version}", err=True)
-            except Exception as error:
-                line = f"Error: server {number} of {of} has not saved: {in_one_line(error)}"
-                click.echo(line, err=True)
+            except (Exception, KeyboardInterrupt) as error:
+                why = in_one_line(error) if isinstance(error, Exception) else "it was interrupted"
+                click.echo(f"Error: server {number} of {of} has not saved: {why}", err=True)
                 code = 1
             # Workers keep streams open, and the end of the interpreter would wait for them.
             sys.stdout.flush()

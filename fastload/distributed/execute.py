@@ -69,10 +69,10 @@ def signal_options() -> list[str]:
 def execute(command: Sequence[str], *, to_ranks: bool = False) -> int:
     """Run `command` and all that it starts. Return its exit code, or 128 + n if signal n ended it.
 
-    Signals that ask this process to end, and SIGUSR1 and SIGUSR2, go to the command's process group instead. With
-    `to_ranks`, SIGINT, SIGTERM and SIGHUP go to Open MPI's ranks on this host, because their launcher would kill them
-    soon after. Signals that this process ignores stay ignored. No process of the command outlives this one, even after
-    SIGKILL. Call this in the main thread.
+    Signals that ask this process to end, and SIGUSR1 and SIGUSR2, go to the command's process group instead, but not
+    those that repeat a request (`guard.Request`). With `to_ranks`, SIGINT, SIGTERM and SIGHUP go to Open MPI's ranks on
+    this host, because their launcher would kill them soon after. Signals that this process ignores stay ignored. No
+    process of the command outlives this one, even after SIGKILL. Call this in the main thread.
 
     Raises:
         LaunchError: the program does not exist.

@@ -12,9 +12,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 FORWARDED = (
     signal.SIGINT,
@@ -28,23 +30,100 @@ _ABORTS_OPEN_MPI = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _OPEN_MPI_RANK = b"OMPI_COMM_WORLD_RANK="
 PARENT_DIED = signal.SIGALRM  # not a forwarded signal
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+TOGETHER_S = 2.0
+"""Seconds after the first SIGINT or SIGTERM in which others belong to the same request."""
+
+
+class Request:
+    """A request to end this process, which may come as several signals.
+
+    A batch system and a launcher signal the same process. At Slurm's time limit a rank gets SIGTERM from slurmstepd and
+    from srun, up to 60 ms apart. One Ctrl-C reaches it from the terminal and from its launcher. So all SIGINT and
+    SIGTERM within `TOGETHER_S` of the first are one request. Later, SIGINT asks for an end at once. SIGTERM never does.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        """The first signal, or 0."""
+        self._at = 0.0
+
+    def takes(self, number: int) -> bool:
+        """Return False for a signal that repeats the request."""
+        if number not in (signal.SIGINT, signal.SIGTERM):
+            return True
+        if not self.number:
+            self.number, self._at = number, time.monotonic()
+            return True
+        return number == signal.SIGINT and time.monotonic() - self._at > TOGETHER_S
+
+
+_open: list[Request] = []
+"""The request of each block that is open. Nested blocks have the same one."""
+
+
+@contextmanager
+def asked_to_end(ask: Callable[[int], None]) -> Iterator[Request]:
+    """Call `ask` with the first SIGINT or SIGTERM in the block, and yield the request. Use it in the main thread only.
+
+    A SIGINT that asks for an end at once acts as it does outside the block. If SIGINT is ignored, as in a job that a
+    shell started in the background, it stays ignored. SIGTERM is always handled. A job script may ignore it, and its
+    ranks inherit that, but they must still write their checkpoint.
+    """
+
+    def act(number: int, frame: FrameType | None, first: bool) -> None:
+        if first:
+            ask(number)
+        elif callable(before[number]):
+            before[number](number, frame)
+        else:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+
+    before: dict[int, Any] = {signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
+    if (outside := signal.getsignal(signal.SIGINT)) is not signal.SIG_IGN:
+        before[signal.SIGINT] = outside
+    with _handling(before, act) as request:
+        yield request
 
 
 @contextmanager
 def forwarding(send: Callable[[int], None]) -> Iterator[None]:
-    """Call `send` for each signal of `FORWARDED` to this process. Signals that it ignores stay ignored."""
+    """Call `send` for each signal of `FORWARDED` to this process, but once for those that are one request.
 
-    def forward(signum: int, frame: FrameType | None) -> None:
+    Launchers count signals too: a second one makes MPICH's and torchrun's kill their ranks. Signals that this process
+    ignores stay ignored.
+    """
+
+    def forward(number: int, frame: FrameType | None, first: bool) -> None:
         with suppress(ProcessLookupError):  # It has just ended.
-            send(signum)
+            send(number)
 
-    taken = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, forward) for number in taken}
-    try:
+    before = {number: signal.getsignal(number) for number in FORWARDED}
+    with _handling({n: b for n, b in before.items() if b is not signal.SIG_IGN}, forward):
         yield
+
+
+@contextmanager
+def _handling(
+    before: dict[int, Any], act: Callable[[int, FrameType | None, bool], None]
+) -> Iterator[Request]:
+    """Call `act` with the signals that repeat no request. `before` has their handlers outside the block."""
+    request = _open[-1] if _open else Request()
+
+    def arrive(number: int, frame: FrameType | None) -> None:
+        first = not request.number
+        if request.takes(number):
+            act(number, frame, first)
+
+    _open.append(request)
+    try:
+        for number in before:
+            signal.signal(number, arrive)
+        yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _open.pop()
 
 
 def main(submit: str, to_ranks: str, *command: str) -> int:
