@@ -143,6 +143,30 @@ def mpi4py() -> Any | None:
         return None
 
 
+def check_world(mpi: Any, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise RankError if MPI numbers this process differently from the variables of its launcher.
+
+    Under srun without a PMI that fits, each rank has an MPI world of its own, of size 1.
+    """
+    claims, world = _claims(environ), mpi.COMM_WORLD
+    if "rank" not in claims:
+        return
+    for name, number in [*claims["rank"].items(), *claims.get("world_size", {}).items()]:
+        found = world.Get_rank() if name in claims["rank"] else world.Get_size()
+        if number != found:
+            remedy = "Start the ranks with the mpiexec of that library"
+            if _launcher(environ, claims) == "slurm":
+                remedy = (
+                    "`srun --mpi=list` prints the choices of srun: name one that this library knows, such as "
+                    "srun --mpi=pmix for Open MPI, or srun --mpi=pmi2 for MPICH and Intel MPI"
+                )
+            raise RankError(
+                f"{name}={number}, but mpi4py says rank {world.Get_rank()} of {world.Get_size()}. Its library is "
+                f"{mpi.Get_library_version().split(',')[0].strip()!r}, which does not know the ranks of this launcher. "
+                f"{remedy}"
+            )
+
+
 def node_count(environ: Mapping[str, str]) -> int | None:
     """Return the number of different hosts in `$PBS_NODEFILE`, or None without such a file."""
     name = environ.get("PBS_NODEFILE")
