@@ -23,7 +23,8 @@ die() {
 }
 
 # A batch system signals all processes of the job at once. Ranks then write a checkpoint, and print. bash waits for them
-# before it handles its own signal.
+# before it handles its own signal. PBS delivers the output as soon as the login shell around the script has ended, which
+# is before that. With -k doe, the job itself writes the file.
 SIGNALS=(INT TERM HUP QUIT USR1 USR2)
 for name in "${SIGNALS[@]}"; do
     # shellcheck disable=SC2064

@@ -218,6 +218,7 @@ def job_script(
             f"-N {name}",
             f"-l select={hosts}:ncpus={ppn * (depth or 1)}:mpiprocs={ppn}",
             f"-l walltime={walltime}",
+            "-k doe",  # else what the ranks print after the signal at the end of the walltime is lost
         ]
         mark, workdir = "#PBS", "PBS_O_WORKDIR"
     else:

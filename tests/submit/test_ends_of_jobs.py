@@ -97,6 +97,7 @@ def test_a_deleted_job_leaves_the_checkpoint_of_its_last_step_and_its_last_lines
                 signal_session(session, signal.SIGTERM)
             last = log.read()
         assert job.wait() == 128 + signal.SIGTERM
+    assert left(mark) == []
     output = (clone / "job.o123").read_text()
     stopped = re.search(r"^Stopped by SIGTERM after step (\d+) of 1000$", last, re.MULTILINE)
     assert stopped, output
@@ -107,7 +108,6 @@ def test_a_deleted_job_leaves_the_checkpoint_of_its_last_step_and_its_last_lines
     assert last in output
     assert "stopped by SIGTERM" in output
     assert "train with 2 workers" not in output
-    assert left(mark) == []
 
 
 @pytest.mark.parametrize("launcher", ["mpich", "openmpi", "torchrun", "none"])

@@ -197,6 +197,7 @@ def test_a_job_script_asks_for_the_hosts_that_the_ranks_need() -> None:
         "#PBS -N thtrainitnowand",
         "#PBS -l select=2:ncpus=32:mpiprocs=4",
         "#PBS -l walltime=0:30:00",
+        "#PBS -k doe",
         "#PBS -A me",
         "set -euo pipefail",
         "export PATH='/a b:/c'",
