@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import takewhile
 from typing import Any
@@ -70,7 +71,7 @@ def _note(text: str) -> None:
 @cache
 def _version_of(mpiexec: str) -> str:
     """Return what `mpiexec --version` prints, or "" if it hangs."""
-    try:
+    with suppress(subprocess.TimeoutExpired):
         return subprocess.run(
             [mpiexec, "--version"],
             stdin=subprocess.DEVNULL,
@@ -81,8 +82,7 @@ def _version_of(mpiexec: str) -> str:
             timeout=_VERSION_TIMEOUT_S,
             check=False,
         ).stdout
-    except subprocess.TimeoutExpired:
-        return ""
+    return ""
 
 
 def are_here(hosts: Sequence[Host]) -> bool:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -70,20 +70,16 @@ def asked_to_end(ask: Callable[[int], None]) -> Iterator[Request]:
     ranks inherit that, but they must still write their checkpoint.
     """
 
-    def act(number: int, frame: FrameType | None, first: bool) -> None:
-        if first:
+    def act(number: int, outside: Any) -> None:
+        if outside is None:
             ask(number)
-        elif callable(before[number]):
-            before[number](number, frame)
         else:
-            signal.signal(number, before[number])
+            signal.signal(number, outside)
             signal.raise_signal(number)
 
-    before: dict[int, Any] = {signal.SIGTERM: signal.getsignal(signal.SIGTERM)}
-    if (outside := signal.getsignal(signal.SIGINT)) is not signal.SIG_IGN:
-        before[signal.SIGINT] = outside
-    with _handling(before, act) as request:
-        yield request
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    with _handling((signal.SIGTERM,) if ignored else (signal.SIGINT, signal.SIGTERM), act) as one:
+        yield one
 
 
 @contextmanager
@@ -94,27 +90,25 @@ def forwarding(send: Callable[[int], None]) -> Iterator[None]:
     ignores stay ignored.
     """
 
-    def forward(number: int, frame: FrameType | None, first: bool) -> None:
+    def forward(number: int, outside: Any) -> None:
         with suppress(ProcessLookupError):  # It has just ended.
             send(number)
 
-    before = {number: signal.getsignal(number) for number in FORWARDED}
-    with _handling({n: b for n, b in before.items() if b is not signal.SIG_IGN}, forward):
+    with _handling([n for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN], forward):
         yield
 
 
 @contextmanager
-def _handling(
-    before: dict[int, Any], act: Callable[[int, FrameType | None, bool], None]
-) -> Iterator[Request]:
-    """Call `act` with the signals that repeat no request. `before` has their handlers outside the block."""
+def _handling(numbers: Iterable[int], act: Callable[[int, Any], None]) -> Iterator[Request]:
+    """Call `act` with each signal that repeats no request, and None for the first one, else its handler outside."""
     request = _open[-1] if _open else Request()
 
     def arrive(number: int, frame: FrameType | None) -> None:
         first = not request.number
         if request.takes(number):
-            act(number, frame, first)
+            act(number, None if first else before[number])
 
+    before = {number: signal.getsignal(number) for number in numbers}
     _open.append(request)
     try:
         for number in before:

@@ -27,6 +27,7 @@ from fastload.flow.tasks import EXPORTED, MPITask, Task
 
 _JOBS = "jobs"  # not the name of a file of a task, because those have suffixes
 _CANCEL = {"pbs": "qdel", "slurm": "scancel"}
+_PBS = {"Q": "queued", "H": "held", "W": "waiting", "R": "running", "E": "ending", "F": "ended"}
 
 
 @dataclass(frozen=True)
@@ -170,10 +171,8 @@ def status(graph: PipelineGraph) -> str:
     lines = []
     for name in graph.order():
         number = jobs.get(name)
-        forgotten = "forgotten by the batch system"
-        said = (
-            "not submitted" if number is None else f"job {number} {known.get(number, forgotten)}"
-        )
+        state = known.get(number or "", "forgotten by the batch system")
+        said = f"job {number} {state}" if number else "not submitted"
         lines.append(f"{name}: {said}; last run: {state_of(folder, name, read(folder, name))}")
     return "\n".join(lines)
 
@@ -184,19 +183,11 @@ def _ask_pbs(numbers: list[str]) -> dict[str, str]:
     Not as JSON: qstat of OpenPBS 23.06 then prints the first job only.
     """
     text = _said(["qstat", "-x", "-f", "-F", "dsv", *numbers], unknown="Unknown Job Id")
-    words = {
-        "Q": "queued",
-        "H": "held",
-        "W": "waiting",
-        "R": "running",
-        "E": "ending",
-        "F": "ended",
-    }
     states = {}
     for line in text.splitlines():
         first, *fields = re.split(r"(?<!\\)\|", line)  # a | in a value is written as \|
         about = dict(field.partition("=")[::2] for field in fields)
-        state = words.get(about["job_state"], about["job_state"])
+        state = _PBS.get(about["job_state"], about["job_state"])
         code = about.get("Exit_status")
         number = first.removeprefix("Job Id: ")
         states[number] = state if code is None else f"{state}, exit code {code}"
@@ -206,10 +197,8 @@ def _ask_pbs(numbers: list[str]) -> dict[str, str]:
 def _ask_slurm(numbers: list[str]) -> dict[str, str]:
     """Return the state of each job that Slurm knows, with its exit code if it ended."""
     try:
-        text = _said(
-            ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode", "-j", ",".join(numbers)]
-        )
-        rows = [line.split("|") for line in text.splitlines()]
+        ask = "sacct -X -n -P -o JobID,State,ExitCode -j".split()
+        rows = [line.split("|") for line in _said([*ask, ",".join(numbers)]).splitlines()]
     except FlowError:  # There is no accounting database. The controller forgets jobs after minutes.
         rows = []
         for number in numbers:
