@@ -34,8 +34,8 @@ def average_gradients(
     The mean is the sum divided by the number of ranks. If all ranks have equal batches, it is the mean of the global
     batch.
 
-    Raise ValueError on all ranks if a gradient is sparse on one. Raise RankError if `comm` is given and MPI does not know
-    the ranks that the launcher has started.
+    Raise ValueError on all ranks if a gradient is sparse on one. Raise RankError if `comm` is given, and MPI does not
+    know the ranks that the launcher has started.
     """
     if comm is not None:
         from mpi4py import MPI

@@ -148,23 +148,24 @@ def check_world(mpi: Any, environ: Mapping[str, str] = os.environ) -> None:
 
     Under srun without a PMI that fits, each rank has an MPI world of its own, of size 1.
     """
-    claims, world = _claims(environ), mpi.COMM_WORLD
-    if "rank" not in claims:
+    claims = _claims(environ)
+    rank, size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
+    said = [(*claim, size) for claim in claims.get("world_size", {}).items()]
+    said += [(*claim, rank) for claim in claims.get("rank", {}).items()]
+    wrong = [f"{name}={value}" for name, value, found in said if value != found]
+    if "rank" not in claims or not wrong:
         return
-    for name, number in [*claims["rank"].items(), *claims.get("world_size", {}).items()]:
-        found = world.Get_rank() if name in claims["rank"] else world.Get_size()
-        if number != found:
-            remedy = "Start the ranks with the mpiexec of that library"
-            if _launcher(environ, claims) == "slurm":
-                remedy = (
-                    "`srun --mpi=list` prints the choices of srun: name one that this library knows, such as "
-                    "srun --mpi=pmix for Open MPI, or srun --mpi=pmi2 for MPICH and Intel MPI"
-                )
-            raise RankError(
-                f"{name}={number}, but mpi4py says rank {world.Get_rank()} of {world.Get_size()}. Its library is "
-                f"{mpi.Get_library_version().split(',')[0].strip()!r}, which does not know the ranks of this launcher. "
-                f"{remedy}"
-            )
+    remedy = "Start the ranks with the mpiexec of that library"
+    if _launcher(environ, claims) == "slurm":
+        remedy = (
+            "`srun --mpi=list` prints the choices of srun: name one that this library knows, such as srun --mpi=pmix "
+            "for Open MPI, or srun --mpi=pmi2 for MPICH and Intel MPI"
+        )
+    library = " ".join(mpi.Get_library_version().splitlines()[0].partition(",")[0].split())
+    raise RankError(
+        f"{wrong[0]}, but mpi4py says rank {rank} of {size}. Its library is {library!r}, which does not know the ranks "
+        f"of this launcher. {remedy}"
+    )
 
 
 def node_count(environ: Mapping[str, str]) -> int | None:

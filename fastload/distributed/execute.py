@@ -50,7 +50,7 @@ def find_mpiexec() -> str | None:
     skipped = list(takewhile(lambda one: _version_of(one).startswith("pbs_version"), every))
     found = every[len(skipped)] if len(skipped) < len(every) else None
     if skipped:
-        _note(f"{skipped[0]} is OpenPBS's own and is skipped; {found or 'no other mpiexec'} is used")
+        _note(f"{skipped[0]} is OpenPBS's own and is skipped; {found or 'no mpiexec'} is used")
     return found
 
 

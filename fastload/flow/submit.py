@@ -197,7 +197,7 @@ def _ask_pbs(numbers: list[str]) -> dict[str, str]:
 def _ask_slurm(numbers: list[str]) -> dict[str, str]:
     """Return the state of each job that Slurm knows, with its exit code if it ended."""
     try:
-        ask = "sacct -X -n -P -o JobID,State,ExitCode -j".split()
+        ask = ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode", "-j"]
         rows = [line.split("|") for line in _said([*ask, ",".join(numbers)]).splitlines()]
     except FlowError:  # There is no accounting database. The controller forgets jobs after minutes.
         rows = []

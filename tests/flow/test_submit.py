@@ -186,7 +186,9 @@ def test_a_job_that_the_scheduler_forgot_has_the_record_of_its_run(
     """Slurm without a database forgets a job after minutes, PBS after days."""
     assert flow("submit", file, f"--{system}").exit_code == 0
     monkeypatch.setenv("NO_DATABASE", "")
-    suffix, code = (".server", "ended, exit code 0") if system == "pbs" else ("", "completed, exit code 0:0")
+    suffix, code = (
+        (".server", "ended, exit code 0") if system == "pbs" else ("", "completed, exit code 0:0")
+    )
     monkeypatch.setenv("FORGOTTEN", f"1{suffix} 3{suffix}")
     result = flow("status", file)
     assert result.output.splitlines() == [

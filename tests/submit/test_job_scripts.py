@@ -214,7 +214,9 @@ def test_a_job_without_a_python_says_so(site: Site) -> None:
     command = ("/bin/bash", "-c", "source submit/_job.sh && MODULES= load_environment")
     status, output, _ = site.run(*command, PATH="/nowhere")
     assert status == 1
-    said = "fastload: there is no python on PATH. Name modules that have one in MODULES, or set VENV."
+    said = (
+        "fastload: there is no python on PATH. Name modules that have one in MODULES, or set VENV."
+    )
     assert output.splitlines()[-1] == said
 
 

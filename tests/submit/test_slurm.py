@@ -106,31 +106,30 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     folder = tmp_path_factory.mktemp("slurm")
     for name in ("state", "spool"):
         (folder / name).mkdir()
-    (folder / "key").write_bytes(secrets.token_bytes(128))
-    (folder / "key").chmod(0o600)
-    conf = CONF.format(
-        host=socket.gethostname().partition(".")[0], folder=folder, ports=free_ports(2), cpus=os.cpu_count()
-    )
+    (folder / "munge.key-file").write_bytes(secrets.token_bytes(128))
+    (folder / "munge.key-file").chmod(0o600)
+    host, ports = socket.gethostname().partition(".")[0], free_ports(2)
+    conf = CONF.format(host=host, folder=folder, ports=ports, cpus=os.cpu_count())
     (folder / "slurm.conf").write_text(conf)
     (folder / "cgroup.conf").write_text("IgnoreSystemd=yes\n")
-    munge = [f"--{name}={folder / name}" for name in ("key-file", "pid-file", "log-file", "seed-file")]
-    munge[0] = f"--key-file={folder / 'key'}"
+    files = ("key-file", "pid-file", "log-file", "seed-file", "socket")
+    munge = [f"--{name}={folder / 'munge'}.{name}" for name in files]
     found = Slurm(folder)
     daemons = [
-        ["munged", "--foreground", "--force", f"--socket={folder / 'munge.socket'}", *munge],
+        ["munged", "--foreground", "--force", *munge],
         ["slurmctld", "-D", "-c", "-f", str(folder / "slurm.conf")],
         ["slurmd", "-D", "-c", "-f", str(folder / "slurm.conf")],
     ]
     with ExitStack() as running, (folder / "daemons.log").open("wb") as log:
 
         def end(guard: subprocess.Popen[bytes]) -> None:
-            guard.send_signal(PARENT_DIED)  # it kills the daemon, and every process that this has started
+            """End a daemon, and every process that it has started."""
+            guard.send_signal(PARENT_DIED)
             guard.wait()
 
         for daemon in daemons:
-            running.callback(
-                end, start_guarded(daemon, env=found.environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            )
+            options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            running.callback(end, start_guarded(daemon, env=found.environ, **options))
             if daemon[0] == "munged":
                 wait_until((folder / "munge.socket").exists, "munged is up", 30)
 
@@ -158,8 +157,8 @@ def clone(tmp_path: Path) -> Path:
 
 def submitted(slurm: Slurm, clone: Path, *options: str) -> subprocess.Popen[str]:
     """Start a training of two ranks by `submit/generic.slurm`; what is returned ends with the job."""
-    settings = "WORKERS=1,BATCH_SIZE=4,NSTEPS=100000,FILE_LIST=samples/list.txt,DEVICE=cpu,STEP_MS=300"
-    settings += ",ARGUMENTS=--checkpoint ckpt --image-size 16 --status-print-interval 1"
+    settings = "WORKERS=1,BATCH_SIZE=4,NSTEPS=100000,FILE_LIST=samples/list.txt,DEVICE=cpu"
+    settings += ",STEP_MS=300,ARGUMENTS=--checkpoint ckpt --image-size 16 --status-print-interval 1"
     words = ["sbatch", "--wait", "--ntasks-per-node=2", "--cpus-per-task=1", "--overcommit"]
     words += ["--output=job.out", *options, f"--export=ALL,CPU_BIND=none,{settings}"]
     return subprocess.Popen(
@@ -181,8 +180,13 @@ def number_of(job: subprocess.Popen[str]) -> str:
     return found[1]
 
 
+def output_of(clone: Path) -> str:
+    """Return what a job has printed."""
+    return (clone / "job.out").read_text() if (clone / "job.out").exists() else ""
+
+
 def check_closing_lines(clone: Path) -> None:
-    output = (clone / "job.out").read_text()
+    output = output_of(clone)
     stopped = re.search(r"^Stopped by SIGTERM after step (\d+) of 100000$", output, re.MULTILINE)
     assert stopped, output
     kept = Checkpoint.load(clone / "ckpt")
@@ -202,8 +206,7 @@ def test_a_time_limit_leaves_the_checkpoint_of_the_last_step(slurm: Slurm, clone
 def test_scancel_leaves_the_checkpoint_of_the_last_step(slurm: Slurm, clone: Path) -> None:
     with submitted(slurm, clone) as job:
         number = number_of(job)
-        log = clone / "logdir" / f"{number}-w1.log"
-        wait_until(lambda: log.exists() and "step_img_rate" in log.read_text(), "it trains", 100)
+        wait_until(lambda: "\nstep_img_rate: " in output_of(clone), "it trains", 100)
         assert slurm.run("scancel", number)[0] == 0
     check_closing_lines(clone)
 
@@ -212,8 +215,7 @@ def test_signals_of_srun_and_of_its_step_are_one_request(slurm: Slurm, clone: Pa
     """`scancel --full` signals the batch shell, srun and the ranks."""
     with submitted(slurm, clone) as job:
         number = number_of(job)
-        log = clone / "logdir" / f"{number}-w1.log"
-        wait_until(lambda: log.exists() and "step_img_rate" in log.read_text(), "it trains", 100)
+        wait_until(lambda: "\nstep_img_rate: " in output_of(clone), "it trains", 100)
         assert slurm.run("scancel", "--full", f"--signal={signal.SIGTERM.name}", number)[0] == 0
     check_closing_lines(clone)
 
