@@ -26,7 +26,8 @@ FORWARDED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-_ABORTS_OPEN_MPI = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ABORTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""At these, Open MPI's launcher kills its ranks half a second later, and srun at once."""
 _OPEN_MPI_RANK = b"OMPI_COMM_WORLD_RANK="
 PARENT_DIED = signal.SIGALRM  # not a forwarded signal
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -152,7 +153,9 @@ def _run(command: tuple[str, ...], to_ranks: bool) -> int:
     def send(signum: int) -> None:
         if launcher.returncode is not None:
             return
-        ranks = _open_mpi_ranks(launcher.pid) if to_ranks and signum in _ABORTS_OPEN_MPI else []
+        if signum in _ABORTS and os.path.basename(command[0]) == "srun":
+            signum = signal.SIGINT  # srun kills its tasks at the others, and passes this one on
+        ranks = _open_mpi_ranks(launcher.pid) if to_ranks and signum in _ABORTS else []
         for group in ranks or [launcher.pid]:
             with suppress(ProcessLookupError):  # One rank may have ended before the others.
                 os.killpg(group, signum)

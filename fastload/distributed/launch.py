@@ -146,7 +146,8 @@ def command_line(job: Job, launcher: Launcher, *, python: str, root: bool = Fals
             command += ["--depth", depth] if job.depth else []
             command += ["--cpu-bind", "depth" if job.depth else "none"]
         case "srun":
-            command = ["srun", "--ntasks", ranks]
+            # Otherwise a first SIGINT makes srun print the state of the tasks, and does not reach them.
+            command = ["srun", "--disable-status", "--ntasks", ranks]
             if names:
                 command += ["--nodes", str(len(job.hosts)), "--nodelist", names]
                 command += ["--ntasks-per-node", _per_host(job, "srun")]

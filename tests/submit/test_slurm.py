@@ -1,5 +1,6 @@
 """Promises:
-- Under a real Slurm, a time limit and `scancel` leave the checkpoint of the last step and the closing lines of the job.
+- Under a real Slurm, a time limit, `scancel` and a signal to `fastload submit` leave the checkpoint of the last step
+  and the closing lines.
 - Under its srun without a PMI, ranks train together, and what uses MPI raises with the remedy.
 - `fastload flow status` knows the jobs of a Slurm without an accounting database.
 
@@ -185,9 +186,9 @@ def output_of(clone: Path) -> str:
     return (clone / "job.out").read_text() if (clone / "job.out").exists() else ""
 
 
-def check_closing_lines(clone: Path) -> None:
+def check_closing_lines(clone: Path, *, by: str = "SIGTERM") -> None:
     output = output_of(clone)
-    stopped = re.search(r"^Stopped by SIGTERM after step (\d+) of 100000$", output, re.MULTILINE)
+    stopped = re.search(rf"^Stopped by {by} after step (\d+) of 100000$", output, re.MULTILINE)
     assert stopped, output
     kept = Checkpoint.load(clone / "ckpt")
     assert kept is not None
@@ -198,9 +199,9 @@ def check_closing_lines(clone: Path) -> None:
 
 def test_a_time_limit_leaves_the_checkpoint_of_the_last_step(slurm: Slurm, clone: Path) -> None:
     with submitted(slurm, clone, "--time=1") as job:
-        number = number_of(job)
+        number_of(job)
     check_closing_lines(clone)
-    assert "JobState=TIMEOUT" in slurm.run("scontrol", "show", "job", number)[1]
+    assert " DUE TO TIME LIMIT " in output_of(clone)
 
 
 def test_scancel_leaves_the_checkpoint_of_the_last_step(slurm: Slurm, clone: Path) -> None:
@@ -211,13 +212,27 @@ def test_scancel_leaves_the_checkpoint_of_the_last_step(slurm: Slurm, clone: Pat
     check_closing_lines(clone)
 
 
-def test_signals_of_srun_and_of_its_step_are_one_request(slurm: Slurm, clone: Path) -> None:
-    """`scancel --full` signals the batch shell, srun and the ranks."""
-    with submitted(slurm, clone) as job:
-        number = number_of(job)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_to_submit_reach_the_ranks_of_srun(
+    number: signal.Signals, slurm: Slurm, clone: Path
+) -> None:
+    """srun would kill its tasks at SIGTERM. It passes SIGINT on, so the ranks get that."""
+    train = (
+        "train --file-list-path samples/list.txt -b 4 -s 100000 -w 1 --image-size 16 --device cpu "
+    )
+    train += "--step-ms 300 --status-print-interval 1 --checkpoint ckpt --logdir logdir"
+    words = [sys.executable, "-m", "fastload", "submit", "--launcher", "srun", "--parallelism", "2"]
+    words += ["--launcher-option=--overcommit", "--launcher-option=--mpi=none"]
+    words += ["--module", "fastload", "--", *train.split()]
+    with (
+        (clone / "job.out").open("wb") as output,
+        subprocess.Popen(words, cwd=clone, env=slurm.environ, stdout=output, stderr=output) as job,
+    ):
         wait_until(lambda: "\nstep_img_rate: " in output_of(clone), "it trains", 100)
-        assert slurm.run("scancel", "--full", f"--signal={signal.SIGTERM.name}", number)[0] == 0
-    check_closing_lines(clone)
+        for _ in range(2):
+            job.send_signal(number)
+    check_closing_lines(clone, by="SIGINT")
+    assert job.returncode == 130
 
 
 def test_without_a_pmi_what_uses_mpi_raises_with_the_remedy(slurm: Slurm, tmp_path: Path) -> None:
