@@ -155,7 +155,7 @@ def check_world(mpi: Any, environ: Mapping[str, str] = os.environ) -> None:
     wrong = [f"{name}={value}" for name, value, found in said if value != found]
     if "rank" not in claims or not wrong:
         return
-    remedy = "Start the ranks with the mpiexec of that library"
+    remedy = "Start them with its mpiexec. Under Open MPI and PALS, ranks also meet without mpi4py"
     if _launcher(environ, claims) == "slurm":
         remedy = (
             "`srun --mpi=list` prints the choices of srun: name one that this library knows, such as srun --mpi=pmix "

@@ -186,7 +186,7 @@ def _ask_pbs(numbers: list[str]) -> dict[str, str]:
     states = {}
     for line in text.splitlines():
         first, *fields = re.split(r"(?<!\\)\|", line)  # a | in a value is written as \|
-        about = dict(field.partition("=")[::2] for field in fields)
+        about = _pairs(fields)
         state = _PBS.get(about["job_state"], about["job_state"])
         code = about.get("Exit_status")
         number = first.removeprefix("Job Id: ")
@@ -203,13 +203,18 @@ def _ask_slurm(numbers: list[str]) -> dict[str, str]:
         rows = []
         for number in numbers:
             text = _said(["scontrol", "-o", "show", "job", number], unknown="Invalid job id")
-            about = dict(word.partition("=")[::2] for word in text.split())
+            about = _pairs(text.split())
             rows += [[number, about["JobState"], about["ExitCode"]]] if about else []
     running = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED")
     return {
         number: state.lower() + (f", exit code {code}" if state not in running else "")
         for number, state, code in rows
     }
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    """Return the values of words such as NAME=VALUE, by name."""
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 def _said(command: list[str], *, unknown: str = "") -> str:
